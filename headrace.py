@@ -1,0 +1,1 @@
+"""Headrace's front door: one command line over ingest, policy and storage."""
