@@ -1,0 +1,444 @@
+"""The value <-> bytes codec of a space: canonical bytes, validation, columns.
+
+The canonical encoding of a value is the concatenation of its fixed-size leaves (little-endian, C
+order, Dict keys sorted, Tuple items in order), then of its Text leaves, each as a 4-byte length and
+UTF-8. A space without Text has values of one size, so that T values are one buffer.
+
+Example:
+    >>> codec = Codec(Box(shape=(2,), low=-1.0, high=1.0))
+    >>> codec.decode(codec.encode([0.5, -0.25]))
+    array([ 0.5 , -0.25], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from storage.spaces import (
+    Array,
+    Box,
+    Dict,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    SpaceError,
+    Text,
+    Tuple,
+    bound_to_json,
+    widest,
+)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array (or string) of a space: its path ("" for the space itself), dtype and shape."""
+
+    path: str
+    space: Box | Discrete | MultiDiscrete | MultiBinary | Text
+
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self.space, Text)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        if isinstance(self.space, Box):
+            return self.space.dtype
+        return np.dtype("int8" if isinstance(self.space, MultiBinary) else "int64")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if isinstance(self.space, (Box, MultiBinary)):
+            return self.space.shape
+        return (len(self.space.nvec),) if isinstance(self.space, MultiDiscrete) else ()
+
+    def column(self, prefix: str) -> str:
+        """The column name: `obs` for a space that is one leaf, else `obs.<path>`."""
+        return f"{prefix}.{self.path}" if self.path else prefix
+
+
+def leaves(space: Space, path: str = "") -> tuple[Leaf, ...]:
+    """The leaves in canonical order, fixed-size and Text alike."""
+    if isinstance(space, Dict):
+        named: Sequence[tuple[str, Space]] = space.spaces
+    elif isinstance(space, Tuple):
+        named = [(str(i), s) for i, s in enumerate(space.spaces)]
+    else:
+        return (Leaf(path, space),)
+    prefix = f"{path}." if path else ""
+    return tuple(leaf for name, s in named for leaf in leaves(s, prefix + name))
+
+
+def _bounds(space: Any) -> tuple[Array, Array] | None:
+    """Inclusive bounds whose comparison also refuses NaN and infinity; None if all is allowed."""
+    if isinstance(space, Box):
+        if space.dtype.kind == "f":
+            top = np.finfo(space.dtype).max
+            return np.maximum(space.low, -top), np.minimum(space.high, top)
+        if space.dtype.kind == "b" or (
+            (space.low == widest(space.dtype, -1)).all()
+            and (space.high == widest(space.dtype, 1)).all()
+        ):
+            return None
+        return space.low, space.high
+    if isinstance(space, Discrete):
+        return np.int64(space.start), np.int64(space.start + space.n - 1)  # type: ignore[return-value]
+    if isinstance(space, MultiDiscrete):
+        start = np.array(space.start, np.int64)
+        return start, start + np.array(space.nvec, np.int64) - 1
+    return np.int8(0), np.int8(1)  # type: ignore[return-value]
+
+
+def _describe(space: Any) -> str:
+    if isinstance(space, Discrete):
+        return f"an integer of {space.start}..{space.start + space.n - 1}"
+    if isinstance(space, MultiDiscrete):
+        return f"{len(space.nvec)} integers with sizes {space.nvec}, starts {space.start}"
+    if isinstance(space, MultiBinary):
+        return f"zeros and ones of shape {space.shape}"
+    if isinstance(space, Text):
+        letters = f" of {space.charset!r}" if space.charset else ""
+        return f"a string of {space.min_length} to {space.max_length} characters{letters}"
+    low, high = bound_to_json(space.low), bound_to_json(space.high)
+    finite = "finite " if space.dtype.kind == "f" else ""
+    return f"{finite}{space.dtype} of shape {space.shape} in [{low}, {high}]"
+
+
+# --- the codec -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a fixed-size leaf lies in the canonical encoding, and what may stand there."""
+
+    leaf: Leaf
+    offset: int
+    size: int
+    bounds: tuple[Array, Array] | None = field(compare=False)
+
+
+class Codec:
+    """Values of one space <-> canonical bytes, with validation in both directions.
+
+    Attributes: `space`; `leaves`; `itemsize`, bytes per value, None when the space holds Text.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.leaves = leaves(space)
+        self._texts = [leaf for leaf in self.leaves if leaf.is_text]
+        self._slots: list[_Slot] = []
+        offset = 0
+        for leaf in self.leaves:
+            if not leaf.is_text:
+                size = leaf.dtype.itemsize * math.prod(leaf.shape)
+                self._slots.append(_Slot(leaf, offset, size, _bounds(leaf.space)))
+                offset += size
+        self._fixed = offset
+        self.itemsize: int | None = None if self._texts else offset
+        self._single = self._slots[0] if len(self.leaves) == 1 and self._slots else None
+
+    # one value
+
+    def encode(self, value: Any, where: str = "$", *, check_range: bool = True) -> bytes:
+        """The canonical bytes of one value (array, number, nested list, dict, tuple, string).
+
+        Integers may stand for floats; floats never stand for integers. `check_range=False` lets
+        finite Box values leave their bounds, as the unclipped sample of a Gaussian policy does.
+        Raises SpaceError.
+        """
+        single = self._single
+        if single is not None:
+            return _leaf_bytes(single, value, where, check_range)
+        fixed: list[bytes] = []
+        texts: list[bytes] = []
+        slots = iter(self._slots)
+        for leaf, item, place in _walk(self.space, value, where):
+            if leaf.is_text:
+                data = _text_bytes(leaf.space, item, place)
+                texts.append(len(data).to_bytes(4, "little") + data)
+            else:
+                fixed.append(_leaf_bytes(next(slots), item, place, check_range))
+        return b"".join(fixed + texts)
+
+    def from_wire(self, value: Any, where: str = "$", *, check_range: bool = True) -> bytes:
+        """Like `encode`, for decoded JSON or msgpack: also `{"dtype","shape","data"}` at a leaf.
+
+        A whole value may also come as raw bytes: its canonical encoding.
+        """
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            data = bytes(value)
+            self.check(data, where, check_range=check_range)
+            return data
+        return self.encode(value, where, check_range=check_range)
+
+    def decode(self, data: bytes) -> Any:
+        """The value of canonical bytes: arrays, ints, dicts, tuples, strings as the space says."""
+        columns = self.columns(data, 1, [len(data)])
+        return _assemble(self.space, iter([columns[leaf.path] for leaf in self.leaves]), 0)
+
+    def check(self, data: bytes, where: str = "$", *, check_range: bool = True) -> None:
+        """Raise SpaceError unless `data` is the canonical encoding of one allowed value."""
+        if self.itemsize is None:
+            for leaf, text in zip(self._texts, self._split_texts(data, where), strict=True):
+                _text_bytes(leaf.space, text, f"{where}.{leaf.path}" if leaf.path else where)
+        elif len(data) != self.itemsize:
+            raise SpaceError(
+                f"{where}: expected {_describe_all(self.leaves)} in {self.itemsize} bytes, "
+                f"got {len(data)} bytes"
+            )
+        bad = self.find_invalid(data[: self._fixed], 1, check_range=check_range)
+        if bad is not None:
+            raise SpaceError(f"{where}{bad[1]}")
+
+    # many values
+
+    def find_invalid(
+        self, fixed: bytes, count: int, *, check_range: bool = True
+    ) -> tuple[int, str] | None:
+        """The first invalid of `count` values' fixed parts, as (index, what is wrong), or None."""
+        if self._fixed == 0:
+            return None
+        rows = np.frombuffer(fixed, np.uint8).reshape(count, self._fixed)
+        for slot in self._slots:
+            values = _slot_values(slot, rows, count)
+            if (
+                values.dtype.kind == "b"
+                and (rows[:, slot.offset : slot.offset + slot.size] > 1).any()
+            ):
+                return 0, ": expected booleans of 0 or 1"
+            if slot.bounds is None or slot.size == 0:
+                continue
+            low, high = slot.bounds
+            if not check_range and values.dtype.kind == "f":
+                fine = np.isfinite(values)
+            else:
+                fine = (values >= low) & (values <= high)
+            if not fine.all():
+                index = int(np.argmin(fine.reshape(count, -1).all(axis=1)))
+                place = f".{slot.leaf.path}" if slot.leaf.path else ""
+                shown = np.array2string(values[index], threshold=8)
+                return index, f"{place}: expected {_describe(slot.leaf.space)}, got {shown}"
+        return None
+
+    def columns(
+        self, data: bytes | bytearray | memoryview, count: int, lengths: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """Columns of `count` encoded values: path -> array `(count, *shape)`, or list of str.
+
+        Fixed-size spaces of one leaf come as a read-only view. `lengths`: bytes of each value,
+        needed when the space holds Text.
+        """
+        if self.itemsize is None:
+            return self._text_columns(bytes(data), lengths or [])
+        if len(data) != count * self.itemsize:
+            raise SpaceError(
+                f"expected {count} values of {self.itemsize} bytes, got {len(data)} bytes"
+            )
+        if self._fixed == 0:
+            return {
+                s.leaf.path: np.zeros((count, *s.leaf.shape), s.leaf.dtype) for s in self._slots
+            }
+        rows = np.frombuffer(data, np.uint8).reshape(count, self._fixed)
+        return {s.leaf.path: _slot_values(s, rows, count) for s in self._slots}
+
+    def encode_columns(self, columns: Mapping[str, Any], count: int) -> list[bytes]:
+        """The canonical encoding of each of `count` values given as columns (see `columns`)."""
+        rows = np.empty((count, self._fixed), np.uint8)
+        for slot in self._slots:
+            values = np.ascontiguousarray(columns[slot.leaf.path], slot.leaf.dtype)
+            if values.shape != (count, *slot.leaf.shape):
+                raise SpaceError(
+                    f"{slot.leaf.path or 'column'}: expected shape {(count, *slot.leaf.shape)}, "
+                    f"got {values.shape}"
+                )
+            if slot.size:
+                rows[:, slot.offset : slot.offset + slot.size] = (
+                    values.reshape(count, -1).view(np.uint8).reshape(count, slot.size)
+                )
+        texts = [columns[leaf.path] for leaf in self._texts]
+        if not texts:
+            joined = rows.tobytes()
+            size = self._fixed
+            return [joined[i * size : (i + 1) * size] for i in range(count)]
+        return [
+            rows[i].tobytes()
+            + b"".join(
+                len(data).to_bytes(4, "little") + data
+                for data in (column[i].encode() for column in texts)
+            )
+            for i in range(count)
+        ]
+
+    def _text_columns(self, data: bytes, lengths: Sequence[int]) -> dict[str, Any]:
+        fixed: list[bytes] = []
+        texts: list[list[str]] = [[] for _ in self._texts]
+        at = 0
+        for length in lengths:
+            record = data[at : at + length]
+            at += length
+            fixed.append(record[: self._fixed])
+            for column, text in zip(texts, self._split_texts(record, "$"), strict=True):
+                column.append(text)
+        result: dict[str, Any] = {}
+        rows = np.frombuffer(b"".join(fixed), np.uint8).reshape(len(lengths), self._fixed)
+        for slot in self._slots:
+            result[slot.leaf.path] = _slot_values(slot, rows, len(lengths))
+        for leaf, column in zip(self._texts, texts, strict=True):
+            result[leaf.path] = column
+        return result
+
+    def _split_texts(self, data: bytes, where: str) -> list[str]:
+        at, found = self._fixed, []
+        for _ in self._texts:
+            size = int.from_bytes(data[at : at + 4], "little")
+            text = data[at + 4 : at + 4 + size]
+            if len(data) < at + 4 or len(text) != size:
+                raise SpaceError(f"{where}: expected {_describe_all(self.leaves)}, got cut bytes")
+            at += 4 + size
+            try:
+                found.append(text.decode())
+            except UnicodeDecodeError as error:
+                raise SpaceError(f"{where}: expected UTF-8, got {text[:40]!r}") from error
+        if at != len(data):
+            raise SpaceError(f"{where}: expected {at} bytes, got {len(data)}")
+        return found
+
+
+def _describe_all(found: Sequence[Leaf]) -> str:
+    return "; ".join(
+        (f"{leaf.path}: " if leaf.path else "") + _describe(leaf.space) for leaf in found
+    )
+
+
+def _slot_values(slot: _Slot, rows: Array, count: int) -> Array:
+    raw = rows[:, slot.offset : slot.offset + slot.size]
+    if slot.size == 0:
+        return np.zeros((count, *slot.leaf.shape), slot.leaf.dtype)
+    return np.ascontiguousarray(raw).view(slot.leaf.dtype).reshape(count, *slot.leaf.shape)
+
+
+def _leaf_bytes(slot: _Slot, value: Any, where: str, check_range: bool) -> bytes:
+    leaf = slot.leaf
+    try:
+        array = value if type(value) is np.ndarray else _as_array(value, leaf, where)
+        if array.dtype != leaf.dtype:
+            array = _cast(array, leaf, where)
+    except (ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, SpaceError):
+            raise
+        raise SpaceError(
+            f"{where}: expected {_describe(leaf.space)}, got {value!r:.200}"
+        ) from error
+    if array.shape != leaf.shape:
+        raise SpaceError(f"{where}: expected {_describe(leaf.space)}, got shape {array.shape}")
+    bounds = slot.bounds
+    if bounds is not None:
+        if check_range or array.dtype.kind != "f":
+            fine = ((array >= bounds[0]) & (array <= bounds[1])).all()
+        else:
+            fine = np.isfinite(array).all()
+        if not fine:
+            shown = np.array2string(array, threshold=8)
+            raise SpaceError(f"{where}: expected {_describe(leaf.space)}, got {shown}")
+    return array.tobytes()
+
+
+def _as_array(value: Any, leaf: Leaf, where: str) -> Array:
+    if isinstance(value, dict):
+        return _from_parts(value, leaf, where)
+    if isinstance(value, (str, bytes)) or value is None:
+        raise SpaceError(f"{where}: expected {_describe(leaf.space)}, got {value!r:.200}")
+    array = np.asarray(value)
+    if array.dtype.kind in "OUSV":
+        raise SpaceError(f"{where}: expected {_describe(leaf.space)}, got {value!r:.200}")
+    if array.size == 0 and math.prod(leaf.shape) == 0:
+        return array.astype(leaf.dtype)
+    return array
+
+
+def _from_parts(value: dict[str, Any], leaf: Leaf, where: str) -> Array:
+    """An array of the wire form `{"dtype", "shape", "data"}`; data is raw little-endian bytes."""
+    if set(value) != {"dtype", "shape", "data"}:
+        raise SpaceError(
+            f"{where}: expected {_describe(leaf.space)} or the keys dtype, shape, data, "
+            f"got the keys {sorted(map(str, value))[:8]}"
+        )
+    data, shape = value["data"], value["shape"]
+    if value["dtype"] != leaf.dtype.name or not isinstance(shape, (list, tuple)):
+        raise SpaceError(
+            f"{where}: expected dtype {leaf.dtype.name} and a list as shape, got "
+            f"{value['dtype']!r:.40} and {shape!r:.80}"
+        )
+    if tuple(shape) != leaf.shape:
+        raise SpaceError(f"{where}: expected shape {list(leaf.shape)}, got {shape!r:.80}")
+    if not isinstance(data, bytes) or len(data) != leaf.dtype.itemsize * math.prod(leaf.shape):
+        got = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
+        raise SpaceError(
+            f"{where}: expected {leaf.dtype.itemsize * math.prod(leaf.shape)} bytes, got {got}"
+        )
+    return np.frombuffer(data, leaf.dtype.newbyteorder("<")).reshape(leaf.shape)
+
+
+_ALLOWED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
+
+
+def _cast(array: Array, leaf: Leaf, where: str) -> Array:
+    """To the leaf's dtype if nothing but float precision can be lost."""
+    target = leaf.dtype
+    allowed = _ALLOWED_KINDS[target.kind] + ("b" if isinstance(leaf.space, MultiBinary) else "")
+    if array.dtype.kind not in allowed:
+        raise SpaceError(f"{where}: expected {_describe(leaf.space)}, got {array.dtype}")
+    if target.kind == "f":
+        with np.errstate(over="ignore"):
+            return array.astype(target)
+    cast = array.astype(target)
+    if not (cast == array).all():
+        raise SpaceError(
+            f"{where}: expected {_describe(leaf.space)}, got {np.array2string(array, threshold=8)}"
+        )
+    return cast
+
+
+def _text_bytes(space: Any, value: Any, where: str) -> bytes:
+    if not isinstance(value, str) or not space.min_length <= len(value) <= space.max_length:
+        raise SpaceError(f"{where}: expected {_describe(space)}, got {value!r:.80}")
+    if space.charset and not set(value) <= set(space.charset):
+        raise SpaceError(f"{where}: expected {_describe(space)}, got {value!r:.80}")
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise SpaceError(f"{where}: expected text that UTF-8 can hold, got a surrogate") from error
+
+
+def _walk(space: Space, value: Any, where: str) -> Iterator[tuple[Leaf, Any, str]]:
+    """(leaf, its value, its place) in canonical order; refuses missing and extra keys."""
+    if isinstance(space, Dict):
+        names = [name for name, _ in space.spaces]
+        if not isinstance(value, Mapping) or set(value) != set(names):
+            got = sorted(map(str, value)) if isinstance(value, Mapping) else f"{value!r:.80}"
+            raise SpaceError(f"{where}: expected a mapping with the keys {names}, got {got}")
+        for name, inner in space.spaces:
+            yield from _walk(inner, value[name], f"{where}.{name}")
+    elif isinstance(space, Tuple):
+        if not isinstance(value, (list, tuple)) or len(value) != len(space.spaces):
+            raise SpaceError(f"{where}: expected {len(space.spaces)} items, got {value!r:.80}")
+        for i, inner in enumerate(space.spaces):
+            yield from _walk(inner, value[i], f"{where}[{i}]")
+    else:
+        yield Leaf("", space), value, where
+
+
+def _assemble(space: Space, columns: Iterator[Any], row: int) -> Any:
+    if isinstance(space, Dict):
+        return {name: _assemble(inner, columns, row) for name, inner in space.spaces}
+    if isinstance(space, Tuple):
+        return tuple(_assemble(inner, columns, row) for inner in space.spaces)
+    item = next(columns)[row]
+    return int(item) if isinstance(space, Discrete) else item
