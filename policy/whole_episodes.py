@@ -1,0 +1,296 @@
+"""Whole logged episodes as flat arrays: what the off-policy estimators judge by.
+
+    episodes = Episodes.from_flat(
+        rewards, lengths=lengths, behaviour_logp=action_logp, target_logp=target_logp, ended=ended
+    )
+    episodes.n, episodes.excluded      # 118, {"abandoned": 2}
+
+Pure: arrays in, arrays out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["NOT_WHOLE", "Episodes"]
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+Endings = Sequence[str | None] | npt.NDArray[np.object_]
+
+# How an episode may have ended; "unfinished" stands for null, it still goes on.
+ENDINGS = ("terminated", "truncated", "abandoned", "broken", "unfinished")
+# Nobody saw the end of these: a return cut short would be taken for the whole.
+NOT_WHOLE = ("abandoned", "broken", "unfinished")
+# A log-softmax in float32 may give a logp of 1e-7 where the probability is 1.
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """Whole episodes, flat: the steps of the first, then those of the second, ...
+
+    S is the number of steps of all n episodes. Build it with `from_flat`, `from_ragged` or
+    `one_step`, which check what they are given.
+    """
+
+    rewards: FloatArray  # (S,)
+    lengths: IntArray  # (n,) steps of each episode, >= 1
+    behaviour_logp: FloatArray  # (S,) log propensity of the action taken; nan = unknown
+    target_logp: FloatArray | None = None  # (S,) of the same action; -inf = never taken
+    q: FloatArray | None = None  # (S,) modelled value of the action taken
+    v: FloatArray | None = None  # (S,) modelled value of the state under the target policy
+    excluded: Mapping[str, int] = field(default_factory=dict)  # reason -> episodes left out
+
+    @classmethod
+    def from_flat(
+        cls,
+        rewards: npt.ArrayLike,
+        *,
+        lengths: npt.ArrayLike,
+        behaviour_logp: npt.ArrayLike | None = None,
+        target_logp: npt.ArrayLike | None = None,
+        q: npt.ArrayLike | None = None,
+        v: npt.ArrayLike | None = None,
+        ended: Endings | None = None,
+        leave_out: Sequence[str] = NOT_WHOLE,
+        excluded: Mapping[str, int] | None = None,
+        densities: bool = False,
+    ) -> Episodes:
+        """Check flat arrays (S,) and leave out the episodes that are not whole.
+
+        `ended` says how each of the n episodes ended (None: it still goes on, "unfinished"); those
+        whose word is in `leave_out` are excluded and counted. `excluded` adds episodes that the
+        caller left out before. `densities=True` lets logp exceed 0, as densities of continuous
+        actions do. Raises ValueError that names the episode and step of the first bad number.
+        """
+        sizes = _lengths(lengths)
+        total = int(sizes.sum())
+
+        def column(name: str, given: npt.ArrayLike | None) -> FloatArray | None:
+            return None if given is None else _column(name, given, total)
+
+        behaviour = column("behaviour_logp", behaviour_logp)
+        episodes = cls(
+            _column("rewards", rewards, total),
+            sizes,
+            np.full(total, np.nan) if behaviour is None else behaviour,
+            column("target_logp", target_logp),
+            column("q", q),
+            column("v", v),
+            dict(excluded or {}),
+        )
+        _check_numbers(episodes, np.inf if densities else TOLERANCE)
+        return episodes if ended is None else _leave_out(episodes, ended, leave_out)
+
+    @classmethod
+    def from_ragged(
+        cls,
+        rewards: Sequence[npt.ArrayLike],
+        *,
+        behaviour_logp: Sequence[npt.ArrayLike] | None = None,
+        target_logp: Sequence[npt.ArrayLike] | None = None,
+        q: Sequence[npt.ArrayLike] | None = None,
+        v: Sequence[npt.ArrayLike] | None = None,
+        ended: Endings | None = None,
+        leave_out: Sequence[str] = NOT_WHOLE,
+        excluded: Mapping[str, int] | None = None,
+        densities: bool = False,
+    ) -> Episodes:
+        """The same from one array (T_i,) per episode in each list."""
+        sizes = [np.size(one) for one in rewards]
+
+        def flat(name: str, given: Sequence[npt.ArrayLike] | None) -> FloatArray | None:
+            return None if given is None else _concatenated(name, given, sizes)
+
+        return cls.from_flat(
+            _concatenated("rewards", rewards, sizes),
+            lengths=np.asarray(sizes, dtype=np.int64),
+            behaviour_logp=flat("behaviour_logp", behaviour_logp),
+            target_logp=flat("target_logp", target_logp),
+            q=flat("q", q),
+            v=flat("v", v),
+            ended=ended,
+            leave_out=leave_out,
+            excluded=excluded,
+            densities=densities,
+        )
+
+    @classmethod
+    def one_step(
+        cls,
+        rewards: npt.ArrayLike,
+        *,
+        behaviour_prob: npt.ArrayLike,
+        target_prob: npt.ArrayLike,
+        q: npt.ArrayLike | None = None,
+        v: npt.ArrayLike | None = None,
+        excluded: Mapping[str, int] | None = None,
+    ) -> Episodes:
+        """One-step episodes from probabilities (n,) of the action that was taken.
+
+        `behaviour_prob` is in (0, 1], nan where unknown; `target_prob` in [0, 1].
+        """
+        n = np.size(rewards)
+        behaviour = _column("behaviour_prob", behaviour_prob, n)
+        target = _column("target_prob", target_prob, n)
+        bad = (behaviour <= 0) | (behaviour > 1 + TOLERANCE)
+        expected = "a probability in (0, 1], or nan if unknown"
+        _refuse(bad, "behaviour_prob", behaviour, expected, np.ones(n, dtype=np.int64))
+        bad = ~((target >= 0) & (target <= 1 + TOLERANCE))
+        expected = "a probability in [0, 1]"
+        _refuse(bad, "target_prob", target, expected, np.ones(n, dtype=np.int64))
+        with np.errstate(divide="ignore"):
+            target_logp = np.log(target)
+        return cls.from_flat(
+            rewards,
+            lengths=np.ones(n, dtype=np.int64),
+            behaviour_logp=np.log(behaviour),
+            target_logp=target_logp,
+            q=q,
+            v=v,
+            excluded=excluded,
+        )
+
+    @property
+    def n(self) -> int:
+        """Episodes that are left."""
+        return int(self.lengths.size)
+
+    @property
+    def starts(self) -> IntArray:
+        """(n,) row of each episode's first step."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
+    def t(self) -> IntArray:
+        """(S,) index of each step in its episode, from 0."""
+        return np.arange(self.rewards.size) - np.repeat(self.starts, self.lengths)
+
+    def with_propensity(self) -> Episodes:
+        """Those whose every step has a behaviour logp; the rest are counted `no_propensity`.
+
+        Estimators that weigh call this themselves. Call it before `dm` or `v_behavior` when they
+        are to be compared with the others on the same episodes.
+        """
+        unknown = np.isnan(self.behaviour_logp)
+        if not unknown.any():
+            return self
+        return self.without(np.logical_or.reduceat(unknown, self.starts), "no_propensity")
+
+    def without(self, leave: BoolArray, reason: str) -> Episodes:
+        """These less the episodes marked in `leave` (n,), counted under `reason`."""
+        if not leave.any():
+            return self
+        rows = np.repeat(~leave, self.lengths)
+        count = self.excluded.get(reason, 0) + int(leave.sum())
+        return Episodes(
+            self.rewards[rows],
+            self.lengths[~leave],
+            self.behaviour_logp[rows],
+            None if self.target_logp is None else self.target_logp[rows],
+            None if self.q is None else self.q[rows],
+            None if self.v is None else self.v[rows],
+            {**self.excluded, reason: count},
+        )
+
+
+def _column(name: str, given: npt.ArrayLike, total: int) -> FloatArray:
+    try:
+        column = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as problem:
+        raise ValueError(f"{name}: expected numbers, one a step: {problem}") from problem
+    if column.shape != (total,):
+        raise ValueError(
+            f"{name}: expected shape ({total},), one number a step, got {column.shape}"
+        )
+    return column
+
+
+def _lengths(given: npt.ArrayLike) -> IntArray:
+    lengths = np.asarray(given)
+    if lengths.ndim != 1 or (lengths.size and lengths.dtype.kind not in "iu"):
+        raise ValueError(
+            f"lengths: expected integers (n,), got {lengths.dtype} of shape {lengths.shape}"
+        )
+    if lengths.size and lengths.min() < 1:
+        raise ValueError(
+            f"lengths: expected at least 1 step, got {lengths.min()} for episode "
+            f"{int(lengths.argmin())}; leave it out and count it with excluded={{'empty': ...}}"
+        )
+    return lengths.astype(np.int64)
+
+
+def _concatenated(name: str, given: Sequence[npt.ArrayLike], sizes: Sequence[int]) -> FloatArray:
+    if len(given) != len(sizes):
+        raise ValueError(f"{name}: expected {len(sizes)} episodes, got {len(given)}")
+    columns = []
+    for episode, (one, size) in enumerate(zip(given, sizes, strict=True)):
+        columns.append(_column(f"{name} of episode {episode}", one, size))
+    return np.concatenate(columns) if columns else np.empty(0)
+
+
+def _check_numbers(episodes: Episodes, highest_logp: float) -> None:
+    """Raise ValueError at the first number that no estimator could use."""
+    behaviour, target = episodes.behaviour_logp, episodes.target_logp
+    behaviour_is_bad = np.isinf(behaviour) | (behaviour > highest_logp)
+    lengths = episodes.lengths
+    _refuse(
+        behaviour_is_bad,
+        "behaviour_logp",
+        behaviour,
+        "the log of a probability in (0, 1], or nan if unknown",
+        lengths,
+    )
+    if target is not None:
+        target_is_bad = np.isnan(target) | np.isposinf(target) | (target > highest_logp)
+        expected = "the log of a probability in [0, 1]"
+        _refuse(target_is_bad, "target_logp", target, expected, lengths)
+    for name in ("rewards", "q", "v"):
+        column = getattr(episodes, name)
+        if column is not None:
+            _refuse(~np.isfinite(column), name, column, "a finite number", lengths)
+
+
+def _refuse(
+    bad: BoolArray, name: str, column: FloatArray, expected: str, lengths: IntArray
+) -> None:
+    if not bad.any():
+        return
+    row = int(bad.argmax())
+    episode = int(np.searchsorted(np.cumsum(lengths), row, side="right"))
+    step = row - int(lengths[:episode].sum())
+    raise ValueError(
+        f"{name}: expected {expected}, got {column[row]} in episode {episode}, step {step}"
+    )
+
+
+def _leave_out(
+    episodes: Episodes,
+    ended: Sequence[str | None] | npt.NDArray[np.object_],
+    reasons: Sequence[str],
+) -> Episodes:
+    unknown = [word for word in reasons if word not in ENDINGS]
+    if unknown:
+        raise ValueError(f"leave_out: expected words of {ENDINGS}, got {unknown}")
+    words = np.array(ended, dtype=object)
+    if words.shape != (episodes.n,):
+        raise ValueError(f"ended: expected {episodes.n} words, one an episode, got {words.shape}")
+    # A data frame may have made nan of None; nan is what differs from itself.
+    words[(words == np.array(None)) | (words != words)] = "unfinished"
+    strange = ~np.isin(words, np.array(ENDINGS, dtype=object))
+    if strange.any():
+        episode = int(strange.argmax())
+        raise ValueError(
+            f"ended: expected one of {ENDINGS[:-1]} or None, got {words[episode]!r} "
+            f"in episode {episode}"
+        )
+    for reason in reasons:
+        gone = words == reason
+        episodes, words = episodes.without(gone, reason), words[~gone]
+    return episodes
