@@ -1,0 +1,121 @@
+"""Errors of the edge.
+
+IngestError
+├── Refusal           what a server answers: a code, an HTTP status, and where it went wrong
+├── ClientError       what PolicyClient raises when the collector cannot be used
+│   ├── CollectorUnavailable   no answer in time; nothing queued is lost
+│   └── BufferFull             the bounded queue is full and the policy says raise
+└── CollectorFailed   the collector must stop: the journal can no longer be trusted
+
+Refusals of a caller's own call also reach users of PolicyClient as ValueError, with the texts of
+the API that Headrace succeeds ("Episode X not found.").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class IngestError(Exception):
+    """Root of the errors of this package."""
+
+
+STATUS = {
+    "malformed": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "no_route": 404,
+    "method_not_allowed": 405,
+    "completed": 409,
+    "already_started": 409,
+    "conflict": 409,
+    "gap": 409,
+    "abandoned": 409,
+    "broken": 409,
+    "no_action": 409,
+    "window_closed": 409,
+    "unknown_instance": 409,
+    "decision_unknown": 409,
+    "too_large": 413,
+    "unsupported_media": 415,
+    "invalid": 422,
+    "busy": 429,
+    "draining": 503,
+    "no_version": 503,
+    "disk_full": 507,
+}
+"""Every code of the wire protocol and its HTTP status."""
+
+
+@dataclass(eq=False)
+class Refusal(IngestError, ValueError):
+    """One refused request or event.
+
+    `path` says where in the request (`$.events[3].obs`), `expected_seq` what a gap or conflict
+    expected, `retry_after` is in seconds.
+    """
+
+    code: str
+    message: str
+    path: str | None = None
+    episode_id: str | None = None
+    expected_seq: int | None = None
+    retry_after: float | None = None
+
+    @property
+    def status(self) -> int:
+        return STATUS[self.code]
+
+    @property
+    def breaks_episode(self) -> bool:
+        """Whether this refusal is for an event's content, which closes a batch-logged episode."""
+        return self.status in (400, 422)
+
+    def to_json(self) -> dict[str, Any]:
+        """The one JSON shape of an error, with the fields that are known."""
+        fields = {
+            "code": self.code,
+            "message": self.message,
+            "path": self.path,
+            "episode_id": self.episode_id,
+            "expected_seq": self.expected_seq,
+            "retry_after": self.retry_after,
+        }
+        return {key: value for key, value in fields.items() if value is not None}
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class ClientError(IngestError):
+    """The collector cannot be used as asked."""
+
+
+class CollectorUnavailable(ClientError, ConnectionError):
+    """No usable answer from the collector in time."""
+
+
+class BufferFull(ClientError):
+    """More events wait for the collector than the client may hold."""
+
+
+class CollectorFailed(IngestError):
+    """The journal failed in a way that only a restart and a replay can mend."""
+
+
+def not_found(episode_id: str) -> Refusal:
+    return Refusal("not_found", f"Episode {episode_id} not found.", episode_id=episode_id)
+
+
+def completed(episode_id: str) -> Refusal:
+    return Refusal(
+        "completed", f"Episode {episode_id} has already completed.", episode_id=episode_id
+    )
+
+
+def already_started(episode_id: str) -> Refusal:
+    return Refusal(
+        "already_started", f"Episode {episode_id} is already started", episode_id=episode_id
+    )

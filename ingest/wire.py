@@ -1,0 +1,228 @@
+"""Wire protocol v1: what travels between clients and the collector.
+
+Each message is one msgspec struct: the declaration is the schema, the validation and the encoding,
+for JSON and for msgpack alike. Unknown fields are refused: a misspelt field must not lose data
+silently. A field may be added to v1 only with a default.
+
+Values (`obs`, `action`) are nested lists, numbers, strings and mappings, or
+`{"dtype", "shape", "data"}`; in msgpack also the raw bytes of a value's canonical encoding
+(storage.codec).
+
+This is a pure room: bytes in, structs out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ingest.errors import Refusal
+
+PROTOCOL_VERSION = 1
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+ARROW = "application/vnd.apache.arrow.stream"
+
+MAX_EVENTS = 10_000
+Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+Micros: TypeAlias = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+Version: TypeAlias = Annotated[int, Meta(ge=-1, le=2**53)]
+
+
+class Start(Struct, tag="start", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Start an episode. `start` numbers the starts of one client instance, densely from 0."""
+
+    episode_id: Id
+    start: Count | None = None
+    policy_id: Id | None = None
+    training_enabled: bool = True
+    tags: dict[str, str] | None = None
+    continues: Id | None = None
+    ts: Micros | None = None
+
+
+class LogAction(
+    Struct, tag="log_action", forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
+    """An action that the caller chose, with the observation it was chosen on.
+
+    `reward` and `info` are what `log_returns` said of this step before the event was sent.
+    """
+
+    episode_id: Id
+    seq: Count | None = None
+    obs: Any
+    action: Any
+    action_logp: float | None = None
+    action_prob: float | None = None
+    policy_version: Version = -1
+    pass_prob: float = 1.0
+    reward: float = 0.0
+    info: dict[str, Any] | None = None
+    ts: Micros | None = None
+
+
+class Decision(
+    Struct, tag="decision", forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
+    """An action that a published policy chose: `get_action` in local mode, or a lost reply."""
+
+    episode_id: Id
+    seq: Count | None = None
+    obs: Any
+    action: Any
+    action_logp: float
+    policy_version: Version
+    action_dist_inputs: bytes | None = None
+    reward: float = 0.0
+    info: dict[str, Any] | None = None
+    ts: Micros | None = None
+
+
+class LogReturns(
+    Struct, tag="log_returns", forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
+    """A reward for the last action, or for step `step` with its own key `reward_id`."""
+
+    episode_id: Id
+    seq: Count | None = None
+    reward: float
+    info: dict[str, Any] | None = None
+    step: Count | None = None
+    reward_id: Id | None = None
+    ts: Micros | None = None
+
+
+class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The end of an episode; the final observation may be absent."""
+
+    episode_id: Id
+    seq: Count | None = None
+    obs: Any = None
+    truncated: bool = False
+    ts: Micros | None = None
+
+
+class GetAction(
+    Struct, tag="get_action", forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
+    """Ask the live policy for an action on `obs`."""
+
+    episode_id: Id
+    seq: Count | None = None
+    obs: Any
+    explore: bool = True
+    ts: Micros | None = None
+
+
+Event: TypeAlias = Start | LogAction | Decision | LogReturns | End
+
+
+class Batch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """`POST /v1/events`: events of one client instance, in order."""
+
+    instance: Id | None = None
+    events: Annotated[list[Event], Meta(max_length=MAX_EVENTS)]
+
+
+class ActionBatch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """`POST /v1/actions`: pending events of the episodes, then the observations to act on."""
+
+    instance: Id | None = None
+    events: Annotated[list[Event], Meta(max_length=MAX_EVENTS)] = []
+    actions: Annotated[list[GetAction], Meta(max_length=MAX_EVENTS)]
+
+
+class Register(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """`POST /v1/instances`: a new client instance, or with `name` an import that may resume."""
+
+    name: Id | None = None
+
+
+class Registered(Struct, omit_defaults=True, kw_only=True):
+    """The instance to name in batches, and the starts that are already known under it."""
+
+    instance: str
+    starts: list[tuple[int, int]] = []
+
+
+class ItemError(Struct, omit_defaults=True, kw_only=True):
+    """Why item `index` of a batch was refused."""
+
+    index: int
+    error: dict[str, Any]
+
+
+class EventsReply(Struct, omit_defaults=True, kw_only=True):
+    """The answer to a batch: everything not refused is on disk when `durable` is true."""
+
+    durable: bool
+    accepted: int
+    duplicates: int = 0
+    refused: list[ItemError] = []
+
+
+class ActionReply(Struct, omit_defaults=True, kw_only=True):
+    """One action of the live policy, or the error of that item."""
+
+    episode_id: str
+    action: Any = None
+    action_logp: float | None = None
+    policy_version: int = -1
+    durable_seq: int = -1
+    error: dict[str, Any] | None = None
+
+
+class ActionsReply(Struct, omit_defaults=True, kw_only=True):
+    """The answer to an ActionBatch, item by item."""
+
+    durable: bool
+    actions: list[ActionReply]
+    refused: list[ItemError] = []
+
+
+M = TypeVar("M")
+
+_encode_json = msgspec.json.Encoder().encode
+_encode_msgpack = msgspec.msgpack.Encoder().encode
+_decoders: dict[tuple[str, Any], Any] = {}
+
+
+def decode(body: bytes, content_type: str, kind: type[M]) -> M:
+    """The message of a body.
+
+    Raises Refusal: 415 for another content type, 400 for a body that is not JSON or msgpack, 422
+    for one that is but does not fit the message; the text says where.
+    """
+    decoder = _decoders.get((content_type, kind))
+    if decoder is None:
+        decoder = _decoder(content_type, kind)
+    try:
+        message: M = decoder.decode(body)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `")
+        raise Refusal("invalid", text, path.rstrip("`") or "$") from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        name = "JSON" if content_type == JSON else "msgpack"
+        raise Refusal("malformed", f"expected {name}: {error}", "$") from error
+    return message
+
+
+def _decoder(content_type: str, kind: type[M]) -> Any:
+    if content_type == JSON:
+        decoder: Any = msgspec.json.Decoder(kind)
+    elif content_type == MSGPACK:
+        decoder = msgspec.msgpack.Decoder(kind)
+    else:
+        raise Refusal(
+            "unsupported_media", f"expected {JSON} or {MSGPACK}, got {content_type or 'nothing'!r}"
+        )
+    return _decoders.setdefault((content_type, kind), decoder)
+
+
+def encode(message: Any, content_type: str) -> bytes:
+    """A message as JSON (bytes become base64) or msgpack."""
+    return _encode_msgpack(message) if content_type == MSGPACK else _encode_json(message)

@@ -1,0 +1,126 @@
+"""What a policy is to the collector: one JSON file per policy under `policies/`.
+
+The file says which spaces hold, how the policy acts (if it does), and how its episodes are cut,
+closed and timed out. Trainers and collectors read the same file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from storage.episode import DEFAULT_POLICY
+from storage.spaces import Space, canonical_json, schema_id, space_from_json, space_to_json
+
+FORMAT_VERSION = 1
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class DeclarationError(ValueError):
+    """A policy file cannot be used; the text says which file, what was expected, what came."""
+
+
+def check_policy_id(policy_id: str) -> str:
+    """The id itself, if it is 1 to 64 letters, digits, `_` or `-`: it names a file."""
+    if not _ID.fullmatch(policy_id):
+        raise DeclarationError(
+            f"policy id: expected 1 to 64 letters, digits, '_' or '-', got {policy_id!r:.80}"
+        )
+    return policy_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyDeclaration:
+    """One policy's spaces and rules. Times are in seconds, sizes in bytes."""
+
+    observation: Space
+    action: Space
+    policy_id: str = DEFAULT_POLICY
+    spec: Mapping[str, Any] | None = None  # a PolicySpec's JSON, for a policy that acts
+    episode_timeout: float = 600.0
+    reward_window: float = 0.0
+    part_steps: int = 4096
+    part_bytes: int = 4_000_000
+    part_seconds: float = 60.0
+    seal_bytes: int = 32_000_000
+    seal_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_policy_id(self.policy_id)
+        for name in ("episode_timeout", "part_seconds", "seal_seconds"):
+            if not getattr(self, name) > 0:
+                raise DeclarationError(f"{name}: expected > 0, got {getattr(self, name)!r}")
+        for name in ("part_steps", "part_bytes", "seal_bytes"):
+            if getattr(self, name) < 1:
+                raise DeclarationError(f"{name}: expected >= 1, got {getattr(self, name)!r}")
+        if self.reward_window < 0:
+            raise DeclarationError(f"reward_window: expected >= 0, got {self.reward_window!r}")
+
+    @property
+    def schema_id(self) -> str:
+        return schema_id(self.observation, self.action)
+
+    @property
+    def canonical_spaces(self) -> str:
+        return canonical_json(self.observation, self.action)
+
+    def to_json(self) -> dict[str, Any]:
+        document = {"version": FORMAT_VERSION, **asdict(self)}
+        document["observation"] = space_to_json(self.observation)
+        document["action"] = space_to_json(self.action)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any, where: str = "$") -> PolicyDeclaration:
+        """The declaration of a JSON document; raises DeclarationError or SpaceError."""
+        if not isinstance(document, dict) or document.get("version") != FORMAT_VERSION:
+            raise DeclarationError(f"{where}: expected a policy file of version {FORMAT_VERSION}")
+        known = {field.name for field in fields(cls)}
+        unknown = set(document) - known - {"version"}
+        if unknown or not {"observation", "action"} <= set(document):
+            raise DeclarationError(
+                f"{where}: expected observation, action and of {sorted(known)}, "
+                f"got unknown {sorted(unknown)}"
+            )
+        given = {key: value for key, value in document.items() if key != "version"}
+        given["observation"] = space_from_json(given["observation"])
+        given["action"] = space_from_json(given["action"])
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise DeclarationError(f"{where}: {error}") from error
+
+
+def save_declaration(root: Path, declaration: PolicyDeclaration) -> Path:
+    """Write `policies/{id}.json` in one step: the old file or the new one, never a half."""
+    folder = root / "policies"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{declaration.policy_id}.json"
+    temporary = folder / f".{declaration.policy_id}.json.{os.getpid()}"
+    temporary.write_text(json.dumps(declaration.to_json(), indent=2) + "\n")
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return path
+
+
+def load_declarations(root: Path) -> dict[str, PolicyDeclaration]:
+    """All policies declared under `root`, by id, in order of their ids."""
+    found: dict[str, PolicyDeclaration] = {}
+    for path in sorted((root / "policies").glob("*.json")):
+        try:
+            document = json.loads(path.read_text())
+            declaration = PolicyDeclaration.from_json(document, str(path))
+        except ValueError as error:
+            raise DeclarationError(f"{path}: {error}") from error
+        if declaration.policy_id != path.stem:
+            raise DeclarationError(
+                f"{path}: expected policy_id {path.stem!r}, got {declaration.policy_id!r}"
+            )
+        found[declaration.policy_id] = declaration
+    return found
