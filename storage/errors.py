@@ -1,0 +1,65 @@
+"""What can go wrong at rest.
+
+    StorageError
+    ├── JournalError
+    │   ├── JournalLocked        another process holds the journal
+    │   ├── JournalFull          the disk is full: rolled back, the journal stays usable
+    │   └── JournalFailed        a write or a sync failed: stop acknowledging, exit, replay
+    └── WeightStoreError
+        ├── WeightsNotFound      no such candidate or version
+        ├── WeightsDamaged       a digest or a document does not fit: do not act with it
+        └── GenerationConflict   somebody else changed what is live in between
+
+Bad values (`SpaceError`, `EpisodeError`, `ValueError`) are the caller's and stand beside the types
+that they judge.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "GenerationConflict",
+    "JournalError",
+    "JournalFailed",
+    "JournalFull",
+    "JournalLocked",
+    "StorageError",
+    "WeightStoreError",
+    "WeightsDamaged",
+    "WeightsNotFound",
+]
+
+
+class StorageError(Exception):
+    """The root of everything that this package raises about files."""
+
+
+class JournalError(StorageError):
+    """The journal cannot do what was asked."""
+
+
+class JournalLocked(JournalError):
+    """Another process has this journal open; the text names it."""
+
+
+class JournalFull(JournalError):
+    """No space left: the transaction was rolled back, and a later one may succeed."""
+
+
+class JournalFailed(JournalError):
+    """A write or a sync failed, so nobody knows what is on disk. Only a new open may go on."""
+
+
+class WeightStoreError(StorageError):
+    """The weight store cannot do what was asked."""
+
+
+class WeightsNotFound(WeightStoreError):
+    """There is no such candidate, version or live pointer."""
+
+
+class WeightsDamaged(WeightStoreError):
+    """Bytes do not match their digest, or a document its format."""
+
+
+class GenerationConflict(WeightStoreError):
+    """The live pointer has another generation than the caller expected."""

@@ -1,0 +1,108 @@
+"""Files that survive a crash: locks, synced directories, atomic replacement.
+
+The order that makes a rename durable: write the new file beside its place, sync it, rename it, sync
+the directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["FileLock", "make_directory", "replace_file", "sync_directory", "write_synced"]
+
+
+class FileLock:
+    """An exclusive `flock` on a file; the kernel drops it when the holder dies.
+
+    The file holds the holder's process id, for messages only. It is never removed: removing a lock
+    file lets two processes hold locks on two files of one name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Whether the lock is held now. Without `blocking`, False when another holds it."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+        with contextlib.suppress(OSError):  # a full disk must not refuse the lock
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return True
+
+    def holder(self) -> str:
+        """The process id that the file names, or "unknown"."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            text = self.path.read_text().strip()
+            if text.isdigit():
+                return text
+        return "unknown"
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> FileLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names inside `directory` durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directory(directory: Path) -> None:
+    """Create `directory` and its parents, each name durable. No error when it exists."""
+    if directory.is_dir():
+        return
+    make_directory(directory.parent)
+    directory.mkdir(exist_ok=True)
+    sync_directory(directory.parent)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a new file and sync its content (not yet its name)."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put `data` in the place of `path`: a reader sees the old file or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        write_synced(temporary, data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
