@@ -1,0 +1,29 @@
+"""The edge: everything that a client touches. Knows storage, and policy through two doors.
+
+Names are loaded when they are first used (PEP 562), so that a client loads no server.
+"""
+
+from importlib import import_module
+from typing import Any
+
+import storage
+
+if not hasattr(storage, "__headrace__"):
+    raise ImportError(
+        f"ingest needs Headrace's package 'storage', but Python found another one: "
+        f"{storage.__file__}. Uninstall or rename it, or put Headrace before it on sys.path."
+    )
+
+_ROOMS: dict[str, str] = {}
+__all__ = sorted(_ROOMS)
+__headrace__ = True
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'ingest' has no attribute {name!r}")
+    return getattr(import_module(_ROOMS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ROOMS})

@@ -1,0 +1,45 @@
+# The same few commands for people and for CI. `make help` lists them.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+# The stamp's name holds a checksum of what the environment was built from, so that a change of
+# either file installs anew and anything else does not.
+STAMP := .venv/setup-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint unit format demo bench clean
+
+help:  ## list the commands
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: $(STAMP)  ## build .venv with every extra, at the tested versions
+
+$(STAMP):
+	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install -q -c constraints.txt hatchling
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	@rm -f .venv/setup-*
+	@touch $@
+
+test: lint unit  ## everything that CI runs
+
+lint: setup  ## rules, format, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: setup  ## the tests, the wheel's among them
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+format: setup  ## format, and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: setup  ## the main job: a real log becomes a published policy
+	$(BIN)/headrace demo
+
+bench: setup  ## one table of ratios, each against a named baseline
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove what was built; data/run stays
+	rm -rf .venv .make build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
