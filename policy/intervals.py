@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit  # type: ignore[import-untyped]  # scipy ships no type hints
+from scipy.special import stdtrit
 
 __all__ = ["Bootstrap", "Interval", "PerStepSums", "Resampled", "StudentT", "Sums"]
 

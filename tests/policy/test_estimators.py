@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from policy import estimators
 from policy.estimators import ESTIMATORS, Bootstrap, Episodes, Estimate, StudentT
+from policy.intervals import PerStepSums, Sums
 
 ROOT = Path(__file__).parents[2]
 TINY = json.loads((ROOT / "tests/golden/ope_tiny.json").read_text())
@@ -164,7 +165,7 @@ def raw_episodes(draw: st.DrawFn) -> list[Raw]:
 def plain(name: str, raw: list[Raw], gamma: float) -> float:
     """The same estimators one episode and one step at a time, straight from the papers."""
     n, longest = len(raw), max(len(one[0]) for one in raw)
-    weights = [list(np.cumprod(np.divide(one[2], one[1]))) for one in raw]
+    weights: list[list[float]] = [np.cumprod(np.divide(one[2], one[1])).tolist() for one in raw]
     returns = [sum(gamma**t * r for t, r in enumerate(one[0])) for one in raw]
     if name == "is":
         return sum(w[-1] * g for w, g in zip(weights, returns, strict=True)) / n
@@ -330,12 +331,29 @@ def test_stderr_agrees_with_the_jackknife(name: str) -> None:
     """Leaving out one episode at a time gives the same standard error without any calculus."""
     episodes, n = three_steps(300, seed=1), 300
     everyone = np.arange(n)
-    values = [
-        ESTIMATORS[name](episodes.without(everyone == i, "jackknife"), gamma=0.9).value
-        for i in range(n)
-    ]
+    values = np.array(
+        [
+            ESTIMATORS[name](episodes.without(everyone == i, "jackknife"), gamma=0.9).value
+            for i in range(n)
+        ]
+    )
     jackknife = np.sqrt((n - 1) / n * np.sum((values - np.mean(values)) ** 2))
     assert ESTIMATORS[name](episodes, gamma=0.9).stderr == pytest.approx(jackknife, rel=0.02)
+
+
+def test_influence_is_the_derivative_of_the_estimate() -> None:
+    """Counting an episode a little more moves the estimate by its influence / n."""
+    data = three_steps(12, seed=4)
+    assert data.target_logp is not None
+    weights = np.exp(data.target_logp - data.behaviour_logp)
+    first = weights[data.starts]
+    for sums in (
+        PerStepSums(weights, data.rewards, data.lengths, 0.9),
+        Sums(numerator=first * data.rewards[data.starts], denominator=first),
+    ):
+        more, less = (np.ones((12, 12)) + sign * 1e-5 * np.eye(12) for sign in (1, -1))
+        slopes = (sums.value(more) - sums.value(less)) / 2e-5
+        np.testing.assert_allclose(sums.influence(), 12 * slopes, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"dm"}))
@@ -452,6 +470,25 @@ def test_episodes_without_propensities_are_left_out_and_counted() -> None:
     # What needs no propensity uses all, unless asked to judge by the same episodes.
     assert estimators.v_behavior(gap).n == estimators.dm(gap).n == 4
     assert estimators.v_behavior(gap.with_propensity()).excluded["no_propensity"] == 1
+
+
+@pytest.mark.parametrize("name", ONE_STEP)
+def test_bandit_estimators_leave_out_unknown_propensities_too(name: str) -> None:
+    """A nan among the propensities is one episode less, not a nan."""
+    columns: dict[str, Any] = {
+        "target_prob": [0.3, 0.4, 0.5], "q": [0.1, 0.2, 0.3], "v": [0.4, 0.5, 0.6]
+    }  # fmt: skip
+    gap = Episodes.one_step([1.0, 2.0, 4.0], behaviour_prob=[0.5, np.nan, 0.2], **columns)
+    both: dict[str, Any] = {key: [one[0], one[2]] for key, one in columns.items()}
+    rest = Episodes.one_step([1.0, 4.0], behaviour_prob=[0.5, 0.2], **both)
+    assert ESTIMATORS[name](gap).value == ESTIMATORS[name](rest).value
+    assert ESTIMATORS[name](gap).excluded == {"no_propensity": 1}
+
+
+def test_counts_of_one_reason_add_up() -> None:
+    """What the caller left out and what is left out here are one number."""
+    episodes = from_raw(RAGGED, ended=["broken"] * 2 + ["terminated"] * 2, excluded={"broken": 5})
+    assert episodes.excluded == {"broken": 7}
 
 
 def test_episodes_that_are_not_whole_are_left_out_and_counted() -> None:
@@ -588,7 +625,7 @@ def test_no_overlap_is_an_error_not_a_zero() -> None:
 
 def test_a_weight_beyond_reason_is_refused() -> None:
     """Products that leave the range of float64 name the episode instead of giving nan."""
-    columns = {"lengths": [1, 2], "behaviour_logp": [-1.0, -700.0, -700.0]}
+    columns: dict[str, Any] = {"lengths": [1, 2], "behaviour_logp": [-1.0, -700.0, -700.0]}
     far = Episodes.from_flat([1.0] * 3, target_logp=[-1.0, 0.0, 0.0], **columns)
     with pytest.raises(ValueError, match="weight of episode 1 exceeds"):
         estimators.pdis(far)
