@@ -142,6 +142,7 @@ class StudentT:
         _check_level(self.level)
 
     def around(self, sums: Resampled, value: float, stderr: float) -> tuple[float, float]:
+        """(low, high); unbounded when stderr is not finite (one episode)."""
         if not np.isfinite(stderr):
             return -np.inf, np.inf
         half = stderr * float(stdtrit(sums.n - 1, 0.5 + self.level / 2))
@@ -167,6 +168,7 @@ class Bootstrap:
             raise ValueError(f"resamples: expected at least 1, got {self.resamples}")
 
     def around(self, sums: Resampled, value: float, stderr: float) -> tuple[float, float]:
+        """(low, high); unbounded when stderr is not finite (one episode)."""
         if not np.isfinite(stderr):
             return -np.inf, np.inf
         at_once = max(1, CELLS // sums.n)
