@@ -1,0 +1,34 @@
+"""What every suite shares: hypothesis profiles, and each suite's time beside its budget."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+BUDGETS: dict[str, int] = PROJECT["tool"]["headrace"]["test-budgets"]
+
+# No deadline: a shared machine stalls for a second without anything being wrong.
+settings.register_profile("local", deadline=None)
+# In CI a run must say the same about the same commit, so its examples are derived from the test.
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the test time of each suite beside its budget."""
+    spent: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                spent[report.nodeid.removeprefix("tests/").partition("/")[0]] += report.duration
+    for suite, seconds in sorted(spent.items()):
+        if suite in BUDGETS:
+            over = "  over budget" if seconds > BUDGETS[suite] else ""
+            terminalreporter.write_line(f"{suite:8} {seconds:6.1f} s of {BUDGETS[suite]} s{over}")
