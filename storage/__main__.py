@@ -1,0 +1,44 @@
+"""`python -m storage`: the package's own door."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from storage.parent_death import die_with_parent
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the exit status."""
+    options = _parser().parse_args(arguments)
+    if options.parent is not None:
+        die_with_parent(options.parent)
+    # a declared lazy door: --help needs no Arrow, and the line above should not wait for it
+    from storage.writer_child import write_shards  # noqa: PLC0415
+
+    write_shards(
+        options.directory,
+        owner=options.owner,
+        compression=options.compression,
+        row_group_bytes=options.row_group_bytes,
+    )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m storage", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    writer = commands.add_parser(
+        "write-shards", help="write the shards that a collector sends over a pipe"
+    )
+    writer.add_argument("--directory", type=Path, required=True, help="the shards/ folder")
+    writer.add_argument("--owner", help="the collector whose leftovers are removed at start")
+    writer.add_argument("--parent", type=int, help="leave when this process ends")
+    writer.add_argument("--compression", choices=("zstd", "lz4"), default="zstd")
+    writer.add_argument("--row-group-bytes", type=int, default=4_000_000, metavar="BYTES")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

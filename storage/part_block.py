@@ -1,0 +1,158 @@
+"""Many parts as one block of columns: how experience travels to the shard writer.
+
+Per-step buffers of the parts are joined column by column; what is one value per part stays a list.
+A block becomes a list of byte frames and back without an object per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from storage.episode import EpisodeError, Part
+from storage.shard_files import ShardError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartScalars:
+    """One value per part, in the order of the parts, and the infos by row of the block."""
+
+    schema_id: str
+    episode_id: list[str]
+    part: list[int]
+    t0: list[int]
+    steps: list[int]
+    policy_id: list[str]
+    agent_id: list[str]
+    ended: list[str | None]
+    training_enabled: list[bool]
+    continues: list[str | None]
+    tags: list[str]
+    ordinal: list[int]
+    episode_ordinal: list[int]
+    final_obs: list[bytes | None]
+    info_rows: list[int]  # ascending
+    infos: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartBlock:
+    """Parts of one schema, N steps in all: `scalars` per part, little-endian buffers per step.
+
+    The buffers are those of `storage.episode.Part`, joined. `obs_lengths`, `actions_lengths` and
+    `dist_lengths` are empty or hold N uint32.
+    """
+
+    scalars: PartScalars
+    obs: bytes
+    actions: bytes
+    rewards: bytes
+    action_logp: bytes
+    policy_version: bytes
+    source: bytes
+    pass_prob: bytes
+    ts: bytes
+    received_ts: bytes
+    obs_lengths: bytes
+    actions_lengths: bytes
+    dist_inputs: bytes
+    dist_lengths: bytes
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> PartBlock:
+        """The block of one or more parts that share a schema and have their ordinals.
+
+        Raises ShardError for none, for mixed schemas, for a missing ordinal.
+        """
+        scalars = _scalars(parts)
+        buffers = {name: b"".join([getattr(p, name) for p in parts]) for name in _JOINED}
+        for name in ("obs_lengths", "actions_lengths", "dist_lengths"):
+            buffers[name] = _lengths(parts, name)
+        return cls(scalars=scalars, **buffers)
+
+    @property
+    def rows(self) -> int:
+        return len(self.source)
+
+    @property
+    def first(self) -> int:
+        return min(self.scalars.ordinal)
+
+    @property
+    def last(self) -> int:
+        return max(self.scalars.ordinal)
+
+    def to_frames(self) -> list[bytes]:
+        """The scalars as msgpack, then the buffers in their order."""
+        return [_encode(self.scalars), *(getattr(self, name) for name in _BUFFERS)]
+
+    @classmethod
+    def from_frames(cls, frames: Sequence[bytes]) -> PartBlock:
+        """The block of what `to_frames` gave. Raises ShardError for anything else."""
+        if len(frames) != 1 + len(_BUFFERS):
+            raise ShardError(f"block: expected {1 + len(_BUFFERS)} frames, got {len(frames)}")
+        try:
+            scalars = _decode(frames[0])
+        except msgspec.MsgspecError as error:
+            raise ShardError(f"block: expected per-part values as msgpack: {error}") from error
+        return cls(scalars=scalars, **dict(zip(_BUFFERS, frames[1:], strict=True)))
+
+
+_BUFFERS = tuple(f.name for f in fields(PartBlock))[1:]
+_JOINED = tuple(name for name in _BUFFERS if not name.endswith("_lengths"))
+_PER_PART = tuple(
+    f.name
+    for f in fields(PartScalars)
+    if f.name not in ("schema_id", "episode_id", "info_rows", "infos")
+)
+_encode: Callable[[PartScalars], bytes] = msgspec.msgpack.Encoder().encode
+_decode: Callable[[bytes], PartScalars] = msgspec.msgpack.Decoder(PartScalars).decode
+
+
+def _scalars(parts: Sequence[Part]) -> PartScalars:
+    if not parts:
+        raise ShardError("block: expected one or more parts, got none")
+    schema = parts[0].schema_id
+    for part in parts:
+        if part.schema_id != schema:
+            raise ShardError(
+                f"block: expected parts of schema {schema}, got {part.schema_id} for episode "
+                f"{part.episode_id}"
+            )
+        if part.ordinal < 0 or part.episode_ordinal < 0:
+            raise ShardError(f"block: episode {part.episode_id}: a part without an ordinal")
+    values: dict[str, list[Any]] = {name: [getattr(p, name) for p in parts] for name in _PER_PART}
+    starts = accumulate(values["steps"], initial=0)
+    infos = [
+        (start + row, text)
+        for part, start in zip(parts, starts, strict=False)
+        if part.infos
+        for row, text in sorted(part.infos.items())
+    ]
+    return PartScalars(
+        schema_id=schema,
+        episode_id=[p.episode_id for p in parts],
+        info_rows=[row for row, _ in infos],
+        infos=[text for _, text in infos],
+        **values,
+    )
+
+
+def _lengths(parts: Sequence[Part], name: str) -> bytes:
+    """One uint32 per step, zeros for a part that has none; empty when no part has any."""
+    found = [getattr(p, name) for p in parts]
+    if not any(found):
+        return b""
+    for part, lengths in zip(parts, found, strict=True):
+        if len(lengths) not in (0, 4 * part.steps):
+            raise EpisodeError(
+                f"episode {part.episode_id}: {name}: expected {4 * part.steps} bytes for "
+                f"{part.steps} steps, got {len(lengths)}"
+            )
+    return b"".join(
+        [lengths or bytes(4 * p.steps) for p, lengths in zip(parts, found, strict=True)]
+    )

@@ -1,0 +1,118 @@
+"""Shard files by name: what a name says, what a written shard is, what can go wrong.
+
+A shard is called `{first:012}-{last:012}-{digest16}.parquet`: the ordinals that it covers, and the
+first 16 hex digits of its SHA-256. This room needs no Arrow, so that the collector, which only
+hands parts over and gets a `ShardInfo` back, stays light.
+
+Errors:
+    StorageError
+     +-- ShardError
+          +-- ShardDamaged     the bytes on disk are not the bytes that were written
+          +-- ShardWriteError  a shard could not be written; `errno` says why when the system did
+          +-- WriterDied       the writer process is gone; whether the shard exists is unknown
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.errors import StorageError
+
+SUFFIX = ".parquet"
+_SHARD = re.compile(r"(\d{12,})-(\d{12,})-([0-9a-f]{16})\.parquet")
+_TEMPORARY = re.compile(r"\.\d{12,}-\d{12,}-(\d+)\.tmp")
+_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+
+
+class ShardError(StorageError):
+    """Something about a shard is wrong; the text names the file."""
+
+
+class ShardDamaged(ShardError):
+    """A shard's bytes are not those that were written, or are no shard of ours at all."""
+
+
+class ShardWriteError(ShardError):
+    """A shard was not written, and nothing of it is visible. `errno` is None or the system's."""
+
+    def __init__(self, message: str, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+class WriterDied(ShardError):
+    """The writer process ended before it answered; look for the shard, then write it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """One shard that is in its place: ordinals `first`..`last`, SHA-256 in hex, counts, bytes."""
+
+    path: Path
+    stream: str
+    first: int
+    last: int
+    digest: str
+    rows: int
+    parts: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardName:
+    """What a shard's file name says."""
+
+    first: int
+    last: int
+    digest16: str
+
+    @classmethod
+    def parse(cls, name: str) -> ShardName | None:
+        """The parts of a file name, or None when it is not the name of a shard."""
+        match = _SHARD.fullmatch(name)
+        return cls(int(match[1]), int(match[2]), match[3]) if match else None
+
+    def __str__(self) -> str:
+        return f"{self.first:012}-{self.last:012}-{self.digest16}{SUFFIX}"
+
+
+def check_stream(stream: str) -> str:
+    """The stream's name, unless it could be anything but one folder: ids are data, never paths."""
+    if not _STREAM.fullmatch(stream):
+        raise ShardError(f"stream: expected letters, digits, '-' and '_', got {stream!r:.200}")
+    return stream
+
+
+def temporary_name(first: int, last: int) -> str:
+    """The dot-file in which this process builds a shard; its number tells whose it is."""
+    return f".{first:012}-{last:012}-{os.getpid()}.tmp"
+
+
+def remove_leftovers(directory: Path, owner: str) -> list[Path]:
+    """Remove what killed writers left half-written in the streams `{owner}-*`; say what went.
+
+    A dot-file of a process that still lives is left alone: compaction may be at work.
+    """
+    removed = []
+    for folder in sorted(directory.glob(f"{check_stream(owner)}-*")):
+        for path in sorted(folder.glob(".*.tmp")):
+            match = _TEMPORARY.fullmatch(path.name)
+            if match and not _another_lives(int(match[1])):
+                path.unlink(missing_ok=True)
+                removed.append(path)
+    return removed
+
+
+def _another_lives(pid: int) -> bool:
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
