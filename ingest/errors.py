@@ -94,7 +94,18 @@ class ClientError(IngestError):
 
 
 class CollectorUnavailable(ClientError, ConnectionError):
-    """No usable answer from the collector in time."""
+    """No usable answer from the collector in time.
+
+    `maybe_applied` is False when the request certainly had no effect: no connection was made, or
+    the collector said that it would not take it now. `retry_after` is in seconds.
+    """
+
+    def __init__(
+        self, message: str, *, maybe_applied: bool = True, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.maybe_applied = maybe_applied
+        self.retry_after = retry_after
 
 
 class BufferFull(ClientError):

@@ -8,6 +8,9 @@ Values (`obs`, `action`) are nested lists, numbers, strings and mappings, or
 `{"dtype", "shape", "data"}`; in msgpack also the raw bytes of a value's canonical encoding
 (storage.codec).
 
+In a single call (`POST /v1/episodes/{id}/log_action`, ...) the path names the episode; in a batch
+each event does.
+
 This is a pure room: bytes in, structs out.
 """
 
@@ -27,6 +30,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 MAX_EVENTS = 10_000
 Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+OptionalId: TypeAlias = Annotated[str, Meta(max_length=256)]
 Micros: TypeAlias = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 Version: TypeAlias = Annotated[int, Meta(ge=-1, le=2**53)]
@@ -35,7 +39,7 @@ Version: TypeAlias = Annotated[int, Meta(ge=-1, le=2**53)]
 class Start(Struct, tag="start", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """Start an episode. `start` numbers the starts of one client instance, densely from 0."""
 
-    episode_id: Id
+    episode_id: OptionalId = ""
     start: Count | None = None
     policy_id: Id | None = None
     training_enabled: bool = True
@@ -52,7 +56,7 @@ class LogAction(
     `reward` and `info` are what `log_returns` said of this step before the event was sent.
     """
 
-    episode_id: Id
+    episode_id: OptionalId = ""
     seq: Count | None = None
     obs: Any
     action: Any
@@ -70,7 +74,7 @@ class Decision(
 ):
     """An action that a published policy chose: `get_action` in local mode, or a lost reply."""
 
-    episode_id: Id
+    episode_id: OptionalId = ""
     seq: Count | None = None
     obs: Any
     action: Any
@@ -87,7 +91,7 @@ class LogReturns(
 ):
     """A reward for the last action, or for step `step` with its own key `reward_id`."""
 
-    episode_id: Id
+    episode_id: OptionalId = ""
     seq: Count | None = None
     reward: float
     info: dict[str, Any] | None = None
@@ -99,7 +103,7 @@ class LogReturns(
 class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """The end of an episode; the final observation may be absent."""
 
-    episode_id: Id
+    episode_id: OptionalId = ""
     seq: Count | None = None
     obs: Any = None
     truncated: bool = False
@@ -111,7 +115,7 @@ class GetAction(
 ):
     """Ask the live policy for an action on `obs`."""
 
-    episode_id: Id
+    episode_id: OptionalId = ""
     seq: Count | None = None
     obs: Any
     explore: bool = True

@@ -1,0 +1,498 @@
+"""EpisodeAssembler: the state machine of episodes, without input or output.
+
+    wire event --judge--> journal event --apply--> state --> sealed parts
+
+`judge` reads state and never changes it; it answers a journal event, or None for a retry that is
+known already, or raises Refusal. `apply` is the only thing that changes state, so that applying the
+journal's rows again is the same history. Time is an argument (`now`: seconds that the collector has
+been running; `received`: microseconds since the epoch).
+
+What each event means in each state of its episode:
+
+    state       start            log_action, decision   log_returns   end
+    ABSENT      -> IDLE          not_found              not_found     not_found
+    IDLE        already_started  -> ACTING              no_action     -> ended, no rows
+    ACTING      already_started  closes a step, opens   adds to the   -> ended
+                                 the next               open step
+    ended       completed        completed              completed     completed
+    abandoned   abandoned        abandoned              abandoned     abandoned
+    broken      broken           broken                 broken        broken
+
+A repeated sequence number with equal content is a retry in every state; with other content it is a
+conflict; a number too far on is a gap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ingest import wire
+from ingest.errors import Refusal, already_started, completed, not_found
+from ingest.events import (
+    Acted,
+    Cut,
+    Ended,
+    Event,
+    Opened,
+    Rewarded,
+    Started,
+    digest,
+    encode_event,
+)
+from ingest.judgements import check_step, info_of, invalid, judge_action, tags_of
+from ingest.open_episode import Carry, OpenEpisode, PolicyRules
+from storage.declarations import PolicyDeclaration
+from storage.episode import DEFAULT_POLICY, Part
+from storage.ranges import RangeSet
+from storage.spaces import SpaceError
+
+
+class Finished(msgspec.Struct, array_like=True, frozen=True):
+    """What is remembered of an ended episode, so that late events get the right answer."""
+
+    episode_id: str
+    key: int
+    instance: str
+    start: int
+    next_seq: int
+    how: str
+    cause: str = ""
+
+    def refusal(self) -> Refusal:
+        name = self.episode_id
+        if self.how == "abandoned":
+            text = (
+                f"Episode {name} was abandoned: no event came within its episode_timeout. "
+                f"Go on with start_episode(continues={name!r})."
+            )
+            return Refusal("abandoned", text, episode_id=name)
+        if self.how == "broken":
+            return Refusal("broken", f"Episode {name} is broken: {self.cause}", episode_id=name)
+        return completed(name)
+
+
+@dataclass
+class Instance:
+    """A client instance and the numbers of the episodes that it has started."""
+
+    number: int
+    name: str | None = None
+    starts: RangeSet = field(default_factory=RangeSet)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A part that is ready for a shard, or an episode that ended without a step (`part` None)."""
+
+    key: int
+    part: Part | None
+    rows: tuple[int, ...]  # the journal rows that it needs
+    finished: Finished | None = None  # set on an episode's last part
+    carry: Carry | None = None  # set on every other part
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what is remembered. Counts, not times: memory does not depend on traffic."""
+
+    open_episodes: int = 100_000
+    finished: int = 100_000
+    instances: int = 4_096
+    imports: int = 100_000
+
+
+class EpisodeAssembler:
+    """Turns events into parts. See the module's table."""
+
+    def __init__(
+        self,
+        policies: Mapping[str, PolicyDeclaration],
+        *,
+        past: Iterable[PolicyDeclaration] = (),
+        limits: Limits | None = None,
+    ) -> None:
+        """`past` are earlier declarations, for the episodes that began under them."""
+        self.limits = limits or Limits()
+        self.rules = {name: PolicyRules.of(policy) for name, policy in policies.items()}
+        every = [*(PolicyRules.of(policy) for policy in past), *self.rules.values()]
+        self._schemas = {(r.declaration.policy_id, r.schema_id): r for r in every}
+        self.episodes: dict[str, OpenEpisode] = {}
+        self.finished: OrderedDict[str, Finished] = OrderedDict()
+        self.instances: OrderedDict[str, Instance] = OrderedDict()
+        self.sealed: list[Sealed] = []
+        self.next_key = 0
+        self.next_instance = 0
+        self.anonymous_starts = 0
+        self.steps = 0
+        self.touched: set[str] = set()  # instances whose start numbers changed
+        self.needed: dict[int, int] = {}  # journal row -> unrecorded parts that need it
+        self._by_key: dict[int, OpenEpisode] = {}
+        self.done = RangeSet()
+
+    # --- judging ---------------------------------------------------------------------------
+
+    def judge(
+        self, instance: str | None, event: wire.Event, values: tuple[bytes, bytes] | None = None
+    ) -> tuple[Event, bytes] | None:
+        """The journal event for a wire event and its encoding, or None for a known retry.
+
+        `values` are an action event's observation and action in canonical bytes, if they were
+        validated already (see `check_values`). Raises Refusal.
+        """
+        if not event.episode_id:
+            raise Refusal("invalid", "expected an episode id, got none", "episode_id")
+        if isinstance(event, wire.Start):
+            started = self._judge_start(instance, event)
+            return None if started is None else (started, encode_event(started))
+        episode = self._find(instance, event)
+        if episode is None:
+            return None
+        seq = episode.next_seq if event.seq is None else event.seq
+        if seq > episode.next_seq:
+            raise Refusal(
+                "gap",
+                f"Episode {event.episode_id}: expected seq {episode.next_seq}, got {seq}",
+                "seq",
+                event.episode_id,
+                episode.next_seq,
+            )
+        judged = self._judge_event(episode, event, seq, values)
+        encoded = encode_event(judged)
+        if seq == episode.next_seq:
+            return judged, encoded
+        known = episode.digest_of(seq)
+        if known is None or known == digest(encoded):
+            return None
+        raise Refusal(
+            "conflict",
+            f"Episode {event.episode_id}: seq {seq} was acknowledged with other content",
+            "seq",
+            event.episode_id,
+            episode.next_seq,
+        )
+
+    def _judge_start(self, instance: str | None, event: wire.Start) -> Started | None:
+        name = event.episode_id
+        start = self.anonymous_starts
+        if instance is not None:
+            known = self.instances.get(instance)
+            if known is None:
+                raise Refusal(
+                    "unknown_instance",
+                    f"client instance {instance!r} is not known (any more): register a new one",
+                    "instance",
+                    name,
+                )
+            if event.start is None:
+                raise Refusal("invalid", "expected a start number, got none", "start", name)
+            if event.start in known.starts:
+                self._judge_repeated_start(instance, event)
+                return None
+            start = event.start
+        if name in self.episodes:
+            raise already_started(name)
+        if name in self.finished:
+            raise completed(name)
+        if len(self.episodes) >= self.limits.open_episodes:
+            raise Refusal(
+                "busy", f"{len(self.episodes)} episodes are open", None, name, retry_after=1.0
+            )
+        policy_id, rules = self._policy(event)
+        return Started(
+            key=self.next_key,
+            episode_id=name,
+            instance=instance or "",
+            start=start,
+            policy_id=policy_id,
+            schema_id=rules.schema_id,
+            training_enabled=event.training_enabled,
+            tags=tags_of(event),
+            continues=event.continues,
+            ts=event.ts,
+        )
+
+    def _judge_repeated_start(self, instance: str, event: wire.Start) -> None:
+        """A start number that is known: a retry, unless it named another episode."""
+        episode = self.episodes.get(event.episode_id)
+        known = self.finished.get(event.episode_id) if episode is None else episode.started
+        if known is not None and (known.instance, known.start) != (instance, event.start):
+            raise Refusal(
+                "conflict",
+                f"start {event.start} of this client instance was another episode's",
+                "start",
+                event.episode_id,
+            )
+
+    def _policy(self, event: wire.Start) -> tuple[str, PolicyRules]:
+        name = event.policy_id
+        if name is None:
+            name = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
+        rules = self.rules.get(name)
+        if rules is None:
+            raise Refusal(
+                "invalid",
+                f"expected a policy of {sorted(self.rules)}, got {name!r}",
+                "policy_id",
+                event.episode_id,
+            )
+        return name, rules
+
+    def _find(self, instance: str | None, event: Any) -> OpenEpisode | None:
+        """The open episode of an event; None when the event is a retry for an ended one."""
+        name = event.episode_id
+        episode = self.episodes.get(name)
+        if episode is None:
+            ended = self.finished.get(name)
+            if ended is None:
+                raise not_found(name)
+            mine = event.seq is not None and ended.instance == (instance or "")
+            if mine and event.seq < ended.next_seq and ended.how in ("terminated", "truncated"):
+                return None
+            raise ended.refusal()
+        if episode.started.instance != (instance or ""):
+            raise Refusal(
+                "conflict", f"Episode {name} was started by another client", "instance", name
+            )
+        return episode
+
+    def _judge_event(
+        self, episode: OpenEpisode, event: Any, seq: int, values: tuple[bytes, bytes] | None
+    ) -> Event:
+        try:
+            if isinstance(event, wire.LogReturns):
+                return self._judge_reward(episode, event, seq)
+            if isinstance(event, wire.End):
+                final = None
+                if event.obs is not None:
+                    final = episode.rules.observation.from_wire(event.obs, "obs")
+                how = "truncated" if event.truncated else "terminated"
+                return Ended(episode.started.key, seq, how, final)
+            return judge_action(episode, event, seq, values)
+        except SpaceError as error:
+            raise invalid(event, str(error)) from error
+
+    def _judge_reward(self, episode: OpenEpisode, event: wire.LogReturns, seq: int) -> Rewarded:
+        name = event.episode_id
+        if episode.t_next == 0:
+            raise Refusal(
+                "no_action", f"Episode {name}: a reward came before any action", "reward", name
+            )
+        if event.step is not None and seq == episode.next_seq:
+            check_step(episode, event)
+        if not math.isfinite(event.reward):
+            raise invalid(event, f"reward: expected a finite number, got {event.reward}")
+        return Rewarded(episode.started.key, seq, event.reward, info_of(event))
+
+    def check_values(self, batch: wire.Batch) -> dict[int, tuple[bytes, bytes]]:
+        """Validated (observation, action) bytes of a batch's action events, many at a time.
+
+        What is not in the answer is validated event by event, so that a refusal names its place.
+        """
+        groups: dict[str, tuple[PolicyRules, list[int], list[bytes], list[bytes]]] = {}
+        starting: dict[str, str | None] = {}
+        for index, event in enumerate(batch.events):
+            if isinstance(event, wire.Start):
+                starting[event.episode_id] = event.policy_id
+            elif isinstance(event, wire.LogAction) and type(event.obs) is bytes:
+                rules = self._rules_of(event.episode_id, starting)
+                if rules is None or type(event.action) is not bytes:
+                    continue
+                if len(event.obs) == rules.observation.itemsize and (
+                    len(event.action) == rules.action.itemsize
+                ):
+                    policy_id = rules.declaration.policy_id
+                    group = groups.setdefault(policy_id, (rules, [], [], []))
+                    group[1].append(index)
+                    group[2].append(event.obs)
+                    group[3].append(event.action)
+        found: dict[int, tuple[bytes, bytes]] = {}
+        for rules, indices, obs, actions in groups.values():
+            count = len(indices)
+            if rules.observation.find_invalid(b"".join(obs), count) is None and (
+                rules.action.find_invalid(b"".join(actions), count) is None
+            ):
+                found.update(zip(indices, zip(obs, actions, strict=True), strict=True))
+        return found
+
+    def rules_of(self, policy_id: str, schema_id: str) -> PolicyRules:
+        """The rules that an episode began under: today's declaration or an earlier one."""
+        return self._schemas[policy_id, schema_id]
+
+    def _rules_of(self, episode_id: str, starting: Mapping[str, str | None]) -> PolicyRules | None:
+        episode = self.episodes.get(episode_id)
+        if episode is not None:
+            return episode.rules
+        if episode_id not in starting:
+            return None
+        policy_id = starting[episode_id]
+        if policy_id is None:
+            policy_id = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
+        return self.rules.get(policy_id)
+
+    # --- proposing -------------------------------------------------------------------------
+
+    def break_episode(self, episode_id: str, cause: str) -> Ended | None:
+        """The event that closes an open episode at its last good step; None if it is not open."""
+        episode = self.episodes.get(episode_id)
+        if episode is None:
+            return None
+        return Ended(episode.started.key, episode.next_seq, "broken", None, cause)
+
+    def cut_for_size(self, key: int) -> Cut | None:
+        """The cut that an episode's size calls for, if any."""
+        episode = self._by_key.get(key)
+        if episode is None:
+            return None
+        policy = episode.rules.declaration
+        if episode.steps <= policy.part_steps and episode.nbytes <= policy.part_bytes:
+            return None
+        return Cut(key, episode.part) if episode.steps > 1 else None
+
+    def tick(self, now: float) -> Iterator[Event]:
+        """What the passing of time calls for: abandoned episodes, parts that waited long enough."""
+        for episode in list(self.episodes.values()):
+            policy = episode.rules.declaration
+            if now - episode.seen >= policy.episode_timeout:
+                yield Ended(episode.started.key, episode.next_seq, "abandoned", None)
+            elif episode.steps > 1 and now - episode.part_since >= policy.part_seconds:
+                yield Cut(episode.started.key, episode.part)
+
+    def open_instance(self, token: str, name: str | None) -> Opened:
+        """The event that registers a client instance; `token` makes its id hard to guess."""
+        number = self.next_instance
+        return Opened(f"{number:x}-{token}", number, name)
+
+    def instance_named(self, name: str) -> str | None:
+        """The instance of an import that was here before."""
+        return next((key for key, known in self.instances.items() if known.name == name), None)
+
+    # --- applying --------------------------------------------------------------------------
+
+    def apply(self, event: Event, encoded: bytes, *, row: int, received: int, now: float) -> None:
+        """Change the state by one journal event. What a recorded part holds already is skipped."""
+        if isinstance(event, Opened):
+            self._apply_opened(event)
+        elif isinstance(event, Started):
+            self._apply_started(event, row, now)
+        elif isinstance(event, Cut):
+            self._apply_cut(event, now)
+        else:
+            episode = self._by_key.get(event.key)
+            if episode is None or event.seq < episode.next_seq:
+                return
+            if episode.remember(event.seq, digest(encoded), row, now):
+                self._need(row)
+            if isinstance(event, Acted):
+                episode.act(event, received, row)
+                self.steps += 1
+            elif isinstance(event, Rewarded):
+                episode.reward(event.reward, event.info)
+            else:
+                self._apply_ended(episode, event)
+
+    def _apply_opened(self, event: Opened) -> None:
+        self.next_instance = max(self.next_instance, event.number + 1)
+        self.instances.setdefault(event.instance, Instance(event.number, event.name))
+        self.touched.add(event.instance)
+
+    def _apply_started(self, event: Started, row: int, now: float) -> None:
+        self.next_key = max(self.next_key, event.key + 1)
+        if event.instance:
+            known = self.instances.setdefault(event.instance, Instance(-1))
+            known.starts.add(event.start)
+            self.instances.move_to_end(event.instance)
+            self.touched.add(event.instance)
+        else:
+            self.anonymous_starts = max(self.anonymous_starts, event.start + 1)
+        if event.key in self.done or event.key in self._by_key:
+            return
+        rules = self._schemas[event.policy_id, event.schema_id]
+        episode = OpenEpisode(event, rules, row, now)
+        self._need(row)
+        self.episodes[event.episode_id] = episode
+        self._by_key[event.key] = episode
+
+    def _apply_cut(self, event: Cut, now: float) -> None:
+        episode = self._by_key.get(event.key)
+        if episode is None or event.part < episode.part or episode.steps < 2:
+            return
+        rows = tuple(row for row in episode.rows if row <= episode.open_row)
+        part = episode.cut()
+        for row in set(rows).intersection(episode.rows):
+            self._need(row)
+        episode.part_since = now
+        carry = Carry(episode.started, episode.open_seq, episode.t0, episode.part, -1)
+        self.sealed.append(Sealed(event.key, part, rows, carry=carry))
+
+    def _apply_ended(self, episode: OpenEpisode, event: Ended) -> None:
+        started = episode.started
+        finished = Finished(
+            started.episode_id,
+            started.key,
+            started.instance,
+            started.start,
+            episode.next_seq,
+            event.how,
+            event.cause,
+        )
+        part = episode.finish(event)
+        self.sealed.append(Sealed(started.key, part, tuple(episode.rows), finished=finished))
+        del self.episodes[started.episode_id]
+        del self._by_key[started.key]
+        self.remember_finished(finished)
+
+    def _need(self, row: int) -> None:
+        self.needed[row] = self.needed.get(row, 0) + 1
+
+    def release(self, sealed: Sealed) -> list[int]:
+        """Note that a part is recorded; answers the rows that nothing needs any more."""
+        free: list[int] = []
+        for row in sealed.rows:
+            self.needed[row] -= 1
+            if not self.needed[row]:
+                del self.needed[row]
+                free.append(row)
+        if sealed.finished is not None:
+            self.done.add(sealed.key)
+        return free
+
+    def remember_finished(self, finished: Finished) -> None:
+        """Keep what late events need to know; the oldest is forgotten beyond the limit."""
+        self.finished[finished.episode_id] = finished
+        while len(self.finished) > self.limits.finished:
+            self.finished.popitem(last=False)
+
+    def forget_instances(self) -> list[str]:
+        """Drop the instances that were idle longest, beyond the limits; answers their ids."""
+        dropped: list[str] = []
+        for imports, limit in ((False, self.limits.instances), (True, self.limits.imports)):
+            ids = [key for key, known in self.instances.items() if bool(known.name) is imports]
+            busy = {episode.started.instance for episode in self.episodes.values()}
+            for key in [key for key in ids if key not in busy][: max(0, len(ids) - limit)]:
+                del self.instances[key]
+                dropped.append(key)
+        return dropped
+
+    # --- restoring (before any row is replayed) --------------------------------------------
+
+    def restore(
+        self, done: RangeSet, finished: Iterable[Finished], carries: Iterable[Carry]
+    ) -> None:
+        """Take up what recorded parts left behind: ended episodes, and open ones at their cuts."""
+        self.done = done
+        self.next_key = max((last + 1 for _, last in done.ranges()), default=0)
+        for item in finished:
+            self.remember_finished(item)
+        for carry in carries:
+            started = carry.started
+            self.next_key = max(self.next_key, started.key + 1)
+            rules = self._schemas[started.policy_id, started.schema_id]
+            episode = OpenEpisode.resumed(carry, rules, 0.0)
+            self.episodes[started.episode_id] = episode
+            self._by_key[started.key] = episode

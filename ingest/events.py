@@ -1,0 +1,122 @@
+"""Journal events: the accepted history of episodes, as the journal keeps it.
+
+Wire messages are checked once and become these; the assembler changes state by nothing else, so
+that replaying them is the same history. Values are canonical bytes (storage.codec). An episode is
+named by its `key`, a number that one journal never gives twice.
+
+Encoded as msgpack arrays: a new field goes to the end, with a default.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+
+class Opened(Struct, array_like=True, tag=0, frozen=True):
+    """A client instance was registered; `name` for an import that may resume."""
+
+    instance: str
+    number: int
+    name: str | None = None
+
+
+class Started(Struct, array_like=True, tag=1, frozen=True):
+    """An episode began; `start` numbers the starts of `instance` ("" for callers without one)."""
+
+    key: int
+    episode_id: str
+    instance: str
+    start: int
+    policy_id: str
+    schema_id: str
+    training_enabled: bool
+    tags: str
+    continues: str | None
+    ts: int | None
+
+
+class Acted(Struct, array_like=True, tag=2, frozen=True):
+    """A step began: an observation and the action taken on it."""
+
+    key: int
+    seq: int
+    obs: bytes
+    action: bytes
+    logp: float  # NaN: unknown
+    source: int  # index into storage.episode.SOURCES
+    version: int
+    pass_prob: float
+    reward: float
+    info: str  # JSON object, "" for none
+    dist_inputs: bytes
+    ts: int | None
+
+
+class Rewarded(Struct, array_like=True, tag=3, frozen=True):
+    """A reward for the last action."""
+
+    key: int
+    seq: int
+    reward: float
+    info: str
+
+
+class Ended(Struct, array_like=True, tag=4, frozen=True):
+    """An episode ended: `how` is an Ending; `cause` says why it broke."""
+
+    key: int
+    seq: int
+    how: str
+    final_obs: bytes | None
+    cause: str = ""
+
+
+class Cut(Struct, array_like=True, tag=5, frozen=True):
+    """The closed steps of an open episode became part number `part`."""
+
+    key: int
+    part: int
+
+
+Event: TypeAlias = Opened | Started | Acted | Rewarded | Ended | Cut
+
+encode_event = msgspec.msgpack.Encoder().encode
+
+
+class Row(Struct, array_like=True, frozen=True):
+    """One journal row: one request's accepted events.
+
+    `received` is the collector's time in microseconds; `steps` counts every step that this journal
+    ever accepted, this row's included.
+    """
+
+    received: int
+    steps: int
+    events: list[Event]
+
+
+_decode_row = msgspec.msgpack.Decoder(Row).decode
+
+
+def encode_row(received: int, steps: int, encoded: list[bytes]) -> bytes:
+    """A `Row` around events that are encoded already."""
+    head = b"\x93" + encode_event(received) + encode_event(steps)
+    return b"".join([head, b"\xdd" + len(encoded).to_bytes(4, "big"), *encoded])
+
+
+def decode_row(blob: bytes) -> Row:
+    """Raises msgspec.DecodeError for a blob that is no row."""
+    return _decode_row(blob)
+
+
+def digest(encoded: bytes) -> bytes:
+    """8 bytes that tell whether a repeated event has the content that was acknowledged."""
+    return hashlib.blake2b(encoded, digest_size=8).digest()
+
+
+UNKNOWN_LOGP = math.nan

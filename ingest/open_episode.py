@@ -1,0 +1,281 @@
+"""An episode that is not over: its columns as growing buffers, its sequence numbers, its rows.
+
+Nothing here judges. `EpisodeAssembler` decides what may happen; this keeps what happened, in the
+form that a part needs: one buffer per column, no Python object per step.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from ingest.events import Acted, Ended, Started
+from storage.codec import Codec
+from storage.declarations import PolicyDeclaration
+from storage.episode import Ending, Part
+
+DIGEST_SIZE = 8
+
+
+@dataclass(frozen=True)
+class PolicyRules:
+    """A declaration with what is derived from it once."""
+
+    declaration: PolicyDeclaration
+    observation: Codec
+    action: Codec
+    schema_id: str
+
+    @classmethod
+    def of(cls, declaration: PolicyDeclaration) -> PolicyRules:
+        return cls(
+            declaration,
+            Codec(declaration.observation),
+            Codec(declaration.action),
+            declaration.schema_id,
+        )
+
+
+class Carry(msgspec.Struct, array_like=True, frozen=True):
+    """What an open episode is, at the cut of its latest recorded part: where replay begins."""
+
+    started: Started
+    seq: int  # of the action that opens the step after the cut
+    t: int  # of that step
+    part: int
+    episode_ordinal: int
+
+    def with_ordinal(self, episode_ordinal: int) -> Carry:
+        return msgspec.structs.replace(self, episode_ordinal=episode_ordinal)
+
+
+class OpenEpisode:
+    """The state of one open episode, from its latest cut on."""
+
+    __slots__ = (
+        "action_lengths",
+        "actions",
+        "digests",
+        "dist_inputs",
+        "dist_lengths",
+        "episode_ordinal",
+        "first_seq",
+        "infos",
+        "logp",
+        "next_seq",
+        "obs",
+        "obs_lengths",
+        "open_row",
+        "open_seq",
+        "part",
+        "part_since",
+        "pass_prob",
+        "received",
+        "rewards",
+        "rows",
+        "rules",
+        "seen",
+        "source",
+        "started",
+        "t0",
+        "ts",
+        "version",
+    )
+
+    def __init__(self, started: Started, rules: PolicyRules, row: int, now: float) -> None:
+        self.started = started
+        self.rules = rules
+        self.rows = [row]  # journal rows that the buffered steps need
+        self.open_row = row  # the row of the open step's action
+        self.open_seq = 0
+        self.next_seq = 1  # the start is 0
+        self.first_seq = 1  # seq of digests[0]
+        self.digests = bytearray()
+        self.part = 0
+        self.episode_ordinal = -1  # known after a restart, from the carry
+        self.t0 = 0
+        self.seen = now
+        self.part_since = now
+        self._clear()
+
+    @classmethod
+    def resumed(cls, carry: Carry, rules: PolicyRules, now: float) -> OpenEpisode:
+        """The episode as it stood right before the action that `carry` names."""
+        episode = cls(carry.started, rules, -1, now)
+        episode.rows = []
+        episode.next_seq = episode.first_seq = carry.seq
+        episode.t0 = carry.t
+        episode.part = carry.part
+        episode.episode_ordinal = carry.episode_ordinal
+        return episode
+
+    def _clear(self) -> None:
+        self.obs = bytearray()
+        self.actions = bytearray()
+        self.obs_lengths = array("I")
+        self.action_lengths = array("I")
+        self.rewards = array("d")
+        self.logp = array("d")
+        self.version = array("q")
+        self.source = bytearray()
+        self.pass_prob = array("d")
+        self.ts = array("q")
+        self.received = array("q")
+        self.dist_inputs = bytearray()
+        self.dist_lengths = array("I")
+        self.infos: dict[int, str] = {}
+
+    @property
+    def steps(self) -> int:
+        """Buffered steps, the open one included."""
+        return len(self.rewards)
+
+    @property
+    def t_next(self) -> int:
+        return self.t0 + len(self.rewards)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.obs) + len(self.actions) + len(self.dist_inputs) + 49 * len(self.rewards)
+
+    def remember(self, seq: int, digest: bytes, row: int, now: float) -> bool:
+        """Note that event `seq` was applied from `row`; answers whether that row is new here."""
+        self.digests += digest
+        self.next_seq = seq + 1
+        self.seen = now
+        new = not self.rows or self.rows[-1] != row
+        if new:
+            self.rows.append(row)
+        return new
+
+    def digest_of(self, seq: int) -> bytes | None:
+        """The digest of an applied event, None when it lies before the latest recorded cut."""
+        at = (seq - self.first_seq) * DIGEST_SIZE
+        return bytes(self.digests[at : at + DIGEST_SIZE]) if at >= 0 else None
+
+    def act(self, event: Acted, received: int, row: int) -> None:
+        """Close the open step, if any, and open the next."""
+        if event.dist_inputs and not self.dist_lengths:
+            self.dist_lengths.extend([0] * len(self.rewards))
+        self.obs += event.obs
+        self.actions += event.action
+        if self.rules.observation.itemsize is None:
+            self.obs_lengths.append(len(event.obs))
+        if self.rules.action.itemsize is None:
+            self.action_lengths.append(len(event.action))
+        self.rewards.append(event.reward)
+        self.logp.append(event.logp)
+        self.version.append(event.version)
+        self.source.append(event.source)
+        self.pass_prob.append(event.pass_prob)
+        self.ts.append(received if event.ts is None else event.ts)
+        self.received.append(received)
+        if event.dist_inputs or self.dist_lengths:
+            self.dist_inputs += event.dist_inputs
+            self.dist_lengths.append(len(event.dist_inputs))
+        if event.info:
+            self.infos[len(self.rewards) - 1] = event.info
+        self.open_row = row
+        self.open_seq = event.seq
+
+    def reward(self, amount: float, info: str) -> None:
+        """Add to the open step's reward, and to its info."""
+        self.rewards[-1] += amount
+        if info:
+            at = len(self.rewards) - 1
+            self.infos[at] = merge_infos(self.infos[at], info) if at in self.infos else info
+
+    def finish(self, ended: Ended) -> Part | None:
+        """The last part; None when no step is buffered."""
+        if not self.rewards:
+            return None
+        how: Ending = ended.how  # type: ignore[assignment]  # judged before it was journaled
+        return self._part(len(self.rewards), ended.final_obs, how, self.infos)
+
+    def cut(self) -> Part:
+        """The closed steps as a part; the open step stays, its observation ends the part."""
+        closed = len(self.rewards) - 1
+        size = self._prefix(self.obs, self.obs_lengths, self.rules.observation)
+        action_size = self._prefix(self.actions, self.action_lengths, self.rules.action)
+        infos = {row: text for row, text in self.infos.items() if row < closed}
+        part = self._part(closed, bytes(self.obs[size:]), None, infos)
+        self._drop(closed, size, action_size)
+        return part
+
+    def _prefix(self, buffer: bytearray, lengths: array[int], codec: Codec) -> int:
+        """The size in bytes of all values but the last."""
+        return len(buffer) - (codec.itemsize if codec.itemsize is not None else lengths[-1])
+
+    def _drop(self, closed: int, size: int, action_size: int) -> None:
+        """Forget the first `closed` steps, which a part holds now."""
+        dist_size = sum(self.dist_lengths[:closed])
+        for name, first in (("obs", size), ("actions", action_size), ("dist_inputs", dist_size)):
+            setattr(self, name, getattr(self, name)[first:])
+        for name in _PER_STEP:
+            setattr(self, name, getattr(self, name)[closed:])
+        self.infos = {row - closed: text for row, text in self.infos.items() if row >= closed}
+        self.t0 += closed
+        self.part += 1
+        self.rows = [row for row in self.rows if row >= self.open_row]
+        self.digests = self.digests[(self.open_seq - self.first_seq) * DIGEST_SIZE :]
+        self.first_seq = self.open_seq
+
+    def _part(
+        self, steps: int, final_obs: bytes | None, ended: Ending | None, infos: Mapping[int, str]
+    ) -> Part:
+        obs, actions, dist = len(self.obs), len(self.actions), len(self.dist_inputs)
+        if steps < len(self.rewards):
+            obs = self._prefix(self.obs, self.obs_lengths, self.rules.observation)
+            actions = self._prefix(self.actions, self.action_lengths, self.rules.action)
+            dist = sum(self.dist_lengths[:steps])
+        started = self.started
+        return Part(
+            episode_id=started.episode_id,
+            part=self.part,
+            t0=self.t0,
+            steps=steps,
+            schema_id=started.schema_id,
+            obs=bytes(self.obs[:obs]),
+            actions=bytes(self.actions[:actions]),
+            rewards=self.rewards[:steps].tobytes(),
+            action_logp=self.logp[:steps].tobytes(),
+            policy_version=self.version[:steps].tobytes(),
+            source=bytes(self.source[:steps]),
+            pass_prob=self.pass_prob[:steps].tobytes(),
+            ts=self.ts[:steps].tobytes(),
+            received_ts=self.received[:steps].tobytes(),
+            obs_lengths=self.obs_lengths[:steps].tobytes(),
+            actions_lengths=self.action_lengths[:steps].tobytes(),
+            dist_inputs=bytes(self.dist_inputs[:dist]),
+            dist_lengths=self.dist_lengths[:steps].tobytes(),
+            infos=infos,
+            final_obs=final_obs,
+            ended=ended,
+            policy_id=started.policy_id,
+            training_enabled=started.training_enabled,
+            continues=started.continues,
+            tags=started.tags,
+        )
+
+
+_PER_STEP = (
+    "obs_lengths",
+    "action_lengths",
+    "rewards",
+    "logp",
+    "version",
+    "source",
+    "pass_prob",
+    "ts",
+    "received",
+    "dist_lengths",
+)
+
+
+def merge_infos(first: str, second: str) -> str:
+    """Two JSON objects as one; the later value of a key wins."""
+    return json.dumps({**json.loads(first), **json.loads(second)}, ensure_ascii=False)

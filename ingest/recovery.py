@@ -1,0 +1,180 @@
+"""What a collector knows when it starts, read back from its journal, and how it is put there.
+
+Small things that must outlive the rows they came from are journal state: ended episodes, the cuts
+of open ones, the start numbers of client instances, the count of accepted steps. `recover` joins
+them with the rows that still exist, and answers the assembler as it stood at the last commit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ingest.assembler import EpisodeAssembler, Finished, Instance, Limits, Sealed
+from ingest.events import decode_row, encode_event
+from ingest.open_episode import Carry
+from storage.declarations import PolicyDeclaration
+from storage.journal import DamageReport, Journal, Plan
+from storage.ranges import RangeSet
+
+CARRY, DONE, FINISHED, INSTANCE, POLICY, TOTALS = (
+    "carry:",
+    "done",
+    "finished:",
+    "inst:",
+    "pol:",
+    "totals",
+)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_finished = msgspec.msgpack.Decoder(list[Finished]).decode
+_decode_carry = msgspec.msgpack.Decoder(Carry).decode
+_decode_parts = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
+
+
+class Totals(msgspec.Struct):
+    """Counts over the journal's whole life, as of the latest recorded shard."""
+
+    steps: int = 0  # accepted
+    rows: int = 0  # written to shards
+    parts: int = 0
+    shards: int = 0
+    episodes: int = 0  # ended, and recorded
+    empty: int = 0  # of them without a step
+
+
+@dataclass
+class Recovered:
+    """The assembler as of the last commit, and the parts that wait for a shard."""
+
+    assembler: EpisodeAssembler
+    planned: list[tuple[Plan, list[Sealed]]] = field(default_factory=list)
+    waiting: list[Sealed] = field(default_factory=list)
+    idle_rows: list[int] = field(default_factory=list)  # needed by nothing
+    finished_keys: list[str] = field(default_factory=list)  # state keys, oldest first
+    totals: Totals = field(default_factory=Totals)
+    next_plan: int = 0
+    collector_id: str = ""
+    last_row: int = 0
+    ordinals: dict[str, int] = field(default_factory=dict)
+    damage: DamageReport = field(default_factory=DamageReport)
+
+
+def plan_blob(parts: Sequence[Sealed]) -> bytes:
+    """Which parts a plan means, in the order of their ordinals."""
+    return _encode([(sealed.key, _part_number(sealed)) for sealed in parts])
+
+
+def _part_number(sealed: Sealed) -> int:
+    return -1 if sealed.part is None else sealed.part.part
+
+
+def recover(
+    journal: Journal, policies: Mapping[str, PolicyDeclaration], limits: Limits | None = None
+) -> Recovered:
+    """Replay the journal. `policies` are today's declarations."""
+    state = journal.state()
+    past = [_declaration(blob) for key, blob in state.items() if key.startswith(POLICY)]
+    assembler = EpisodeAssembler(policies, past=past, limits=limits)
+    found = Recovered(assembler, next_plan=journal.next_plan_id())
+    found.totals = msgspec.json.decode(state.get(TOTALS, b"{}"), type=Totals)
+    found.finished_keys = sorted(key for key in state if key.startswith(FINISHED))
+    _restore(assembler, state, found.finished_keys)
+    steps = found.totals.steps
+    for number, blob in journal.replay():
+        row = decode_row(blob)
+        steps = max(steps, row.steps)
+        for event in row.events:
+            assembler.apply(event, encode_event(event), row=number, received=row.received, now=0.0)
+        if number not in assembler.needed:
+            found.idle_rows.append(number)
+    assembler.steps = steps
+    _match_plans(journal, assembler, found)
+    found.collector_id = journal.collector_id
+    found.last_row = journal.last_row
+    found.ordinals = journal.streams()
+    found.damage = journal.damage
+    return found
+
+
+def _restore(
+    assembler: EpisodeAssembler, state: Mapping[str, bytes], finished_keys: Sequence[str]
+) -> None:
+    instances = [
+        (key.removeprefix(INSTANCE), json.loads(blob))
+        for key, blob in state.items()
+        if key.startswith(INSTANCE)
+    ]
+    for name, known in sorted(instances, key=lambda pair: pair[1]["used"]):
+        starts = RangeSet.from_json(known["starts"])
+        assembler.instances[name] = Instance(known["number"], known["name"], starts)
+    assembler.restore(
+        RangeSet.from_json(json.loads(state.get(DONE, b"[]"))),
+        (item for key in finished_keys for item in _decode_finished(state[key])),
+        (_decode_carry(blob) for key, blob in state.items() if key.startswith(CARRY)),
+    )
+    counters = json.loads(state.get("counters", b"{}"))
+    assembler.next_instance = counters.get("instances", 0)
+    assembler.anonymous_starts = counters.get("anonymous", 0)
+    assembler.next_key = max(assembler.next_key, counters.get("keys", 0))
+
+
+def _match_plans(journal: Journal, assembler: EpisodeAssembler, found: Recovered) -> None:
+    """Give each plan without a record the parts that it names; the rest waits for a plan."""
+    sealed = {(item.key, _part_number(item)): item for item in assembler.sealed}
+    assembler.sealed = []
+    for plan in journal.plans():
+        names = _decode_parts(plan.blob)
+        found.planned.append((plan, [sealed.pop(name) for name in names if name in sealed]))
+    found.waiting = list(sealed.values())
+
+
+def _declaration(blob: bytes) -> PolicyDeclaration:
+    return PolicyDeclaration.from_json(json.loads(blob), "journal")
+
+
+def policies_state(policies: Mapping[str, PolicyDeclaration]) -> dict[str, bytes]:
+    """The declarations in force, so that episodes outlive a change of their policy's file."""
+    return {
+        f"{POLICY}{policy.policy_id}:{policy.schema_id}": json.dumps(policy.to_json()).encode()
+        for policy in policies.values()
+    }
+
+
+def assembler_state(assembler: EpisodeAssembler, totals: Totals) -> dict[str, bytes]:
+    """What changes with every recorded shard: ended keys, counters, touched instances."""
+    put: dict[str, Any] = {
+        DONE: json.dumps(assembler.done.to_json()).encode(),
+        TOTALS: msgspec.json.encode(totals),
+        "counters": json.dumps(
+            {
+                "instances": assembler.next_instance,
+                "anonymous": assembler.anonymous_starts,
+                "keys": assembler.next_key,
+            }
+        ).encode(),
+    }
+    for name in assembler.touched:
+        known = assembler.instances.get(name)
+        if known is not None:
+            document = {
+                "number": known.number,
+                "name": known.name,
+                "starts": known.starts.to_json(),
+                "used": assembler.next_key,
+            }
+            put[INSTANCE + name] = json.dumps(document).encode()
+    assembler.touched.clear()
+    return put
+
+
+def encode_finished(finished: Sequence[Finished]) -> bytes:
+    return _encode(finished)
+
+
+def encode_carry(carry: Carry) -> bytes:
+    return _encode(carry)

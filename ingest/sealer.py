@@ -1,0 +1,109 @@
+"""The thread that hands planned parts to the shard writer and waits for their shard.
+
+It knows no state: it gets a plan with its parts and answers the written shard. A writer process
+that died is started again and the same plan is written once more; the writer adopts a shard that it
+finds complete. A disk that is full, or any other failed write, is tried again until it works.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from storage.episode import Part
+from storage.errors import StorageError
+from storage.journal import Plan
+
+log = logging.getLogger("headrace.collector")
+
+RETRY_SECONDS = 0.5
+
+
+class WrittenShard(Protocol):
+    """What the collector records of a shard."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Writer(Protocol):
+    """Writes one shard per call; `start` may be called again after a failure."""
+
+    def start(self) -> None: ...
+    def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> WrittenShard: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class SealJob:
+    """A durable plan, the parts that it covers (with ordinals), and the spaces they are in."""
+
+    plan: Plan
+    canonical_json: str
+    parts: Sequence[Part]
+    done: Callable[[WrittenShard], None]
+
+
+class Sealer:
+    """Runs one writer. `failures` counts writes that had to be tried again."""
+
+    def __init__(self, writer: Writer, *, notify: Callable[..., Any]) -> None:
+        self._writer = writer
+        self._notify = notify
+        self._jobs: SimpleQueue[SealJob | None] = SimpleQueue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headrace-sealer", daemon=True)
+        self.failures = 0
+        self.last_error: str | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, job: SealJob) -> None:
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Finish what was submitted, unless it fails: then it waits for the next start."""
+        self._closing.set()
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+        self._writer.close()
+
+    def _run(self) -> None:
+        self._try(self._writer.start)
+        while (job := self._jobs.get()) is not None:
+            shard = self._write(job)
+            if shard is None:
+                return
+            self._notify(job.done, shard)
+
+    def _write(self, job: SealJob) -> WrittenShard | None:
+        while True:
+            try:
+                return self._writer.write(job.plan.stream, job.canonical_json, job.parts)
+            except (StorageError, OSError) as error:
+                self.failures += 1
+                self.last_error = str(error)
+                log.warning("shard %s-%s: %s; trying again", job.plan.first, job.plan.last, error)
+            if self._closing.wait(RETRY_SECONDS):
+                return None
+            self._try(self._writer.start)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except (StorageError, OSError) as error:
+            self.last_error = str(error)
+            log.warning("shard writer: %s", error)
