@@ -1,4 +1,4 @@
-"""What lies under `SqliteJournal`: the database's form and settings, checksums, the high-water file.
+"""What lies under `SqliteJournal`: form and settings of the database, checksums, high-water file.
 
 Errors of SQLite are sorted here: the disk is full, somebody else holds the file, input or output
 failed, or the content is malformed.

@@ -1,0 +1,311 @@
+"""Acknowledged rows outlive kills, power loss, full disks and damage, or are counted as lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage.errors import JournalError
+from storage.journal import SqliteJournal
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+
+WRITER = """
+import sys
+from pathlib import Path
+import storage.journal
+from storage.journal import SqliteJournal
+
+storage.journal.CHECKPOINT_BYTES = 100_000  # so that a short run recycles its log
+journal = SqliteJournal.open(Path(sys.argv[1]))
+if sys.argv[2:] == ["without-sync"]:
+    journal._db.execute("PRAGMA synchronous = OFF")
+while True:
+    n = journal.last_row
+    rows = [(n + i, b"%d:" % (n + i) * 500) for i in range(1, 4)]
+    journal.commit(rows, put={"last": b"%d" % (n + 3)}, drop_rows=[n] if n else [])
+    print(n + 3, flush=True)
+"""
+
+
+def blob(number: int) -> bytes:
+    return b"%d:" % number * 500
+
+
+def start(script: str, *arguments: str | Path, **variables: str | Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment.update({name: str(value) for name, value in variables.items()})
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def acknowledge_then_kill(child: subprocess.Popen[str], commits: int) -> int:
+    """The last row that the child acknowledged before it was killed."""
+    assert child.stdout is not None
+    acknowledged = [int(child.stdout.readline()) for _ in range(commits)]
+    child.send_signal(signal.SIGKILL)
+    acknowledged += [int(line) for line in child.stdout.read().split("\n")[:-1]]
+    child.communicate()
+    return acknowledged[-1]
+
+
+@pytest.fixture(scope="session")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("faults") / "faults.so"
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", library, HERE / "faults.c", "-ldl"], check=True
+    )
+    return library
+
+
+def rows_of(directory: Path) -> tuple[dict[int, bytes], SqliteJournal]:
+    journal = SqliteJournal.open(directory)
+    return dict(journal.replay()), journal
+
+
+@pytest.mark.parametrize("commits", [1, 2, 7, 40, 90])
+def test_a_killed_writer_loses_nothing(tmp_path: Path, commits: int) -> None:
+    """SIGKILL at any moment: every acknowledged row is there, and the state fits the rows."""
+    last = acknowledge_then_kill(start(WRITER, tmp_path), commits)
+    rows, journal = rows_of(tmp_path)
+    journal.close()
+    assert not journal.damage
+    assert journal.last_row >= last
+    assert journal.state() == {"last": b"%d" % journal.last_row}
+    dropped = set(range(3, journal.last_row, 3))
+    assert rows == {n: blob(n) for n in range(1, journal.last_row + 1) if n not in dropped}
+
+
+def power_loss(tmp_path: Path, faults: Path, *how: str) -> tuple[int, SqliteJournal]:
+    """(last acknowledged row, the journal as it was at its last syncs)."""
+    live, synced = tmp_path / "live", tmp_path / "synced"
+    synced.mkdir()
+    child = start(WRITER, live, *how, LD_PRELOAD=faults, LIVE_DIR=live, SYNCED_DIR=synced)
+    last = acknowledge_then_kill(child, 60)
+    return last, SqliteJournal.open(synced)
+
+
+def test_power_loss_loses_nothing_acknowledged(tmp_path: Path, faults: Path) -> None:
+    """Only what was synced survives: every acknowledged row still does."""
+    last, journal = power_loss(tmp_path, faults)
+    survived = [n for n, data in journal.replay() if data == blob(n)]
+    journal.close()
+    assert not journal.damage
+    assert journal.last_row >= last
+    assert set(survived) >= {n for n in range(1, last + 1) if n % 3 or n == last}
+
+
+def test_the_power_loss_test_sees_a_missing_sync(tmp_path: Path, faults: Path) -> None:
+    """The same trial with syncing turned off loses acknowledged rows: the trial can fail."""
+    last, journal = power_loss(tmp_path, faults, "without-sync")
+    journal.close()
+    assert journal.last_row < last
+
+
+FAULTY = """
+import sys
+from pathlib import Path
+from storage.errors import JournalFailed, JournalFull
+from storage.journal import SqliteJournal
+
+directory, fault = Path(sys.argv[1]), Path(sys.argv[2])
+journal = SqliteJournal.open(directory)
+journal.commit([(1, b"before")], put={"k": b"1"})
+for letter in sys.argv[3]:
+    fault.write_text(letter)
+    try:
+        journal.commit([(2, b"during" * 9000)], put={"k": b"2"}, drop_rows=[1])
+        print("committed")
+    except (JournalFull, JournalFailed) as error:
+        print(type(error).__name__, journal.last_row, list(journal.state().values()))
+    fault.unlink()
+try:
+    journal.commit([(2, b"after")])
+    print("committed", [blob for _, blob in journal.replay()])
+except JournalFailed as error:
+    print("refused", error)
+"""
+
+
+def run_faulty(tmp_path: Path, faults: Path, letters: str) -> list[str]:
+    fault = tmp_path / "fault"
+    child = start(FAULTY, tmp_path / "j", fault, letters, LD_PRELOAD=faults, FAULT_FILE=fault)
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode == 0
+    return output.splitlines()
+
+
+def test_a_full_disk_rolls_back_and_resumes(tmp_path: Path, faults: Path) -> None:
+    """No space left: JournalFull, nothing changed, and the next commit with space succeeds."""
+    assert run_faulty(tmp_path, faults, "ff") == [
+        "JournalFull 1 [b'1']",
+        "JournalFull 1 [b'1']",
+        "committed [b'before', b'after']",
+    ]
+    rows, journal = rows_of(tmp_path / "j")
+    journal.close()
+    assert rows == {1: b"before", 2: b"after"}
+
+
+def test_a_failed_sync_is_fatal(tmp_path: Path, faults: Path) -> None:
+    """An error at the sync: JournalFailed, and every later commit is refused though disks heal."""
+    failed, refused = run_faulty(tmp_path, faults, "s")
+    assert failed == "JournalFailed 1 [b'1']"
+    assert refused.startswith("refused")
+    assert "disk I/O error" in refused
+    rows, journal = rows_of(tmp_path / "j")
+    journal.close()
+    assert rows[1 if 1 in rows else 2] in (b"before", b"during" * 9000)
+
+
+# --- damage ----------------------------------------------------------------------------------
+
+
+def killed_image(directory: Path, rows: int = 30) -> Path:
+    """The files of a journal whose process died: database, log and high-water file."""
+    journal = SqliteJournal.open(directory / "live", collector_id_factory=lambda: "0" * 12)
+    for n in range(1, rows + 1):
+        journal.commit([(n, blob(n))], put={"k": b"%d" % n}, drop_rows=[n // 2] if n > 20 else [])
+    shutil.copytree(directory / "live", directory / "image")
+    journal.close()
+    return directory / "image"
+
+
+def clean_image(directory: Path) -> Path:
+    killed_image(directory)
+    return directory / "live"
+
+
+def test_rows_missing_at_the_end_are_counted_and_never_reused(tmp_path: Path) -> None:
+    """A log cut behind SQLite's back: acknowledged rows are missing, and the report says how many.
+
+    What is left is served on, under a new collector id, and no number is given twice.
+    """
+    image = killed_image(tmp_path)
+    log = image / "journal.db-wal"
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    rows, journal = rows_of(image)
+    assert journal.damage.missing_rows > 0
+    assert journal.damage.missing_rows == 30 - int(journal.state()["k"])
+    assert journal.damage.previous_collector_id == "0" * 12 != journal.collector_id
+    assert journal.last_row == 30
+    assert all(data == blob(n) for n, data in rows.items())
+    journal.commit([(31, b"next")])
+    journal.close()
+    again = SqliteJournal.open(image)
+    again.close()
+    assert not again.damage
+    assert (again.collector_id, again.last_row) == (journal.collector_id, 31)
+
+
+def test_a_deleted_database_is_noticed(tmp_path: Path) -> None:
+    """Without the database the high-water file tells what was there."""
+    image = killed_image(tmp_path)
+    (image / "journal.db").unlink()
+    (image / "journal.db-wal").unlink()
+    journal = SqliteJournal.open(image)
+    journal.close()
+    assert journal.damage.missing_rows == journal.last_row == 30
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"0", bytes(30), b"9" * 20 + b" 00000000\n", b"\xff" * 64]
+)
+def test_a_torn_high_water_file_is_ignored(tmp_path: Path, content: bytes) -> None:
+    """It was never synced: after power loss it may hold anything, which accuses nobody."""
+    image = killed_image(tmp_path)
+    (image / "high-water").write_bytes(content)
+    journal = SqliteJournal.open(image)
+    journal.commit([(31, b"x")])
+    journal.close()
+    assert not journal.damage
+
+
+def test_a_row_deleted_by_hand_is_a_gap(tmp_path: Path) -> None:
+    """A missing number inside that nobody dropped is damage, not history."""
+    image = clean_image(tmp_path)
+    database = sqlite3.connect(image / "journal.db")
+    database.execute("DELETE FROM rows WHERE number IN (17, 18)")
+    database.commit()
+    database.close()
+    rows, journal = rows_of(image)
+    journal.close()
+    assert journal.damage.lost_rows == 2
+    assert not {17, 18} & set(rows)
+
+
+def test_a_flipped_byte_in_a_row_is_counted_and_not_replayed(tmp_path: Path) -> None:
+    """SQLite would hand it out; the checksum does not."""
+    image = clean_image(tmp_path)
+    data = (image / "journal.db").read_bytes()
+    at = data.index(blob(25)) + 700
+    (image / "journal.db").write_bytes(data[:at] + b"!" + data[at + 1 :])
+    rows, journal = rows_of(image)
+    journal.close()
+    assert journal.damage.damaged_rows == 1
+    assert 25 not in rows
+    assert {26, 27, 28} <= set(rows)
+
+
+@pytest.mark.parametrize("wreck", ["garbage", "truncated", "header", "ordinal"])
+def test_a_malformed_database_is_set_aside(tmp_path: Path, wreck: str) -> None:
+    """Unreadable: kept under damaged-1/, a new journal with a new name begins, and it says so."""
+    image = clean_image(tmp_path)
+    data = (image / "journal.db").read_bytes()
+    wrecked = {
+        "garbage": b"not a database" * 1000,
+        "truncated": data[: len(data) // 2],
+        "header": b"X" + data[1:],
+        "ordinal": data.replace(b"collector_id" + b"0" * 12, b"collector_id" + b"1" * 12),
+    }[wreck]
+    assert wrecked != data
+    (image / "journal.db").write_bytes(wrecked)
+    journal = SqliteJournal.open(image)
+    assert journal.damage.set_aside == image / "damaged-1"
+    assert journal.damage.reason
+    assert journal.collector_id != "0" * 12
+    assert (image / "damaged-1" / "journal.db").exists()
+    journal.commit([(1, b"x")])
+    journal.close()
+    reopened = SqliteJournal.open(image)
+    reopened.close()
+    assert not reopened.damage
+
+
+def test_any_damaged_byte_is_harmless_or_reported(tmp_path: Path) -> None:
+    """400 journals with 8 wrong bytes somewhere: no wrong row is replayed, none goes uncounted."""
+    image = killed_image(tmp_path)
+    expected = {n for n in range(1, 31) if n not in {m // 2 for m in range(21, 31)}}
+    closed = tmp_path / "live"
+    chance = random.Random(11)
+    silent = 0
+    for trial in range(400):
+        victim = tmp_path / "victim"
+        shutil.copytree(image if trial % 2 else closed, victim)
+        path = victim / ("journal.db-wal" if trial % 2 else "journal.db")
+        data = bytearray(path.read_bytes())
+        at = chance.randrange(len(data) - 8)
+        data[at : at + 8] = chance.randbytes(8)
+        path.write_bytes(data)
+        try:
+            rows, journal = rows_of(victim)
+        except JournalError:
+            rows = None
+        if rows is not None:
+            journal.close()
+            assert all(data == blob(n) for n, data in rows.items()), trial
+            lost = expected - set(rows)
+            silent += bool(lost) and not journal.damage
+        shutil.rmtree(victim)
+    assert silent == 0
