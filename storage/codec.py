@@ -142,7 +142,7 @@ class Codec:
                 offset += size
         self._fixed = offset
         self.itemsize: int | None = None if self._texts else offset
-        self._single = self._slots[0] if len(self.leaves) == 1 and self._slots else None
+        self._single = self._slots[0] if not isinstance(space, (Dict, Text, Tuple)) else None
 
     # one value
 

@@ -1,0 +1,227 @@
+"""Observation filters: what a flat observation goes through before the network sees it.
+
+Shards keep raw observations; a filter learns from them at training time, and its state travels with
+the weights. Workers that filter on their own keep what is new in a *buffer*, which a driver merges:
+
+    worker.push(observations)
+    driver.apply_changes(worker)      # adds the worker's buffer, nothing twice
+    worker.sync(driver)               # takes the driver's statistics and an empty buffer
+
+Statistics are merged pairwise in float64 (Chan, Golub & LeVeque 1979, eq. 2.1), so that many small
+pushes, one large one, and a merge of filters agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FILTERS", "Filter", "MeanStdFilter", "NoFilter", "RunningStat", "make_filter"]
+
+FloatArray = npt.NDArray[np.float64]
+# Keeps the quotient finite where a feature never changes.
+_EPSILON = 1e-8
+
+
+class Filter(Protocol):
+    """(B, D) or (D,) float32 in, the same shape and dtype out."""
+
+    def __call__(self, flat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]: ...
+
+    def push(self, flat: npt.ArrayLike) -> None:
+        """Learn from observations (B, D)."""
+
+    def to_json(self) -> dict[str, Any] | None:
+        """The state that travels with the weights, None when there is none."""
+
+
+class RunningStat:
+    """Count, mean and sum of squared deviations `s` of vectors (D,)."""
+
+    def __init__(self, size: int) -> None:
+        self.n = 0
+        self.mean: FloatArray = np.zeros(size)
+        self.s: FloatArray = np.zeros(size)
+
+    def push(self, rows: npt.ArrayLike) -> None:
+        """Add rows (B, D); raises ValueError for another shape or numbers that are not finite."""
+        values = np.asarray(rows, np.float64)
+        if values.ndim != 2 or values.shape[1:] != self.mean.shape:
+            raise ValueError(
+                f"filter: expected rows of {self.mean.size} numbers, got shape {values.shape}"
+            )
+        if not np.isfinite(values).all():
+            raise ValueError("filter: expected finite numbers, got NaN or infinity")
+        if len(values) == 0:
+            return
+        mean = values.mean(axis=0)
+        self._merge(len(values), mean, np.square(values - mean).sum(axis=0))
+
+    def update(self, other: RunningStat) -> None:
+        """Add everything that `other` saw."""
+        if other.mean.shape != self.mean.shape:
+            raise ValueError(
+                f"filter: expected statistics of {self.mean.size} numbers, got {other.mean.size}"
+            )
+        if other.n:
+            self._merge(other.n, other.mean, other.s)
+
+    @property
+    def var(self) -> FloatArray:
+        """Sample variance; for one sample mean^2, so that a first observation is not blown up."""
+        return self.s / (self.n - 1) if self.n > 1 else np.square(self.mean)
+
+    @property
+    def std(self) -> FloatArray:
+        return np.sqrt(self.var)
+
+    def copy(self) -> RunningStat:
+        twin = RunningStat(self.mean.size)
+        twin.n, twin.mean, twin.s = self.n, self.mean.copy(), self.s.copy()
+        return twin
+
+    def to_json(self) -> dict[str, Any]:
+        return {"n": self.n, "mean": self.mean.tolist(), "s": self.s.tolist()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], size: int) -> RunningStat:
+        """Raises ValueError unless the document holds a count and 2 x `size` finite numbers."""
+        stat = cls(size)
+        if not isinstance(document, Mapping) or set(document) != {"n", "mean", "s"}:
+            raise ValueError(f"filter state: expected n, mean, s, got {document!r:.80}")
+        if type(document["n"]) is not int or document["n"] < 0:
+            raise ValueError(f"filter state: expected a count n >= 0, got {document['n']!r:.80}")
+        stat.n = document["n"]
+        for name in ("mean", "s"):
+            numbers = np.asarray(document[name], np.float64)
+            if numbers.shape != (size,) or not np.isfinite(numbers).all():
+                raise ValueError(
+                    f"filter state: {name}: expected {size} finite numbers, "
+                    f"got shape {numbers.shape}"
+                )
+            setattr(stat, name, numbers)
+        if (stat.s < 0).any():
+            raise ValueError("filter state: s: expected sums of squares >= 0, got a negative one")
+        return stat
+
+    def _merge(self, n: int, mean: FloatArray, s: FloatArray) -> None:
+        total = self.n + n
+        delta = mean - self.mean
+        self.mean = self.mean + delta * (n / total)
+        self.s = self.s + s + np.square(delta) * (self.n * n / total)
+        self.n = total
+
+
+class NoFilter:
+    """Observations as they are."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, flat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return flat
+
+    def push(self, flat: npt.ArrayLike) -> None:
+        return None
+
+    def to_json(self) -> None:
+        return None
+
+    @classmethod
+    def from_json(cls, document: None, size: int) -> NoFilter:
+        if document is not None:
+            raise ValueError(f"filter state: expected none for NoFilter, got {document!r:.80}")
+        return cls(size)
+
+
+class MeanStdFilter:
+    """x -> (x - mean) / (std + 1e-8), optionally clipped to [-clip, clip].
+
+    A filter that has seen nothing changes nothing.
+    """
+
+    def __init__(self, size: int, *, clip: float | None = None) -> None:
+        if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
+            raise ValueError(f"clip: expected a number > 0, got {clip!r:.80}")
+        self.size = size
+        self.clip = clip
+        self.stats = RunningStat(size)
+        self.buffer = RunningStat(size)
+        self._refresh()
+
+    def __call__(self, flat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        if self.stats.n == 0:
+            return flat
+        scaled = (flat - self._mean) * self._scale
+        if self.clip is not None:
+            np.clip(scaled, -self.clip, self.clip, out=scaled)
+        return scaled.astype(np.float32)
+
+    def push(self, flat: npt.ArrayLike) -> None:
+        """Learn from observations (B, D)."""
+        self.stats.push(flat)
+        self.buffer.push(flat)
+        self._refresh()
+
+    def apply_changes(self, other: MeanStdFilter, *, with_buffer: bool = False) -> None:
+        """Add what `other` saw since it was last synced; `with_buffer` takes its buffer over."""
+        self.stats.update(other.buffer)
+        if with_buffer:
+            self.buffer = other.buffer.copy()
+        self._refresh()
+
+    def sync(self, other: MeanStdFilter) -> None:
+        """Become a copy of `other`, buffer included."""
+        self.stats, self.buffer = other.stats.copy(), other.buffer.copy()
+        self._refresh()
+
+    def clear_buffer(self) -> None:
+        self.buffer = RunningStat(self.size)
+
+    def copy(self) -> Self:
+        twin = type(self)(self.size, clip=self.clip)
+        twin.sync(self)
+        return twin
+
+    def to_json(self) -> dict[str, Any]:
+        """The statistics; the buffer stays with its worker."""
+        return {"kind": "MeanStdFilter", "clip": self.clip, "stats": self.stats.to_json()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any] | None, size: int) -> MeanStdFilter:
+        """The filter of a state (None: one that has seen nothing); raises ValueError."""
+        if document is None:
+            return cls(size)
+        if not isinstance(document, Mapping) or set(document) != {"kind", "clip", "stats"}:
+            raise ValueError(f"filter state: expected kind, clip, stats, got {document!r:.80}")
+        if document["kind"] != "MeanStdFilter":
+            raise ValueError(
+                f"filter state: expected the kind 'MeanStdFilter', got {document['kind']!r:.80}"
+            )
+        made = cls(size, clip=document["clip"])
+        made.stats = RunningStat.from_json(document["stats"], size)
+        made._refresh()
+        return made
+
+    def _refresh(self) -> None:
+        # Together, once per change: a client applies them to every single observation.
+        self._mean: FloatArray = self.stats.mean
+        self._scale: FloatArray = 1.0 / (self.stats.std + _EPSILON)
+
+
+FILTERS: Mapping[str, Callable[[Any, int], NoFilter | MeanStdFilter]] = {
+    "NoFilter": NoFilter.from_json,
+    "MeanStdFilter": MeanStdFilter.from_json,
+}
+
+
+def make_filter(
+    name: str, size: int, state: Mapping[str, Any] | None = None
+) -> NoFilter | MeanStdFilter:
+    """The filter of that name for observations (D,) of `size`, with a state from `to_json`."""
+    if name not in FILTERS:
+        raise ValueError(f"observation filter: expected one of {sorted(FILTERS)}, got {name!r:.80}")
+    return FILTERS[name](state, size)
