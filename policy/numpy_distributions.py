@@ -95,7 +95,8 @@ class Bernoulli:
         if not ((bits == 0) | (bits == 1)).all():
             raise SpaceError(f"{_place(self._component)}: expected zeros and ones, got others")
         signed = np.where(bits == 1, logits, -logits)
-        return -np.logaddexp(0.0, -signed).sum(axis=1)
+        logp: FloatArray = -np.logaddexp(0.0, -signed).sum(axis=1)
+        return logp
 
     def _shaped(self, bits: Array) -> Array:
         return bits.astype(np.int8).reshape(-1, *self._component.leaf.shape)
@@ -120,7 +121,8 @@ class DiagGaussian:
         log_std = inputs[:, self._component.log_std]
         distance = flat_actions(self._component, actions) - inputs[:, self._component.inputs]
         terms = np.square(distance * np.exp(-log_std)) + 2 * log_std + _LOG_2PI
-        return -0.5 * terms.sum(axis=1)
+        logp: FloatArray = -0.5 * terms.sum(axis=1)
+        return logp
 
     def _stored(self, values: FloatArray) -> Array:
         leaf = self._component.leaf
@@ -197,8 +199,9 @@ _KINDS: Mapping[str, Any] = {
 
 def log_softmax(logits: FloatArray) -> FloatArray:
     """(B, n) log probabilities, from logits less their maximum so that exp can't overflow."""
-    shifted: FloatArray = logits - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    log_probs: FloatArray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return log_probs
 
 
 def choice_index(component: Component, actions: Array) -> npt.NDArray[np.int64]:
@@ -236,7 +239,10 @@ def _inverse_cdf(logits: FloatArray, uniform: FloatArray) -> Array:
 
 
 def _clipped(space: Any, values: Array) -> Array:
-    return np.clip(values, space.low, space.high) if isinstance(space, Box) else values
+    if not isinstance(space, Box):
+        return values
+    clipped: Array = np.clip(values, space.low, space.high)
+    return clipped
 
 
 def _place(component: Component) -> str:

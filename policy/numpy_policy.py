@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,8 +34,8 @@ FlatArray = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
 # Up to here a loop over Python floats is faster than numpy's calls.
 _FEW_OPTIONS = 16
-# What is not finite is refused when it reaches the distribution; on its way there it need not warn.
-_QUIET = partial(np.errstate, over="ignore", invalid="ignore")
+# Up to here adding Python floats finds a NaN faster than numpy does.
+_FEW_NUMBERS = 64
 
 
 class Action(NamedTuple):
@@ -151,6 +151,12 @@ class NumpyPolicy:
         finite.
         """
         flat = self._flatten_one(obs)
+        if not (
+            math.isfinite(sum(flat.tolist()))
+            if flat.size <= _FEW_NUMBERS
+            else np.isfinite(flat).all()
+        ):
+            raise _not_finite()
         if self._few_options:
             return self._act_discrete(flat, rng, explore)
         one = self.act(flat[None], rng, explore=explore)
@@ -159,14 +165,13 @@ class NumpyPolicy:
     def _act_discrete(self, flat: FlatArray, rng: np.random.Generator, explore: bool) -> Action:
         h: FlatArray = self._filter(flat) if self._filters else flat
         activate = self._activate
-        with _QUIET():
-            for weight, bias in self._hidden:
-                h = weight.dot(h)
-                h += bias
-                activate(h, h)
-            weight, bias = self._last
-            logits = weight.dot(h)
-            logits += bias
+        for weight, bias in self._hidden:
+            h = weight.dot(h)
+            h += bias
+            activate(h, h)
+        weight, bias = self._last
+        logits = weight.dot(h)
+        logits += bias
         index, logp = _choose(logits.tolist(), rng.random() if explore else None)
         action = index + self._start
         return Action(action, logp, logits, action)
@@ -178,15 +183,16 @@ class NumpyPolicy:
                 f"observations: expected flat ones (B, {self.spec.flattener.size}), "
                 f"got {rows.shape}"
             )
+        if not np.isfinite(rows).all():
+            raise _not_finite()
         return self._filter(rows)
 
     def _run(self, tower: list[tuple[FlatArray, FlatArray]], rows: FlatArray) -> FlatArray:
-        with _QUIET():
-            for i, (weight, bias) in enumerate(tower):
-                if i:
-                    self._activate(rows, rows)
-                rows = rows @ weight.T
-                rows += bias
+        for i, (weight, bias) in enumerate(tower):
+            if i:
+                self._activate(rows, rows)
+            rows = rows @ weight.T
+            rows += bias
         return rows
 
 
@@ -237,6 +243,10 @@ def _tower(
     ]
 
 
+def _not_finite() -> ValueError:
+    return ValueError("observation: expected finite numbers, got NaN or infinity")
+
+
 def _choose(logits: list[float], uniform: float | None) -> tuple[int, float]:
     """(index, logp) by the inverse of the cumulated probabilities; the mode without a uniform."""
     largest = max(logits)
@@ -261,7 +271,9 @@ def _relu(h: FlatArray, out: FlatArray) -> None:
 
 
 def _silu(h: FlatArray, out: FlatArray) -> None:
-    np.divide(h, 1.0 + np.exp(-h), out=out)
+    # exp may become infinite far below 0, where the quotient is 0.
+    with np.errstate(over="ignore"):
+        np.divide(h, 1.0 + np.exp(-h), out=out)
 
 
 _ACTIVATIONS: Mapping[str, Callable[[FlatArray, FlatArray], Any]] = {

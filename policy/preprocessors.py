@@ -52,7 +52,8 @@ class Flattener:
         if box is not None and type(value) is np.ndarray and value.dtype == _FLOAT32:
             if value.shape != self._box_shape:
                 raise _wrong_shape(box, value.shape)
-            return value if value.ndim == 1 else value.reshape(-1)
+            flat: FloatArray = value if value.ndim == 1 else value.reshape(-1)
+            return flat
         rows = [np.asarray(item)[None] for item in _leaf_values(self.space, value, "observation")]
         return self._joined(rows, 1)[0]
 

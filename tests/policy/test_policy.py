@@ -43,7 +43,7 @@ def test_refused_weights_change_nothing():
     weights = policy.get_weights()
     weights["pi.0.bias"] += 1
     weights["pi.2.bias"] = np.zeros(3, np.float32)
-    with pytest.raises(ValueError, match="pi.2.bias"):
+    with pytest.raises(ValueError, match=r"pi\.2\.bias"):
         policy.set_weights(weights)
     assert (policy.get_weights()["pi.0.bias"] == 0).all()
 
@@ -74,7 +74,7 @@ def test_a_batch_with_nested_columns_is_read():
 def test_a_policy_without_value_head_says_so():
     """values raises and names the setting."""
     policy = Policy(PolicySpec(Box((4,)), Discrete(2), ModuleSpec(value_head=False)))
-    with pytest.raises(ValueError, match="no value head: see ModuleSpec.value_head"):
+    with pytest.raises(ValueError, match=r"no value head: see ModuleSpec\.value_head"):
         policy.values(torch.zeros(1, 4))
 
 

@@ -103,7 +103,7 @@ def test_a_value_outside_the_space_is_refused(space, value, text):
 
 def test_missing_columns_and_text_are_refused():
     """A policy can't read Text; a batch must have every leaf."""
-    with pytest.raises(SpaceError, match="observation.b: a policy can't read a Text space"):
+    with pytest.raises(SpaceError, match=r"observation\.b: a policy can't read a Text space"):
         Flattener(Dict({"a": Box(()), "b": Text(4)}))
     with pytest.raises(SpaceError, match="expected the columns"):
         flatten_observation(Tuple((Box(()), Box(()))), {"0": np.zeros(2)})
