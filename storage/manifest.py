@@ -1,0 +1,195 @@
+"""What goes with weights: candidates, manifests, the live pointer, and their strict documents.
+
+A document at rest is JSON `{"format", "kind", "digest", "body"}`; the digest is the SHA-256 of the
+body's canonical JSON, so that a damaged number is not taken for another one. Weights are one
+safetensors file, which has no checksum of its own: its digest stands in the manifest and is checked
+before a byte of it is parsed.
+
+This room opens no file: a client uses it on what it received.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+
+from storage.errors import WeightsDamaged
+
+FORMAT_VERSION = 1
+WEIGHTS_FILE = "weights.safetensors"
+LINEAGE_FILE = "lineage.json"
+
+Weights: TypeAlias = Mapping[str, npt.NDArray[Any]]
+Json: TypeAlias = Any
+
+
+def canonical(document: Json, what: str = "document") -> bytes:
+    """The one JSON text of a document. Raises ValueError for NaN, infinity and unknown types."""
+    try:
+        text = json.dumps(
+            document, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False
+        )
+        return text.encode()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what}: expected JSON without NaN or infinity: {error}") from error
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def seal_document(kind: str, body: Json) -> bytes:
+    """The bytes at rest of a document of one kind."""
+    data = canonical(body, kind)
+    document = {"format": FORMAT_VERSION, "kind": kind, "digest": sha256(data), "body": body}
+    return json.dumps(document, sort_keys=True, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def open_document(kind: str, data: bytes, where: object) -> dict[str, Json]:
+    """The body of `seal_document` bytes. Raises WeightsDamaged naming `where`."""
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict) or set(document) != {"format", "kind", "digest", "body"}:
+            raise ValueError("expected the keys format, kind, digest, body")
+        if (document["format"], document["kind"]) != (FORMAT_VERSION, kind):
+            raise ValueError(
+                f"expected {kind} of format {FORMAT_VERSION}, got {document['kind']!r:.40} of "
+                f"format {document['format']!r:.40}"
+            )
+        body = document["body"]
+        if not isinstance(body, dict) or sha256(canonical(body)) != document["digest"]:
+            raise ValueError("the content does not fit its digest")
+    except (ValueError, RecursionError) as error:
+        raise WeightsDamaged(f"{where}: {error}") from error
+    return body
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "str": (str,),
+    "float": (int, float),
+    "int | None": (int, type(None)),
+    "str | None": (str, type(None)),
+    "dict[str, Json]": (dict,),
+    "dict[str, Json] | None": (dict, type(None)),
+    "dict[str, str]": (dict,),
+}
+
+
+class _Document:
+    """Strict reading of a frozen dataclass from a JSON object."""
+
+    @classmethod
+    def from_json(cls, body: Json, where: object = "$") -> Self:
+        """The value of `to_json`. Raises WeightsDamaged for other keys or types."""
+        expected = {f.name: str(f.type) for f in fields(cls)}  # type: ignore[arg-type]
+        if not isinstance(body, dict) or set(body) != set(expected):
+            got = sorted(body) if isinstance(body, dict) else f"{body!r:.80}"
+            raise WeightsDamaged(f"{where}: expected the keys {sorted(expected)}, got {got}")
+        for name, kind in expected.items():
+            value = body[name]
+            if not isinstance(value, _TYPES[kind]) or isinstance(value, bool):
+                raise WeightsDamaged(f"{where}.{name}: expected {kind}, got {value!r:.80}")
+        if "digests" in expected:
+            _require_digests(body["digests"], where)
+        return cls(**body)
+
+    def to_json(self) -> dict[str, Json]:
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
+def _require_digests(digests: dict[str, Json], where: object) -> None:
+    """The two known file names and no other: a name from a document never becomes a path."""
+    texts = all(isinstance(value, str) and len(value) == 64 for value in digests.values())
+    if set(digests) != {WEIGHTS_FILE, LINEAGE_FILE} or not texts:
+        raise WeightsDamaged(
+            f"{where}.digests: expected a SHA-256 each of {WEIGHTS_FILE} and {LINEAGE_FILE}, "
+            f"got {digests!r:.200}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate(_Document):
+    """Trained, not numbered. Its digest is that of all its content, so adding twice is once.
+
+    `digests`: file name -> SHA-256 of the weights and of the lineage (the ordinals trained on).
+    """
+
+    policy_id: str
+    spec: dict[str, Json]
+    filter_state: dict[str, Json] | None
+    metrics: dict[str, Json]
+    checkpoint: str | None
+    digests: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        return sha256(canonical(self.to_json()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(_Document):
+    """A numbered version. `parent`: what was live before; `copy_of`: set by a rollback.
+
+    `candidate` is the digest of the candidate it came from; `created`: microseconds since the
+    epoch.
+    """
+
+    store_id: str
+    policy_id: str
+    version: int
+    parent: int | None
+    copy_of: int | None
+    candidate: str
+    spec: dict[str, Json]
+    filter_state: dict[str, Json] | None
+    metrics: dict[str, Json]
+    checkpoint: str | None
+    digests: dict[str, str]
+    created: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live(_Document):
+    """What is live. `generation` rises strictly; a canary gets its share of episodes (0 to 1)."""
+
+    generation: int
+    version: int
+    canary_version: int | None = None
+    canary_share: float = 0.0
+
+
+def encode_weights(weights: Weights) -> bytes:
+    """One safetensors file. Raises ValueError for no tensors, an unknown dtype, NaN or infinity."""
+    if not weights:
+        raise ValueError("weights: expected one or more arrays, got none")
+    tensors = {}
+    for name, value in weights.items():
+        array = np.array(value, order="C")  # a transposed view would be written in memory order
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"weights.{name}: expected finite numbers, got NaN or infinity")
+        if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+            raise ValueError(f"weights.{name}: expected numbers, got dtype {array.dtype}")
+        tensors[name] = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return safetensors.numpy.save(tensors)
+
+
+def decode_weights(data: bytes, digest: str, where: object = WEIGHTS_FILE) -> dict[str, Any]:
+    """The arrays of `encode_weights` bytes, whose digest is checked first.
+
+    Raises WeightsDamaged.
+    """
+    if sha256(data) != digest:
+        raise WeightsDamaged(f"{where}: expected SHA-256 {digest}, got {sha256(data)}")
+    try:
+        return safetensors.numpy.load(data)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise WeightsDamaged(f"{where}: {error}") from error
