@@ -14,9 +14,10 @@ help:  ## list the commands
 setup: $(STAMP)  ## build .venv with every extra, at the tested versions
 
 $(STAMP):
+	@echo 'Setting up .venv; the first time takes minutes.'
 	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install -q -c constraints.txt hatchling
-	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m pip install -qq -c constraints.txt hatchling
+	$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
 	@rm -f .venv/setup-*
 	@touch $@
 
@@ -29,7 +30,7 @@ lint: setup  ## rules, format, types, import contracts
 	$(BIN)/lint-imports
 
 unit: setup  ## the tests, the wheel's among them
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 format: setup  ## format, and mend what ruff can mend
 	$(BIN)/ruff format .

@@ -8,10 +8,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from storage.arrow_columns import decode_column as decode_column
     from storage.episode import Episode as Episode
+    from storage.input_reader import InputReader as InputReader
+    from storage.input_reader import OutputWriter as OutputWriter
+    from storage.sample_batch import MultiAgentBatch as MultiAgentBatch
+    from storage.sample_batch import SampleBatch as SampleBatch
+    from storage.shards import ShardWriter as ShardWriter
+    from storage.shards import read_shard as read_shard
+    from storage.shards import to_pandas as to_pandas
 
 _ROOMS = {
     "Episode": "storage.episode",
+    "InputReader": "storage.input_reader",
+    "MultiAgentBatch": "storage.sample_batch",
+    "OutputWriter": "storage.input_reader",
+    "SampleBatch": "storage.sample_batch",
+    "ShardWriter": "storage.shards",
+    "decode_column": "storage.arrow_columns",
+    "read_shard": "storage.shards",
+    "to_pandas": "storage.shards",
 }
 __all__ = sorted(_ROOMS)
 __headrace__ = True

@@ -27,15 +27,17 @@ def test_the_type_checker_is_told_the_same_names(package: str) -> None:
     """What the root hands out at run time and what it declares for mypy are one list."""
     tree = ast.parse((ROOT / package / "__init__.py").read_text())
     declared = {
-        (alias.name, statement.module)
+        alias.name: statement.module or package
         for branch in tree.body
         if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
         for statement in branch.body
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
     }
-    rooms = importlib.import_module(package)._ROOMS
-    assert declared == set(rooms.items())
+    root = importlib.import_module(package)
+    assert declared.keys() == set(root.__all__)
+    for name, room in declared.items():
+        assert getattr(importlib.import_module(room), name) is getattr(root, name)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -13,13 +13,19 @@ import pytest
 
 THIN_CLIENT = [
     "ingest",
+    "ingest.outbox",
+    "ingest.transport",
     "ingest.wire",
     "policy",
+    "policy.filters",
+    "policy.numpy_policy",
+    "policy.preprocessors",
+    "policy.spec",
     "storage",
     "storage.codec",
     "storage.spaces",
 ]
-COLLECTOR = ["ingest.assembler", "storage.journal"]
+COLLECTOR = ["ingest.assembler", "ingest.collector", "storage.journal", "storage.writer_process"]
 
 HEAVY_FOR_CLIENT = {"torch", "pyarrow", "pandas", "watchdog", "gymnasium", "scipy", "matplotlib"}
 HEAVY_FOR_COLLECTOR = {"torch", "pyarrow", "pandas", "scipy", "matplotlib"}

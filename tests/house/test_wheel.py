@@ -19,9 +19,6 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("storage", "policy", "ingest")
 EXTRAS = ["torch", "pyarrow", "pandas", "watchdog", "gymnasium", "typer", "rich", "uvicorn"]
 
-# One worker builds the environment, for all tests of this file.
-pytestmark = pytest.mark.xdist_group("wheel")
-
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
