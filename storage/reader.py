@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.episode import Episode
+from storage.episode_rows import episode_of
 from storage.files import make_directory, replace_file
 from storage.input_reader import (
     EndOfInput,
@@ -34,7 +35,6 @@ from storage.input_reader import (
 from storage.ledger import Ledger, Ranges
 from storage.loading import (
     DEFAULT_COLUMNS,
-    ENDED,
     EPISODE_COLUMNS,
     REASONS,
     STREAM_INDEX,
@@ -46,9 +46,11 @@ from storage.prefetch import BadShard, End, Failure, Prefetcher, deadline_after
 from storage.reader_state import Position, restore_rows
 from storage.row_stages import Cutter, EpisodeJoiner, Mode, ShuffleWindow, unit_bounds
 from storage.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
+from storage.shard_choice import ShardChoice
 from storage.sources import POLL_INTERVAL, DirectorySource, ShardFile, ShardSource
 from storage.spaces import Space
 from storage.split import held_out
+from storage.torch_dataset import to_torch_dataset
 
 __all__ = [
     "EndOfInput",
@@ -147,8 +149,11 @@ class ShardReader(InputReader):
         self._prefetch = prefetch
         self._poll_interval = poll_interval
         self._select = select
-        self._manifest = None if ordinals is None else Ledger(ordinals)
-        self._policy_id, self._schema_id = policy_id, schema_id
+        self._choice = ShardChoice(
+            policy_id=policy_id,
+            schema_id=schema_id,
+            manifest=None if ordinals is None else Ledger(ordinals),
+        )
         self._incomplete = incomplete
         chosen = tuple(DEFAULT_COLUMNS if columns is None else columns)
         own = EPISODE_COLUMNS if mode == "episodes" else ()
@@ -189,7 +194,7 @@ class ShardReader(InputReader):
     @property
     def schema_id(self) -> str | None:
         """The schema that is read; None before the first rows came."""
-        return self._metadata.schema_id if self._metadata else self._schema_id
+        return self._metadata.schema_id if self._metadata else self._choice.schema_id
 
     @property
     def spaces(self) -> tuple[Space, Space] | None:
@@ -252,8 +257,8 @@ class ShardReader(InputReader):
         stream, parts = found.shard.stream, found.parts
         new = ~self._ledger.contains(stream, parts.ordinals)
         self.stats.doubles += int(parts.steps[~new].sum())
-        if self._manifest is not None:
-            new &= self._manifest.contains(stream, parts.ordinals)
+        if self._choice.manifest is not None:
+            new &= self._choice.manifest.contains(stream, parts.ordinals)
         for code, reason in enumerate(REASONS, 1):
             self._exclude(reason, int(parts.steps[new & (parts.verdicts == code)].sum()))
         mask, everything = parts.kept(new)
@@ -306,26 +311,19 @@ class ShardReader(InputReader):
         names = [name for name in rows if name.partition(".")[0] in self._columns]
         batch = rows.select(names)
         if rows.count:
-            batch[STREAM] = np.array(self._streams, object)[rows[STREAM_INDEX]]
+            batch[STREAM] = self._stream_names(rows[STREAM_INDEX])
         return batch
+
+    def _stream_names(self, index: npt.NDArray[np.int32]) -> npt.NDArray[np.object_]:
+        names = np.array(self._streams, object)
+        if (index == index[0]).all():
+            return np.broadcast_to(names[index[0]], index.shape)
+        return names[index]
 
     def _episode(self, rows: SampleBatch) -> Episode:
         return episode_of(rows, self._streams[int(rows[STREAM_INDEX][0])], self._columns)
 
     # which shards
-
-    def _wanted(self, shards: list[ShardFile]) -> list[ShardFile]:
-        """Of a scan, in order, what may hold something new; refuses a mixture of schemas."""
-        mine = [s for s in shards if self._schema_id in (None, s.schema_id) and self._listed(s)]
-        if self._schema_id is None and self._policy_id is None:
-            _refuse_mixture(mine)
-        return [s for s in mine if self._ledger.missing(s.stream, s.first, s.last)]
-
-    def _listed(self, shard: ShardFile) -> bool:
-        if self._manifest is None:
-            return True
-        span = shard.last - shard.first + 1
-        return len(self._manifest.missing(shard.stream, shard.first, shard.last)) < span
 
     def _check_schema(self, found: Loaded) -> None:
         known = self._metadata
@@ -333,7 +331,7 @@ class ShardReader(InputReader):
             self._metadata = found.metadata
         elif known.schema_id != found.metadata.schema_id:
             raise MixedSchemas(
-                f"policy {self._policy_id!r} has steps of the schemas {known.schema_id} and "
+                f"policy {self._choice.policy_id!r} has steps of the schemas {known.schema_id} and "
                 f"{found.metadata.schema_id} ({found.shard.place}): pass schema_id="
             )
 
@@ -379,7 +377,7 @@ class ShardReader(InputReader):
         if self._prefetcher is None and not self._ended:
             self._prefetcher = Prefetcher(
                 self._source,
-                self._wanted,
+                lambda shards: self._choice.wanted(shards, self._ledger),
                 self._load,
                 follow=self._follow,
                 depth=self._prefetch,
@@ -423,33 +421,6 @@ class ShardReader(InputReader):
             self._prefetcher = None
 
 
-def episode_of(rows: SampleBatch, stream: str, names: frozenset[str]) -> Episode:
-    """The episode of decoded rows in the order of t: one stream, episode and agent."""
-    first, last = rows.slice(0, 1), rows.slice(rows.count - 1, None)
-    per_step = {
-        name: column
-        for name, column in rows.items()
-        if name.partition(".")[0] in names and name not in EPISODE_COLUMNS
-    }
-    finals = {path: column[0] for path, column in last.leaves("new_obs").items()}
-    ended = last[ENDED][0]
-    t = rows["t"]
-    return Episode(
-        episode_id=first["eps_id"][0],
-        columns=per_step,
-        final_obs=finals if last["_final"][0] else None,
-        ended=ended,
-        policy_id=first["policy_id"][0],
-        agent_id=first["agent_id"][0],
-        training_enabled=bool(first["training_enabled"][0]),
-        continues=first["continues"][0],
-        tags=json.loads(first["tags"][0]),
-        stream=stream,
-        episode_ordinal=int(first[EPISODE_ORDINAL][0]),
-        complete=ended is not None and bool(t[0] == 0 and t[-1] == len(t) - 1),
-    )
-
-
 def read_position(root: Path | str, name: str) -> dict[str, Any]:
     """The position that `save(name)` wrote. Raises FileNotFoundError, ReaderState."""
     path = _position_path(Path(root), name)
@@ -458,21 +429,6 @@ def read_position(root: Path | str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise ReaderState(f"{path}: {error}") from error
     return Position.from_json(state).to_json()
-
-
-def to_torch_dataset(reader: InputReader) -> Any:
-    """A torch IterableDataset over a reader's batches, as dicts of tensors.
-
-    Use it with `DataLoader(dataset, batch_size=None, num_workers=0)`: the reader prefetches in its
-    own thread, and worker processes would each read everything. Needs the [train] extra.
-    """
-    from torch.utils.data import IterableDataset  # noqa: PLC0415  an optional extra
-
-    class Batches(IterableDataset[dict[str, Any]]):
-        def __iter__(self) -> Iterator[dict[str, Any]]:
-            return (batch.to_torch() for batch in reader)
-
-    return Batches()
 
 
 # --- checks ----------------------------------------------------------------------------------
@@ -496,18 +452,6 @@ def _source_of(
     if (roots is None) == (source is None):
         raise ReaderError("expected either roots or a source")
     return source if source is not None else DirectorySource(roots or (), follow=follow)
-
-
-def _refuse_mixture(shards: Sequence[ShardFile]) -> None:
-    streams: dict[str, set[str]] = {}
-    for shard in shards:
-        streams.setdefault(shard.schema_id, set()).add(shard.stream)
-    if len(streams) > 1:
-        listed = "; ".join(f"{key}: {', '.join(sorted(v))}" for key, v in sorted(streams.items()))
-        raise MixedSchemas(
-            f"expected shards of one schema, found {len(streams)} ({listed}): pass policy_id= or "
-            "schema_id="
-        )
 
 
 def _position_path(root: Path, name: str) -> Path:
