@@ -13,9 +13,10 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -210,7 +211,8 @@ def read_shard(
     checksums of the pages that are read; None trusts the file. `read_dictionary` names text columns
     to hand over as dictionaries.
 
-    Raises ShardDamaged; ShardError for a column that is not there; FileNotFoundError.
+    Raises ShardDamaged; ShardError for a column that is not there; OSError (FileNotFoundError, ...)
+    as the system gives it.
     """
     if verify == "digest":
         data = path.read_bytes()
@@ -218,32 +220,26 @@ def read_shard(
         source: Any = pa.BufferReader(data)
     else:
         source = path
-    pages = verify == "pages"
-    try:
-        with pq.ParquetFile(
-            source, page_checksum_verification=pages, read_dictionary=list(read_dictionary)
-        ) as file:
-            metadata = _metadata(file, path)
-            _check_columns(path, file.schema_arrow.names, columns)
-            table = file.read(columns=None if columns is None else list(columns))
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise ShardDamaged(f"{path}: {error}") from error
+    with (
+        _damage_named(path),
+        pq.ParquetFile(
+            source,
+            page_checksum_verification=verify == "pages",
+            read_dictionary=list(read_dictionary),
+        ) as file,
+    ):
+        metadata = _metadata(file, path)
+        _check_columns(path, file.schema_arrow.names, columns)
+        table = file.read(columns=None if columns is None else list(columns))
     if len(table) != metadata.rows:
         raise ShardDamaged(f"{path}: expected {metadata.rows} rows, got {len(table)}")
     return table
 
 
 def shard_metadata(path: Path) -> ShardMetadata:
-    """What the footer says. Raises ShardDamaged when it is not ours; FileNotFoundError."""
-    try:
-        with pq.ParquetFile(path) as file:
-            return _metadata(file, path)
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise ShardDamaged(f"{path}: {error}") from error
+    """What the footer says. Raises ShardDamaged when it is not ours; OSError."""
+    with _damage_named(path), pq.ParquetFile(path) as file:
+        return _metadata(file, path)
 
 
 def find_shard(directory: Path, stream: str, first: int, last: int) -> ShardInfo | None:
@@ -254,10 +250,11 @@ def find_shard(directory: Path, stream: str, first: int, last: int) -> ShardInfo
     folder = directory / check_stream(stream)
     for path in sorted(folder.glob(f"{first:012}-{last:012}-*.parquet")):
         try:
-            data = path.read_bytes()
-            digest = _check_digest(path, data)
-            metadata = _metadata(pq.ParquetFile(pa.BufferReader(data)), path)
-        except (ShardDamaged, FileNotFoundError, pa.ArrowException):
+            with _damage_named(path):
+                data = path.read_bytes()
+                digest = _check_digest(path, data)
+                metadata = _metadata(pq.ParquetFile(pa.BufferReader(data)), path)
+        except (ShardDamaged, FileNotFoundError):
             continue
         if (metadata.stream, metadata.first, metadata.last) == (stream, first, last):
             return _info(path, digest, metadata, len(data))
@@ -285,6 +282,19 @@ def to_pandas(path: Path) -> pd.DataFrame:
             found = [row if here else None for row, here in zip(rows, valid, strict=True)]
             frame[name] = pd.Series(found, dtype=object)
     return pd.DataFrame(frame)
+
+
+@contextlib.contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """What Arrow cannot make sense of is damage; what the system says (it sets errno) is not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise ShardDamaged(f"{path}: {error}") from error
+    except pa.ArrowException as error:
+        raise ShardDamaged(f"{path}: {error}") from error
 
 
 def _check_digest(path: Path, data: bytes) -> str:
