@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from storage.episode import Episode as Episode
     from storage.input_reader import InputReader as InputReader
     from storage.input_reader import OutputWriter as OutputWriter
+    from storage.reader import ShardReader as ShardReader
     from storage.sample_batch import MultiAgentBatch as MultiAgentBatch
     from storage.sample_batch import SampleBatch as SampleBatch
     from storage.shards import ShardWriter as ShardWriter
     from storage.shards import read_shard as read_shard
     from storage.shards import to_pandas as to_pandas
+    from storage.weights import WeightStore as WeightStore
 
 _ROOMS = {
     "Episode": "storage.episode",
@@ -24,7 +26,9 @@ _ROOMS = {
     "MultiAgentBatch": "storage.sample_batch",
     "OutputWriter": "storage.input_reader",
     "SampleBatch": "storage.sample_batch",
+    "ShardReader": "storage.reader",
     "ShardWriter": "storage.shards",
+    "WeightStore": "storage.weights",
     "decode_column": "storage.arrow_columns",
     "read_shard": "storage.shards",
     "to_pandas": "storage.shards",

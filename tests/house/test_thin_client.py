@@ -24,8 +24,17 @@ THIN_CLIENT = [
     "storage",
     "storage.codec",
     "storage.spaces",
+    "storage.weights",
 ]
-COLLECTOR = ["ingest.assembler", "ingest.collector", "storage.journal", "storage.writer_process"]
+COLLECTOR = [
+    "ingest.__main__",
+    "ingest.assembler",
+    "ingest.collector",
+    "ingest.remote_inference",
+    "ingest.server",
+    "storage.journal",
+    "storage.writer_process",
+]
 
 HEAVY_FOR_CLIENT = {"torch", "pyarrow", "pandas", "watchdog", "gymnasium", "scipy", "matplotlib"}
 HEAVY_FOR_COLLECTOR = {"torch", "pyarrow", "pandas", "scipy", "matplotlib"}

@@ -81,7 +81,7 @@ def test_the_base_install_brings_no_extra(thin: Path, tmp_path: Path) -> None:
     assert checked(thin / "python", "-c", code, *EXTRAS, cwd=tmp_path).strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["ingest", "ingest.wire", "policy", "storage.codec"])
+@pytest.mark.parametrize("module", ["ingest.outbox", "ingest.transport", "policy.numpy_policy"])
 def test_the_thin_client_works_with_the_base_install(
     thin: Path, tmp_path: Path, module: str
 ) -> None:

@@ -1,0 +1,56 @@
+"""The front door names the extra that a command misses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import headrace
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = ("cli", "collector", "train", "secure")
+
+
+def test_every_module_of_an_extra_is_known() -> None:
+    """A missing module leads to an extra that brings it, for every module of every extra."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    brought = {
+        (re.split(r"[>=<~!]", need)[0].replace("-", "_"), extra)
+        for extra in EXTRAS
+        for need in listed["optional-dependencies"][extra]
+        if not need.startswith("headrace[")
+    }
+    assert set(headrace.EXTRA_OF.items()) <= brought
+    assert headrace.EXTRA_OF.keys() == {module for module, _ in brought}
+
+
+def test_a_bug_is_not_taken_for_a_missing_extra(tmp_path: Path) -> None:
+    """A module that belongs to no extra keeps its traceback: it is our mistake, not the user's."""
+    broken = "import headrace; headrace._command_line = lambda: __import__('no_such'); "
+    result = subprocess.run(
+        [sys.executable, "-c", broken + "headrace.main()"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "ModuleNotFoundError: No module named 'no_such'" in result.stderr
+
+
+def test_help_and_version_need_no_extra_but_the_command_lines_own(tmp_path: Path) -> None:
+    """`headrace --help` loads neither torch nor pyarrow nor pandas: it answers at once."""
+    code = (
+        "import sys, headrace\n"
+        "sys.argv = ['headrace', '--help']\n"
+        "try:\n    headrace.main()\n"
+        "except SystemExit as end:\n"
+        "    print(end.code, {'torch', 'pyarrow', 'pandas'} & set(sys.modules))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.stdout.splitlines()[-1] == "0 set()", result.stdout + result.stderr
