@@ -1,0 +1,237 @@
+"""A shard is plain Parquet: four other readers see in it what Arrow sees."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from storage.codec import Codec
+from storage.episode import Part
+from storage.shards import ShardWriter, read_shard, shard_metadata
+from storage.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    Text,
+    Tuple,
+    canonical_json,
+    schema_id,
+)
+
+NESTED = Dict(
+    (
+        ("camera", Box((2, 3), np.dtype("uint8"))),
+        ("note", Text(8)),
+        ("pair", Tuple((Discrete(3), Box((3,)), Box((), np.dtype("float64"))))),
+        ("half", Box((2,), np.dtype("float16"))),
+    )
+)
+PAIRS: dict[str, tuple[Space, Space, Callable[[int], Any], Callable[[int], Any]]] = {
+    "vector": (Box((4,)), Discrete(2), lambda i: np.arange(4) + i / 7, lambda i: i % 2),
+    "matrix": (
+        Box((2, 2), np.dtype("float64")),
+        MultiDiscrete((3, 4)),
+        lambda i: np.full((2, 2), i / 3),
+        lambda i: [i % 3, i % 4],
+    ),
+    "image": (
+        Box((3, 2, 2), np.dtype("uint8")),
+        Box((2,)),
+        # zeros at the end: what fixed-length byte arrays lose in one of these tools
+        lambda i: np.array([i, *[7] * 5, *[0] * 6]).reshape(3, 2, 2),
+        lambda i: [i / 9, -i],
+    ),
+    "scalar": (
+        Box((), np.dtype("uint64")),
+        Box((), np.dtype("bool")),
+        lambda i: 2**63 + i,
+        lambda i: i % 2 == 0,
+    ),
+    "text": (Text(20), MultiBinary((3,)), lambda i: f"\N{SNOWMAN} {i}", lambda i: [0, i % 2, 1]),
+    "empty": (Box((0,)), Discrete(1), lambda i: [], lambda i: 0),
+    "nested": (
+        NESTED,
+        Tuple((Discrete(2), Text(4))),
+        lambda i: {
+            "camera": np.full((2, 3), i),
+            "note": "" if i == 1 else f"n{i}",
+            "pair": (i % 3, np.arange(3) + i, i / 2),
+            "half": [i / 2, -1],
+        },
+        lambda i: (i % 2, "ab"),
+    ),
+}
+
+
+def parts_of(pair: str) -> list[Part]:
+    """Three parts of two episodes: null and known logp, infos, final observations, endings."""
+    observation, action, obs, act = PAIRS[pair]
+    codecs = Codec(observation), Codec(action)
+    parts = []
+    for ordinal, steps in enumerate((2, 3, 1)):
+        rows = range(ordinal * 10, ordinal * 10 + steps)
+        values = [
+            [codec.encode(make(i)) for i in rows]
+            for codec, make in zip(codecs, (obs, act), strict=True)
+        ]
+        lengths = [
+            b"" if codec.itemsize is not None else np.array([*map(len, v)], "<u4").tobytes()
+            for codec, v in zip(codecs, values, strict=True)
+        ]
+        parts.append(
+            Part(
+                episode_id=f"\N{SNOWMAN}-{min(ordinal, 1)}",
+                part=max(0, ordinal - 1),
+                t0=0,
+                steps=steps,
+                schema_id=schema_id(observation, action),
+                obs=b"".join(values[0]),
+                obs_lengths=lengths[0],
+                actions=b"".join(values[1]),
+                actions_lengths=lengths[1],
+                rewards=np.linspace(-1, 1 / 3, steps).tobytes(),
+                action_logp=np.where(np.arange(steps) % 2 == 0, -0.1, np.nan).tobytes(),
+                policy_version=np.arange(-1, steps - 1).tobytes(),
+                source=bytes([ordinal] * steps),
+                pass_prob=np.full(steps, 0.5).tobytes(),
+                ts=(np.arange(steps) + 1_700_000_000_000_000).tobytes(),
+                received_ts=(np.arange(steps) + 1_700_000_000_000_001).tobytes(),
+                dist_inputs=np.arange(2 * steps, dtype="<f4").tobytes() if ordinal == 1 else b"",
+                dist_lengths=np.full(steps, 8, "<u4").tobytes() if ordinal == 1 else b"",
+                infos={0: '{"click":"\N{SNOWMAN}"}'} if ordinal else {},
+                final_obs=codecs[0].encode(obs(99)) if ordinal == 2 else None,
+                ended=(None, None, "terminated")[ordinal],
+                training_enabled=ordinal != 0,
+                continues="before" if ordinal else None,
+                tags='{"tenant":"x"}',
+                ordinal=ordinal + 3,
+                episode_ordinal=min(ordinal, 1) + 3,
+            )
+        )
+    return parts
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON would have it, whatever tool gave it; null and NaN are one."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).hex()
+    if isinstance(value, (list, tuple, np.ndarray, pl.Series)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if value is None or value is pd.NA or (isinstance(value, float) and value != value):
+        return None
+    return value
+
+
+def by_pandas(path: Path) -> dict[str, list[Any]]:
+    frame = pd.read_parquet(path, engine="pyarrow")
+    return {name: plain(list(frame[name])) for name in frame.columns}
+
+
+def by_polars(path: Path) -> dict[str, list[Any]]:
+    frame = pl.read_parquet(path)
+    return {name: plain(frame[name].to_list()) for name in frame.columns}
+
+
+def by_duckdb(path: Path) -> dict[str, list[Any]]:
+    with duckdb.connect() as connection:
+        result = connection.execute("select * from read_parquet(?)", [str(path)])
+        names = [column[0] for column in result.description or []]
+        rows = result.fetchall()
+    return {name: plain([row[i] for row in rows]) for i, name in enumerate(names)}
+
+
+def by_fastparquet(path: Path) -> dict[str, list[Any]]:
+    """In a process of its own: it can crash where the others raise."""
+    program = """
+        import json, sys
+        import fastparquet, numpy, pandas
+
+        def plain(value):
+            if isinstance(value, bytes):
+                return value.hex()
+            if isinstance(value, (list, numpy.ndarray)):
+                return [plain(item) for item in value]
+            if isinstance(value, numpy.generic):
+                return plain(value.item())
+            if value is None or value is pandas.NA or value != value:
+                return None
+            return value
+
+        frame = fastparquet.ParquetFile(sys.argv[1]).to_pandas()
+        print(json.dumps({name: [plain(v) for v in frame[name]] for name in frame.columns}))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, list[Any]] = json.loads(done.stdout)
+    return found
+
+
+TOOLS = {f.__name__[3:]: f for f in (by_pandas, by_polars, by_duckdb, by_fastparquet)}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_another_tool_reads_equal_values(
+    tmp_path: Path, pair: str, compression: Any, tool: str
+) -> None:
+    """Law: every column of a shard has the same values in every tool, nulls included."""
+    writer = ShardWriter(tmp_path, compression=compression, row_group_bytes=500)
+    canonical = canonical_json(*PAIRS[pair][:2])
+    path = writer.write("s", canonical, parts_of(pair)).path
+    table = read_shard(path, verify="digest")
+    expected = {name: plain(table.column(name).to_pylist()) for name in table.column_names}
+    found = TOOLS[tool](path)
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        assert found[name] == values, name
+
+
+def test_the_values_that_the_tools_agree_on_are_not_trivial(tmp_path: Path) -> None:
+    """The comparison above covers nulls, text beyond ASCII, vectors and bytes."""
+    canonical = canonical_json(*PAIRS["nested"][:2])
+    path = ShardWriter(tmp_path).write("s", canonical, parts_of("nested")).path
+    rows = by_polars(path)
+    assert rows["eps_id"] == ["\N{SNOWMAN}-0"] * 2 + ["\N{SNOWMAN}-1"] * 4
+    assert rows["action_logp"] == [-0.1, None, -0.1, None, -0.1, -0.1]
+    assert rows["obs.note"][:3] == ["n0", "", "n10"]
+    assert rows["final_obs.camera"] == [None] * 5 + ["63" * 6]
+    assert rows["infos"][2] == '{"click":"\N{SNOWMAN}"}'
+    assert rows["ended"] == [None] * 5 + ["terminated"]
+
+
+def test_bytes_decode_by_what_the_footer_says(tmp_path: Path) -> None:
+    """Law: another tool needs the footer's dtype and shape, and nothing else of ours."""
+    canonical = canonical_json(*PAIRS["nested"][:2])
+    path = ShardWriter(tmp_path).write("s", canonical, parts_of("nested")).path
+    columns = shard_metadata(path).columns
+    frame = pd.read_parquet(path)
+    for name, expected in (
+        ("obs.camera", np.full((2, 3), 11, np.uint8)),
+        ("obs.pair.1", np.array([11, 12, 13], np.float32)),
+        ("obs.half", np.array([5.5, -1], np.float16)),
+    ):
+        spec = columns[name]
+        value = np.frombuffer(frame[name][3], spec.dtype).reshape(spec.shape)
+        assert (value == expected).all()
+        assert value.dtype == expected.dtype
