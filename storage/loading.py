@@ -37,7 +37,7 @@ from storage.sample_batch import (
     T,
 )
 from storage.schema import ShardMetadata
-from storage.shard_files import ShardDamaged
+from storage.shard_files import ShardDamaged, ShardError
 from storage.sources import ShardFile
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -191,6 +191,10 @@ class ShardLoader:
         stream_index: int,
     ) -> SampleBatch:
         names = [name for name in self._stored(metadata) if name not in keys]
+        known = file.schema_arrow.names
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ShardError(f"expected columns of {', '.join(known)}, got {unknown}")
         kept = parts.verdicts == 0
         if not kept.any():
             return SampleBatch()

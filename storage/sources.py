@@ -193,7 +193,8 @@ class _Flag(FileSystemEventHandler):
         self._changed = changed
 
     def on_created(self, event: FileSystemEvent) -> None:
-        self._changed.set()
+        if not os.path.basename(os.fsdecode(event.src_path)).startswith("."):  # not yet a shard
+            self._changed.set()
 
     def on_moved(self, event: FileSystemEvent) -> None:
         self._changed.set()
