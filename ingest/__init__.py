@@ -4,7 +4,7 @@ Names are loaded when they are first used (PEP 562), so that a client loads no s
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import storage
 
@@ -14,7 +14,12 @@ if not hasattr(storage, "__headrace__"):
         f"{storage.__file__}. Uninstall or rename it, or put Headrace before it on sys.path."
     )
 
-_ROOMS: dict[str, str] = {}
+if TYPE_CHECKING:
+    from ingest.client import PolicyClient as PolicyClient
+
+_ROOMS = {
+    "PolicyClient": "ingest.client",
+}
 __all__ = sorted(_ROOMS)
 __headrace__ = True
 

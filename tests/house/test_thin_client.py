@@ -13,8 +13,7 @@ import pytest
 
 THIN_CLIENT = [
     "ingest",
-    "ingest.outbox",
-    "ingest.transport",
+    "ingest.client",
     "ingest.wire",
     "policy",
     "policy.filters",

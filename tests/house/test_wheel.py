@@ -81,7 +81,7 @@ def test_the_base_install_brings_no_extra(thin: Path, tmp_path: Path) -> None:
     assert checked(thin / "python", "-c", code, *EXTRAS, cwd=tmp_path).strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["ingest.outbox", "ingest.transport", "policy.numpy_policy"])
+@pytest.mark.parametrize("module", ["ingest.client", "policy.numpy_policy"])
 def test_the_thin_client_works_with_the_base_install(
     thin: Path, tmp_path: Path, module: str
 ) -> None:
@@ -89,6 +89,16 @@ def test_the_thin_client_works_with_the_base_install(
     code = f"import {module}; print({module}.__file__)"
     loaded = Path(checked(thin / "python", "-c", code, cwd=tmp_path).strip())
     assert loaded.is_relative_to(thin.parent)
+
+
+def test_a_client_is_made_and_closed_with_the_base_install(thin: Path, tmp_path: Path) -> None:
+    """By its public name; where no collector answers, making and closing one waits for nobody."""
+    code = (
+        "from ingest import PolicyClient\n"
+        "with PolicyClient('http://127.0.0.1:9', inference_mode='remote') as client:\n"
+        "    print(type(client).__name__)\n"
+    )
+    assert checked(thin / "python", "-c", code, cwd=tmp_path).strip() == "PolicyClient"
 
 
 def test_headrace_without_extras_names_the_one_to_install(thin: Path, tmp_path: Path) -> None:
