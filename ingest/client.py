@@ -1,0 +1,570 @@
+"""PolicyClient: how a program logs its episodes and asks for actions.
+
+    with PolicyClient("http://localhost:9900") as client:
+        episode = client.start_episode()
+        client.log_action(episode, observation, action, action_prob=0.25)
+        client.log_returns(episode, 1.0)
+        client.end_episode(episode)
+
+A logging call validates its values, queues an event and returns; a background thread delivers what
+is queued, in batches, exactly once. `flush` waits until all of it is acknowledged.
+
+Threads may use one client for different episodes at once; one episode is used by one at a time.
+After a fork the child has an empty client of its own: the parent's episodes stay the parent's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from ingest.client_book import ClientEpisode, ClientPolicy, CollectorSpec, EpisodeBook
+from ingest.client_checks import (
+    check_id,
+    check_tags,
+    encode_info,
+    number,
+    propensity,
+    size_of,
+    too_large,
+)
+from ingest.errors import ClientError, CollectorUnavailable, Refusal
+from ingest.outbox import EVENT_BYTES, OnFull, Outbox
+from ingest.sender import ClientStats, Sender
+from ingest.transport import HttpSession, Transport, refusal_from_json
+from ingest.wire import ActionReply, End, GetAction, LogAction, LogReturns, Start
+
+log = logging.getLogger("headrace.client")
+
+_ENDING = frozenset(
+    {"completed", "abandoned", "broken", "not_found", "conflict", "gap", "unknown_instance"}
+)
+
+
+class PolicyClient:
+    """A client of one collector.
+
+    Args:
+        address: `http://HOST:PORT` or `https://...`, with a path if a proxy needs one.
+        inference_mode: where `get_action` decides, "local" or "remote". Logging is the same.
+        update_interval: seconds after which local inference asks for newer weights; None: never.
+        session: a `requests.Session` to use for everything; the caller closes it.
+        policy_id: the policy of new episodes; default: the collector's only one.
+        sync: every logging call waits until its event is acknowledged, and raises its refusal.
+        token: sent as `Authorization: Bearer`.
+        timeout: seconds that a call waits at most: for an answer, for room in the queue.
+        max_pending: events that may wait for the collector.
+        max_pending_bytes: the same in bytes.
+        on_full: "block" (for `timeout`) or "raise" BufferFull at once when they are reached.
+        batch: events in one request at most.
+        linger: seconds that a first event waits for company before it is sent.
+        instance_name: names this client's starts, for an import that may be run again: each start
+            then brings its own `start_number`, and `known_starts` says which are there already.
+
+    Nothing is sent before the first call. Values are validated in the call, which raises
+    ValueError and leaves the episode as it was. A refusal by the collector of an event that was
+    queued is raised by the next call on its episode, and by `flush`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        inference_mode: str = "local",
+        update_interval: float | None = 10.0,
+        session: HttpSession | None = None,
+        *,
+        policy_id: str | None = None,
+        sync: bool = False,
+        token: str | None = None,
+        timeout: float = 30.0,
+        max_pending: int = 100_000,
+        max_pending_bytes: int = 256_000_000,
+        on_full: OnFull = "block",
+        batch: int = 1_000,
+        linger: float = 0.005,
+        instance_name: str | None = None,
+    ) -> None:
+        if inference_mode not in ("local", "remote"):
+            raise ValueError("inference_mode must be either 'local' or 'remote'")
+        if on_full not in ("block", "raise"):
+            raise ValueError(f"on_full: expected 'block' or 'raise', got {on_full!r}")
+        if max_pending < 3 or batch < 3 or not timeout > 0 or not linger >= 0:
+            raise ValueError(
+                f"expected max_pending >= 3, batch >= 3, timeout > 0 and linger >= 0, got "
+                f"{max_pending}, {batch}, {timeout} and {linger}"
+            )
+        self.inference_mode = inference_mode
+        self.update_interval = update_interval
+        self.policy_id = policy_id
+        self._sync = sync
+        self._timeout = timeout
+        self._named = instance_name is not None
+        self._book = EpisodeBook()
+        self._transport = Transport(address, session=session, token=token, timeout=timeout)
+        self._outbox = Outbox(
+            max_events=max_pending,
+            max_bytes=max_pending_bytes,
+            batch=batch,
+            on_full=on_full,
+            timeout=timeout,
+            linger=linger,
+            named=self._named,
+        )
+        self._sender = Sender(self._transport, self._outbox, self._book, name=instance_name)
+        self._put = self._outbox.put
+        self._largest = max_pending_bytes
+        self._spec: CollectorSpec | None = None
+        # A client that is dropped without close still delivers what it has queued.
+        weakref.finalize(self, self._sender.retire).atexit = False
+
+    # --- episodes ----------------------------------------------------------------------------
+
+    def start_episode(
+        self,
+        episode_id: str | None = None,
+        training_enabled: bool = True,
+        *,
+        policy_id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        continues: str | None = None,
+        ts: int | None = None,
+        start_number: int | None = None,
+    ) -> str:
+        """Start an episode and answer its id.
+
+        Without an id one is made up (a UUID) and the start is queued. With the caller's own id it
+        is one round trip, so that a taken id raises here: ValueError "Episode X is already
+        started" or "Episode X has already completed." (an import's start is queued all the same).
+
+        Args:
+            training_enabled: False stores the episode for readers that ask for it only.
+            tags: a few strings (tenant, experiment) to filter and to erase by.
+            continues: the id of the abandoned episode that this one goes on from.
+            ts: when it began, microseconds since the epoch; default: now.
+            start_number: for a client with `instance_name` only.
+        """
+        policy = self._policy(policy_id)
+        start = self._start(episode_id, policy, training_enabled, tags, continues, ts, start_number)
+        since = self._outbox.end
+        if episode_id is not None and not self._named:
+            self._book.require_new(episode_id)
+            self._sender.start(start, self._timeout)
+        else:
+            self._put_started([start])
+        self._book.open[start.episode_id] = ClientEpisode(start.episode_id, policy, since)
+        self._settle(start.episode_id)
+        return start.episode_id
+
+    def get_action(self, episode_id: str | Sequence[str], observation: Any) -> Any | dict[str, Any]:
+        """The live policy's action on an observation, recorded as the episode's next step.
+
+        With a list of ids and a mapping id -> observation it answers a dict id -> action, by one
+        request.
+
+        Raises ValueError (Refusal) when the collector refuses, `no_version` while nothing is
+        published; CollectorUnavailable or TimeoutError without an answer in time: then the same
+        call may be repeated.
+        """
+        if self.inference_mode == "local":
+            raise NotImplementedError(
+                "get_action with inference_mode='local' is not available yet: use "
+                "PolicyClient(address, inference_mode='remote')"
+            )
+        if isinstance(episode_id, str):
+            return self._act({episode_id: observation})[episode_id]
+        if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
+            raise ValueError("get_action: expected a mapping of the given ids to observations")
+        return self._act({name: observation[name] for name in episode_id})
+
+    def log_action(
+        self,
+        episode_id: str,
+        observation: Any,
+        action: Any,
+        *,
+        action_prob: float | None = None,
+        action_logp: float | None = None,
+        policy_version: int = -1,
+        ts: int | None = None,
+    ) -> None:
+        """Record an action that the caller chose, and the observation it was chosen on.
+
+        `action_prob`, in (0, 1], or its logarithm `action_logp` says how likely the choice was;
+        off-policy estimates need one of them. `ts`: microseconds since the epoch; default: now.
+        """
+        episode = self._book.find(episode_id)
+        obs, act = episode.policy.encode(episode_id, observation, action)
+        if action_prob is not None or action_logp is not None:
+            action_prob, action_logp = propensity(episode_id, action_prob, action_logp)
+        step = LogAction(
+            episode_id=episode_id,
+            seq=episode.seq,
+            obs=obs,
+            action=act,
+            action_prob=action_prob,
+            action_logp=action_logp,
+            policy_version=policy_version,
+            ts=time.time_ns() // 1000 if ts is None else ts,
+        )
+        episode.step_index = self._queue(step, EVENT_BYTES + len(obs) + len(act))
+        episode.step = step
+        episode.seq += 1
+        episode.acted = True
+        if self._sync:
+            self._settle(episode_id)
+
+    def log_returns(
+        self,
+        episode_id: str,
+        reward: float,
+        info: Mapping[str, Any] | None = None,
+        multiagent_done_dict: Mapping[str, bool] | None = None,
+        *,
+        step: int | None = None,
+        reward_id: str | None = None,
+        ts: int | None = None,
+    ) -> None:
+        """Add a reward to the episode's last action; several add up.
+
+        `info` belongs to that step alone. `step` names an earlier step, of any episode of the
+        collector, and `reward_id` makes such a reward count once however often it is logged;
+        without one, it counts once per call.
+        """
+        if multiagent_done_dict is not None or isinstance(reward, Mapping):
+            raise NotImplementedError(
+                "log_returns: rewards per agent are not available yet, expected one number"
+            )
+        amount = number(episode_id, "reward", reward)
+        raw = encode_info(episode_id, info) if info else None
+        if step is not None or reward_id is not None:
+            return self._log_late(episode_id, amount, raw, step, reward_id, ts)
+        episode = self._book.find(episode_id)
+        if not episode.acted:
+            raise Refusal(
+                "no_action",
+                f"Episode {episode_id}: a reward came before any action",
+                "reward",
+                episode_id,
+            )
+        last = episode.step
+        if last is not None and self._outbox.fold(episode.step_index, last, amount, raw):
+            return None
+        event = LogReturns(
+            episode_id=episode_id,
+            seq=episode.seq,
+            reward=amount,
+            info=raw,
+            ts=time.time_ns() // 1000 if ts is None else ts,
+        )
+        self._queue(event, EVENT_BYTES + size_of(raw))
+        episode.seq += 1
+        return self._settle(episode_id)
+
+    def end_episode(
+        self,
+        episode_id: str,
+        observation: Any = None,
+        *,
+        truncated: bool = False,
+        ts: int | None = None,
+    ) -> None:
+        """End an episode, with its final observation if there is one.
+
+        `truncated`: a limit ended it, not the task itself.
+        """
+        episode = self._book.find(episode_id)
+        final = None if observation is None else episode.policy.observe(episode_id, observation)
+        event = End(
+            episode_id=episode_id,
+            seq=episode.seq,
+            obs=final,
+            truncated=bool(truncated),
+            ts=time.time_ns() // 1000 if ts is None else ts,
+        )
+        self._queue(event, EVENT_BYTES + (0 if final is None else len(final)))
+        self._book.end(episode_id)
+        self._settle(episode_id)
+
+    def log_step(
+        self,
+        observation: Any,
+        action: Any,
+        reward: float,
+        *,
+        action_prob: float | None = None,
+        action_logp: float | None = None,
+        info: Mapping[str, Any] | None = None,
+        episode_id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        policy_id: str | None = None,
+        ts: int | None = None,
+        final_obs: Any = None,
+        terminated: bool = True,
+        training_enabled: bool = True,
+        start_number: int | None = None,
+    ) -> str:
+        """Log a whole episode of one step, such as one decision of a bandit; answers its id.
+
+        It is queued as one piece, with the caller's own id too: a taken id is then refused in the
+        background. `terminated=False` marks an episode that a limit cut off.
+        """
+        policy = self._policy(policy_id)
+        start = self._start(episode_id, policy, training_enabled, tags, None, ts, start_number)
+        name = start.episode_id
+        self._book.require_new(name)
+        obs, act = policy.encode(name, observation, action)
+        if action_prob is not None or action_logp is not None:
+            action_prob, action_logp = propensity(name, action_prob, action_logp)
+        step = LogAction(
+            episode_id=name,
+            seq=1,
+            obs=obs,
+            action=act,
+            action_prob=action_prob,
+            action_logp=action_logp,
+            reward=number(name, "reward", reward),
+            info=encode_info(name, info) if info else None,
+            ts=start.ts,
+        )
+        final = None if final_obs is None else policy.observe(name, final_obs)
+        end = End(episode_id=name, seq=2, obs=final, truncated=not terminated, ts=start.ts)
+        self._put_started([start, step, end])
+        self._book.end(name)
+        self._settle(name)
+        return name
+
+    # --- the policy --------------------------------------------------------------------------
+
+    def update_policy_weights(self) -> int | None:
+        """The live version of the client's policy, None if nothing is published.
+
+        In remote mode there is nothing to refresh: the collector acts with the live version.
+        """
+        if self.inference_mode == "local":
+            raise NotImplementedError(
+                "update_policy_weights with inference_mode='local' is not available yet: use "
+                "PolicyClient(address, inference_mode='remote')"
+            )
+        self._spec = spec = self._fetch()
+        return spec.live_versions[spec.policy(self.policy_id).policy_id]
+
+    # --- delivery ----------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything that was logged before this call is acknowledged.
+
+        Raises TimeoutError after `timeout` seconds (None: no limit), naming how many events still
+        wait; Refusal when the collector refused events since the last flush, or refuses the client
+        itself (a wrong token). What waits stays queued.
+        """
+        self._sender.flush(timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush for at most `timeout` seconds (default: the client's), then stop.
+
+        Raises as `flush` does; what is not delivered then is lost, and the error says how much.
+        """
+        if self._outbox.closed:
+            return
+        self._sender.close(self._timeout if timeout is None else timeout)
+
+    def __enter__(self) -> PolicyClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            return self.close()
+        try:
+            return self.close()
+        except (ClientError, TimeoutError, Refusal) as other:  # the error that came first goes on
+            log.error("while closing: %s", other)
+
+    @property
+    def stats(self) -> ClientStats:
+        """Counts of what was acknowledged, refused, repeated, and of what waits."""
+        return self._sender.stats
+
+    @property
+    def known_starts(self) -> list[tuple[int, int]]:
+        """Ranges (first, last) of start numbers that an earlier run of this import delivered."""
+        self._sender.register()
+        return list(self._sender.known_starts)
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _fetch(self) -> CollectorSpec:
+        spec = CollectorSpec.fetch(self._transport)
+        if not spec.durable and self._spec is None:
+            log.warning("%s keeps nothing on disk (durable: false)", self._transport.address)
+        outbox = self._outbox
+        outbox.batch = min(outbox.batch, spec.max_events)
+        if spec.max_body is not None:
+            outbox.batch_bytes = min(outbox.max_bytes, spec.max_body * 9 // 10)
+            self._largest = outbox.batch_bytes
+        return spec
+
+    def _policy(self, policy_id: str | None) -> ClientPolicy:
+        spec = self._spec
+        name = self.policy_id if policy_id is None else policy_id
+        if spec is None or (name is not None and name not in spec.policies):
+            self._spec = spec = self._fetch()
+        return spec.policy(name)
+
+    def _start(
+        self,
+        episode_id: str | None,
+        policy: ClientPolicy,
+        training_enabled: bool,
+        tags: Mapping[str, str] | None,
+        continues: str | None,
+        ts: int | None,
+        start_number: int | None,
+    ) -> Start:
+        if (start_number is not None) != self._named:
+            raise ValueError("start_number: expected exactly with an instance_name")
+        if episode_id is not None:
+            check_id("episode_id", episode_id)
+        if continues is not None:
+            check_id("continues", continues)
+        return Start(
+            episode_id=uuid.uuid4().hex if episode_id is None else episode_id,
+            start=start_number,
+            policy_id=policy.policy_id,
+            training_enabled=bool(training_enabled),
+            tags=check_tags(tags) if tags else None,
+            continues=continues,
+            ts=time.time_ns() // 1000 if ts is None else ts,
+        )
+
+    def _queue(self, event: Any, size: int) -> int:
+        """Queue one event; its index. Raises BufferFull, ClientError, ValueError."""
+        if size > self._largest:
+            raise too_large(event.episode_id, size, self._largest)
+        if not self._sender.running:
+            self._sender.ensure_running()
+        return self._put(event, size)
+
+    def _put_started(self, events: Sequence[Any]) -> None:
+        size = sum(size_of(event.obs) + size_of(event.action) for event in events[1:2])
+        if size > self._largest:
+            raise too_large(events[0].episode_id, size, self._largest)
+        if not self._sender.running:
+            self._sender.ensure_running()
+        self._outbox.put_started(events)
+
+    def _log_late(
+        self,
+        episode_id: str,
+        reward: float,
+        info: Any,
+        step: int | None,
+        reward_id: str | None,
+        ts: int | None,
+    ) -> None:
+        """A reward for a named step: an event of its own, outside the episode's sequence."""
+        if step is None or step < 0:
+            raise ValueError(f"Episode {episode_id}: step: expected >= 0, got {step!r}")
+        check_id("episode_id", episode_id)
+        if reward_id is not None:
+            check_id("reward_id", reward_id)
+        event = LogReturns(
+            episode_id=episode_id,
+            reward=reward,
+            info=info,
+            step=int(step),
+            reward_id=uuid.uuid4().hex if reward_id is None else reward_id,
+            ts=time.time_ns() // 1000 if ts is None else ts,
+        )
+        self._queue(event, EVENT_BYTES + size_of(info))
+        self._settle(episode_id)
+
+    def _settle(self, episode_id: str) -> None:
+        """With `sync`: wait for the acknowledgement, and raise what was refused."""
+        if not self._sync:
+            return
+        try:
+            self._sender.flush(self._timeout)
+        except TimeoutError as error:
+            raise TimeoutError(f"Episode {episode_id}: {error}") from error
+        except Refusal:
+            self._book.told(episode_id)
+            raise
+
+    def _act(self, observations: dict[str, Any]) -> dict[str, Any]:
+        """Actions for some episodes by one request."""
+        episodes = {name: self._book.find(name, answered=False) for name in observations}
+        wanted = {
+            name: self._request(episode, observations[name]) for name, episode in episodes.items()
+        }
+        for episode in episodes.values():
+            episode.step = None  # what is queued of it now travels with this request
+        since = min((episode.since for episode in episodes.values()), default=0)
+        end = self._outbox.end
+        durable = self._spec is None or self._spec.durable
+        try:
+            replies = self._sender.act(wanted, since, durable, self._timeout)
+        except CollectorUnavailable as error:
+            if error.maybe_applied:
+                for name, episode in episodes.items():
+                    episode.unanswered = wanted[name]
+            raise
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"Episode {', '.join(episodes)}: no action in time: {error}"
+            ) from error
+        self._raise_refused(episodes, wanted, replies)
+        for episode in episodes.values():
+            episode.seq += 1
+            episode.acted = True
+            episode.unanswered = None
+            episode.since = end
+        return {
+            name: episode.policy.action_value(replies[name].action)
+            for name, episode in episodes.items()
+        }
+
+    def _request(self, episode: ClientEpisode, observation: Any) -> GetAction:
+        name = episode.episode_id
+        obs = episode.policy.observe(name, observation)
+        before = episode.unanswered
+        if before is None:
+            return GetAction(episode_id=name, seq=episode.seq, obs=obs, ts=time.time_ns() // 1000)
+        if before.obs != obs:
+            raise ClientError(
+                f"Episode {name}: the answer to its last get_action was lost; expected the same "
+                f"observation again"
+            )
+        return before
+
+    def _raise_refused(
+        self,
+        episodes: Mapping[str, ClientEpisode],
+        wanted: Mapping[str, GetAction],
+        replies: Mapping[str, ActionReply],
+    ) -> None:
+        """Raise the first refusal of a request, leaving every episode able to repeat it."""
+        first: Refusal | None = None
+        for name, episode in episodes.items():
+            error = replies[name].error
+            if error is None:
+                continue
+            refusal = episode.error or refusal_from_json(error)
+            first = first or refusal
+            if refusal.code in _ENDING:
+                self._book.end(name, refusal)
+        if first is None:
+            return
+        for name, episode in episodes.items():
+            if replies[name].error is None:
+                episode.unanswered = wanted[name]
+        raise first

@@ -1,0 +1,436 @@
+"""The queue between logging calls and the thread that sends: events in, batches out.
+
+An event is *pending* from `put` until the collector has judged it. It waits in the queue, is in
+the one batch in flight, or is pulled: carried by a `get_action` of its own episode. Each queued
+event has an index, one more than the one before it; an event whose index is below `taken` has left
+the queue, so its content is fixed.
+
+Start numbers are given here, under the lock, because they belong to the instance that is current
+at that moment.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from ingest.errors import BufferFull
+from ingest.wire import End, Event, Start
+
+EVENT_BYTES = 256  # what an event takes beside its observation, action and info
+_LONGEST_RUN = 8  # events of one episode that are not torn between two batches for its length
+
+OnFull = Literal["block", "raise"]
+
+
+def weight(event: Event) -> int:
+    """Bytes that an event is counted with."""
+    total = EVENT_BYTES
+    for name in ("obs", "action", "info"):
+        value = getattr(event, name, None)
+        if value is not None:
+            total += memoryview(value).nbytes
+    return total
+
+
+def merge_infos(first: Any, second: Any) -> Any:
+    """Two encoded infos of one step as one: later keys win, as in the collector."""
+    merged = msgspec.msgpack.decode(first) | msgspec.msgpack.decode(second)
+    return msgspec.Raw(msgspec.msgpack.encode(merged))
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Events taken out of turn, in order: of these episodes, all of one instance.
+
+    `ticket` is for `judged` or `return_pulled`, which must follow.
+    """
+
+    events: list[Event]
+    instance: str
+    ids: Collection[str]
+    ticket: int
+
+
+class Outbox:
+    """A bounded queue of events. Every method may be called from any thread.
+
+    `max_events` and `max_bytes` bound what is pending; `batch` events and `batch_bytes` bound one
+    batch. `timeout` bounds how long a full queue blocks its caller, `linger` how long a batch
+    waits for company when nothing is in flight; both in seconds. `named`: start numbers are the
+    caller's own, of an instance that may be resumed.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_events: int,
+        max_bytes: int,
+        batch: int,
+        on_full: OnFull,
+        timeout: float,
+        linger: float,
+        named: bool = False,
+    ) -> None:
+        self.max_events = max_events
+        self.max_bytes = max_bytes
+        self.batch = batch
+        self.batch_bytes = max_bytes
+        self.on_full = on_full
+        self.timeout = timeout
+        self.linger = linger
+        self.named = named
+        self.closed = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty, with fresh locks: how a forked child begins."""
+        self._lock = threading.Lock()
+        self._filled = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
+        self._queue: list[Event | None] = []  # None: pulled
+        self._taken = 0  # the index of _queue[0]
+        self._done = 0  # events below this index have been judged, or wait to be sent again
+        self._flight: list[Event] = []
+        self._left = 0  # events of the flight that are not judged yet
+        self._wake_at = sys.maxsize
+        self._urgent = 0
+        self._pulls: set[int] = set()
+        self._next_pull = 0
+        self._requeues = 0
+        self._next_start = 0
+        self._strays: dict[str, str] = {}
+        self.pending = 0
+        self._bytes = 0
+        self.instance: str | None = None
+
+    # --- in ----------------------------------------------------------------------------------
+
+    def put(self, event: Event, size: int) -> int:
+        """Queue one event of `weight` size; its index. Raises BufferFull, having queued nothing."""
+        with self._lock:
+            if self.pending >= self.max_events or self._bytes + size > self.max_bytes:
+                self._wait_for_room(1, size)
+            self.pending += 1
+            self._bytes += size
+            queue = self._queue
+            queue.append(event)
+            count = len(queue)
+            if count >= self._wake_at:
+                self._wake_at = sys.maxsize
+                self._filled.notify()
+            return self._taken + count - 1
+
+    def put_started(self, events: Sequence[Event]) -> int:
+        """Queue a Start, with what follows it in one piece; the index of the last.
+
+        The Start is numbered here unless it brings its own number.
+        """
+        size = sum(map(weight, events))
+        with self._lock:
+            if self.pending + len(events) > self.max_events or self._bytes + size > self.max_bytes:
+                self._wait_for_room(len(events), size)
+            self._number(events[0])
+            self.pending += len(events)
+            self._bytes += size
+            self._queue.extend(events)
+            if len(self._queue) >= self._wake_at:
+                self._wake_at = sys.maxsize
+                self._filled.notify()
+            return self._taken + len(self._queue) - 1
+
+    def _number(self, event: Event) -> None:
+        if isinstance(event, Start) and event.start is None:
+            event.start = self._next_start
+            self._next_start += 1
+
+    def claim_start(self) -> tuple[str | None, int]:
+        """The current instance and a start number of it, for a start outside the queue."""
+        with self._lock:
+            self._next_start += 1
+            return self.instance, self._next_start - 1
+
+    def _wait_for_room(self, count: int, size: int) -> None:
+        """With the lock held. An event that alone is over `max_bytes` may pass an empty queue."""
+
+        def room() -> bool:
+            fits = self.pending + count <= self.max_events and self._bytes + size <= self.max_bytes
+            return fits or self.pending == 0 or self.closed
+
+        if room():
+            return
+        seconds = 0.0 if self.on_full == "raise" else self.timeout
+        if not self._changed.wait_for(room, seconds):
+            raise BufferFull(
+                f"{self.pending} events ({self._bytes} bytes) wait for the collector; the client "
+                f"holds at most {self.max_events} events and {self.max_bytes} bytes"
+            )
+
+    def fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
+        """Add a reward to the queued step at `index`; False if its content is fixed already."""
+        with self._lock:
+            if index < self._taken:
+                return False
+            total = step.reward + reward
+            if not math.isfinite(total):
+                raise ValueError(f"expected rewards with a finite sum, got {total}")
+            step.reward = total
+            if info is not None:
+                self._bytes -= 0 if step.info is None else memoryview(step.info).nbytes
+                step.info = info if step.info is None else merge_infos(step.info, info)
+                self._bytes += memoryview(step.info).nbytes
+            return True
+
+    # --- out ---------------------------------------------------------------------------------
+
+    def take(self) -> tuple[list[Event], str | None] | None:
+        """The next batch and its instance; waits for one. None when closed and drained.
+
+        No events and no instance: the queue needs an instance to be registered first.
+        """
+        with self._lock:
+            while True:
+                idle = not self._queue
+                while not self._queue:
+                    if self.closed:
+                        return None
+                    self._wake_at = 1
+                    self._filled.wait()
+                if idle and not (self._urgent or self.closed) and len(self._queue) < self.batch:
+                    self._wake_at = self.batch
+                    self._filled.wait(self.linger)
+                self._wake_at = sys.maxsize
+                if self.instance is None:
+                    return [], None
+                flight = self._cut()
+                if flight:
+                    return flight, self.owner(flight[0].episode_id)
+
+    def _cut(self) -> list[Event]:
+        queue = self._queue
+        size = whole_runs(queue, self._fitting(queue[: self.batch]))
+        flight = [event for event in queue[:size] if event is not None]
+        del queue[:size]
+        self._done = self._taken
+        self._taken += size
+        self._flight = flight
+        self._land(0, len(flight))
+        return flight
+
+    def _fitting(self, events: Sequence[Event | None]) -> int:
+        """How many of the events may go in one batch: by bytes, and of one instance."""
+        count = len(events)
+        if self._bytes > self.batch_bytes // 2:
+            total = 0
+            for i, event in enumerate(events):
+                total += 0 if event is None else weight(event)
+                if total > self.batch_bytes and i:
+                    count = i
+                    break
+        if self._strays:
+            owners = [e and self._strays.get(e.episode_id, "") for e in events[:count]]
+            first = next((owner for owner in owners if owner is not None), None)
+            count = next(
+                (i for i, owner in enumerate(owners) if owner is not None and owner != first), count
+            )
+        return count
+
+    def _land(self, count: int, left: int | None = None) -> None:
+        """Count down the flight; when nothing is left of it, the next may start."""
+        self._left = (self._left if left is None else left) - count
+        if self._left == 0:
+            self._flight = []
+            self._done = self._taken
+        self._changed.notify_all()
+
+    def pull(self, ids: Collection[str], since: int, deadline: float) -> Pulled | None:
+        """Take the queued events of some episodes out of turn, for their `get_action`.
+
+        Waits while events of these episodes are in flight, or more of them are queued than one
+        request carries, until `deadline` (time.monotonic). `since`: no event of theirs has a lower
+        index. Episodes of another instance than the first one's need a request of their own. None:
+        an instance must be registered first. Raises TimeoutError.
+        """
+        with self._lock:
+            self._urgent += 1
+            self._filled.notify()
+            try:
+                in_time = self._changed.wait_for(
+                    lambda: (
+                        self.closed
+                        or (
+                            not any(event.episode_id in ids for event in self._flight)
+                            and len(self._places(ids, since)) <= self.batch
+                        )
+                    ),
+                    max(0.0, deadline - time.monotonic()),
+                )
+            finally:
+                self._urgent -= 1
+            if not in_time:
+                raise TimeoutError(f"{self.pending} events wait for the collector")
+            instance = self.owner(next(iter(ids)))
+            if instance is None:
+                return None
+            mine = {name for name in ids if self.owner(name) == instance}
+            events: list[Event] = []
+            for place in self._places(mine, since):
+                event = self._queue[place]
+                if event is not None:
+                    events.append(event)
+                self._queue[place] = None
+            self._next_pull += 1
+            self._pulls.add(self._next_pull)
+            return Pulled(events, instance, mine, self._next_pull)
+
+    def _places(self, ids: Collection[str], since: int) -> list[int]:
+        queue = self._queue
+        found = []
+        for place in range(max(0, since - self._taken), len(queue)):
+            event = queue[place]
+            if event is not None and event.episode_id in ids:
+                found.append(place)
+        return found
+
+    def owner(self, episode_id: str) -> str | None:
+        """The instance under which an episode was started, None if it is yet to be registered."""
+        return self._strays.get(episode_id) or self.instance
+
+    def adopt(self, episode_id: str, instance: str) -> None:
+        """Note the instance of an episode that was started outside the queue."""
+        with self._lock:
+            if instance != self.instance:
+                self._strays[episode_id] = instance
+
+    # --- judged, or back again ---------------------------------------------------------------
+
+    def judged(self, events: Collection[Event], pull: int | None = None) -> None:
+        """The collector has judged these events of the flight, or of a pull: they are done."""
+        with self._lock:
+            for event in events:
+                self._bytes -= weight(event)
+                if self._strays and isinstance(event, End):
+                    self._strays.pop(event.episode_id, None)
+            self.pending -= len(events)
+            if pull is None:
+                self._land(len(events))
+            else:
+                self._pulls.discard(pull)
+                self._changed.notify_all()
+
+    def return_flight(self, events: Sequence[Event]) -> None:
+        """Events of the flight go back to the head of the queue: they are sent again."""
+        with self._lock:
+            self._return(events)
+            self._land(len(events))
+
+    def return_pulled(self, events: Sequence[Event], pull: int) -> None:
+        """Events of a pull go back to the queue: they are sent again."""
+        with self._lock:
+            self._requeues += 1
+            self._queue.extend(events)
+            self._pulls.discard(pull)
+            self._filled.notify()
+            self._changed.notify_all()
+
+    def _return(self, events: Sequence[Event]) -> None:
+        """To the head; the index of the tail, and of what is behind, stays as it is."""
+        self._queue[:0] = events
+        self._taken -= len(events)
+        self._done = min(self._done, self._taken)
+
+    def renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[str]) -> None:
+        """The collector has forgotten the instance `dead`: number starts under a new one.
+
+        `again` are events that were certainly not applied; their starts, and those in the queue,
+        get numbers of the new instance. Episodes that were started before stay with the old one:
+        a start that may have been applied is never repeated under another instance.
+        """
+        with self._lock:
+            fresh = [event for event in again if isinstance(event, Start)]
+            if self.instance == dead:
+                self.instance = None
+                queued = [event for event in self._queue if event is not None]
+                waiting = [event for event in queued if isinstance(event, Start)]
+                begins = {event.episode_id for event in waiting}
+                for name in (*open_ids, *(event.episode_id for event in (*again, *queued))):
+                    if name not in begins:
+                        self._strays.setdefault(name, dead)
+                if not self.named:
+                    self._next_start = 0
+                    fresh += waiting
+            for start in fresh:
+                if not self.named:
+                    start.start = None
+                    self._number(start)
+            for event in again:
+                if isinstance(event, Start):
+                    self._strays.pop(event.episode_id, None)
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    def drained(self, timeout: float | None, stop: Callable[[], bool]) -> bool:
+        """Wait until all that is pending now has been judged; False when time ran out or `stop`."""
+        with self._lock:
+            target, ticket = self._taken + len(self._queue), self._next_pull
+            seen = self._requeues
+            self._urgent += 1
+            self._filled.notify()
+
+            def done() -> bool:
+                nonlocal target, seen
+                if stop():
+                    return True
+                if self._requeues != seen:
+                    target, seen = self._taken + len(self._queue), self._requeues
+                return self._done >= target and all(pull > ticket for pull in self._pulls)
+
+            try:
+                self._changed.wait_for(done, timeout)
+                return self._done >= target and all(pull > ticket for pull in self._pulls)
+            finally:
+                self._urgent -= 1
+
+    @property
+    def end(self) -> int:
+        """The index that the next event gets."""
+        with self._lock:
+            return self._taken + len(self._queue)
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        with self._lock:
+            self._filled.notify_all()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Take nothing new; what is queued still goes out."""
+        self.closed = True
+        self.wake()
+
+
+def whole_runs(queue: Sequence[Event | None], size: int) -> int:
+    """A batch size of at most `size` that tears no short episode apart.
+
+    A batch is one journal row. With a one-step episode whole in one batch, a client that dies
+    between two batches leaves no half of it behind.
+    """
+    if not 0 < size < len(queue):
+        return size
+    after = queue[size]
+    if after is None or isinstance(after, Start):
+        return size
+    for cut in range(size - 1, max(0, size - _LONGEST_RUN), -1):
+        event = queue[cut]
+        if event is None or event.episode_id != after.episode_id:
+            return size
+        if isinstance(event, Start):
+            return cut
+    return size
