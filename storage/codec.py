@@ -19,95 +19,20 @@ from typing import Any
 
 import numpy as np
 
+from storage.leaf import Leaf, bounds_of, describe, leaves
+from storage.quick_leaves import Quick, QuickInteger, quick_numbers
 from storage.spaces import (
     Array,
-    Box,
     Dict,
     Discrete,
     MultiBinary,
-    MultiDiscrete,
     Space,
     SpaceError,
     Text,
     Tuple,
-    bound_to_json,
-    widest,
 )
 
-
-@dataclass(frozen=True)
-class Leaf:
-    """One array (or string) of a space: its path ("" for the space itself), dtype and shape."""
-
-    path: str
-    space: Box | Discrete | MultiDiscrete | MultiBinary | Text
-
-    @property
-    def is_text(self) -> bool:
-        return isinstance(self.space, Text)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        if isinstance(self.space, Box):
-            return self.space.dtype
-        return np.dtype("int8" if isinstance(self.space, MultiBinary) else "int64")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        if isinstance(self.space, (Box, MultiBinary)):
-            return self.space.shape
-        return (len(self.space.nvec),) if isinstance(self.space, MultiDiscrete) else ()
-
-    def column(self, prefix: str) -> str:
-        """The column name: `obs` for a space that is one leaf, else `obs.<path>`."""
-        return f"{prefix}.{self.path}" if self.path else prefix
-
-
-def leaves(space: Space, path: str = "") -> tuple[Leaf, ...]:
-    """The leaves in canonical order, fixed-size and Text alike."""
-    if isinstance(space, Dict):
-        named: Sequence[tuple[str, Space]] = space.spaces
-    elif isinstance(space, Tuple):
-        named = [(str(i), s) for i, s in enumerate(space.spaces)]
-    else:
-        return (Leaf(path, space),)
-    prefix = f"{path}." if path else ""
-    return tuple(leaf for name, s in named for leaf in leaves(s, prefix + name))
-
-
-def _bounds(space: Any) -> tuple[Array, Array] | None:
-    """Inclusive bounds whose comparison also refuses NaN and infinity; None if all is allowed."""
-    if isinstance(space, Box):
-        if space.dtype.kind == "f":
-            top = np.finfo(space.dtype).max
-            return np.maximum(space.low, -top), np.minimum(space.high, top)
-        if space.dtype.kind == "b" or (
-            (space.low == widest(space.dtype, -1)).all()
-            and (space.high == widest(space.dtype, 1)).all()
-        ):
-            return None
-        return space.low, space.high
-    if isinstance(space, Discrete):
-        return np.int64(space.start), np.int64(space.start + space.n - 1)  # type: ignore[return-value]
-    if isinstance(space, MultiDiscrete):
-        start = np.array(space.start, np.int64)
-        return start, start + np.array(space.nvec, np.int64) - 1
-    return np.int8(0), np.int8(1)  # type: ignore[return-value]
-
-
-def _describe(space: Any) -> str:
-    if isinstance(space, Discrete):
-        return f"an integer of {space.start}..{space.start + space.n - 1}"
-    if isinstance(space, MultiDiscrete):
-        return f"{len(space.nvec)} integers with sizes {space.nvec}, starts {space.start}"
-    if isinstance(space, MultiBinary):
-        return f"zeros and ones of shape {space.shape}"
-    if isinstance(space, Text):
-        letters = f" of {space.charset!r}" if space.charset else ""
-        return f"a string of {space.min_length} to {space.max_length} characters{letters}"
-    low, high = bound_to_json(space.low), bound_to_json(space.high)
-    finite = "finite " if space.dtype.kind == "f" else ""
-    return f"{finite}{space.dtype} of shape {space.shape} in [{low}, {high}]"
+__all__ = ["Codec", "Leaf", "leaves"]
 
 
 # --- the codec -------------------------------------------------------------------------------
@@ -121,6 +46,18 @@ class _Slot:
     offset: int
     size: int
     bounds: tuple[Array, Array] | None = field(compare=False)
+    quick: Quick | None = field(compare=False)
+
+
+def _slot_of(leaf: Leaf, offset: int) -> _Slot:
+    size = leaf.dtype.itemsize * math.prod(leaf.shape)
+    space, bounds = leaf.space, bounds_of(leaf.space)
+    quick: Quick | None
+    if isinstance(space, Discrete):
+        quick = QuickInteger(space.start, space.start + space.n - 1)
+    else:
+        quick = quick_numbers(leaf.dtype, leaf.shape, bounds)
+    return _Slot(leaf, offset, size, bounds, quick)
 
 
 class Codec:
@@ -137,9 +74,8 @@ class Codec:
         offset = 0
         for leaf in self.leaves:
             if not leaf.is_text:
-                size = leaf.dtype.itemsize * math.prod(leaf.shape)
-                self._slots.append(_Slot(leaf, offset, size, _bounds(leaf.space)))
-                offset += size
+                self._slots.append(_slot_of(leaf, offset))
+                offset += self._slots[-1].size
         self._fixed = offset
         self.itemsize: int | None = None if self._texts else offset
         self._single = self._slots[0] if not isinstance(space, (Dict, Text, Tuple)) else None
@@ -155,14 +91,17 @@ class Codec:
         """
         single = self._single
         if single is not None:
+            if single.quick is not None:
+                data = single.quick.encode(value, check_range)
+                if data is not None:
+                    return data
             return _leaf_bytes(single, value, where, check_range)
         fixed: list[bytes] = []
         texts: list[bytes] = []
         slots = iter(self._slots)
         for leaf, item, place in _walk(self.space, value, where):
             if leaf.is_text:
-                data = _text_bytes(leaf.space, item, place)
-                texts.append(len(data).to_bytes(4, "little") + data)
+                texts.append(_text_record(leaf.space, item, place))
             else:
                 fixed.append(_leaf_bytes(next(slots), item, place, check_range))
         return b"".join(fixed + texts)
@@ -180,15 +119,25 @@ class Codec:
 
     def decode(self, data: bytes) -> Any:
         """The value of canonical bytes: arrays, ints, dicts, tuples, strings as the space says."""
+        single = self._single
+        if single is not None and len(data) == single.size > 0:
+            leaf = single.leaf
+            if isinstance(leaf.space, Discrete):
+                return int.from_bytes(data, "little", signed=True)
+            return np.frombuffer(data, leaf.dtype).reshape(leaf.shape)
         columns = self.columns(data, 1, [len(data)])
         return _assemble(self.space, iter([columns[leaf.path] for leaf in self.leaves]), 0)
 
     def check(self, data: bytes, where: str = "$", *, check_range: bool = True) -> None:
         """Raise SpaceError unless `data` is the canonical encoding of one allowed value."""
-        if self.itemsize is None:
+        single = self._single
+        if single is not None and single.quick is not None:
+            if single.quick.is_valid(data, check_range):
+                return
+        elif self.itemsize is None:
             for leaf, text in zip(self._texts, self._split_texts(data, where), strict=True):
                 _text_bytes(leaf.space, text, f"{where}.{leaf.path}" if leaf.path else where)
-        elif len(data) != self.itemsize:
+        if self.itemsize is not None and len(data) != self.itemsize:
             raise SpaceError(
                 f"{where}: expected {_describe_all(self.leaves)} in {self.itemsize} bytes, "
                 f"got {len(data)} bytes"
@@ -207,24 +156,12 @@ class Codec:
             return None
         rows = np.frombuffer(fixed, np.uint8).reshape(count, self._fixed)
         for slot in self._slots:
-            values = _slot_values(slot, rows, count)
-            if (
-                values.dtype.kind == "b"
-                and (rows[:, slot.offset : slot.offset + slot.size] > 1).any()
-            ):
-                return 0, ": expected booleans of 0 or 1"
-            if slot.bounds is None or slot.size == 0:
-                continue
-            low, high = slot.bounds
-            if not check_range and values.dtype.kind == "f":
-                fine = np.isfinite(values)
-            else:
-                fine = (values >= low) & (values <= high)
-            if not fine.all():
-                index = int(np.argmin(fine.reshape(count, -1).all(axis=1)))
+            fine = _valid_rows(slot, rows, count, check_range)
+            if fine is not None and not fine.all():
+                index = int(np.argmin(fine))
                 place = f".{slot.leaf.path}" if slot.leaf.path else ""
-                shown = np.array2string(values[index], threshold=8)
-                return index, f"{place}: expected {_describe(slot.leaf.space)}, got {shown}"
+                shown = np.array2string(_slot_values(slot, rows, count)[index], threshold=8)
+                return index, f"{place}: expected {describe(slot.leaf.space)}, got {shown}"
         return None
 
     def columns(
@@ -236,7 +173,9 @@ class Codec:
         needed when the space holds Text.
         """
         if self.itemsize is None:
-            return self._text_columns(bytes(data), lengths or [])
+            if lengths is None or len(lengths) != count or sum(lengths) != len(data):
+                raise SpaceError(f"expected {count} lengths that add up to {len(data)} bytes")
+            return self._text_columns(bytes(data), lengths)
         if len(data) != count * self.itemsize:
             raise SpaceError(
                 f"expected {count} values of {self.itemsize} bytes, got {len(data)} bytes"
@@ -249,32 +188,35 @@ class Codec:
         return {s.leaf.path: _slot_values(s, rows, count) for s in self._slots}
 
     def encode_columns(self, columns: Mapping[str, Any], count: int) -> list[bytes]:
-        """The canonical encoding of each of `count` values given as columns (see `columns`)."""
+        """The canonical encoding of each of `count` values given as columns (see `columns`).
+
+        Types, shapes and texts are checked, the range of numbers is not: see `find_invalid`.
+        """
         rows = np.empty((count, self._fixed), np.uint8)
+        _require_columns(self.leaves, columns, count)
         for slot in self._slots:
-            values = np.ascontiguousarray(columns[slot.leaf.path], slot.leaf.dtype)
+            where = slot.leaf.path or "column"
+            values = np.asarray(columns[slot.leaf.path])
             if values.shape != (count, *slot.leaf.shape):
                 raise SpaceError(
-                    f"{slot.leaf.path or 'column'}: expected shape {(count, *slot.leaf.shape)}, "
-                    f"got {values.shape}"
+                    f"{where}: expected shape {(count, *slot.leaf.shape)}, got {values.shape}"
                 )
+            if values.dtype != slot.leaf.dtype:
+                values = _cast(values, slot.leaf, where)
+            values = np.ascontiguousarray(values)
             if slot.size:
                 rows[:, slot.offset : slot.offset + slot.size] = (
-                    values.reshape(count, -1).view(np.uint8).reshape(count, slot.size)
+                    values.reshape(-1).view(np.uint8).reshape(count, slot.size)
                 )
-        texts = [columns[leaf.path] for leaf in self._texts]
-        if not texts:
+        if not self._texts:
             joined = rows.tobytes()
             size = self._fixed
             return [joined[i * size : (i + 1) * size] for i in range(count)]
-        return [
-            rows[i].tobytes()
-            + b"".join(
-                len(data).to_bytes(4, "little") + data
-                for data in (column[i].encode() for column in texts)
-            )
-            for i in range(count)
+        texts = [
+            [_text_record(leaf.space, text, leaf.path or "column") for text in columns[leaf.path]]
+            for leaf in self._texts
         ]
+        return [b"".join((rows[i].tobytes(), *(t[i] for t in texts))) for i in range(count)]
 
     def _text_columns(self, data: bytes, lengths: Sequence[int]) -> dict[str, Any]:
         fixed: list[bytes] = []
@@ -313,7 +255,7 @@ class Codec:
 
 def _describe_all(found: Sequence[Leaf]) -> str:
     return "; ".join(
-        (f"{leaf.path}: " if leaf.path else "") + _describe(leaf.space) for leaf in found
+        (f"{leaf.path}: " if leaf.path else "") + describe(leaf.space) for leaf in found
     )
 
 
@@ -324,7 +266,30 @@ def _slot_values(slot: _Slot, rows: Array, count: int) -> Array:
     return np.ascontiguousarray(raw).view(slot.leaf.dtype).reshape(count, *slot.leaf.shape)
 
 
+def _valid_rows(slot: _Slot, rows: Array, count: int, check_range: bool) -> Array | None:
+    """Which of `count` rows hold a valid value of the slot, bool (count,); None if all do."""
+    if slot.size == 0:
+        return None
+    if slot.leaf.dtype.kind == "b":
+        fine: Array = rows[:, slot.offset : slot.offset + slot.size] <= 1
+    elif slot.bounds is None:
+        return None
+    else:
+        values = _slot_values(slot, rows, count)
+        if check_range or values.dtype.kind != "f":
+            low, high = slot.bounds
+            fine = np.asarray((values >= low) & (values <= high))
+        else:
+            fine = np.isfinite(values)
+    result: Array = np.all(fine, axis=tuple(range(1, fine.ndim)))
+    return result
+
+
 def _leaf_bytes(slot: _Slot, value: Any, where: str, check_range: bool) -> bytes:
+    if slot.quick is not None:
+        data = slot.quick.encode(value, check_range)
+        if data is not None:
+            return data
     leaf = slot.leaf
     try:
         array = value if type(value) is np.ndarray else _as_array(value, leaf, where)
@@ -333,11 +298,9 @@ def _leaf_bytes(slot: _Slot, value: Any, where: str, check_range: bool) -> bytes
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, SpaceError):
             raise
-        raise SpaceError(
-            f"{where}: expected {_describe(leaf.space)}, got {value!r:.200}"
-        ) from error
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {value!r:.200}") from error
     if array.shape != leaf.shape:
-        raise SpaceError(f"{where}: expected {_describe(leaf.space)}, got shape {array.shape}")
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got shape {array.shape}")
     bounds = slot.bounds
     if bounds is not None:
         if check_range or array.dtype.kind != "f":
@@ -346,7 +309,7 @@ def _leaf_bytes(slot: _Slot, value: Any, where: str, check_range: bool) -> bytes
             fine = np.isfinite(array).all()
         if not fine:
             shown = np.array2string(array, threshold=8)
-            raise SpaceError(f"{where}: expected {_describe(leaf.space)}, got {shown}")
+            raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {shown}")
     return array.tobytes()
 
 
@@ -354,10 +317,10 @@ def _as_array(value: Any, leaf: Leaf, where: str) -> Array:
     if isinstance(value, dict):
         return _from_parts(value, leaf, where)
     if isinstance(value, (str, bytes)) or value is None:
-        raise SpaceError(f"{where}: expected {_describe(leaf.space)}, got {value!r:.200}")
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {value!r:.200}")
     array = np.asarray(value)
     if array.dtype.kind in "OUSV":
-        raise SpaceError(f"{where}: expected {_describe(leaf.space)}, got {value!r:.200}")
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {value!r:.200}")
     if array.size == 0 and math.prod(leaf.shape) == 0:
         return array.astype(leaf.dtype)
     return array
@@ -367,7 +330,7 @@ def _from_parts(value: dict[str, Any], leaf: Leaf, where: str) -> Array:
     """An array of the wire form `{"dtype", "shape", "data"}`; data is raw little-endian bytes."""
     if set(value) != {"dtype", "shape", "data"}:
         raise SpaceError(
-            f"{where}: expected {_describe(leaf.space)} or the keys dtype, shape, data, "
+            f"{where}: expected {describe(leaf.space)} or the keys dtype, shape, data, "
             f"got the keys {sorted(map(str, value))[:8]}"
         )
     data, shape = value["data"], value["shape"]
@@ -394,27 +357,40 @@ def _cast(array: Array, leaf: Leaf, where: str) -> Array:
     target = leaf.dtype
     allowed = _ALLOWED_KINDS[target.kind] + ("b" if isinstance(leaf.space, MultiBinary) else "")
     if array.dtype.kind not in allowed:
-        raise SpaceError(f"{where}: expected {_describe(leaf.space)}, got {array.dtype}")
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {array.dtype}")
     if target.kind == "f":
         with np.errstate(over="ignore"):
             return array.astype(target)
     cast = array.astype(target)
     if not (cast == array).all():
         raise SpaceError(
-            f"{where}: expected {_describe(leaf.space)}, got {np.array2string(array, threshold=8)}"
+            f"{where}: expected {describe(leaf.space)}, got {np.array2string(array, threshold=8)}"
         )
     return cast
 
 
 def _text_bytes(space: Any, value: Any, where: str) -> bytes:
     if not isinstance(value, str) or not space.min_length <= len(value) <= space.max_length:
-        raise SpaceError(f"{where}: expected {_describe(space)}, got {value!r:.80}")
+        raise SpaceError(f"{where}: expected {describe(space)}, got {value!r:.80}")
     if space.charset and not set(value) <= set(space.charset):
-        raise SpaceError(f"{where}: expected {_describe(space)}, got {value!r:.80}")
+        raise SpaceError(f"{where}: expected {describe(space)}, got {value!r:.80}")
     try:
         return value.encode()
     except UnicodeEncodeError as error:
         raise SpaceError(f"{where}: expected text that UTF-8 can hold, got a surrogate") from error
+
+
+def _text_record(space: Any, value: Any, where: str) -> bytes:
+    data = _text_bytes(space, value, where)
+    return len(data).to_bytes(4, "little") + data
+
+
+def _require_columns(found: Sequence[Leaf], columns: Mapping[str, Any], count: int) -> None:
+    for leaf in found:
+        if leaf.path not in columns or len(columns[leaf.path]) != count:
+            raise SpaceError(
+                f"{leaf.path or 'column'}: expected {count} values of {describe(leaf.space)}"
+            )
 
 
 def _walk(space: Space, value: Any, where: str) -> Iterator[tuple[Leaf, Any, str]]:

@@ -1,7 +1,7 @@
 """Space descriptors: what an observation or an action may be, with numpy alone.
 
-A descriptor is a frozen value with a strict, versioned JSON form. Nothing here executes what it reads: there is no pickle, and unknown kinds,
-unknown keys and unknown versions are refused.
+A descriptor is a frozen value with a strict, versioned JSON form. Nothing here executes what it
+reads: there is no pickle, and unknown kinds, unknown keys and unknown versions are refused.
 
 `storage.codec` turns values of a space into bytes and back.
 """
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 FORMAT_VERSION = 1
+MAX_ELEMENTS = 2**24  # of one array; a descriptor from outside must not ask for all memory
 REFUSED = ("Graph", "Sequence", "OneOf")
 BOX_DTYPES = [
     "bool",
@@ -56,18 +57,40 @@ def bound_to_json(bound: Array) -> Json:
 
 
 def _bound_from_json(bound: Json, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    listed = bound if isinstance(bound, list) else [bound] * math.prod(shape)
-    if len(listed) != math.prod(shape):
-        raise SpaceError(f"box bound: expected {math.prod(shape)} numbers, got {len(listed)}")
+    if math.prod(shape) == 0 and type(bound) is int and bound == 0:
+        return np.zeros(shape, dtype)
+    listed = bound if isinstance(bound, list) else [bound]
+    if isinstance(bound, list) and len(bound) != math.prod(shape):
+        raise SpaceError(f"box bound: expected {math.prod(shape)} numbers, got {len(bound)}")
     for number in listed:
-        if not isinstance(number, (int, float)) and number not in ("inf", "-inf"):
-            raise SpaceError(f"box bound: expected a number, 'inf' or '-inf', got {number!r}")
-    if dtype.kind == "f":
-        return np.array([float(x) for x in listed], dtype).reshape(shape)
+        if not _is_bound(number, dtype.kind):
+            raise SpaceError(f"box bound: expected values of {dtype}, got {number!r:.80}")
     try:
-        return np.array(listed, dtype).reshape(shape)
-    except (OverflowError, ValueError, TypeError) as error:
-        raise SpaceError(f"box bound: expected values of {dtype}, got {bound!r}") from error
+        numbers = [float(x) for x in listed] if dtype.kind == "f" else listed
+        with np.errstate(over="ignore"):  # what a narrow float cannot hold is no bound
+            array = np.array(numbers, dtype)
+    except OverflowError as error:
+        raise SpaceError(f"box bound: expected values of {dtype}, got {bound!r:.80}") from error
+    return array.reshape(shape) if isinstance(bound, list) else np.broadcast_to(array[0], shape)
+
+
+def _is_bound(number: Json, kind: str) -> bool:
+    if kind == "b":
+        return isinstance(number, bool)
+    if kind in "iu":
+        return isinstance(number, int) and not isinstance(number, bool)
+    if isinstance(number, str):
+        return number in ("inf", "-inf")
+    return isinstance(number, (int, float)) and not isinstance(number, bool)
+
+
+def _require_elements(what: str, shape: tuple[int, ...]) -> None:
+    if any(n < 0 for n in shape):
+        raise SpaceError(f"{what}: expected a shape of sizes >= 0, got {shape!s:.200}")
+    if math.prod(shape) > MAX_ELEMENTS or len(shape) > 32:
+        raise SpaceError(
+            f"{what}: expected at most {MAX_ELEMENTS} elements in 32 dimensions, got {shape!s:.200}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,14 +107,13 @@ class Box:
         if dtype.name not in BOX_DTYPES:
             raise SpaceError(f"box: expected a dtype of {', '.join(BOX_DTYPES)}, got {dtype}")
         shape = tuple(int(n) for n in self.shape)
-        if any(n < 0 for n in shape):
-            raise SpaceError(f"box: expected a shape of sizes >= 0, got {shape}")
+        _require_elements("box", shape)
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "shape", shape)
         for name, sign in (("low", -1), ("high", 1)):
             given = getattr(self, name)
             value = widest(dtype, sign) if given is None else given
-            bound = np.broadcast_to(np.asarray(value, dtype), shape).copy()
+            bound = _bound_array(name, value, dtype, shape)
             if bound.dtype.kind == "f" and np.isnan(bound).any():
                 raise SpaceError(f"box: expected a {name} bound without NaN, got {given!r}")
             bound.flags.writeable = False
@@ -100,6 +122,7 @@ class Box:
             raise SpaceError(f"box: expected low <= high, got low {self.low}, high {self.high}")
 
     def to_json(self) -> Json:
+        """The JSON node of this space, without the version."""
         return {
             "kind": "box",
             "dtype": self.dtype.name,
@@ -115,7 +138,18 @@ class Box:
         return hash((Box, json.dumps(self.to_json())))
 
 
+def _bound_array(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    try:
+        with np.errstate(over="ignore"):
+            return np.broadcast_to(np.asarray(value, dtype), shape).copy()
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SpaceError(
+            f"box: expected a {name} bound of {dtype} and shape {shape}, got {value!r:.80}"
+        ) from error
+
+
 def widest(dtype: np.dtype[Any], sign: int) -> Any:
+    """The lowest (sign -1) or highest (sign 1) bound of a dtype; infinite for floats."""
     if dtype.kind == "f":
         return sign * np.inf
     if dtype.kind == "b":
@@ -156,8 +190,11 @@ class MultiDiscrete:
         if not self.nvec or any(n < 1 for n in self.nvec) or len(self.start) != len(self.nvec):
             raise SpaceError(
                 "multi_discrete: expected one or more sizes >= 1 and as many starts, got "
-                f"nvec {self.nvec}, start {self.start}"
+                f"nvec {self.nvec!s:.200}, start {self.start!s:.200}"
             )
+        for n, start in zip(self.nvec, self.start, strict=True):
+            if not -(2**63) <= start <= 2**63 - n:
+                raise SpaceError(f"multi_discrete: expected int64 values, got {n} from {start}")
 
     def to_json(self) -> Json:
         return {"kind": "multi_discrete", "nvec": list(self.nvec), "start": list(self.start)}
@@ -173,6 +210,7 @@ class MultiBinary:
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
         if not self.shape or any(n < 1 for n in self.shape):
             raise SpaceError(f"multi_binary: expected a shape of sizes >= 1, got {self.shape}")
+        _require_elements("multi_binary", self.shape)
 
     def to_json(self) -> Json:
         return {"kind": "multi_binary", "shape": list(self.shape)}
@@ -217,7 +255,7 @@ class Dict:
         if not names or len(set(names)) != len(names):
             raise SpaceError(f"dict: expected one or more different names, got {names}")
         for name in names:
-            if not name or "." in name:
+            if not isinstance(name, str) or not name or "." in name:
                 raise SpaceError(f"dict: expected names without '.', got {name!r}")
         object.__setattr__(self, "spaces", ordered)
 
@@ -269,18 +307,22 @@ def space_from_json(document: Json) -> Space:
     """
     if not isinstance(document, dict) or set(document) != {"version", "space"}:
         raise SpaceError(f'space: expected {{"version", "space"}}, got {document!r:.200}')
-    if document["version"] != FORMAT_VERSION:
-        raise SpaceError(
-            f"space: expected format version {FORMAT_VERSION}, got {document['version']!r}"
-        )
-    return _from_json(document["space"], "$.space", 0)
+    version = document["version"]
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise SpaceError(f"space: expected format version {FORMAT_VERSION}, got {version!r:.80}")
+    try:
+        return _from_json(document["space"], "$.space", 0)
+    except RecursionError as error:
+        raise SpaceError("space: expected fewer nested values") from error
 
 
 def _from_json(node: Json, where: str, depth: int) -> Space:
     if depth > _MAX_DEPTH:
         raise SpaceError(f"{where}: expected at most {_MAX_DEPTH} nested spaces")
     kind = node.get("kind") if isinstance(node, dict) else None
-    if kind in REFUSED or str(kind).lower() in ("graph", "sequence", "oneof", "one_of"):
+    if not isinstance(kind, str):
+        raise SpaceError(f"{where}: expected an object with a kind, got {node!r:.200}")
+    if kind in REFUSED or kind.lower() in ("graph", "sequence", "oneof", "one_of"):
         raise SpaceError(f"{where}: {kind} spaces are not supported")
     if kind not in _KEYS:
         raise SpaceError(f"{where}: expected a kind of {', '.join(_KEYS)}, got {node!r:.200}")
@@ -297,7 +339,10 @@ def _from_json(node: Json, where: str, depth: int) -> Space:
 
 def _build(kind: str, node: dict[str, Json], where: str, depth: int) -> Space:
     if kind == "box":
+        if node["dtype"] not in BOX_DTYPES:
+            raise SpaceError(f"expected a dtype of {', '.join(BOX_DTYPES)}, got {node['dtype']!r}")
         dtype, shape = np.dtype(node["dtype"]), _sizes(node["shape"])
+        _require_elements("box", shape)
         low, high = (_bound_from_json(node[name], dtype, shape) for name in ("low", "high"))
         return Box(shape, dtype, low, high)
     if kind == "discrete":
@@ -343,13 +388,18 @@ def canonical_json(observation: Space, action: Space) -> str:
 
 
 def spaces_from_canonical_json(text: str) -> tuple[Space, Space]:
-    """(observation, action) of a text made by `canonical_json`."""
-    document = json.loads(text)
-    version = document["version"]
-    return (
-        space_from_json({"version": version, "space": document["observation"]}),
-        space_from_json({"version": version, "space": document["action"]}),
+    """(observation, action) of a text made by `canonical_json`. Raises SpaceError."""
+    try:
+        document = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SpaceError(f"spaces: expected JSON, got {text!r:.80}: {error}") from error
+    if not isinstance(document, dict) or set(document) != {"version", "observation", "action"}:
+        raise SpaceError(f"spaces: expected version, observation, action, got {text!r:.200}")
+    observation, action = (
+        space_from_json({"version": document["version"], "space": document[name]})
+        for name in ("observation", "action")
     )
+    return observation, action
 
 
 def schema_id(observation: Space, action: Space) -> str:
