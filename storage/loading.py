@@ -298,7 +298,7 @@ def column_of(table: pa.Table, name: str) -> Array:
 def _texts(chunk: pa.DictionaryArray) -> Array:
     """One string object for each different value, None where null."""
     known = np.empty(len(chunk.dictionary) + 1, object)
-    known[:-1] = chunk.dictionary.to_pylist()
+    known[:-1] = chunk.dictionary.to_numpy(zero_copy_only=False)
     if len(known) == 2 and not chunk.null_count:
         return np.broadcast_to(known[:1], (len(chunk),))
     codes = chunk.indices

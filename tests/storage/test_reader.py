@@ -263,6 +263,14 @@ class TestOrder:
             follows = after == (before[0], before[1], before[2] + 1)
             assert follows or after[2] % batch_size == 0
 
+    def test_a_run_longer_than_a_batch_is_cut_and_mixed_by_its_fragments(self, tmp_path):
+        """One long part is fragments of batch_size rows, which the window moves one by one."""
+        write(tmp_path, [part(0, 40)])
+        with ShardReader(tmp_path, mode="fragments", batch_size=4, shuffle=40) as reader:
+            firsts = [batch["t"].tolist() for batch in reader]
+        assert sorted(firsts) == [list(range(t, t + 4)) for t in range(0, 40, 4)]
+        assert firsts != sorted(firsts)
+
 
 class TestPositions:
     @settings(max_examples=60)
@@ -661,6 +669,16 @@ class TestEpisodes:
         assert joined.tags == {"k": "v"}
         assert (joined.stream, joined.episode_ordinal) == (stream_of(), 0)
         assert found["e1"].final_obs is None
+
+    def test_an_episode_waits_for_a_part_in_its_middle(self, tmp_path):
+        """First and last part alone are not an episode, whatever order the ordinals have."""
+        write(tmp_path, [part(0, 3, ended=None, final=True), part(1, 1, episode=0, t0=5)])
+        with ShardReader(tmp_path, mode="episodes") as reader:
+            assert list(reader.episodes()) == []
+        write(tmp_path, [part(2, 2, episode=0, t0=3, ended=None, final=True)])
+        with ShardReader(tmp_path, mode="episodes") as reader:
+            (whole,) = reader.episodes()
+        assert whole.columns["t"].tolist() == list(range(6))
 
     def test_incomplete_episodes_are_counted_and_come_when_asked(self, tmp_path):
         """By default they wait in the position; incomplete=True hands them out, marked."""
