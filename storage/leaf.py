@@ -76,11 +76,11 @@ def bounds_of(space: Any) -> tuple[Array, Array] | None:
             return None
         return space.low, space.high
     if isinstance(space, Discrete):
-        return np.int64(space.start), np.int64(space.start + space.n - 1)  # type: ignore[return-value]
+        return np.array(space.start), np.array(space.start + space.n - 1)
     if isinstance(space, MultiDiscrete):
         start = np.array(space.start, np.int64)
         return start, start + np.array(space.nvec, np.int64) - 1
-    return np.int8(0), np.int8(1)  # type: ignore[return-value]
+    return np.array(0, np.int8), np.array(1, np.int8)
 
 
 def describe(space: Any) -> str:

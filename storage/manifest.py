@@ -90,6 +90,7 @@ class _Document:
     @classmethod
     def from_json(cls, body: Json, where: object = "$") -> Self:
         """The value of `to_json`. Raises WeightsDamaged for other keys or types."""
+        # every subclass is a dataclass, which the type of this base cannot say
         expected = {f.name: str(f.type) for f in fields(cls)}  # type: ignore[arg-type]
         if not isinstance(body, dict) or set(body) != set(expected):
             got = sorted(body) if isinstance(body, dict) else f"{body!r:.80}"
@@ -103,6 +104,7 @@ class _Document:
         return cls(**body)
 
     def to_json(self) -> dict[str, Json]:
+        # as above: only the subclasses are dataclasses
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
 

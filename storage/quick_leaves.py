@@ -48,7 +48,7 @@ class QuickInteger:
                 return None
             value = int(value)
         if self._first <= value <= self._last:
-            return value.to_bytes(8, "little", signed=True)
+            return int.to_bytes(value, 8, "little", signed=True)
         return None
 
     def is_valid(self, data: bytes, check_range: bool) -> bool:

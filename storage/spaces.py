@@ -100,7 +100,7 @@ class Box:
     shape: tuple[int, ...] = ()
     dtype: np.dtype[Any] = np.dtype("float32")  # noqa: RUF009  a dtype is immutable
     low: Array = None  # type: ignore[assignment]  # None becomes the widest bound of the dtype
-    high: Array = None  # type: ignore[assignment]
+    high: Array = None  # type: ignore[assignment]  # as for low
 
     def __post_init__(self) -> None:
         dtype = np.dtype(self.dtype)
