@@ -6,12 +6,9 @@ closed and timed out. Trainers and collectors read the same file.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from storage.episode import DEFAULT_POLICY
@@ -94,33 +91,3 @@ class PolicyDeclaration:
             return cls(**given)
         except TypeError as error:
             raise DeclarationError(f"{where}: {error}") from error
-
-
-def save_declaration(root: Path, declaration: PolicyDeclaration) -> Path:
-    """Write `policies/{id}.json` in one step: the old file or the new one, never a half."""
-    folder = root / "policies"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{declaration.policy_id}.json"
-    temporary = folder / f".{declaration.policy_id}.json.{os.getpid()}"
-    temporary.write_text(json.dumps(declaration.to_json(), indent=2) + "\n")
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    return path
-
-
-def load_declarations(root: Path) -> dict[str, PolicyDeclaration]:
-    """All policies declared under `root`, by id, in order of their ids."""
-    found: dict[str, PolicyDeclaration] = {}
-    for path in sorted((root / "policies").glob("*.json")):
-        try:
-            document = json.loads(path.read_text())
-            declaration = PolicyDeclaration.from_json(document, str(path))
-        except ValueError as error:
-            raise DeclarationError(f"{path}: {error}") from error
-        if declaration.policy_id != path.stem:
-            raise DeclarationError(
-                f"{path}: expected policy_id {path.stem!r}, got {declaration.policy_id!r}"
-            )
-        found[declaration.policy_id] = declaration
-    return found

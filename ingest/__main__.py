@@ -1,0 +1,40 @@
+"""`python -m ingest collect --root DIR`: the package's own door, without the command line extras."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from ingest.server import ServeError, ServeOptions, serve
+from storage.errors import StorageError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the collector; answers the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m ingest")
+    commands = parser.add_subparsers(dest="command", required=True)
+    collect = commands.add_parser("collect", help="run the collector until SIGTERM")
+    collect.add_argument("--root", type=Path, required=True)
+    collect.add_argument("--host", default="127.0.0.1")
+    collect.add_argument("--port", type=int, default=8642)
+    collect.add_argument("--compression", choices=("zstd", "lz4"), default="zstd")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    options = ServeOptions(
+        root=given.root,
+        host=given.host,
+        port=given.port,
+        compression=given.compression,
+        announce=lambda address, _: print(f"ready {address}", flush=True),
+    )
+    try:
+        return serve(options)
+    except (ServeError, StorageError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

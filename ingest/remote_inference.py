@@ -1,0 +1,121 @@
+"""DOOR 2 to policy: the live policies inside the collector.
+
+`LivePolicies` follows each policy's weight store and evaluates the live version with numpy. The
+versions are looked up when `refresh` is called, a few microseconds when nothing changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingest.errors import Refusal
+from policy.numpy_policy import NumpyPolicy
+from policy.spec import PolicySpec
+from storage.codec import Codec
+from storage.declarations import PolicyDeclaration
+from storage.errors import StorageError
+from storage.weights import WeightStore
+
+log = logging.getLogger("headrace.collector")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One action: stored and sent forms in canonical bytes and as a value, and how it was drawn."""
+
+    action: bytes
+    action_env: Any
+    logp: float
+    dist_inputs: bytes
+    version: int
+
+
+@dataclass
+class _Live:
+    store: WeightStore
+    path: Path
+    observation: Codec
+    action: Codec
+    stamp: tuple[int, int] | None = None
+    generation: int = -1
+    policy: NumpyPolicy | None = None
+
+
+@dataclass
+class LivePolicies:
+    """The live version of every declared policy under one root."""
+
+    root: Path
+    policies: Mapping[str, PolicyDeclaration]
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+
+    def __post_init__(self) -> None:
+        self._live = {name: self._follow(policy) for name, policy in self.policies.items()}
+
+    def _follow(self, policy: PolicyDeclaration) -> _Live:
+        store = WeightStore(self.root, policy.policy_id)
+        path = self.root / "weights" / policy.policy_id / "live.json"
+        return _Live(store, path, Codec(policy.observation), Codec(policy.action))
+
+    def refresh(self) -> None:
+        """Take up newly published versions. What cannot be loaded is logged; the last one stays."""
+        for name, live in self._live.items():
+            try:
+                status = os.stat(live.path)
+            except OSError:
+                continue
+            stamp = (status.st_mtime_ns, status.st_ino)
+            if stamp == live.stamp:
+                continue
+            live.stamp = stamp
+            try:
+                self._load(live)
+            except (StorageError, ValueError, OSError) as error:
+                log.warning("policy %s: the published weights cannot be used: %s", name, error)
+
+    def _load(self, live: _Live) -> None:
+        pointer = live.store.live()
+        if pointer is None or pointer.generation <= live.generation:
+            return
+        manifest, weights = live.store.load(pointer.version)
+        spec = PolicySpec.from_json(manifest.spec)
+        live.policy = NumpyPolicy(
+            spec, weights, filter_state=manifest.filter_state, version=pointer.version
+        )
+        live.generation = pointer.generation
+
+    def version(self, policy_id: str) -> int | None:
+        """The live version, None when nothing is published."""
+        policy = self._live[policy_id].policy
+        return None if policy is None else policy.version
+
+    def act(self, policy_id: str, observations: Sequence[bytes], explore: bool) -> list[Choice]:
+        """Actions for encoded observations, one forward for all.
+
+        Raises Refusal: 503 `no_version` while nothing is published.
+        """
+        live = self._live[policy_id]
+        policy = live.policy
+        if policy is None:
+            text = f"policy {policy_id!r} has no published version yet: publish one, or log_action"
+            raise Refusal("no_version", text, retry_after=1.0)
+        columns = live.observation.columns(b"".join(observations), len(observations))
+        actions = policy.act(policy.flatten(columns), self.rng, explore=explore)
+        encoded = live.action.encode_columns(actions.columns, len(observations))
+        return [
+            Choice(
+                encoded[i],
+                actions.actions_env[i],
+                float(actions.logp[i]),
+                actions.dist_inputs[i].tobytes(),
+                policy.version,
+            )
+            for i in range(len(observations))
+        ]

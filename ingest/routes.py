@@ -1,0 +1,303 @@
+"""The routes of wire protocol v1: from requests to the collector, and back once it is durable."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ingest import bulk, wire
+from ingest.collector import Collector
+from ingest.errors import Refusal, not_found
+from ingest.http import Request, Response, Router
+from ingest.remote_inference import LivePolicies
+from storage.spaces import SpaceError, space_to_json
+
+MAX_BODY = 64_000_000
+
+
+class Routes:
+    """Binds a collector and its live policies to paths. `version` is the program's own."""
+
+    def __init__(self, collector: Collector, live: LivePolicies, *, version: str = "") -> None:
+        self.collector = collector
+        self.live = live
+        self._version = version
+
+    def router(self, max_body: int = MAX_BODY) -> Router:
+        router = Router(max_body)
+        for method, path, handler in (
+            ("POST", "/v1/events", self.events),
+            ("POST", "/v1/actions", self.actions),
+            ("POST", "/v1/instances", self.instances),
+            ("POST", "/v1/steps", self.steps),
+            ("GET", "/v1/spec", self.spec),
+            ("POST", "/v1/episodes", self.start),
+            ("GET", "/v1/episodes/{id}", self.episode),
+            ("POST", "/v1/episodes/{id}/log_action", self._single(wire.LogAction)),
+            ("POST", "/v1/episodes/{id}/log_returns", self._single(wire.LogReturns)),
+            ("POST", "/v1/episodes/{id}/end", self._single(wire.End)),
+            ("POST", "/v1/episodes/{id}/action", self.action),
+            ("GET", "/healthz", self.healthz),
+            ("GET", "/readyz", self.readyz),
+            ("GET", "/", self.status_page),
+        ):
+            router.add(method, path, handler)
+        return router
+
+    # --- logging ---------------------------------------------------------------------------
+
+    async def events(self, request: Request) -> Response:
+        batch = request.decode(wire.Batch)
+        reply, row = self.collector.accept(batch)
+        await self.collector.durable(row)
+        return Response.of(reply, request)
+
+    async def instances(self, request: Request) -> Response:
+        registered, row = self.collector.register(request.decode(wire.Register))
+        await self.collector.durable(row)
+        return Response.of(registered, request, 201)
+
+    async def start(self, request: Request) -> Response:
+        event = request.decode(wire.Start)
+        if not event.episode_id:
+            event = msgspec.structs.replace(event, episode_id=secrets.token_hex(16))
+        await self._accept_single(request, event)
+        return Response.of({"episode_id": event.episode_id}, request, 201)
+
+    def _single(self, kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
+        async def handler(request: Request) -> Response:
+            reply = await self._accept_single(request, _named(request, kind))
+            return Response.of(reply, request)
+
+        return handler
+
+    async def _accept_single(self, request: Request, event: wire.Event) -> wire.EventsReply:
+        """One event as a call of its own: its refusal is the answer."""
+        batch = wire.Batch(instance=request.instance, events=[event])
+        reply, row = self.collector.accept(batch, single=True)
+        await self.collector.durable(row)
+        if reply.refused:
+            error = dict(reply.refused[0].error)
+            path = error.pop("path").removeprefix("$.events[0]")
+            raise Refusal(**error, path=f"${path}" if path else None)
+        return reply
+
+    async def steps(self, request: Request) -> Response:
+        batches = bulk.read_steps(request, self.collector)
+        reply, row = wire.EventsReply(durable=True, accepted=0), 0
+        for batch in batches:
+            one, row = self.collector.accept(batch, single=True)
+            reply.accepted += one.accepted
+            reply.duplicates += one.duplicates
+            reply.refused.extend(one.refused)
+        await self.collector.durable(row)
+        return Response.of(reply, request)
+
+    # --- acting ----------------------------------------------------------------------------
+
+    async def action(self, request: Request) -> Response:
+        call = _named(request, wire.GetAction)
+        reply, row = self._act(request.instance, [call])
+        await self.collector.durable(row)
+        (answer,) = reply
+        if answer.error is not None:
+            raise Refusal(**answer.error)
+        return Response.of(answer, request)
+
+    async def actions(self, request: Request) -> Response:
+        """Pending events first, then one action for each observation; durable before the reply."""
+        message = request.decode(wire.ActionBatch)
+        events = wire.Batch(instance=message.instance, events=message.events)
+        reply, row = self.collector.accept(events)
+        answers, acted = self._act(message.instance, message.actions)
+        await self.collector.durable(max(row, acted))
+        return Response.of(
+            wire.ActionsReply(durable=True, actions=answers, refused=reply.refused), request
+        )
+
+    def _act(
+        self, instance: str | None, calls: list[wire.GetAction]
+    ) -> tuple[list[wire.ActionReply], int]:
+        """Choose an action for each call and accept it as a decision."""
+        self.live.refresh()
+        answers = [wire.ActionReply(episode_id=call.episode_id) for call in calls]
+        groups: dict[tuple[str, bool], list[tuple[int, bytes]]] = {}
+        for index, call in enumerate(calls):
+            try:
+                policy_id, obs = self._observed(instance, call)
+            except Refusal as refusal:
+                answers[index].error = refusal.to_json()
+            else:
+                groups.setdefault((policy_id, call.explore), []).append((index, obs))
+        row = 0
+        for (policy_id, explore), members in groups.items():
+            row = max(row, self._decide(instance, policy_id, explore, calls, answers, members))
+        return answers, row
+
+    def _observed(self, instance: str | None, call: wire.GetAction) -> tuple[str, bytes]:
+        """The policy of a call's episode, and its observation in canonical bytes."""
+        episode = self.collector.assembler.episodes.get(call.episode_id)
+        if episode is None:
+            ended = self.collector.assembler.finished.get(call.episode_id)
+            raise ended.refusal() if ended else not_found(call.episode_id)
+        try:
+            obs = episode.rules.observation.from_wire(call.obs, "obs")
+        except SpaceError as error:
+            place, _, text = str(error).partition(": ")
+            text = f"Episode {call.episode_id}: {text}"
+            raise Refusal("invalid", text, place, call.episode_id) from error
+        return episode.started.policy_id, obs
+
+    def _decide(
+        self,
+        instance: str | None,
+        policy_id: str,
+        explore: bool,
+        calls: list[wire.GetAction],
+        answers: list[wire.ActionReply],
+        members: list[tuple[int, bytes]],
+    ) -> int:
+        try:
+            choices = self.live.act(policy_id, [obs for _, obs in members], explore)
+        except Refusal as refusal:
+            for index, _ in members:
+                answers[index].error = refusal.to_json()
+            return 0
+        decisions: list[wire.Event] = [
+            wire.Decision(
+                episode_id=calls[index].episode_id,
+                seq=calls[index].seq,
+                obs=obs,
+                action=choice.action,
+                action_logp=choice.logp if math.isfinite(choice.logp) else 0.0,
+                policy_version=choice.version,
+                action_dist_inputs=choice.dist_inputs,
+                ts=calls[index].ts,
+            )
+            for (index, obs), choice in zip(members, choices, strict=True)
+        ]
+        reply, row = self.collector.accept(
+            wire.Batch(instance=instance, events=decisions), single=True
+        )
+        refused = {item.index: item.error for item in reply.refused}
+        for i, ((index, _), choice) in enumerate(zip(members, choices, strict=True)):
+            if i in refused:
+                answers[index].error = {k: v for k, v in refused[i].items() if k != "path"}
+                continue
+            answers[index].action = _plain(choice.action_env)
+            answers[index].action_logp = choice.logp if math.isfinite(choice.logp) else None
+            answers[index].policy_version = choice.version
+        return row
+
+    # --- asking ----------------------------------------------------------------------------
+
+    async def spec(self, request: Request) -> Response:
+        self.live.refresh()
+        policies = {
+            name: {
+                "observation": space_to_json(policy.observation),
+                "action": space_to_json(policy.action),
+                "schema_id": policy.schema_id,
+                "spec": policy.spec,
+                "live_version": self.live.version(name),
+                "episode_timeout": policy.episode_timeout,
+                "reward_window": policy.reward_window,
+            }
+            for name, policy in self.collector.policies.items()
+        }
+        document = {
+            "protocol": wire.PROTOCOL_VERSION,
+            "version": self._version,
+            "collector_id": self.collector.collector_id,
+            "durable": True,
+            "policies": policies,
+            "limits": {"max_body": MAX_BODY, "max_events": wire.MAX_EVENTS},
+        }
+        return Response.of(document, request)
+
+    async def episode(self, request: Request) -> Response:
+        name = request.params["id"]
+        assembler = self.collector.assembler
+        episode = assembler.episodes.get(name)
+        if episode is not None:
+            document: dict[str, Any] = {
+                "episode_id": name,
+                "state": "open",
+                "next_seq": episode.next_seq,
+                "steps": episode.t_next,
+                "policy_id": episode.started.policy_id,
+            }
+            return Response.of(document, request)
+        ended = assembler.finished.get(name)
+        if ended is None:
+            raise not_found(name)
+        document = {"episode_id": name, "state": ended.how, "next_seq": ended.next_seq}
+        if ended.cause:
+            document["cause"] = ended.cause
+        return Response.of(document, request)
+
+    async def healthz(self, request: Request) -> Response:
+        failed = self.collector.failure
+        if failed is not None:
+            return Response.of({"status": "failed", "cause": str(failed)}, request, 503)
+        return Response.of({"status": "ok"}, request)
+
+    async def readyz(self, request: Request) -> Response:
+        ready = self.collector.failure is None and not self.collector.draining
+        return Response.of({"ready": ready, **self._counts()}, request, 200 if ready else 503)
+
+    def _counts(self) -> dict[str, Any]:
+        collector = self.collector
+        return {
+            "collector_id": collector.collector_id,
+            "steps": collector.steps,
+            "steps_in_shards": collector.totals.rows,
+            "shards": collector.totals.shards,
+            "episodes_open": len(collector.assembler.episodes),
+            "episodes_ended": collector.totals.episodes,
+            "events_accepted": collector.stats.accepted,
+            "events_repeated": collector.stats.duplicates,
+            "events_refused": collector.stats.refused,
+            "bytes_waiting": collector.pending_bytes,
+        }
+
+    async def status_page(self, request: Request) -> Response:
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>"
+            for name, value in self._counts().items()
+        )
+        page = (
+            "<!doctype html><meta charset=utf-8><title>Headrace collector</title>"
+            "<style>body{font:16px sans-serif;margin:3em}td{padding:.2em 1em .2em 0}</style>"
+            f"<h1>Headrace collector</h1><table>{rows}</table>"
+        )
+        return Response(200, page.encode(), "text/html; charset=utf-8")
+
+
+def _named(request: Request, kind: type[wire.M]) -> wire.M:
+    """A single call's message, with the episode that the path names."""
+    message: Any = request.decode(kind)
+    name = request.params["id"]
+    if message.episode_id not in ("", name):
+        text = f"expected episode {name!r} as in the path, got {message.episode_id!r}"
+        raise Refusal("invalid", text, "$.episode_id", name)
+    replaced: wire.M = msgspec.structs.replace(message, episode_id=name)
+    return replaced
+
+
+def _plain(value: Any) -> Any:
+    """An action as JSON and msgpack can carry it: arrays become nested lists."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

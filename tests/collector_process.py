@@ -1,0 +1,128 @@
+"""A real collector process on a real port, for tests that need one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import urllib3
+
+from storage.declarations import PolicyDeclaration
+from storage.policy_files import save_declaration
+from storage.spaces import parse_space
+
+READY_SECONDS = 30
+
+
+def declare(
+    root: Path, observation: str = "box:4", action: str = "discrete:2", **rules: Any
+) -> None:
+    """Declare the policy `default` with short sealing times."""
+    rules = {"seal_seconds": 0.2, **rules}
+    save_declaration(
+        root,
+        PolicyDeclaration(
+            observation=parse_space(observation), action=parse_space(action), **rules
+        ),
+    )
+
+
+class CollectorProcess:
+    """`python -m ingest collect` on a root; `kill` is SIGKILL, `stop` is SIGTERM."""
+
+    def __init__(self, root: Path, *, port: int = 0, env: Mapping[str, str] | None = None) -> None:
+        self.root = root
+        self.port = port
+        self._env = {**os.environ, **(env or {})}
+        self._pool = urllib3.PoolManager(retries=False, timeout=20.0)
+        self.process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "ingest", "collect", "--root", str(self.root)]
+        command += ["--port", str(self.port)]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._env,
+            cwd=Path(__file__).parent.parent,
+        )
+        if process.stdout is None:
+            raise RuntimeError("the collector has no output")
+        line = process.stdout.readline()
+        if not line.startswith("ready "):
+            process.stdout.close()
+            process.wait(READY_SECONDS)
+            raise RuntimeError(f"the collector did not start: {line!r}")
+        self.address = line.split()[1]
+        self.port = int(self.address.rpartition(":")[2])
+        return process
+
+    def restart(self) -> None:
+        """Start again on the same port, after `kill` or `stop`."""
+        self.process = self._spawn()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self._wait()
+
+    def stop(self) -> int:
+        """SIGTERM; answers the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self._wait()
+
+    def _wait(self) -> int:
+        code = self.process.wait(READY_SECONDS)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+    def writer_pid(self) -> int | None:
+        """The process id of the shard writer, the collector's only child."""
+        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        found = [int(pid) for path in children for pid in path.read_text().split()]
+        return found[0] if found else None
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """(status, decoded JSON); `body` is JSON unless it is bytes."""
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        given = {"content-type": "application/json", **(headers or {})}
+        response = self._pool.request(method, self.address + path, body=data, headers=given)
+        return response.status, json.loads(response.data)
+
+    def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        return self.request("POST", path, {} if body is None else body, headers)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        return self.request("GET", path)
+
+    def __enter__(self) -> CollectorProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.clear()
+        if self.process.poll() is None:
+            self.process.kill()
+            self._wait()
+
+
+def shard_rows(root: Path) -> list[dict[str, Any]]:
+    """Every row of every shard under a root, as plain pandas reads it."""
+    import pandas as pd  # noqa: PLC0415 - only tests that look at shards need it
+
+    frames = [pd.read_parquet(path) for path in sorted(root.glob("shards/*/*.parquet"))]
+    return pd.concat(frames).to_dict("records") if frames else []

@@ -1,0 +1,212 @@
+"""The collector process, over HTTP, as a person with curl meets it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.collector_process import CollectorProcess, declare, shard_rows
+
+OBS = [0.1, -0.2, 0.3, 0.4]
+
+
+@pytest.fixture(scope="module")
+def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
+    root = tmp_path_factory.mktemp("root")
+    declare(root)
+    with CollectorProcess(root) as process:
+        yield process
+
+
+def started(collector: CollectorProcess) -> str:
+    status, answer = collector.post("/v1/episodes")
+    assert status == 201
+    name: str = answer["episode_id"]
+    return name
+
+
+def test_three_steps_over_json_become_rows(tmp_path: Path) -> None:
+    """What was acknowledged is in a shard once the collector has drained, with every value."""
+    declare(tmp_path, seal_seconds=60.0)
+    with CollectorProcess(tmp_path) as collector:
+        collector.post("/v1/episodes", {"episode_id": "e1", "tags": {"user": "u7"}})
+        for t in range(3):
+            step = {"obs": OBS, "action": t % 2, "action_prob": 0.5, "ts": 1000 + t}
+            assert collector.post("/v1/episodes/e1/log_action", step)[0] == 200
+            body = {"reward": t + 0.5, "info": {"t": t}}
+            assert collector.post("/v1/episodes/e1/log_returns", body)[0] == 200
+        assert collector.post("/v1/episodes/e1/end", {"obs": [1, 2, 3, 4]})[0] == 200
+        assert collector.stop() == 0
+    rows = shard_rows(tmp_path)
+    assert [row["t"] for row in rows] == [0, 1, 2]
+    assert [row["rewards"] for row in rows] == [0.5, 1.5, 2.5]
+    assert [row["actions"] for row in rows] == [0, 1, 0]
+    assert [row["ts"] for row in rows] == [1000, 1001, 1002]
+    assert [row["infos"] for row in rows] == ['{"t": 0}', '{"t": 1}', '{"t": 2}']
+    assert [row["terminateds"] for row in rows] == [False, False, True]
+    assert rows[-1]["ended"] == "terminated"
+    assert rows[0]["tags"] == '{"user":"u7"}'
+    assert rows[0]["action_logp"] == pytest.approx(-0.6931, abs=1e-4)
+
+
+BAD_ACTIONS: list[tuple[Any, int, str]] = [
+    ({"obs": [1, 2, 3], "action": 0}, 422, "shape (4,)"),
+    (b'{"obs": [1, 2, 3, 1e999], "action": 0}', 422, "finite"),
+    (b'{"obs": [1, 2, 3, NaN], "action": 0}', 400, "JSON"),
+    ({"obs": [1, 2, 3, "x"], "action": 0}, 422, "float32"),
+    ({"obs": OBS, "action": 2}, 422, "an integer of 0..1"),
+    ({"obs": OBS, "action": 0.5}, 422, "an integer of 0..1"),
+    ({"obs": OBS, "action": 2**64}, 422, "action"),
+    ({"obs": OBS, "action": 0, "action_prob": 0}, 422, "(0, 1]"),
+    ({"obs": OBS, "action": 0, "action_prob": 1.5}, 422, "(0, 1]"),
+    ({"obs": OBS, "action": 0, "action_prob": 0.5, "action_logp": -1.0}, 422, "got both"),
+    ({"obs": OBS}, 422, "action"),
+    ({"obs": OBS, "action": 0, "rewards": 1.0}, 422, "rewards"),
+    (b"[" * 100_000, 400, "JSON"),
+    (b"", 400, "JSON"),
+    (b"\xff\xfe", 400, "JSON"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "text"), BAD_ACTIONS)
+def test_a_bad_action_is_named_and_leaves_the_episode_as_it_was(
+    collector: CollectorProcess, body: Any, status: int, text: str
+) -> None:
+    """The answer says what and where; the next good call on the episode works."""
+    name = started(collector)
+    found, answer = collector.post(f"/v1/episodes/{name}/log_action", body)
+    assert found == status, answer
+    assert text in answer["error"]["message"] + answer["error"].get("path", "")
+    good = {"obs": OBS, "action": 0}
+    assert collector.post(f"/v1/episodes/{name}/log_action", good)[0] == 200
+    assert collector.get(f"/v1/episodes/{name}")[1]["steps"] == 1
+
+
+def test_states_answer_with_the_texts_of_the_api(collector: CollectorProcess) -> None:
+    """404, 409 and their texts as clients of the older API know them."""
+    status, answer = collector.post("/v1/episodes/nobody/end", {})
+    assert (status, answer["error"]["message"]) == (404, "Episode nobody not found.")
+    name = started(collector)
+    status, answer = collector.post("/v1/episodes", {"episode_id": name})
+    assert (status, answer["error"]["message"]) == (409, f"Episode {name} is already started")
+    status, answer = collector.post(f"/v1/episodes/{name}/log_returns", {"reward": 1.0})
+    assert (status, answer["error"]["code"]) == (409, "no_action")
+    assert collector.post(f"/v1/episodes/{name}/end", {})[0] == 200
+    status, answer = collector.post("/v1/episodes", {"episode_id": name})
+    assert (status, answer["error"]["message"]) == (
+        409,
+        f"Episode {name} has already completed.",
+    )
+
+
+def test_a_late_reward_is_told_which_setting_refuses_it(collector: CollectorProcess) -> None:
+    """With a reward window of 0 only the last step takes rewards."""
+    name = started(collector)
+    for _ in range(2):
+        collector.post(f"/v1/episodes/{name}/log_action", {"obs": OBS, "action": 0})
+    status, answer = collector.post(f"/v1/episodes/{name}/log_returns", {"reward": 1, "step": 0})
+    assert (status, answer["error"]["code"]) == (409, "window_closed")
+    assert "reward_window" in answer["error"]["message"]
+    status, _ = collector.post(f"/v1/episodes/{name}/log_returns", {"reward": 1, "step": 1})
+    assert status == 200
+
+
+def test_a_batch_closes_a_broken_episode_and_no_other(collector: CollectorProcess) -> None:
+    """An event of a batch that is refused for its content breaks its own episode only."""
+    instance = collector.post("/v1/instances")[1]["instance"]
+    events: list[dict[str, Any]] = []
+    for number, name in enumerate(("bad", "good")):
+        episode = f"{instance}-{name}"
+        obs = [1, 2, 3] if name == "bad" else OBS
+        events += [
+            {"type": "start", "episode_id": episode, "start": number},
+            {"type": "log_action", "episode_id": episode, "seq": 1, "obs": OBS, "action": 1},
+            {"type": "log_action", "episode_id": episode, "seq": 2, "obs": obs, "action": 1},
+            {"type": "end", "episode_id": episode, "seq": 3},
+        ]
+    status, answer = collector.post("/v1/events", {"instance": instance, "events": events})
+    assert status == 200
+    assert [item["index"] for item in answer["refused"]] == [2, 3]
+    assert answer["refused"][0]["error"]["path"] == "$.events[2].obs"
+    assert answer["refused"][1]["error"]["code"] == "broken"
+    assert collector.get(f"/v1/episodes/{instance}-bad")[1]["state"] == "broken"
+    assert collector.get(f"/v1/episodes/{instance}-good")[1]["state"] == "terminated"
+
+
+def test_a_repeated_batch_changes_nothing(collector: CollectorProcess) -> None:
+    """Same seq and content: the same answer, no effect. Other content: 409. A gap: 409."""
+    instance = collector.post("/v1/instances")[1]["instance"]
+    episode = f"{instance}-x"
+    action = {"type": "log_action", "episode_id": episode, "seq": 1, "obs": OBS, "action": 1}
+    events = [{"type": "start", "episode_id": episode, "start": 0}, action]
+    batch = {"instance": instance, "events": events}
+    assert collector.post("/v1/events", batch)[1]["accepted"] == 2
+    repeated = collector.post("/v1/events", batch)[1]
+    assert (repeated["accepted"], repeated["duplicates"]) == (0, 2)
+    other = {"instance": instance, "events": [{**action, "action": 0}]}
+    assert collector.post("/v1/events", other)[1]["refused"][0]["error"]["code"] == "conflict"
+    gap = {"instance": instance, "events": [{**action, "seq": 7}]}
+    error = collector.post("/v1/events", gap)[1]["refused"][0]["error"]
+    assert (error["code"], error["expected_seq"]) == ("gap", 2)
+    stranger = {"events": [{"type": "end", "episode_id": episode}]}
+    assert collector.post("/v1/events", stranger)[1]["refused"][0]["error"]["code"] == "conflict"
+
+
+def test_an_unknown_instance_is_refused(collector: CollectorProcess) -> None:
+    """A start under a client instance that was never registered could be a forgotten retry."""
+    events = [{"type": "start", "episode_id": "late", "start": 0}]
+    answer = collector.post("/v1/events", {"instance": "77-beef", "events": events})[1]
+    assert answer["refused"][0]["error"]["code"] == "unknown_instance"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("GET", "/nothing", {}, 404),
+        ("DELETE", "/v1/events", {}, 405),
+        ("POST", "/v1/events", {"content-type": "text/plain"}, 415),
+        ("POST", "/v1/events", {"content-encoding": "gzip"}, 415),
+        ("POST", "/v1/steps", {"content-type": "application/json"}, 415),
+    ],
+)
+def test_requests_that_do_not_fit_get_their_status(
+    collector: CollectorProcess, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    found, answer = collector.request(method, path, {}, headers)
+    assert found == status
+    assert answer["error"]["message"]
+
+
+def test_get_action_without_a_version_says_so(collector: CollectorProcess) -> None:
+    name = started(collector)
+    status, answer = collector.post(f"/v1/episodes/{name}/action", {"obs": OBS})
+    assert (status, answer["error"]["code"]) == (503, "no_version")
+
+
+def test_a_second_collector_on_one_root_is_refused(collector: CollectorProcess) -> None:
+    """Two collectors would scatter one journal; the second says who holds it."""
+    with (
+        pytest.raises(RuntimeError, match="did not start"),
+        contextlib.ExitStack() as stack,
+    ):
+        stack.enter_context(CollectorProcess(collector.root))
+
+
+def test_an_episode_survives_a_kill(tmp_path: Path) -> None:
+    """Acknowledged steps of an open episode are there after SIGKILL, and it goes on."""
+    declare(tmp_path)
+    with CollectorProcess(tmp_path) as collector:
+        collector.post("/v1/episodes", {"episode_id": "e"})
+        for _ in range(5):
+            collector.post("/v1/episodes/e/log_action", {"obs": OBS, "action": 1})
+        collector.kill()
+        collector.restart()
+        assert collector.get("/v1/episodes/e")[1]["steps"] == 5
+        collector.post("/v1/episodes/e/log_action", {"obs": OBS, "action": 0})
+        collector.post("/v1/episodes/e/end", {})
+        assert collector.stop() == 0
+    assert [row["actions"] for row in shard_rows(tmp_path)] == [1, 1, 1, 1, 1, 0]
