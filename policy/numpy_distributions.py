@@ -227,7 +227,8 @@ def flat_actions(component: Component, actions: Array) -> Array:
         raise SpaceError(
             f"{_place(component)}: expected shape (B, *{component.leaf.shape}), got {values.shape}"
         )
-    return values.reshape(len(values), math.prod(component.leaf.shape))
+    flat: Array = values.reshape(len(values), math.prod(component.leaf.shape))
+    return flat
 
 
 def _inverse_cdf(logits: FloatArray, uniform: FloatArray) -> Array:
@@ -235,7 +236,9 @@ def _inverse_cdf(logits: FloatArray, uniform: FloatArray) -> Array:
     cumulated = np.exp(logits - logits.max(axis=1, keepdims=True)).cumsum(axis=1)
     threshold = uniform * cumulated[:, -1]
     # A product can round up to the last sum itself.
-    return np.minimum((threshold[:, None] >= cumulated).sum(axis=1), logits.shape[1] - 1)
+    below: Array = (threshold[:, None] >= cumulated).sum(axis=1)
+    index: Array = np.minimum(below, logits.shape[1] - 1)
+    return index
 
 
 def _clipped(space: Any, values: Array) -> Array:

@@ -55,7 +55,8 @@ class Flattener:
             flat: FloatArray = value if value.ndim == 1 else value.reshape(-1)
             return flat
         rows = [np.asarray(item)[None] for item in _leaf_values(self.space, value, "observation")]
-        return self._joined(rows, 1)[0]
+        one: FloatArray = self._joined(rows, 1)[0]
+        return one
 
     def columns(self, columns: Mapping[str, Array] | Array) -> FloatArray:
         """(B, D) float32 of B observations: leaf path -> (B, *shape), or one array for one leaf."""

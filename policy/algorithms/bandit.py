@@ -1,0 +1,283 @@
+"""Learning a policy from logged one-step decisions: off-policy contextual bandits.
+
+A row is an observation x, the action a that the logging policy took with propensity mu(a|x), and
+its reward r. With the importance weight w = pi(a|x) / mu(a|x), clipped at M, and the entropy H of
+pi, minimise over minibatches of B rows
+
+    IPS    L = -1/B sum min(w, M) (r - b)                                          - beta mean H(pi)
+    SNIPS  L = -sum min(w, M) r / sum min(w, M)                                    - beta mean H(pi)
+    DR     L = -1/B sum [ sum_a' pi(a'|x) q(x, a') + min(w, M) (r - q(x, a)) ]     - beta mean H(pi)
+
+IPS: Swaminathan & Joachims 2015, Counterfactual Risk Minimization, eq. 5 (clipped weights), and
+Joachims, Swaminathan & de Rijke 2018, Deep Learning with Logged Bandit Feedback, eq. 8 (baseline b:
+without one, rewards that are all positive reward the policy for taking whatever was logged).
+SNIPS: Swaminathan & Joachims 2015, The Self-Normalized Estimator, eq. 9, on minibatches.
+DR: Dudik, Langford & Li 2011, Doubly Robust Policy Evaluation and Learning, eq. 2. The reward model
+q is fitted once a batch, on the other folds of it, so that no row is judged by a model that saw it.
+
+A row whose weight is clipped pushes no gradient through w. Rows without a propensity, rows of
+episodes that are longer than one step, and rows of abandoned or broken episodes (whose reward may
+be missing) are left out and counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from policy.algorithms.algorithm import RowsLeftOut
+from policy.policy import Policy
+from policy.progress import Progress, no_progress
+from policy.value_models import LinearRewardModel, RewardModel, SmoothedMeanRewardModel
+from storage.sample_batch import ACTION_LOGP, REWARDS, TERMINATEDS, TRUNCATEDS, SampleBatch, T
+from storage.spaces import Discrete
+
+__all__ = ["Bandit", "BanditConfig"]
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+_CLOSED_WITHOUT_END = ("abandoned", "broken")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BanditConfig:
+    """How to learn. Raises ValueError for settings that make no sense.
+
+    `baseline`: a number, or "mean", the mean reward of the batch; IPS only. `reward_model`, DR
+    only: "linear" (ridge, one an action) or "mean" (smoothed means, blind to the observation).
+    """
+
+    columns: ClassVar[tuple[str, ...]] = (
+        "obs",
+        "actions",
+        REWARDS,
+        TERMINATEDS,
+        TRUNCATEDS,
+        ACTION_LOGP,
+        "ended",
+    )
+    objective: Literal["ips", "snips", "dr"] = "ips"
+    epochs: int = 20
+    minibatch: int = 256
+    lr: float = 3e-3
+    weight_decay: float = 0.0
+    weight_clip: float = 100.0
+    entropy_coeff: float = 0.0
+    baseline: float | Literal["mean"] = "mean"
+    reward_model: Literal["linear", "mean"] = "linear"
+    reward_l2: float = 10.0
+    folds: int = 5
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("ips", "snips", "dr"):
+            raise ValueError(f"objective: expected ips, snips or dr, got {self.objective!r}")
+        if self.reward_model not in ("linear", "mean"):
+            raise ValueError(f"reward_model: expected linear or mean, got {self.reward_model!r}")
+        for name, least in (("epochs", 1), ("minibatch", 1), ("folds", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: expected {least} or more, got {getattr(self, name)!r}")
+        for name in ("lr", "weight_clip", "reward_l2"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: expected a number > 0, got {getattr(self, name)!r}")
+        for name in ("weight_decay", "entropy_coeff"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: expected a number >= 0, got {getattr(self, name)!r}")
+        if self.baseline != "mean" and not math.isfinite(self.baseline):
+            raise ValueError(f"baseline: expected a number or 'mean', got {self.baseline!r}")
+
+    def build(self, policy: Policy) -> Bandit:
+        return Bandit(policy, self)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A batch as tensors; N rows."""
+
+    observed: Tensor  # (N, D) float32
+    actions: list[Tensor]  # (N, m) each
+    rewards: Tensor  # (N,) float64
+    behaviour_logp: Tensor  # (N,) float64
+    q: Tensor  # (N,) modelled reward of the action taken; empty but for DR
+    q_all: Tensor  # (N, A) of every action; empty but for DR
+
+    def take(self, index: Tensor) -> _Rows:
+        return _Rows(
+            self.observed[index],
+            [leaf[index] for leaf in self.actions],
+            self.rewards[index],
+            self.behaviour_logp[index],
+            self.q[index] if len(self.q) else self.q,
+            self.q_all[index] if len(self.q_all) else self.q_all,
+        )
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+
+class Bandit:
+    """Updates a policy's `pi` from batches of one-step decisions (policy.learner runs it).
+
+    Every batch is learned from for `epochs` passes in random order; DR fits its reward model on the
+    batch first, so a batch should be as much of the log as memory holds.
+    """
+
+    def __init__(self, policy: Policy, config: BanditConfig) -> None:
+        if config.objective == "dr" and not isinstance(policy.spec.action, Discrete):
+            raise ValueError(
+                f"objective dr: expected a Discrete action space, whose actions can be listed, "
+                f"got {policy.spec.action}; use ips or snips"
+            )
+        self.policy = policy
+        self.config = config
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            policy.module.parameters(), lr=config.lr, weight_decay=config.weight_decay
+        )
+
+    def left_out(self, batch: SampleBatch) -> RowsLeftOut:
+        """(N,) which rows can't be learned from, by reason; a row has one reason."""
+        ended = batch["ended"] if "ended" in batch else np.full(batch.count, None, object)
+        reasons: dict[str, BoolArray] = {
+            word: np.asarray(ended == word, np.bool_) for word in _CLOSED_WITHOUT_END
+        }
+        whole = (batch[T] == 0) & (batch[TERMINATEDS] | batch[TRUNCATEDS])
+        reasons["not_one_step"] = ~whole
+        reasons["no_propensity"] = np.isnan(batch[ACTION_LOGP])
+        return reasons
+
+    def update(
+        self,
+        batch: SampleBatch,
+        rng: np.random.Generator,
+        on_progress: Progress = no_progress,
+    ) -> dict[str, float]:
+        """Learn from a batch of usable rows; metrics of the policy after it.
+
+        Raises ValueError for a batch too small, FloatingPointError when the loss is not finite.
+        """
+        rows = self._rows(batch, rng)
+        baseline = self._baseline(rows)
+        total = self.config.epochs * math.ceil(len(rows) / self.config.minibatch)
+        loss = math.nan
+        for done, index in enumerate(self._minibatches(len(rows), rng), 1):
+            loss = self._step(rows.take(index), baseline)
+            on_progress("training", done, total)
+        return {"loss": loss, **self._metrics(rows, baseline)}
+
+    def loss(self, rows: _Rows, baseline: float) -> Tensor:
+        """The loss of the module docstring over a minibatch; a float64 scalar."""
+        dist = self.policy.distribution(rows.observed)
+        weight = self._weights(dist.logp(rows.actions), rows)
+        if self.config.objective == "ips":
+            objective = (weight * (rows.rewards - baseline)).mean()
+        elif self.config.objective == "snips":
+            objective = (weight * rows.rewards).sum() / weight.sum()
+        else:
+            modelled = (dist.log_probabilities().exp() * rows.q_all).sum(dim=1)
+            objective = (modelled + weight * (rows.rewards - rows.q)).mean()
+        return -objective - self.config.entropy_coeff * dist.entropy().mean()
+
+    def _step(self, rows: _Rows, baseline: float) -> float:
+        loss = self.loss(rows, baseline)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(
+                f"bandit: the loss became {loss.item()}; try a smaller lr or weight_clip"
+            )
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.item())
+
+    def _weights(self, logp: Tensor, rows: _Rows) -> Tensor:
+        """(N,) min(w, M), clipped as logs so that no weight overflows."""
+        return (logp - rows.behaviour_logp).clamp(max=math.log(self.config.weight_clip)).exp()
+
+    def _minibatches(self, count: int, rng: np.random.Generator) -> Iterator[Tensor]:
+        size = self.config.minibatch
+        for _ in range(self.config.epochs):
+            order = torch.from_numpy(rng.permutation(count)).to(self.policy.device)
+            yield from order.split(size)
+
+    def _baseline(self, rows: _Rows) -> float:
+        given = self.config.baseline
+        return float(rows.rewards.mean()) if given == "mean" else float(given)
+
+    @torch.no_grad()
+    def _metrics(self, rows: _Rows, baseline: float) -> dict[str, float]:
+        """Over the whole batch, which the policy was trained on: not an evaluation."""
+        dist = self.policy.distribution(rows.observed)
+        weight = self._weights(dist.logp(rows.actions), rows)
+        clipped = weight >= self.config.weight_clip * (1 - 1e-9)
+        square = float(weight.square().sum())
+        return {
+            "train_loss": float(self.loss(rows, baseline)),
+            "train_snips": float((weight * rows.rewards).sum() / weight.sum()),
+            "train_mean_reward": float(rows.rewards.mean()),
+            "entropy": float(dist.entropy().mean()),
+            "mean_weight": float(weight.mean()),
+            "clipped_share": float(clipped.double().mean()),
+            "ess": float(weight.sum()) ** 2 / square if square else 0.0,
+        }
+
+    # the batch as tensors
+
+    def _rows(self, batch: SampleBatch, rng: np.random.Generator) -> _Rows:
+        policy = self.policy
+        observed = policy.observe(policy.flat_observations(batch))
+        rewards = np.asarray(batch[REWARDS], np.float64)
+        q, q_all = np.empty(0), np.empty((0, 0))
+        if self.config.objective == "dr":
+            features = observed.cpu().numpy()
+            q, q_all = self._reward_model(features, batch["actions"], rewards, rng)
+        behaviour_logp = np.asarray(batch[ACTION_LOGP], np.float64)
+
+        def tensor(array: FloatArray) -> Tensor:
+            return torch.from_numpy(array.copy()).to(policy.device)
+
+        return _Rows(
+            observed,
+            policy.stored_actions(batch),
+            tensor(rewards),
+            tensor(behaviour_logp),
+            tensor(q),
+            tensor(q_all),
+        )
+
+    def _reward_model(
+        self,
+        features: npt.NDArray[np.float32],
+        actions: npt.NDArray[Any],
+        rewards: FloatArray,
+        rng: np.random.Generator,
+    ) -> tuple[FloatArray, FloatArray]:
+        """(N,) q of the actions taken and (N, A) of all, each row's by the other folds' model."""
+        count, space = len(rewards), self._discrete()
+        folds = min(self.config.folds, count)
+        if folds < 2:
+            raise ValueError(f"objective dr: expected 2 or more rows to cross-fit, got {count}")
+        make = self._model_maker(space)
+        fold = rng.permutation(np.arange(count) % folds)
+        q_all = np.empty((count, space.n))
+        for number in range(folds):
+            inside = fold == number
+            model = make().fit(features[~inside], actions[~inside], rewards[~inside])
+            q_all[inside] = model.q_all(features[inside])
+        return q_all[np.arange(count), actions - space.start], q_all
+
+    def _model_maker(self, space: Discrete) -> Callable[[], RewardModel]:
+        config = self.config
+        if config.reward_model == "linear":
+            return lambda: LinearRewardModel(space.n, l2=config.reward_l2, start=space.start)
+        return lambda: SmoothedMeanRewardModel(space.n, start=space.start)
+
+    def _discrete(self) -> Discrete:
+        space = self.policy.spec.action
+        if not isinstance(space, Discrete):
+            raise TypeError(f"expected a Discrete action space, got {space}")
+        return space
