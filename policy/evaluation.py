@@ -159,6 +159,8 @@ def plot_intervals(results: Sequence[EvaluationResult], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  [train] extra
     from matplotlib.figure import Figure  # noqa: PLC0415  [train] extra
 
+    if not results:
+        raise ValueError("plot_intervals: expected one or more results, got none")
     bars = [
         (f"{result.label}: {name}", estimate, f"C{number}")
         for number, result in enumerate(results)
@@ -171,7 +173,8 @@ def plot_intervals(results: Sequence[EvaluationResult], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for y, (_, estimate, colour) in enumerate(bars):
-        axes.plot(np.clip(estimate.interval, -1e300, 1e300), [y, y], color=colour, linewidth=2)
+        if np.isfinite(estimate.interval).all():  # one without end would hide the others
+            axes.plot(estimate.interval, [y, y], color=colour, linewidth=2)
         axes.plot([estimate.value], [y], "o", color=colour)
     axes.set_yticks(range(len(bars)), [text for text, _, _ in bars])
     axes.invert_yaxis()

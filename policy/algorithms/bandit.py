@@ -50,6 +50,9 @@ _CLOSED_WITHOUT_END = ("abandoned", "broken")
 class BanditConfig:
     """How to learn. Raises ValueError for settings that make no sense.
 
+    The defaults are cautious: with few rewards (clicks) more epochs and a larger `lr` soon learn
+    single rows by heart, which shows as a small `ess`. With many rewards, raise both.
+
     `baseline`: a number, or "mean", the mean reward of the batch; IPS only. `reward_model`, DR
     only: "linear" (ridge, one an action) or "mean" (smoothed means, blind to the observation).
     """
@@ -64,12 +67,12 @@ class BanditConfig:
         "ended",
     )
     objective: Literal["ips", "snips", "dr"] = "ips"
-    epochs: int = 20
+    epochs: int = 10
     minibatch: int = 256
-    lr: float = 3e-3
+    lr: float = 1e-3
     weight_decay: float = 0.0
     weight_clip: float = 100.0
-    entropy_coeff: float = 0.0
+    entropy_coeff: float = 0.01
     baseline: float | Literal["mean"] = "mean"
     reward_model: Literal["linear", "mean"] = "linear"
     reward_l2: float = 10.0

@@ -18,7 +18,8 @@ SPEC = PolicySpec(Box((2,)), Discrete(3, 1), ModuleSpec(hidden=(16,), value_head
 
 
 def trained(batch, spec=SPEC, seed=0, **settings):
-    learner = Learner(Policy(spec, seed=seed), BanditConfig(**settings), seed=seed)
+    config = BanditConfig(**{"lr": 3e-3, "entropy_coeff": 0.0, **settings})
+    learner = Learner(Policy(spec, seed=seed), config, seed=seed)
     metrics = learner.update(batch)
     return learner, metrics
 
