@@ -16,10 +16,10 @@ After a fork the child has an empty client of its own: the parent's episodes sta
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
+from time import time_ns
 from types import TracebackType
 from typing import Any
 
@@ -197,10 +197,16 @@ class PolicyClient:
         `action_prob`, in (0, 1], or its logarithm `action_logp` says how likely the choice was;
         off-policy estimates need one of them. `ts`: microseconds since the epoch; default: now.
         """
-        episode = self._book.find(episode_id)
+        # This is the hot path of the services that log: few calls, few attributes.
+        episode = self._book.open.get(episode_id)
+        if episode is None or episode.error is not None or episode.unanswered is not None:
+            episode = self._book.find(episode_id)
         obs, act = episode.policy.encode(episode_id, observation, action)
         if action_prob is not None or action_logp is not None:
             action_prob, action_logp = propensity(episode_id, action_prob, action_logp)
+        size = EVENT_BYTES + len(obs) + len(act)
+        if size > self._largest or not self._sender.running:
+            self._require_room(episode_id, size)
         step = LogAction(
             episode_id=episode_id,
             seq=episode.seq,
@@ -209,9 +215,9 @@ class PolicyClient:
             action_prob=action_prob,
             action_logp=action_logp,
             policy_version=policy_version,
-            ts=time.time_ns() // 1000 if ts is None else ts,
+            ts=time_ns() // 1000 if ts is None else ts,
         )
-        episode.step_index = self._queue(step, EVENT_BYTES + len(obs) + len(act))
+        episode.step_index = self._put(step, size)
         episode.step = step
         episode.seq += 1
         episode.acted = True
@@ -251,6 +257,8 @@ class PolicyClient:
                 "reward",
                 episode_id,
             )
+        if raw is not None:
+            self._require_room(episode_id, EVENT_BYTES + size_of(raw))
         last = episode.step
         if last is not None and self._outbox.fold(episode.step_index, last, amount, raw):
             return None
@@ -259,9 +267,10 @@ class PolicyClient:
             seq=episode.seq,
             reward=amount,
             info=raw,
-            ts=time.time_ns() // 1000 if ts is None else ts,
+            ts=time_ns() // 1000 if ts is None else ts,
         )
         self._queue(event, EVENT_BYTES + size_of(raw))
+        episode.step = None  # later rewards go behind this one
         episode.seq += 1
         return self._settle(episode_id)
 
@@ -284,7 +293,7 @@ class PolicyClient:
             seq=episode.seq,
             obs=final,
             truncated=bool(truncated),
-            ts=time.time_ns() // 1000 if ts is None else ts,
+            ts=time_ns() // 1000 if ts is None else ts,
         )
         self._queue(event, EVENT_BYTES + (0 if final is None else len(final)))
         self._book.end(episode_id)
@@ -443,23 +452,24 @@ class PolicyClient:
             training_enabled=bool(training_enabled),
             tags=check_tags(tags) if tags else None,
             continues=continues,
-            ts=time.time_ns() // 1000 if ts is None else ts,
+            ts=time_ns() // 1000 if ts is None else ts,
         )
 
     def _queue(self, event: Any, size: int) -> int:
         """Queue one event; its index. Raises BufferFull, ClientError, ValueError."""
+        self._require_room(event.episode_id, size)
+        return self._put(event, size)
+
+    def _require_room(self, episode_id: str, size: int) -> None:
+        """Raise ValueError for an event that no request can carry, ClientError without a sender."""
         if size > self._largest:
-            raise too_large(event.episode_id, size, self._largest)
+            raise too_large(episode_id, size, self._largest)
         if not self._sender.running:
             self._sender.ensure_running()
-        return self._put(event, size)
 
     def _put_started(self, events: Sequence[Any]) -> None:
         size = sum(size_of(event.obs) + size_of(event.action) for event in events[1:2])
-        if size > self._largest:
-            raise too_large(events[0].episode_id, size, self._largest)
-        if not self._sender.running:
-            self._sender.ensure_running()
+        self._require_room(events[0].episode_id, size)
         self._outbox.put_started(events)
 
     def _log_late(
@@ -483,7 +493,7 @@ class PolicyClient:
             info=info,
             step=int(step),
             reward_id=uuid.uuid4().hex if reward_id is None else reward_id,
-            ts=time.time_ns() // 1000 if ts is None else ts,
+            ts=time_ns() // 1000 if ts is None else ts,
         )
         self._queue(event, EVENT_BYTES + size_of(info))
         self._settle(episode_id)
@@ -538,7 +548,7 @@ class PolicyClient:
         obs = episode.policy.observe(name, observation)
         before = episode.unanswered
         if before is None:
-            return GetAction(episode_id=name, seq=episode.seq, obs=obs, ts=time.time_ns() // 1000)
+            return GetAction(episode_id=name, seq=episode.seq, obs=obs, ts=time_ns() // 1000)
         if before.obs != obs:
             raise ClientError(
                 f"Episode {name}: the answer to its last get_action was lost; expected the same "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -33,11 +34,14 @@ class ClientPolicy:
         self.policy_id = policy_id
         self.observation = Codec(observation)
         self.action = Codec(action)
+        self._encode_observation = self.observation.encode
+        self._encode_action = self.action.encode
 
     def encode(self, episode_id: str, observation: Any, action: Any) -> tuple[bytes, bytes]:
         """Canonical bytes of both; raises SpaceError (a ValueError) for what does not fit."""
         try:
-            return self.observation.encode(observation, "obs"), self.action.encode(action, "action")
+            obs = self._encode_observation(observation, "obs")
+            return obs, self._encode_action(action, "action")
         except SpaceError as error:
             raise SpaceError(f"Episode {episode_id}: {error}") from error
 
@@ -128,12 +132,12 @@ class EpisodeBook:
 
     def __init__(self) -> None:
         self.open: dict[str, ClientEpisode] = {}
-        self._ended: dict[str, Refusal | None] = {}
+        self._ended: OrderedDict[str, Refusal | None] = OrderedDict()
 
     def clear(self) -> None:
         """Forget everything: how a forked child begins."""
         self.open = {}
-        self._ended = {}
+        self._ended = OrderedDict()
 
     def open_ids(self) -> Iterable[str]:
         """The ids of the open episodes at this moment."""
@@ -183,8 +187,8 @@ class EpisodeBook:
         """Note that an episode is over."""
         self.open.pop(episode_id, None)
         self._ended[episode_id] = cause
-        while len(self._ended) > REMEMBERED:
-            self._ended.pop(next(iter(self._ended)), None)
+        if len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
 
     def refuse(self, event: Event, refusal: Refusal) -> None:
         """An event of an episode was refused: its next call raises the first such refusal."""

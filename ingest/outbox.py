@@ -22,7 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from ingest.errors import BufferFull
-from ingest.wire import End, Event, Start
+from ingest.wire import Decision, End, Event, LogAction, Start
 
 EVENT_BYTES = 256  # what an event takes beside its observation, action and info
 _LONGEST_RUN = 8  # events of one episode that are not torn between two batches for its length
@@ -30,14 +30,18 @@ _LONGEST_RUN = 8  # events of one episode that are not torn between two batches 
 OnFull = Literal["block", "raise"]
 
 
-def weight(event: Event) -> int:
+def weight(event: Any) -> int:
     """Bytes that an event is counted with."""
-    total = EVENT_BYTES
-    for name in ("obs", "action", "info"):
-        value = getattr(event, name, None)
-        if value is not None:
-            total += memoryview(value).nbytes
-    return total
+    kind = type(event)
+    if kind is Start:
+        return EVENT_BYTES
+    if kind is LogAction or kind is Decision:
+        total = EVENT_BYTES + len(event.obs) + len(event.action)
+    elif kind is End:
+        return EVENT_BYTES if event.obs is None else EVENT_BYTES + len(event.obs)
+    else:
+        total = EVENT_BYTES
+    return total if event.info is None else total + memoryview(event.info).nbytes
 
 
 def merge_infos(first: Any, second: Any) -> Any:
@@ -174,9 +178,11 @@ class Outbox:
             )
 
     def fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
-        """Add a reward to the queued step at `index`; False if its content is fixed already."""
+        """Add a reward to the queued step at `index`; False if it cannot take one any more."""
         with self._lock:
             if index < self._taken:
+                return False
+            if info is not None and weight(step) + memoryview(info).nbytes > self.batch_bytes:
                 return False
             total = step.reward + reward
             if not math.isfinite(total):
@@ -287,7 +293,8 @@ class Outbox:
                     events.append(event)
                 self._queue[place] = None
             self._next_pull += 1
-            self._pulls.add(self._next_pull)
+            if events:
+                self._pulls.add(self._next_pull)
             return Pulled(events, instance, mine, self._next_pull)
 
     def _places(self, ids: Collection[str], since: int) -> list[int]:

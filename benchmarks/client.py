@@ -1,0 +1,135 @@
+"""What logging costs the program that logs: the caller's time in `log_action`.
+
+`python -m benchmarks.client`. Baseline: the same validation (the codec's encoding of observation
+and action) and `deque.append` of both. A server in a process of its own acknowledges every batch
+without a look at it, so that the sending thread works as in production and competes for the
+interpreter. Each figure is the median of interleaved runs: the machine is shared, only the ratio
+means something.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import Figure, render
+from ingest.client import PolicyClient
+from storage.codec import Codec
+from storage.spaces import Box, Discrete, space_to_json
+
+OBSERVATION, ACTION = Box((4,)), Discrete(2)
+CALLS = 10_000  # of a run; all of them fit the queue
+ROUNDS = 9
+
+SERVER = """
+import asyncio, sys
+from ingest import wire
+
+SPEC = sys.argv[1].encode()
+KIND = {True: b"application/json", False: b"application/msgpack"}
+REGISTERED = wire.encode(wire.Registered(instance="i"), wire.MSGPACK)
+REPLY = wire.encode(wire.EventsReply(durable=True, accepted=0), wire.MSGPACK)
+
+async def serve(reader, writer):
+    try:
+        while True:
+            head = (await reader.readuntil(b"\\r\\n\\r\\n")).lower()
+            if b"content-length:" in head:
+                await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\\r\\n")[0]))
+            spec = head.startswith(b"get")
+            body = SPEC if spec else REGISTERED if b"/v1/instances" in head else REPLY
+            lines = b"HTTP/1.1 200 OK\\r\\ncontent-type: %b\\r\\ncontent-length: %d\\r\\n\\r\\n"
+            writer.write(lines % (KIND[spec], len(body)) + body)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
+
+async def main():
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+
+def start_server() -> tuple[subprocess.Popen[str], str]:
+    """A process that acknowledges everything, and its address."""
+    policy = {"observation": space_to_json(OBSERVATION), "action": space_to_json(ACTION)}
+    spec = json.dumps({"protocol": 1, "durable": True, "policies": {"default": policy}})
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, spec], stdout=subprocess.PIPE, text=True
+    )
+    if process.stdout is None:
+        raise RuntimeError("the server has no output")
+    return process, f"http://127.0.0.1:{int(process.stdout.readline())}"
+
+
+def time_baseline(observation: Any) -> float:
+    """Seconds per call: encode both values and append them."""
+    observe, act = Codec(OBSERVATION).encode, Codec(ACTION).encode
+    queue: deque[tuple[bytes, bytes]] = deque()
+    began = time.perf_counter()
+    for i in range(CALLS):
+        queue.append((observe(observation, "obs"), act(i & 1, "action")))
+    return (time.perf_counter() - began) / CALLS
+
+
+def time_log_action(client: PolicyClient, observation: Any) -> float:
+    """Seconds per call of log_action, one long episode."""
+    episode = client.start_episode()
+    began = time.perf_counter()
+    for i in range(CALLS):
+        client.log_action(episode, observation, i & 1)
+    seconds = (time.perf_counter() - began) / CALLS
+    client.end_episode(episode)
+    client.flush()
+    return seconds
+
+
+def time_log_step(client: PolicyClient, observation: Any) -> float:
+    """Seconds per call of log_step: start, action with reward, end."""
+    began = time.perf_counter()
+    for i in range(CALLS):
+        client.log_step(observation, i & 1, 1.0, action_prob=0.5)
+    seconds = (time.perf_counter() - began) / CALLS
+    client.flush()
+    return seconds
+
+
+def run() -> list[Figure]:
+    """The caller's cost of one call, in microseconds."""
+    observation = np.array([0.1, -0.2, 0.3, -0.4], np.float32)
+    process, address = start_server()
+    times: dict[str, list[float]] = {"baseline": [], "log_action": [], "log_step": []}
+    try:
+        with PolicyClient(address) as client:
+            for _ in range(ROUNDS):
+                times["baseline"].append(time_baseline(observation))
+                times["log_action"].append(time_log_action(client, observation))
+                times["log_step"].append(time_log_step(client, observation))
+    finally:
+        process.terminate()
+        process.wait()
+    median = {name: statistics.median(found) * 1e6 for name, found in times.items()}
+    return [
+        Figure(
+            name=f"caller's cost of {name}",
+            value=median[name],
+            unit="us",
+            baseline_name="validation + deque.append",
+            baseline_value=median["baseline"],
+            aim=aim,
+        )
+        for name, aim in (("log_action", "<= 2"), ("log_step", ""))
+    ]
+
+
+if __name__ == "__main__":
+    print(render(run()))
