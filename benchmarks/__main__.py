@@ -1,0 +1,23 @@
+"""`make bench`: one table of ratios, a named baseline in the same run for each."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from benchmarks.report import render
+
+ROOMS = ("client", "collector", "reader")
+
+
+def main(names: list[str]) -> None:
+    """Run the named benchmarks, or all, and print their figures."""
+    figures = []
+    for name in names or ROOMS:
+        print(f"running {name} ...", file=sys.stderr, flush=True)
+        figures += importlib.import_module(f"benchmarks.{name}").run()
+    print(render(figures))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
