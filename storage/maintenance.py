@@ -1,0 +1,406 @@
+"""`verify`: is every acknowledged step in the shards or the journal, exactly once?
+
+    report = verify(root, account)        # account: what the journal says, or None
+    for finding in report.findings: ...
+
+What it checks:
+* every shard: SHA-256 against its name and its record, page checksums, rows against footer and
+  record, the ordinals inside against footer and name, each part's `t` without a gap;
+* every stream: ordinals dense from 0, none in two files, no record without its file, no file
+  without its record;
+* the sum: steps acknowledged == rows in shards + steps in the journal;
+* weights: digests of all versions, and the ordinals that the live one was trained on.
+
+Nothing is changed, unless `quarantine` moves damaged shards out of the readers' way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.declarations import DeclarationError
+from storage.errors import StorageError
+from storage.files import make_directory, sync_directory
+from storage.journal_types import Plan, ShardRecord
+from storage.ranges import RangeSet
+from storage.schema import ShardMetadata
+from storage.shard_files import SUFFIX, ShardDamaged, ShardName
+from storage.shards import read_shard
+from storage.weights import WeightStore
+
+__all__ = ["Finding", "JournalAccount", "StreamReport", "VerifyReport", "verify"]
+
+Progress: TypeAlias = Callable[[str, int, int | None], None]
+
+Kind: TypeAlias = Literal[
+    "damaged",  # bytes or content of a shard are not what was written
+    "missing",  # a recorded shard is not there
+    "doubled",  # the same ordinals in two files
+    "unrecorded",  # a shard that the journal does not know
+    "stray",  # a Parquet file that is no shard: other tools would read it
+    "hole",  # ordinals that are in no shard
+    "count",  # acknowledged steps do not add up
+    "journal",  # the journal itself is damaged
+    "weights",  # a version is damaged, or what is live does not resolve
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalAccount:
+    """What a journal says. Counts are steps; `accepted` is over the journal's whole life."""
+
+    collector_id: str
+    accepted: int
+    records: tuple[ShardRecord, ...]
+    plans: Mapping[Plan, int]  # not recorded yet -> steps that the journal holds for it
+    next_ordinals: Mapping[str, int]  # of every stream that the journal ever had
+    waiting_steps: int  # in closed parts that have no plan yet
+    open_steps: int  # in episodes that have not ended
+    open_episodes: Mapping[str, int]  # policy -> episodes that have not ended
+    damage: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it has to be; `where` is a path under the root, or a stream."""
+
+    kind: Kind
+    where: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamReport:
+    """What was found of one stream. `known`: the journal at hand is the one that made it."""
+
+    stream: str
+    shards: int
+    parts: int
+    rows: int
+    known: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """`accepted` is None without a journal. acknowledged == in_shards + in_journal when it holds;
+    `earlier` counts rows of streams that an earlier journal made."""
+
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    streams: tuple[StreamReport, ...]
+    acknowledged: int | None
+    in_shards: int
+    in_journal: int
+    earlier: int
+    quarantined: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for strict JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def verify(
+    root: Path,
+    account: JournalAccount | None,
+    *,
+    quarantine: bool = False,
+    on_progress: Progress = lambda what, done, total: None,
+) -> VerifyReport:
+    """Check all that is at rest under `root`, where no collector may be writing meanwhile.
+
+    `quarantine` moves damaged shards to `quarantine/{stream}/`. Raises OSError for trouble that is
+    no finding, such as a folder that may not be listed.
+    """
+    audit = _Audit(root, account)
+    paths = sorted((root / "shards").glob("*/*"))
+    for done, path in enumerate(paths, 1):
+        audit.look_at(path)
+        on_progress("verifying", done, len(paths))
+    audit.compare_records()
+    audit.find_holes()
+    audit.add_up()
+    audit.check_weights()
+    moved = tuple(audit.quarantine()) if quarantine else ()
+    return audit.report(moved)
+
+
+@dataclass
+class _Stream:
+    covered: RangeSet = field(default_factory=RangeSet)  # by whole shards
+    claimed: RangeSet = field(default_factory=RangeSet)  # by names, damaged shards too
+    names: dict[str, tuple[str, int]] = field(default_factory=dict)  # file -> (digest, rows)
+    shards: int = 0
+    parts: int = 0
+    rows: int = 0
+
+
+class _Audit:
+    """Collects findings; one method a question."""
+
+    def __init__(self, root: Path, account: JournalAccount | None) -> None:
+        self.root = root
+        self.account = account
+        self.findings: list[Finding] = []
+        self.notes: list[str] = []
+        self.streams: dict[str, _Stream] = {}
+        self.damaged: list[Path] = []
+        self.in_journal = 0
+
+    # shards, one by one
+
+    def look_at(self, path: Path) -> None:
+        """One file of a stream's folder."""
+        stream = self.streams.setdefault(path.parent.name, _Stream())
+        name = ShardName.parse(path.name)
+        if path.name.startswith("."):
+            self.notes.append(f"{self._place(path)}: left half-written, of no meaning")
+        elif name is None:
+            if path.suffix == SUFFIX:
+                self._find("stray", path, "no shard's name, but other tools would read its rows")
+            else:
+                self.notes.append(f"{self._place(path)}: not a file of ours")
+        else:
+            stream.claimed.add_range(name.first, max(name.first, name.last))
+            try:
+                self._take(path, name, stream)
+            except (ShardDamaged, OSError) as error:
+                self.damaged.append(path)
+                self._find("damaged", path, str(error).removeprefix(f"{path}: "))
+
+    def _take(self, path: Path, name: ShardName, stream: _Stream) -> None:
+        digest, metadata = _check_shard(path, name)
+        inside = RangeSet(metadata.ranges)
+        twice = inside.intersection(stream.covered)
+        if twice:
+            self._find("doubled", path, f"ordinals {_text(twice)} are in another shard too")
+        stream.covered.update(inside)
+        stream.names[path.name] = (digest, metadata.rows)
+        stream.shards += 1
+        stream.parts += metadata.parts
+        stream.rows += metadata.rows
+
+    # shards against the journal
+
+    def compare_records(self) -> None:
+        """Every record has its file, and every file its record or its plan."""
+        if self.account is None:
+            return
+        recorded: set[tuple[str, str]] = set()
+        for record in self.account.records:
+            recorded.add((record.stream, record.name))
+            self._compare(record)
+        planned = {(plan.stream, plan.first, plan.last) for plan in self.account.plans}
+        for stream in self.account.next_ordinals:
+            for file in self.streams.get(stream, _Stream()).names:
+                name = ShardName.parse(file)
+                range_ = (stream, name.first, name.last) if name else None
+                if (stream, file) not in recorded and range_ not in planned:
+                    self._find(
+                        "unrecorded", self._path(stream, file), "the journal wrote no such shard"
+                    )
+
+    def _compare(self, record: ShardRecord) -> None:
+        path = self._path(record.stream, record.name)
+        found = self.streams.get(record.stream, _Stream()).names.get(record.name)
+        if found is None:
+            if path not in self.damaged:
+                self._find("missing", path, f"recorded with {record.rows} rows, but not there")
+            return
+        digest, rows = found
+        if digest != record.digest:
+            self._find("damaged", path, f"recorded as {record.digest}, found {digest}")
+            self.damaged.append(path)
+        if rows != record.rows:
+            self._find("damaged", path, f"recorded with {record.rows} rows, found {rows}")
+
+    def find_holes(self) -> None:
+        """Ordinals are dense from 0; only plans without a file yet may be open."""
+        ends = dict(self.account.next_ordinals) if self.account else {}
+        for name in sorted({*self.streams, *ends}):
+            claimed = self.streams.get(name, _Stream()).claimed
+            end = ends.get(name, (claimed.last if claimed.last is not None else -1) + 1)
+            beyond = claimed.difference(RangeSet([(0, end - 1)] if end else []))
+            if beyond:
+                self._find("unrecorded", name, f"ordinals {_text(beyond)} were never given")
+            missing = claimed.missing(0, end - 1)
+            for plan in self.account.plans if self.account else ():
+                if plan.stream == name and missing:
+                    missing.discard_range(plan.first, plan.last)
+            recorded = RangeSet(
+                (record.first, record.last)
+                for record in (self.account.records if self.account else ())
+                if record.stream == name
+            )
+            missing = missing.difference(recorded)  # named as a missing shard already
+            if missing:
+                self._find("hole", name, f"ordinals {_text(missing)} are in no shard")
+
+    def add_up(self) -> None:
+        """acknowledged == rows in shards + steps in the journal."""
+        if self.account is None:
+            self.notes.append("no journal here: shards are checked by themselves alone")
+            return
+        for text in self.account.damage:
+            self._find("journal", "journal", text)
+        self.in_journal = self.account.waiting_steps + self.account.open_steps
+        for plan, steps in self.account.plans.items():
+            covered = self.streams.get(plan.stream, _Stream()).covered
+            if not covered.contains_range(plan.first, plan.last):
+                self.in_journal += steps
+        difference = self._rows(known=True) + self.in_journal - self.account.accepted
+        if difference:
+            word = "doubled or unknown" if difference > 0 else "lost"
+            self._find(
+                "count",
+                f"collector {self.account.collector_id}",
+                f"expected {self.account.accepted} acknowledged steps, found "
+                f"{self._rows(known=True)} in shards and {self.in_journal} in the journal: "
+                f"{abs(difference)} {word}",
+            )
+
+    def _rows(self, *, known: bool) -> int:
+        return sum(s.rows for name, s in self.streams.items() if self._known(name) is known)
+
+    def _known(self, stream: str) -> bool:
+        return self.account is None or stream in self.account.next_ordinals
+
+    # weights
+
+    def check_weights(self) -> None:
+        """All versions are whole; what is live resolves, down to the ordinals it was trained on."""
+        for folder in sorted((self.root / "weights").glob("*")):
+            try:
+                store = WeightStore(self.root, folder.name)
+            except DeclarationError as error:
+                self.notes.append(f"weights/{folder.name}: {error}")
+                continue
+            for version in store.versions():
+                self._try(f"weights/{folder.name}/versions/{version}", store, version)
+            self._check_live(store, f"weights/{folder.name}/live.json")
+
+    def _try(self, where: str, store: WeightStore, version: int) -> None:
+        try:
+            store.read(version)
+            store.lineage(version)
+        except (StorageError, ValueError, OSError) as error:
+            self._find("weights", where, str(error))
+
+    def _check_live(self, store: WeightStore, where: str) -> None:
+        try:
+            live = store.live()
+            if live is None:
+                return
+            if live.version not in store.versions():
+                self._find("weights", where, f"version {live.version} is live, but not there")
+                return
+            lineage = store.lineage(live.version)
+        except (StorageError, ValueError, OSError) as error:
+            if not any(found.text == str(error) for found in self.findings):
+                self._find("weights", where, str(error))
+            return
+        for stream, ordinals in lineage.items():
+            absent = ordinals.difference(self.streams.get(stream, _Stream()).covered)
+            if absent:
+                self._find(
+                    "weights",
+                    where,
+                    f"version {live.version} was trained on ordinals {_text(absent)} of {stream}, "
+                    "which are in no whole shard",
+                )
+
+    # what comes out
+
+    def quarantine(self) -> Iterator[str]:
+        """Move damaged shards out of the readers' way."""
+        for path in self.damaged:
+            target = self.root / "quarantine" / path.parent.name / path.name
+            make_directory(target.parent)
+            os.replace(path, target)
+            sync_directory(target.parent)
+            sync_directory(path.parent)
+            yield self._place(target)
+
+    def report(self, quarantined: tuple[str, ...]) -> VerifyReport:
+        streams = [
+            StreamReport(
+                stream=name, shards=s.shards, parts=s.parts, rows=s.rows, known=self._known(name)
+            )
+            for name, s in sorted(self.streams.items())
+        ]
+        return VerifyReport(
+            findings=tuple(self.findings),
+            notes=tuple(self.notes),
+            streams=tuple(streams),
+            acknowledged=None if self.account is None else self.account.accepted,
+            in_shards=self._rows(known=True),
+            in_journal=self.in_journal,
+            earlier=self._rows(known=False),
+            quarantined=quarantined,
+        )
+
+    def _path(self, stream: str, name: str) -> Path:
+        return self.root / "shards" / stream / name
+
+    def _place(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    def _find(self, kind: Kind, where: Path | str, text: str) -> None:
+        place = self._place(where) if isinstance(where, Path) else where
+        self.findings.append(Finding(kind, place, text))
+
+
+def _check_shard(path: Path, name: ShardName) -> tuple[str, ShardMetadata]:
+    """(SHA-256, footer) of a shard that is whole. Raises ShardDamaged, OSError."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest[:16] != name.digest16:
+        raise ShardDamaged(f"its name says digest {name.digest16}, its bytes {digest[:16]}")
+    table = read_shard(path, verify="pages")
+    metadata = ShardMetadata.from_footer(table.schema.metadata, str(path))
+    if metadata.stream != path.parent.name:
+        raise ShardDamaged(f"it lies in {path.parent.name}, but is of stream {metadata.stream}")
+    if (metadata.first, metadata.last) != (name.first, name.last):
+        raise ShardDamaged(
+            f"its name says ordinals {name.first}-{name.last}, its footer "
+            f"{metadata.first}-{metadata.last}"
+        )
+    _check_parts(table, metadata)
+    return digest, metadata
+
+
+def _check_parts(table: pa.Table, metadata: ShardMetadata) -> None:
+    """The parts inside are those that the footer tells, each a run of steps without a gap."""
+    parts = table.group_by(["ordinal", "agent_id"]).aggregate(
+        [("t", "min"), ("t", "max"), ("t", "count_distinct"), ("t", "count")]
+    )
+    ordinals = RangeSet.of(pc.unique(parts["ordinal"]).to_pylist())
+    if ordinals != RangeSet(metadata.ranges) or len(parts) != metadata.parts:
+        raise ShardDamaged(
+            f"its footer says {metadata.parts} parts of ordinals {_text(metadata.ranges)}, inside "
+            f"are {len(parts)} of {_text(ordinals)}"
+        )
+    span = pc.add(pc.subtract(parts["t_max"], parts["t_min"]), 1)
+    whole = pc.and_(
+        pc.equal(parts["t_count"], span), pc.equal(parts["t_count_distinct"], parts["t_count"])
+    )
+    if not pc.all(whole).as_py():
+        broken = parts.filter(pc.invert(whole))["ordinal"].to_pylist()
+        raise ShardDamaged(f"the steps of ordinal {broken[0]} have a gap or are doubled")
+
+
+def _text(ranges: RangeSet | tuple[tuple[int, int], ...], most: int = 5) -> str:
+    """`0-3, 7, 9-12`, cut after a few."""
+    pairs = ranges.ranges() if isinstance(ranges, RangeSet) else list(ranges)
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in pairs[:most]]
+    return ", ".join([*texts, "..."] if len(pairs) > most else texts) or "none"

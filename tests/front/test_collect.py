@@ -1,0 +1,171 @@
+"""`headrace collect`: the first hour, what it declares, how it stops."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import urllib3
+
+from storage.declarations import PolicyDeclaration
+from storage.policy_files import load_declarations
+from storage.spaces import Discrete, MultiDiscrete, parse_space
+from tests.front.command import Collect, answer, headrace, refused
+
+SPACES = ("--observation", "box:4", "--action", "discrete:2")
+SHARD_SECONDS = 10.0
+
+
+def post(url: str, body: object) -> int:
+    """The status of a JSON request: by curl, as the guide has it, where there is one."""
+    curl = shutil.which("curl")
+    text = json.dumps(body)
+    if curl is None:
+        return urllib3.request("POST", url, json=body, retries=False).status
+    words = [curl, "-s", "-o", "/dev/null", "-w", "%{http_code}", "--json", text, url]
+    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+
+def test_the_first_hour(tmp_path: Path) -> None:
+    """Spaces in two options, three steps by curl, a shard within 10 s, plain pandas reads it."""
+    with Collect(tmp_path / "run", *SPACES) as collect:
+        address = collect.first_line.split()[2]
+        episodes = f"{address}/v1/episodes"
+        assert post(episodes, {"episode_id": "first"}) == 201
+        for t in range(3):
+            step = {"obs": [0.1, 0.2, 0.3, t], "action": t % 2, "reward": 1.5}
+            assert post(f"{episodes}/first/log_action", step) == 200
+        assert post(f"{episodes}/first/end", {}) == 200
+        ended, pause, found = time.monotonic(), threading.Event(), []
+        while not found and time.monotonic() - ended < SHARD_SECONDS:
+            found = list((tmp_path / "run" / "shards").glob("*/[!.]*.parquet"))
+            pause.wait(0.05)
+        frame = pd.read_parquet(found[0])
+    assert frame["actions"].tolist() == [0, 1, 0]
+    assert frame["rewards"].tolist() == [1.5] * 3
+    assert [row.tolist() for row in frame["obs"]] == [
+        pytest.approx([0.1, 0.2, 0.3, t]) for t in range(3)
+    ]
+    assert frame["ended"].isna().tolist() == [True, True, False]
+    assert frame["ended"].iloc[-1] == "terminated"
+    assert headrace("verify", "--root", tmp_path / "run").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
+    """What has ended is in shards when it stops, and the status is 0."""
+    with Collect(tmp_path, *SPACES) as collect:
+        episodes = f"{collect.first_line.split()[2]}/v1/episodes"
+        post(episodes, {"episode_id": "one"})
+        post(f"{episodes}/one/log_action", {"obs": [0, 0, 0, 0], "action": 1})
+        post(f"{episodes}/one/end", {})
+        out, err, status = collect.stop(number)
+    assert (status, err) == (0, "")
+    assert "curl --json" in collect.greeting[0]
+    assert out == "Stopped: 1 steps acknowledged so far, 1 in shards.\n"
+
+
+def test_json_is_one_line_when_it_is_ready(tmp_path: Path) -> None:
+    """A program that starts a collector reads where it is, and nothing else."""
+    with Collect(tmp_path, *SPACES, "--json") as collect:
+        told = json.loads(collect.first_line)
+        assert told["pid"] == collect.process.pid
+        assert urllib3.request("GET", told["address"] + "/readyz").status == 200
+        assert collect.stop() == ("", "", 0)
+
+
+def test_without_spaces_it_says_how_to_give_them(tmp_path: Path) -> None:
+    """Nothing declared and nothing given: every form is named."""
+    result = headrace("collect", "--root", tmp_path)
+    assert refused(result, "--observation box:4 --action discrete:2", "--env", "--policy FILE")
+
+
+def test_spaces_are_declared_once(tmp_path: Path) -> None:
+    """A later start needs none; one that differs says how, and keeps the other settings."""
+    with Collect(tmp_path, *SPACES) as collect:
+        assert collect.stop()[2] == 0
+    path = tmp_path / "policies" / "default.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "seal_seconds": 1.5}))
+    with Collect(tmp_path) as collect:
+        assert collect.stop()[1:] == ("", 0)
+    with Collect(tmp_path, *SPACES) as collect:
+        assert collect.stop()[1:] == ("", 0)
+    with Collect(tmp_path, "--observation", "box:4", "--action", "discrete:3") as collect:
+        _, err, status = collect.stop()
+    assert status == 0
+    assert "policy default: action was" in err
+    assert "episodes that are open keep the old" in err
+    assert "observation" not in err
+    declared = load_declarations(tmp_path)["default"]
+    assert (declared.action, declared.seal_seconds) == (Discrete(3), 1.5)
+
+
+def test_an_environment_gives_its_spaces(tmp_path: Path) -> None:
+    """`--env` asks gymnasium."""
+    with Collect(tmp_path, "--env", "CartPole-v1") as collect:
+        assert collect.stop()[2] == 0
+    declared = load_declarations(tmp_path)["default"]
+    assert declared.action == Discrete(2)
+    assert declared.observation.shape == (4,)  # type: ignore[union-attr]  # CartPole's is a Box
+
+
+def test_a_policy_file_is_taken_whole(tmp_path: Path) -> None:
+    """`--policy` brings every setting, under its own name."""
+    policy = PolicyDeclaration(
+        policy_id="shop",
+        observation=MultiDiscrete((3, 4)),
+        action=parse_space("discrete:9"),
+        episode_timeout=5.0,
+    )
+    file = tmp_path / "shop-policy.json"
+    file.write_text(json.dumps(policy.to_json()))
+    with Collect(tmp_path / "run", "--policy", str(file)) as collect:
+        assert "for shop." in collect.first_line
+        assert collect.stop()[2] == 0
+    assert load_declarations(tmp_path / "run") == {"shop": policy}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--observation", "box:4"), "--action together"),
+        (("--observation", "bax:4", "--action", "discrete:2"), "box:SHAPE"),
+        ((*SPACES, "--env", "CartPole-v1"), "expected one of"),
+        (("--env", "NoSuchEnv-v0"), "NoSuchEnv"),
+        (("--policy", "no/such/file.json"), "no/such/file.json"),
+        ((*SPACES, "--host", "0.0.0.0"), "not loopback"),
+        ((*SPACES, "--compression", "gzip"), "zstd or lz4"),
+    ],
+)
+def test_bad_options_are_refused(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+    """A message that says what was expected, status 2, no traceback."""
+    assert refused(headrace("collect", "--root", tmp_path, *words), told)
+
+
+def test_a_second_collector_is_refused(tmp_path: Path) -> None:
+    """One root, one collector: the second names the first."""
+    with Collect(tmp_path, *SPACES) as collect:
+        second = headrace("collect", "--root", tmp_path, "--port", "0")
+        assert refused(second, f"process {collect.process.pid}")
+
+
+def test_every_option_is_an_environment_variable(tmp_path: Path) -> None:
+    """Shared ones have one name; the command's own carry its name."""
+    env = {
+        "HEADRACE_ROOT": str(tmp_path / "run"),
+        "HEADRACE_COLLECT_OBSERVATION": "box:4",
+        "HEADRACE_COLLECT_ACTION": "discrete:2",
+        "HEADRACE_COLLECT_HOST": "0.0.0.0",
+    }
+    assert refused(headrace("collect", env=env), "not loopback")
+    assert load_declarations(tmp_path / "run")["default"].action == Discrete(2)
+    listed = headrace("ls", env={**env, "HEADRACE_JSON": "1"})
+    assert answer(listed)["policies"] == ["default"]

@@ -1,0 +1,316 @@
+"""`headrace verify`: every planted inconsistency is found, and nothing else is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ingest.audit import journal_account
+from storage.errors import JournalLocked
+from storage.journal import SqliteJournal
+from storage.journal_database import checksum
+from storage.maintenance import VerifyReport, verify
+from storage.shards import read_shard
+from storage.weights import WeightStore
+from tests.collector_process import CollectorProcess, declare
+
+EPISODES, STEPS, OPEN_STEPS = 4, 3, 2
+
+
+def batch(name: str, steps: int, *, end: bool) -> dict[str, object]:
+    """The events of one episode, started by no client instance."""
+    step = {"type": "log_action", "episode_id": name, "obs": [0.5] * 4, "action": 1, "reward": 1.0}
+    events: list[dict[str, object]] = [{"type": "start", "episode_id": name}]
+    events += [dict(step) for _ in range(steps)]
+    events += [{"type": "end", "episode_id": name}] if end else []
+    return {"events": events}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with two shards, an episode that is open, and a version that is live."""
+    root = tmp_path_factory.mktemp("whole") / "root"
+    declare(root, seal_seconds=0.01)
+    for run in range(2):
+        with CollectorProcess(root) as collector:  # stopping it seals what has ended
+            for number in range(EPISODES):
+                status, _ = collector.post("/v1/events", batch(f"{run}-{number}", STEPS, end=True))
+                assert status == 200
+            if run:
+                collector.post("/v1/events", batch("open", OPEN_STEPS, end=False))
+            assert collector.stop() == 0
+    (stream,) = (path.name for path in (root / "shards").iterdir())
+    store = WeightStore(root, "default")
+    weights = {"pi.0.weight": np.ones((2, 4), np.float32)}
+    store.publish(store.add_candidate(weights, spec={}, metrics={}, lineage={stream: [[0, 7]]}))
+    return root
+
+
+@pytest.fixture
+def root(whole: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    copy = tmp_path / "root"
+    shutil.copytree(whole, copy)
+    return copy
+
+
+def shards(root: Path) -> list[Path]:
+    return sorted((root / "shards").glob("*/*.parquet"))
+
+
+def verified(root: Path, *, quarantine: bool = False) -> VerifyReport:
+    with journal_account(root) as account:
+        return verify(root, account, quarantine=quarantine)
+
+
+def kinds(report: VerifyReport) -> list[str]:
+    return sorted({finding.kind for finding in report.findings})
+
+
+def rewritten(path: Path, table: pa.Table) -> Path:
+    """The table in the place of a shard, under the name that fits its bytes."""
+    pq.write_table(table, path, write_page_checksum=True)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return path.rename(path.with_name(f"{path.name[:26]}{digest[:16]}.parquet"))
+
+
+def test_a_whole_root_is_in_order(root: Path) -> None:
+    """Acknowledged == rows in shards + steps in the journal, and nothing is changed."""
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    report = verified(root)
+    assert report.findings == ()
+    assert report.notes == ()
+    assert report.acknowledged == 2 * EPISODES * STEPS + OPEN_STEPS
+    assert (report.in_shards, report.in_journal) == (2 * EPISODES * STEPS, OPEN_STEPS)
+    assert len(shards(root)) >= 2
+    after = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    lock = root / "journal" / "lock"
+    assert {**after, lock: b""} == {**before, lock: b""}
+
+
+def test_a_deleted_shard_is_missing(root: Path) -> None:
+    """Its record names it, its steps are lost, and the live version's lineage has a hole."""
+    gone = shards(root)[0]
+    gone.unlink()
+    report = verified(root)
+    assert kinds(report) == ["count", "missing", "weights"]
+    assert gone.name in report.findings[0].where
+    assert any(finding.text.endswith("lost") for finding in report.findings)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_a_flipped_byte_is_damage(root: Path, share: float) -> None:
+    """Wherever it is: data page, footer or magic number."""
+    path = shards(root)[0]
+    data = bytearray(path.read_bytes())
+    data[int(share * (len(data) - 1))] ^= 1
+    path.write_bytes(data)
+    report = verified(root)
+    assert kinds(report) == ["count", "damaged", "weights"]
+    assert report.quarantined == ()
+    assert path.exists()
+
+
+def test_quarantine_moves_what_is_damaged_and_nothing_else(root: Path) -> None:
+    """Readers no longer meet the file; it is kept, and stays a finding, now as missing."""
+    path, *others = shards(root)
+    path.write_bytes(path.read_bytes()[:-9])
+    report = verified(root, quarantine=True)
+    (moved,) = report.quarantined
+    assert (root / moved).name == path.name
+    assert shards(root) == others
+    assert kinds(verified(root)) == ["count", "missing", "weights"]
+
+
+def test_a_doubled_shard_is_found(root: Path) -> None:
+    """A copy under any name that a reader would take: rows would be learned from twice."""
+    first, second = shards(root)[:2]
+    copy = first.with_name(second.name[:26] + first.name[26:])
+    shutil.copyfile(first, copy)
+    assert kinds(verified(root)) == ["damaged"]
+    copy.unlink()
+    stray = first.with_name("backup of " + first.name)
+    shutil.copyfile(first, stray)
+    (finding,) = verified(root).findings
+    assert (finding.kind, stray.name in finding.where) == ("stray", True)
+
+
+def test_the_same_ordinals_in_two_whole_shards_are_doubled(root: Path) -> None:
+    """Two files of one range, both whole by themselves: the sum and the records tell."""
+    first = shards(root)[0]
+    table = read_shard(first)
+    twin = first.with_name(first.name[:26] + "0" * 16 + ".parquet")
+    rewritten(twin, table)
+    report = verified(root)
+    assert kinds(report) == ["count", "doubled", "unrecorded"]
+    assert any("doubled" in finding.text for finding in report.findings)
+
+
+def test_removed_rows_are_found(root: Path) -> None:
+    """A shard written anew with a row less, under a name that fits: it is not the recorded one."""
+    path = shards(root)[0]
+    table = read_shard(path)
+    rewritten(path, table.slice(0, len(table) - 1))
+    report = verified(root)
+    assert {"damaged", "missing", "count"} <= set(kinds(report))
+
+
+def test_a_gap_inside_a_part_is_found(root: Path) -> None:
+    """Rows, footer and digest fit each other, and yet a step is there twice and one is not."""
+    path = shards(root)[0]
+    table = read_shard(path)
+    t = table["t"].to_numpy().copy()
+    t[1] = t[0]
+    rewritten(
+        path,
+        table.set_column(table.schema.get_field_index("t"), table.schema.field("t"), pa.array(t)),
+    )
+    found = [finding.text for finding in verified(root).findings if finding.kind == "damaged"]
+    assert found == ["the steps of ordinal 0 have a gap or are doubled"]
+
+
+def test_lost_rows_of_the_journal_are_found(root: Path) -> None:
+    """A row that disappears with an open episode's steps: acknowledged, and nowhere."""
+    database = sqlite3.connect(root / "journal" / "journal.db")
+    with database:
+        database.execute("DELETE FROM rows")
+    database.close()
+    assert {"journal", "count"} & set(kinds(verified(root)))
+
+
+def test_a_forgotten_record_is_found(root: Path) -> None:
+    """A shard that the journal does not know was not written by it."""
+    database = sqlite3.connect(root / "journal" / "journal.db")
+    with database:
+        database.execute("DELETE FROM shards WHERE plan_id = (SELECT max(plan_id) FROM shards)")
+    database.close()
+    assert kinds(verified(root)) == ["unrecorded"]
+
+
+def test_ordinals_that_were_given_and_written_nowhere_are_a_hole(root: Path) -> None:
+    """The stream's counter is ahead of its records and plans."""
+    database = sqlite3.connect(root / "journal" / "journal.db")
+    with database:
+        ((stream, end, _),) = database.execute("SELECT * FROM streams").fetchall()
+        sealed = (end + 2, checksum(stream, end + 2))
+        database.execute("UPDATE streams SET next = ?, checksum = ?", sealed)
+    database.close()
+    (finding,) = verified(root).findings
+    assert (finding.kind, finding.text) == ("hole", f"ordinals {end}-{end + 1} are in no shard")
+
+
+def test_a_plan_whose_shard_is_written_and_not_recorded_counts_once(root: Path) -> None:
+    """Killed between the two steps of sealing: the file is there, and so are the journal's rows."""
+    with CollectorProcess(root) as collector:
+        collector.post("/v1/events", batch("last", STEPS, end=True))
+        collector.kill()
+    with journal_account(root) as account:
+        assert account is not None
+        report = verify(root, account)
+    assert report.findings == ()
+    assert report.acknowledged == (2 * EPISODES + 1) * STEPS + OPEN_STEPS
+    assert report.in_shards + report.in_journal == report.acknowledged
+
+
+def test_weights_that_are_missing_or_damaged_are_found(root: Path) -> None:
+    """Every version, and what the pointer names."""
+    version = root / "weights" / "default" / "versions" / "1"
+    data = version / "weights.safetensors"
+    data.write_bytes(data.read_bytes()[:-1] + b"!")
+    assert kinds(verified(root)) == ["weights"]
+    data.unlink()
+    assert kinds(verified(root)) == ["weights"]
+    shutil.rmtree(version)
+    (finding,) = verified(root).findings
+    assert finding.text == "version 1 is live, but not there"
+
+
+def test_a_lineage_of_ordinals_that_never_were_is_found(root: Path) -> None:
+    """What is live was trained on what is here."""
+    store = WeightStore(root, "default")
+    weights = {"pi.0.weight": np.zeros((2, 4), np.float32)}
+    lineage = {"feedfeedfeed-0123456789ab": [[0, 1]]}
+    store.publish(store.add_candidate(weights, spec={}, metrics={}, lineage=lineage))
+    (finding,) = verified(root).findings
+    assert (finding.kind, "ordinals 0-1 of feedfeedfeed" in finding.text) == ("weights", True)
+
+
+def test_leftovers_are_noted_and_no_finding(root: Path) -> None:
+    """A half-written dot-file is what a killed writer leaves: reported, harmless."""
+    left = shards(root)[0].with_name(".000000000099-000000000099-1.tmp")
+    left.write_bytes(b"half")
+    report = verified(root)
+    assert report.findings == ()
+    assert left.name in report.notes[0]
+
+
+def test_shards_without_a_journal_are_checked_by_themselves(root: Path) -> None:
+    """A copy of the shards alone: digests, footers and holes; counts are unknown."""
+    shutil.rmtree(root / "journal")
+    report = verified(root)
+    assert (report.findings, report.acknowledged) == ((), None)
+    shards(root)[0].unlink()
+    assert kinds(verified(root)) == ["hole", "weights"]
+
+
+@pytest.fixture
+def running(root: Path) -> Iterator[CollectorProcess]:
+    with CollectorProcess(root) as collector:
+        yield collector
+
+
+def test_a_running_collector_is_left_alone(running: CollectorProcess) -> None:
+    """verify looks at what is at rest: it refuses, and names the process."""
+    with (
+        pytest.raises(JournalLocked, match=f"process {running.process.pid}"),
+        journal_account(running.root),
+    ):
+        pytest.fail("the lock was taken twice")
+
+
+def test_verify_keeps_the_collector_out(root: Path) -> None:
+    """While the account is open nobody writes."""
+    with journal_account(root), pytest.raises(JournalLocked):
+        SqliteJournal.open(root / "journal")
+
+
+def run_verify(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headrace", "verify", "--root", str(root), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_answers_with_its_status(root: Path) -> None:
+    """0 and a sentence when all is well; 1 and the list when not; one JSON line on request."""
+    good = run_verify(root)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert good.stdout.endswith("Every step is accounted for exactly once.\n")
+    gone = shards(root)[0]
+    gone.unlink()
+    bad = run_verify(root)
+    assert bad.returncode == 1
+    assert f"missing: shards/{gone.parent.name}/{gone.name}" in bad.stdout
+    listed = run_verify(root, "--json")
+    (line,) = listed.stdout.splitlines()
+    assert json.loads(line)["ok"] is False
+    assert listed.returncode == 1
+
+
+def test_the_command_refuses_a_running_collector(running: CollectorProcess) -> None:
+    """Status 2, the process is named, and no traceback."""
+    result = run_verify(running.root)
+    assert result.returncode == 2
+    assert f"(process {running.process.pid})" in result.stderr
+    assert "Traceback" not in result.stderr
+    running.process.send_signal(signal.SIGTERM)
