@@ -202,24 +202,24 @@ class PolicyClient:
         if episode is None or episode.error is not None or episode.unanswered is not None:
             episode = self._book.find(episode_id)
         obs, act = episode.policy.encode(episode_id, observation, action)
+        seq = episode.seq
+        step = LogAction(
+            episode_id=episode_id,
+            seq=seq,
+            obs=obs,
+            action=act,
+            ts=time_ns() // 1000 if ts is None else ts,
+        )
         if action_prob is not None or action_logp is not None:
-            action_prob, action_logp = propensity(episode_id, action_prob, action_logp)
+            step.action_prob, step.action_logp = propensity(episode_id, action_prob, action_logp)
+        if policy_version != -1:
+            step.policy_version = int(policy_version)
         size = EVENT_BYTES + len(obs) + len(act)
         if size > self._largest or not self._sender.running:
             self._require_room(episode_id, size)
-        step = LogAction(
-            episode_id=episode_id,
-            seq=episode.seq,
-            obs=obs,
-            action=act,
-            action_prob=action_prob,
-            action_logp=action_logp,
-            policy_version=policy_version,
-            ts=time_ns() // 1000 if ts is None else ts,
-        )
         episode.step_index = self._put(step, size)
         episode.step = step
-        episode.seq += 1
+        episode.seq = seq + 1
         episode.acted = True
         if self._sync:
             self._settle(episode_id)
