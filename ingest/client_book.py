@@ -199,6 +199,10 @@ class EpisodeBook:
         elif refusal.code not in _PASSING and self._ended.get(event.episode_id) is None:
             self.end(event.episode_id, refusal)
 
+    def cause(self, episode_id: str) -> Refusal | None:
+        """The refusal that ended one of the REMEMBERED ended episodes, if one did."""
+        return self._ended.get(episode_id)
+
     def told(self, episode_id: str) -> None:
         """The caller has been told what an event met: what passes need not be raised again."""
         episode = self.open.get(episode_id)

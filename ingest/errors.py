@@ -5,6 +5,7 @@ IngestError
 ├── ClientError       what PolicyClient raises when the collector cannot be used
 │   ├── CollectorUnavailable   no answer in time; nothing queued is lost
 │   └── BufferFull             the bounded queue is full and the policy says raise
+├── ReplayError       a log cannot be imported: the file, its columns, or what was asked for
 └── CollectorFailed   the collector must stop: the journal can no longer be trusted
 
 Refusals of a caller's own call also reach users of PolicyClient as ValueError, with the texts of
@@ -110,6 +111,10 @@ class CollectorUnavailable(ClientError, ConnectionError):
 
 class BufferFull(ClientError):
     """More events wait for the collector than the client may hold."""
+
+
+class ReplayError(IngestError):
+    """A log cannot be imported: its file, its columns, or what was asked for."""
 
 
 class CollectorFailed(IngestError):

@@ -42,7 +42,7 @@ def judge_action(
             raise invalid(event, "action_dist_inputs: expected float32 bytes")
     else:
         logp, dist_inputs, pass_prob = _logged_logp(event), b"", event.pass_prob
-        source = LOGGED
+        source = REPLAYED if event.replayed else LOGGED
         if not 0.0 < pass_prob <= 1.0:
             raise invalid(event, f"pass_prob: expected a number in (0, 1], got {pass_prob}")
     if decided and not math.isfinite(logp):

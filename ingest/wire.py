@@ -54,6 +54,7 @@ class LogAction(
     """An action that the caller chose, with the observation it was chosen on.
 
     `reward` and `info` are what `log_returns` said of this step before the event was sent.
+    `replayed`: it comes from an import, not from the program that acted.
     """
 
     episode_id: OptionalId = ""
@@ -67,6 +68,7 @@ class LogAction(
     reward: float = 0.0
     info: dict[str, Any] | None = None
     ts: Micros | None = None
+    replayed: bool = False
 
 
 class Decision(
