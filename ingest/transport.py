@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol, TypeVar
@@ -48,7 +48,8 @@ M = TypeVar("M")
 class HttpSession(Protocol):
     """What is used of a `requests.Session` that the caller gives."""
 
-    def request(self, method: str, url: str, **kwargs: Any) -> Any: ...
+    @property
+    def request(self) -> Callable[..., Any]: ...
 
     def close(self) -> None: ...
 
