@@ -14,6 +14,7 @@ import ipaddress
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,10 @@ from storage.journal import SqliteJournal
 from storage.writer_process import WriterProcess
 
 log = logging.getLogger("headrace.server")
+
+
+SWITCH_SECONDS = 0.0005
+"""How long the event loop may keep the journal's thread waiting (Python's default is 10 times)."""
 
 
 class ServeError(RuntimeError):
@@ -150,6 +155,7 @@ class _Server(uvicorn.Server):
 
 def serve(options: ServeOptions) -> int:
     """Run a collector in this process until a signal; answers the exit status."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve_until_signal(options))
 
