@@ -1,0 +1,105 @@
+"""The documents are run: their code works against a real collector, in the order of the page."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.collector_process import CollectorProcess, declare
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall((ROOT / document).read_text()) if kind == language]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with `data/run/first`, as the pages name it."""
+    home = tmp_path_factory.mktemp("home")
+    declare(home / "data/run/first", seal_seconds=0.3)
+    return home
+
+
+@pytest.fixture(scope="module")
+def collector(home: Path) -> Iterator[CollectorProcess]:
+    with CollectorProcess(home / "data/run/first") as process:
+        yield process
+
+
+def run_python(code: str, home: Path, collector: CollectorProcess) -> str:
+    code = code.replace("http://127.0.0.1:8642", collector.address)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=home, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_shell(code: str, home: Path, collector: CollectorProcess) -> list[str]:
+    environment = {**os.environ, "ADDRESS": collector.address}
+    if shutil.which("curl") is None:
+        tools = home / "tools"
+        tools.mkdir(exist_ok=True)
+        shim = tools / "curl"
+        shim.write_text(
+            f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("curl.py")} "$@"\n'
+        )
+        shim.chmod(0o755)
+        environment["PATH"] = f"{tools}:{environment['PATH']}"
+    done = subprocess.run(
+        ["sh", "-ec", code], cwd=home, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.replace("}{", "}\n{").splitlines()
+
+
+def test_the_quickstart_of_the_readme_runs(home: Path, collector: CollectorProcess) -> None:
+    """README's Python reads back every step that it logged, with its true propensities."""
+    (code,) = blocks("README.md", "python")
+    assert len(code.splitlines()) <= 25
+    printed = run_python(code, home, collector)
+    assert printed.startswith("200 steps read")
+    assert "0.3" in printed
+    assert "0.7" in printed
+
+
+def test_the_curl_page_runs(home: Path, collector: CollectorProcess) -> None:
+    """Every shell block in order; the refusal is printed on the page word for word."""
+    answers = run_shell("\n".join(blocks("docs/curl.md", "sh")), home, collector)
+    (refusal,) = blocks("docs/curl.md", "json")
+    assert refusal.strip() in answers
+    state = next(line for line in answers if '"state"' in line)
+    assert '"state":"terminated"' in state
+    assert sum('"accepted":3' in line for line in answers) == 1
+    assert sum('"duplicates":3' in line for line in answers) == 1
+
+
+def test_the_pages_read_the_shards(home: Path, collector: CollectorProcess) -> None:
+    """The Python of the curl page and of the cookbook runs on the shards that the pages made."""
+    assert collector.stop() == 0
+    (code,) = blocks("docs/curl.md", "python")
+    assert "checkout-17" in run_python(code + "\nprint(steps.eps_id.unique())", home, collector)
+    for code in blocks("docs/cookbook.md", "python"):
+        assert run_python(code, home, collector)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+def test_the_readme_fits_its_screen() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
