@@ -19,15 +19,17 @@ What each event means in each state of its episode:
     broken      broken           broken                 broken        broken
 
 A repeated sequence number with equal content is a retry in every state; with other content it is a
-conflict; a number too far on is a gap.
+conflict; a number too far on is a gap. Content is compared back to the episode's latest cut: what
+lies before it, or in an episode that is over, counts as a retry by its number alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -45,7 +47,16 @@ from ingest.events import (
     digest,
     encode_event,
 )
-from ingest.judgements import check_step, info_of, invalid, judge_action, tags_of
+from ingest.instances import Instances
+from ingest.judgements import (
+    Values,
+    check_step,
+    check_values,
+    info_of,
+    invalid,
+    judge_action,
+    tags_of,
+)
 from ingest.open_episode import Carry, OpenEpisode, PolicyRules
 from storage.declarations import PolicyDeclaration
 from storage.episode import DEFAULT_POLICY, Part
@@ -64,6 +75,12 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
     how: str
     cause: str = ""
 
+    @property
+    def client_seq(self) -> int:
+        """The first number that the client has no acknowledgement for."""
+        by_client = self.how in ("terminated", "truncated")
+        return self.next_seq if by_client else self.next_seq - 1
+
     def refusal(self) -> Refusal:
         name = self.episode_id
         if self.how == "abandoned":
@@ -75,15 +92,6 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
         if self.how == "broken":
             return Refusal("broken", f"Episode {name} is broken: {self.cause}", episode_id=name)
         return completed(name)
-
-
-@dataclass
-class Instance:
-    """A client instance and the numbers of the episodes that it has started."""
-
-    number: int
-    name: str | None = None
-    starts: RangeSet = field(default_factory=RangeSet)
 
 
 @dataclass(frozen=True)
@@ -124,21 +132,20 @@ class EpisodeAssembler:
         self._schemas = {(r.declaration.policy_id, r.schema_id): r for r in every}
         self.episodes: dict[str, OpenEpisode] = {}
         self.finished: OrderedDict[str, Finished] = OrderedDict()
-        self.instances: OrderedDict[str, Instance] = OrderedDict()
+        self.instances = Instances()
         self.sealed: list[Sealed] = []
         self.next_key = 0
-        self.next_instance = 0
         self.anonymous_starts = 0
         self.steps = 0
-        self.touched: set[str] = set()  # instances whose start numbers changed
         self.needed: dict[int, int] = {}  # journal row -> unrecorded parts that need it
         self._by_key: dict[int, OpenEpisode] = {}
-        self.done = RangeSet()
+        self.done = RangeSet()  # keys of the episodes that are recorded to their end
+        self.torn: set[int] = set()  # keys of episodes whose history lacks journal rows
 
     # --- judging ---------------------------------------------------------------------------
 
     def judge(
-        self, instance: str | None, event: wire.Event, values: tuple[bytes, bytes] | None = None
+        self, instance: str | None, event: wire.Event, values: Values | None = None
     ) -> tuple[Event, bytes] | None:
         """The journal event for a wire event and its encoding, or None for a known retry.
 
@@ -162,16 +169,26 @@ class EpisodeAssembler:
                 event.episode_id,
                 episode.next_seq,
             )
-        judged = self._judge_event(episode, event, seq, values)
-        encoded = encode_event(judged)
-        if seq == episode.next_seq:
-            return judged, encoded
-        known = episode.digest_of(seq)
-        if known is None or known == digest(encoded):
+        if seq < episode.next_seq:
+            self._judge_repeated(episode, event, seq)
             return None
+        judged = self._judge_event(episode, event, seq, values)
+        return judged, encode_event(judged)
+
+    def _judge_repeated(self, episode: OpenEpisode, event: wire.Event, seq: int) -> None:
+        """A number that is known: a retry, unless it comes with other content than before."""
+        if seq > 0:
+            known = episode.digest_of(seq)
+            if known is None:
+                return
+            with contextlib.suppress(Refusal):  # content that is refused now was not taken then
+                if known == digest(encode_event(self._judge_event(episode, event, seq, None))):
+                    return
         raise Refusal(
             "conflict",
-            f"Episode {event.episode_id}: seq {seq} was acknowledged with other content",
+            f"Episode {event.episode_id}: seq {seq} was acknowledged with other content"
+            if seq
+            else f"Episode {event.episode_id}: expected a seq of 1 or more: the start is 0",
             "seq",
             event.episode_id,
             episode.next_seq,
@@ -198,7 +215,7 @@ class EpisodeAssembler:
         if name in self.episodes:
             raise already_started(name)
         if name in self.finished:
-            raise completed(name)
+            raise self.finished[name].refusal()
         if len(self.episodes) >= self.limits.open_episodes:
             raise Refusal(
                 "busy", f"{len(self.episodes)} episodes are open", None, name, retry_after=1.0
@@ -252,7 +269,7 @@ class EpisodeAssembler:
             if ended is None:
                 raise not_found(name)
             mine = event.seq is not None and ended.instance == (instance or "")
-            if mine and event.seq < ended.next_seq and ended.how in ("terminated", "truncated"):
+            if mine and 0 < event.seq < ended.client_seq:
                 return None
             raise ended.refusal()
         if episode.started.instance != (instance or ""):
@@ -262,7 +279,7 @@ class EpisodeAssembler:
         return episode
 
     def _judge_event(
-        self, episode: OpenEpisode, event: Any, seq: int, values: tuple[bytes, bytes] | None
+        self, episode: OpenEpisode, event: Any, seq: int, values: Values | None
     ) -> Event:
         try:
             if isinstance(event, wire.LogReturns):
@@ -289,36 +306,9 @@ class EpisodeAssembler:
             raise invalid(event, f"reward: expected a finite number, got {event.reward}")
         return Rewarded(episode.started.key, seq, event.reward, info_of(event))
 
-    def check_values(self, batch: wire.Batch) -> dict[int, tuple[bytes, bytes]]:
-        """Validated (observation, action) bytes of a batch's action events, many at a time.
-
-        What is not in the answer is validated event by event, so that a refusal names its place.
-        """
-        groups: dict[str, tuple[PolicyRules, list[int], list[bytes], list[bytes]]] = {}
-        starting: dict[str, str | None] = {}
-        for index, event in enumerate(batch.events):
-            if isinstance(event, wire.Start):
-                starting[event.episode_id] = event.policy_id
-            elif isinstance(event, wire.LogAction) and type(event.obs) is bytes:
-                rules = self._rules_of(event.episode_id, starting)
-                if rules is None or type(event.action) is not bytes:
-                    continue
-                if len(event.obs) == rules.observation.itemsize and (
-                    len(event.action) == rules.action.itemsize
-                ):
-                    policy_id = rules.declaration.policy_id
-                    group = groups.setdefault(policy_id, (rules, [], [], []))
-                    group[1].append(index)
-                    group[2].append(event.obs)
-                    group[3].append(event.action)
-        found: dict[int, tuple[bytes, bytes]] = {}
-        for rules, indices, obs, actions in groups.values():
-            count = len(indices)
-            if rules.observation.find_invalid(b"".join(obs), count) is None and (
-                rules.action.find_invalid(b"".join(actions), count) is None
-            ):
-                found.update(zip(indices, zip(obs, actions, strict=True), strict=True))
-        return found
+    def check_values(self, batch: wire.Batch) -> dict[int, Values]:
+        """The batch's values that are valid, checked together; see `judgements.check_values`."""
+        return check_values(batch, self._rules_of)
 
     def rules_of(self, policy_id: str, schema_id: str) -> PolicyRules:
         """The rules that an episode began under: today's declaration or an earlier one."""
@@ -354,6 +344,10 @@ class EpisodeAssembler:
             return None
         return Cut(key, episode.part) if episode.steps > 1 else None
 
+    def torn_episodes(self) -> list[str]:
+        """Open episodes whose history lacks journal rows, so that their clients cannot go on."""
+        return [self._by_key[key].started.episode_id for key in self.torn if key in self._by_key]
+
     def tick(self, now: float) -> Iterator[Event]:
         """What the passing of time calls for: abandoned episodes, parts that waited long enough."""
         for episode in list(self.episodes.values()):
@@ -365,26 +359,25 @@ class EpisodeAssembler:
 
     def open_instance(self, token: str, name: str | None) -> Opened:
         """The event that registers a client instance; `token` makes its id hard to guess."""
-        number = self.next_instance
+        number = self.instances.next_number
         return Opened(f"{number:x}-{token}", number, name)
-
-    def instance_named(self, name: str) -> str | None:
-        """The instance of an import that was here before."""
-        return next((key for key, known in self.instances.items() if known.name == name), None)
 
     # --- applying --------------------------------------------------------------------------
 
     def apply(self, event: Event, encoded: bytes, *, row: int, received: int, now: float) -> None:
         """Change the state by one journal event. What a recorded part holds already is skipped."""
         if isinstance(event, Opened):
-            self._apply_opened(event)
+            self.instances.add(event)
         elif isinstance(event, Started):
             self._apply_started(event, row, now)
         elif isinstance(event, Cut):
-            self._apply_cut(event, now)
+            self._apply_cut(event, row, now)
         else:
             episode = self._by_key.get(event.key)
             if episode is None or event.seq < episode.next_seq:
+                return
+            if event.seq > episode.next_seq:  # only when the journal has lost rows
+                self.torn.add(event.key)
                 return
             if episode.remember(event.seq, digest(encoded), row, now):
                 self._need(row)
@@ -396,18 +389,10 @@ class EpisodeAssembler:
             else:
                 self._apply_ended(episode, event)
 
-    def _apply_opened(self, event: Opened) -> None:
-        self.next_instance = max(self.next_instance, event.number + 1)
-        self.instances.setdefault(event.instance, Instance(event.number, event.name))
-        self.touched.add(event.instance)
-
     def _apply_started(self, event: Started, row: int, now: float) -> None:
         self.next_key = max(self.next_key, event.key + 1)
         if event.instance:
-            known = self.instances.setdefault(event.instance, Instance(-1))
-            known.starts.add(event.start)
-            self.instances.move_to_end(event.instance)
-            self.touched.add(event.instance)
+            self.instances.started(event.instance, event.start)
         else:
             self.anonymous_starts = max(self.anonymous_starts, event.start + 1)
         if event.key in self.done or event.key in self._by_key:
@@ -415,20 +400,27 @@ class EpisodeAssembler:
         rules = self._schemas[event.policy_id, event.schema_id]
         episode = OpenEpisode(event, rules, row, now)
         self._need(row)
-        self.episodes[event.episode_id] = episode
-        self._by_key[event.key] = episode
+        self._open(episode)
 
-    def _apply_cut(self, event: Cut, now: float) -> None:
+    def _open(self, episode: OpenEpisode) -> None:
+        started = episode.started
+        self.episodes[started.episode_id] = episode
+        self._by_key[started.key] = episode
+        self.instances.count_open(started.instance, 1)
+
+    def _apply_cut(self, event: Cut, row: int, now: float) -> None:
         episode = self._by_key.get(event.key)
-        if episode is None or event.part < episode.part or episode.steps < 2:
+        if episode is None or event.part != episode.part or episode.steps < 2:
             return
-        rows = tuple(row for row in episode.rows if row <= episode.open_row)
+        # The cut's own row too: without it a replay would not make this part again.
+        rows = {row, *(held for held in episode.rows if held <= episode.open_row)}
+        before = {*episode.rows}
         part = episode.cut()
-        for row in set(rows).intersection(episode.rows):
-            self._need(row)
+        for held in rows.intersection(episode.rows) | (rows - before):
+            self._need(held)
         episode.part_since = now
         carry = Carry(episode.started, episode.open_seq, episode.t0, episode.part, -1)
-        self.sealed.append(Sealed(event.key, part, rows, carry=carry))
+        self.sealed.append(Sealed(event.key, part, tuple(sorted(rows)), carry=carry))
 
     def _apply_ended(self, episode: OpenEpisode, event: Ended) -> None:
         started = episode.started
@@ -445,6 +437,7 @@ class EpisodeAssembler:
         self.sealed.append(Sealed(started.key, part, tuple(episode.rows), finished=finished))
         del self.episodes[started.episode_id]
         del self._by_key[started.key]
+        self.instances.count_open(started.instance, -1)
         self.remember_finished(finished)
 
     def _need(self, row: int) -> None:
@@ -470,19 +463,16 @@ class EpisodeAssembler:
 
     def forget_instances(self) -> list[str]:
         """Drop the instances that were idle longest, beyond the limits; answers their ids."""
-        dropped: list[str] = []
-        for imports, limit in ((False, self.limits.instances), (True, self.limits.imports)):
-            ids = [key for key, known in self.instances.items() if bool(known.name) is imports]
-            busy = {episode.started.instance for episode in self.episodes.values()}
-            for key in [key for key in ids if key not in busy][: max(0, len(ids) - limit)]:
-                del self.instances[key]
-                dropped.append(key)
-        return dropped
+        return self.instances.forget(self.limits.instances, self.limits.imports)
 
     # --- restoring (before any row is replayed) --------------------------------------------
 
     def restore(
-        self, done: RangeSet, finished: Iterable[Finished], carries: Iterable[Carry]
+        self,
+        done: RangeSet,
+        finished: Iterable[Finished],
+        carries: Iterable[Carry],
+        now: float = 0.0,
     ) -> None:
         """Take up what recorded parts left behind: ended episodes, and open ones at their cuts."""
         self.done = done
@@ -493,6 +483,4 @@ class EpisodeAssembler:
             started = carry.started
             self.next_key = max(self.next_key, started.key + 1)
             rules = self._schemas[started.policy_id, started.schema_id]
-            episode = OpenEpisode.resumed(carry, rules, 0.0)
-            self.episodes[started.episode_id] = episode
-            self._by_key[started.key] = episode
+            self._open(OpenEpisode.resumed(carry, rules, now))

@@ -17,49 +17,29 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from ingest import wire
-from ingest.assembler import Limits, Sealed
+from ingest.assembler import Limits
 from ingest.committer import Committer, Transaction
 from ingest.errors import CollectorFailed, Refusal
 from ingest.events import Event, encode_event, encode_row
-from ingest.recovery import (
-    CARRY,
-    FINISHED,
-    INSTANCE,
-    Recovered,
-    assembler_state,
-    encode_carry,
-    encode_finished,
-    plan_blob,
-    policies_state,
-    recover,
-)
-from ingest.sealer import Sealer, SealJob, Writer, WrittenShard
+from ingest.recovery import Recovered, Totals, policies_state, recover
+from ingest.sealer import Sealer, Writer
+from ingest.sealing import Sealing
 from storage.declarations import PolicyDeclaration
-from storage.journal import Journal, Plan, ShardRecord
-from storage.spaces import canonical_json
+from storage.journal import Journal
 
 log = logging.getLogger("headrace.collector")
+
+T = TypeVar("T")
 
 CHECK_TOGETHER = 32
 """From so many events on, validating a batch's values at once is cheaper than one by one."""
 
 TICK_SECONDS = 0.1
 TIMEOUT_CHECK_SECONDS = 1.0
-
-
-@dataclass
-class _Ready:
-    """Parts of one stream that wait for a plan."""
-
-    spaces: str
-    schema_id: str
-    parts: list[Sealed] = field(default_factory=list)
-    nbytes: int = 0
-    since: float = 0.0
 
 
 @dataclass
@@ -78,7 +58,8 @@ class Collector:
     """Accepts events, makes them durable, turns them into shards.
 
     `journal` is open; `writer` is not started yet. `max_pending` bounds the bytes of parts that
-    wait for a shard: beyond it events get 429.
+    wait for a shard: beyond it events get 429. After a full disk nothing is taken for
+    `retry_seconds`.
     """
 
     def __init__(
@@ -89,6 +70,7 @@ class Collector:
         *,
         limits: Limits | None = None,
         max_pending: int = 256_000_000,
+        retry_seconds: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
@@ -98,12 +80,13 @@ class Collector:
         self.failure: Exception | None = None
         self._limits = limits
         self._max_pending = max_pending
+        self._retry_seconds = retry_seconds
         self._clock, self._wall = clock, wall
         self._began = clock()
         self._loop = asyncio.get_running_loop()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._durable = journal.last_row
-        self._rebuilding = False
+        self._rebuilding: Refusal | None = None  # what requests hear meanwhile
+        self._ticker: asyncio.Task[None] | None = None
         self._committer = Committer(
             journal,
             notify=self._notify,
@@ -112,7 +95,6 @@ class Collector:
             on_failed=self._on_failed,
         )
         self._sealer = Sealer(writer, notify=self._notify)
-        self._in_flight = 0
         self._last_timeout_check = 0.0
         self.failed = asyncio.Event()
         journal.commit(put=policies_state(self.policies))
@@ -130,23 +112,37 @@ class Collector:
     async def drain(self, timeout: float = 4.0) -> None:
         """Refuse new events, seal what has ended, wait for its shards, close the journal."""
         self.draining = True
-        self._ticker.cancel()
-        if self.failure is None:
-            self._move_sealed()
-            for stream in list(self._ready):
-                self._plan(stream)
-            deadline = self._clock() + timeout
-            while self._in_flight and self._clock() < deadline and self.failure is None:
-                await asyncio.sleep(0.01)
-            self._settle()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        deadline = self._clock() + timeout
+        await self._until(lambda: self._rebuilding is None, deadline)
+        if self._rebuilding is None and self.failure is None:
+            self._sealing.add(self.now)
+            self._sealing.plan_all()
+            await self._until(lambda: not self._sealing.in_flight, deadline)
         await asyncio.to_thread(self._sealer.close)
         await asyncio.sleep(0)  # a last shard's record is submitted before the journal closes
+        if self._rebuilding is None and self.failure is None:
+            self._sealing.settle(all_rows=True)
         await asyncio.to_thread(self._committer.close)
         self._on_failed(CollectorFailed("the collector was stopped"))
 
+    async def _until(self, done: Callable[[], bool], deadline: float) -> None:
+        while not done() and self._clock() < deadline and self.failure is None:
+            await asyncio.sleep(0.01)
+
     def _notify(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run a function on the loop, from any thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *args)
+            self._loop.call_soon_threadsafe(self._call, function, *args)
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> None:
+        """What the threads report must not get lost in an error: then the collector is over."""
+        try:
+            function(*args)
+        except Exception as error:
+            log.exception("the collector cannot go on")
+            self._on_failed(error)
 
     @property
     def now(self) -> float:
@@ -161,7 +157,12 @@ class Collector:
     @property
     def pending_bytes(self) -> int:
         """Raw bytes of parts that wait for a plan or for their shard."""
-        return self._in_flight_bytes + sum(ready.nbytes for ready in self._ready.values())
+        return self._sealing.pending_bytes
+
+    @property
+    def totals(self) -> Totals:
+        """Counts over the journal's whole life, as of the latest recorded shard."""
+        return self._sealing.totals
 
     # --- accepting -------------------------------------------------------------------------
 
@@ -172,6 +173,17 @@ class Collector:
         content closes its episode as broken. Raises Refusal when nothing can be accepted now.
         """
         self._require_open()
+        try:
+            return self._accept(batch, single)
+        except Refusal:
+            raise
+        except Exception:
+            # Part of the batch may be applied already, and none of it is in the journal.
+            log.exception("a batch cannot be applied; rebuilding from the journal")
+            self._rebuild(Refusal("busy", "the state is being rebuilt", retry_after=1.0))
+            raise
+
+    def _accept(self, batch: wire.Batch, single: bool) -> tuple[wire.EventsReply, int]:
         assembler, received = self.assembler, self._wall()
         many = len(batch.events) >= CHECK_TOGETHER
         values = assembler.check_values(batch) if many else {}
@@ -184,7 +196,8 @@ class Collector:
             except Refusal as refusal:
                 self.stats.refused += 1
                 reply.refused.append(_item_error(index, refusal))
-                if refusal.breaks_episode and not single:
+                breaks = refusal.breaks_episode and not isinstance(event, wire.Start)
+                if breaks and not single:
                     self._break(event.episode_id, str(refusal), encoded, row, received)
                 continue
             if judged is None:
@@ -200,10 +213,11 @@ class Collector:
         """Register a client instance, or find the import of that name again."""
         self._require_open()
         if request.name is not None:
-            known = self.assembler.instance_named(request.name)
-            if known is not None:
-                starts = self.assembler.instances[known].starts.ranges()
-                return wire.Registered(instance=known, starts=starts), self._committer.next_row - 1
+            found = self.assembler.instances.named(request.name)
+            known = None if found is None else self.assembler.instances.get(found)
+            if found is not None and known is not None:
+                reply = wire.Registered(instance=found, starts=known.starts.ranges())
+                return reply, self._committer.next_row - 1
         opened = self.assembler.open_instance(secrets.token_hex(8), request.name)
         encoded: list[bytes] = []
         row, received = self._committer.next_row, self._wall()
@@ -227,8 +241,8 @@ class Collector:
             raise CollectorFailed(str(self.failure))
         if self.draining:
             raise Refusal("draining", "the collector is shutting down", retry_after=1.0)
-        if self._rebuilding:
-            raise _disk_full()
+        if self._rebuilding is not None:
+            raise replace(self._rebuilding)
         if self.pending_bytes > self._max_pending:
             text = f"{self.pending_bytes} bytes wait to be written to shards"
             raise Refusal("busy", text, retry_after=0.5)
@@ -262,8 +276,8 @@ class Collector:
             return self._committer.next_row - 1
         row = self._committer.append(encode_row(received, self.assembler.steps, encoded))
         if row not in self.assembler.needed:
-            self._idle_rows.append(row)
-        self._move_sealed()
+            self._sealing.idle_rows.append(row)
+        self._sealing.add(self.now)
         return row
 
     # --- journal results -------------------------------------------------------------------
@@ -279,19 +293,38 @@ class Collector:
     def _on_full(self, error: Exception) -> None:
         """The disk is full: refuse what is not durable, and rebuild from what is."""
         log.error("journal: %s; refusing events until there is room", error)
-        self._rebuilding = True
-        self.stats.rebuilt += 1
         self._fail_waiters(_disk_full())
+        self._rebuild(_disk_full(), after=self._retry_seconds)
+
+    def _rebuild(self, meanwhile: Refusal, *, after: float = 0.0) -> None:
+        """Throw the state away and read it back from the journal; requests hear `meanwhile`."""
+        self._rebuilding = meanwhile
+        self.stats.rebuilt += 1
         self._committer.new_epoch()
-        self._committer.call(
-            lambda journal: recover(journal, self.policies, self._limits), self._rebuilt
-        )
+        rebuilt = self._guard(self._rebuilt)
+        self._loop.call_later(after, self._committer.call, self._recover, rebuilt)
+
+    def _recover(self, journal: Journal) -> Recovered:
+        return recover(journal, self.policies, self._limits, self.now)
 
     def _rebuilt(self, recovered: Recovered) -> None:
         self._committer.restart_rows(recovered.last_row)
         self._take_up(recovered)
-        self._rebuilding = False
+        self._rebuilding = None
         self._resume()
+
+    def _guard(self, function: Callable[[T], None]) -> Callable[[T], None]:
+        """The function as long as the state is not rebuilt; nothing from then on."""
+        epoch = self._committer.epoch
+
+        def run(value: T) -> None:
+            if epoch == self._committer.epoch:
+                function(value)
+
+        return run
+
+    def _transact(self, change: Transaction, then: Callable[[], None]) -> None:
+        self._committer.transact(change, self._guard(lambda _: then()))
 
     def _on_failed(self, error: Exception) -> None:
         if self.failure is None:
@@ -305,174 +338,32 @@ class Collector:
             if not future.done():
                 future.set_exception(error)
 
-    # --- sealing ---------------------------------------------------------------------------
-
     def _take_up(self, recovered: Recovered) -> None:
         """Continue from a journal's state."""
         self.assembler = recovered.assembler
-        self.totals = recovered.totals
         self.collector_id = recovered.collector_id
         self.damage = recovered.damage
         if self.damage:
             log.error("journal damage: %s", self.damage)
-        self._recovered = recovered
-        self._next_plan = recovered.next_plan
-        self._ordinals = dict(recovered.ordinals)
-        self._idle_rows = list(recovered.idle_rows)
-        self._finished_keys = deque(recovered.finished_keys)
-        last = recovered.finished_keys[-1:]
-        self._next_finished = int(last[0].removeprefix(FINISHED)) + 1 if last else 0
-        self._ready: dict[str, _Ready] = {}
-        self._settled: list[Sealed] = []
-        self._episode_ordinals: dict[int, int] = {}
-        self._in_flight = 0
-        self._in_flight_bytes = 0
         self._durable = recovered.last_row
+        self._sealing = Sealing(recovered, self._sealer, transact=self._transact, guard=self._guard)
 
     def _resume(self) -> None:
-        """Write what was planned and not recorded, queue what was sealed and not planned."""
-        for episode in self.assembler.episodes.values():
-            if episode.episode_ordinal >= 0:
-                self._episode_ordinals[episode.started.key] = episode.episode_ordinal
-        for plan, parts in self._recovered.planned:
-            self._write(plan, parts)
-        self.assembler.sealed = self._recovered.waiting
-        self._recovered = Recovered(self.assembler)
-        self._move_sealed()
-
-    def _move_sealed(self) -> None:
-        """Sort what the assembler sealed by stream; plan a stream that is large enough."""
-        sealed, self.assembler.sealed = self.assembler.sealed, []
-        for item in sealed:
-            if item.part is None:
-                self._settled.append(item)
-                continue
-            stream = f"{self.collector_id}-{item.part.schema_id}"
-            ready = self._ready.get(stream)
-            if ready is None:
-                rules = self.assembler.rules_of(item.part.policy_id, item.part.schema_id)
-                policy = rules.declaration
-                spaces = canonical_json(policy.observation, policy.action)
-                ready = self._ready[stream] = _Ready(spaces, item.part.schema_id, since=self.now)
-            ready.parts.append(item)
-            ready.nbytes += item.part.nbytes
-        for stream, ready in list(self._ready.items()):
-            if ready.nbytes >= self._seal_rule(ready).seal_bytes:
-                self._plan(stream)
-
-    def _seal_rule(self, ready: _Ready) -> PolicyDeclaration:
-        """The declaration of the stream's first waiting part says when it is sealed."""
-        part = ready.parts[0].part
-        if part is None:
-            raise CollectorFailed("an empty part waits for a shard")
-        return self.assembler.rules_of(part.policy_id, part.schema_id).declaration
-
-    def _plan(self, stream: str) -> None:
-        """Give the waiting parts of a stream their ordinals, durably; then write them."""
-        ready = self._ready.pop(stream)
-        first = self._ordinals.get(stream, 0)
-        last = first + len(ready.parts) - 1
-        self._ordinals[stream] = last + 1
-        plan = Plan(self._next_plan, stream, ready.schema_id, first, last, plan_blob(ready.parts))
-        self._next_plan += 1
-        self._in_flight += 1
-        self._in_flight_bytes += ready.nbytes
-        self._committer.transact(
-            Transaction(plan=plan),
-            lambda _: self._write(plan, ready.parts, counted=True, spaces=ready.spaces),
-        )
-
-    def _write(
-        self, plan: Plan, sealed: list[Sealed], *, counted: bool = False, spaces: str | None = None
-    ) -> None:
-        """Hand a durable plan to the writer."""
-        if not counted:
-            self._in_flight += 1
-            self._in_flight_bytes += sum(item.part.nbytes for item in sealed if item.part)
-        parts, epoch = [], self._committer.epoch
-        for ordinal, item in enumerate(sealed, plan.first):
-            if item.part is None:
-                continue
-            first = self._episode_ordinals.setdefault(item.key, ordinal)
-            parts.append(item.part.with_ordinals(ordinal, first))
-        if spaces is None and parts:
-            rules = self.assembler.rules_of(parts[0].policy_id, parts[0].schema_id)
-            spaces = rules.declaration.canonical_spaces
-        self._sealer.submit(
-            SealJob(
-                plan, spaces or "", parts, lambda shard: self._written(epoch, plan, sealed, shard)
-            )
-        )
-
-    def _written(self, epoch: int, plan: Plan, sealed: list[Sealed], shard: WrittenShard) -> None:
-        """Record a shard and drop the rows that nothing needs any more."""
-        if epoch != self._committer.epoch:
-            return  # the state was rebuilt; the plan was handed to the writer again
-        record = ShardRecord(
-            plan.plan_id,
-            plan.stream,
-            plan.first,
-            plan.last,
-            shard.path.name,
-            shard.digest,
-            shard.rows,
-            shard.nbytes,
-        )
-        self.totals.rows += shard.rows
-        self.totals.shards += 1
-        self.totals.parts += len(sealed)
-        nbytes = sum(item.part.nbytes for item in sealed if item.part)
-        self._record(sealed, record, nbytes)
-
-    def _settle(self) -> None:
-        """Record episodes without steps, and drop rows that nothing needs."""
-        if self._settled or len(self._idle_rows) > 64 or (self._idle_rows and self.draining):
-            settled, self._settled = self._settled, []
-            self._in_flight += 1
-            self._record(settled, None, 0)
-
-    def _record(self, sealed: list[Sealed], record: ShardRecord | None, nbytes: int) -> None:
-        assembler, totals = self.assembler, self.totals
-        free, self._idle_rows = self._idle_rows, []
-        put: dict[str, bytes] = {}
-        delete: list[str] = []
-        finished = [item.finished for item in sealed if item.finished is not None]
-        for item in sealed:
-            free.extend(assembler.release(item))
-            if item.carry is not None:
-                first = self._episode_ordinals[item.key]
-                put[f"{CARRY}{item.key}"] = encode_carry(item.carry.with_ordinal(first))
-            elif item.part is not None and item.part.part > 0:
-                delete.append(f"{CARRY}{item.key}")
-                put.pop(f"{CARRY}{item.key}", None)
-            if item.finished is not None:
-                self._episode_ordinals.pop(item.key, None)
-        totals.episodes += len(finished)
-        totals.empty += sum(item.part is None for item in sealed)
-        totals.steps = assembler.steps
-        if finished:
-            name = f"{FINISHED}{self._next_finished:012}"
-            self._next_finished += 1
-            put[name] = encode_finished(finished)
-            self._finished_keys.append(name)
-            while len(self._finished_keys) > _MAX_FINISHED_BLOBS:
-                delete.append(self._finished_keys.popleft())
-        put.update(assembler_state(assembler, totals))
-        delete.extend(INSTANCE + gone for gone in assembler.forget_instances())
-        change = Transaction(record=record, put=put, delete=delete, drop_rows=sorted(free))
-        self._committer.transact(change, lambda _: self._recorded(nbytes))
-
-    def _recorded(self, nbytes: int) -> None:
-        self._in_flight -= 1
-        self._in_flight_bytes -= nbytes
+        """Go on with what was planned, waiting or torn when the state was taken up."""
+        self._sealing.resume(self.now)
+        encoded: list[bytes] = []
+        row, received = self._committer.next_row, self._wall()
+        for episode_id in self.assembler.torn_episodes():
+            self._break(episode_id, "the journal lost rows of it", encoded, row, received)
+        self._append(encoded, received)
 
     # --- time ------------------------------------------------------------------------------
 
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            if not self._rebuilding and self.failure is None:
-                self.tick()
+            if self._rebuilding is None and self.failure is None:
+                self._call(self.tick)
 
     def tick(self) -> None:
         """What time calls for: time-outs, cuts, shards that waited long enough."""
@@ -480,10 +371,8 @@ class Collector:
         if now - self._last_timeout_check >= TIMEOUT_CHECK_SECONDS:
             self._last_timeout_check = now
             self._apply_due(now)
-        for stream, ready in list(self._ready.items()):
-            if now - ready.since >= self._seal_rule(ready).seal_seconds:
-                self._plan(stream)
-        self._settle()
+        self._sealing.plan_due(now)
+        self._sealing.settle()
 
     def _apply_due(self, now: float) -> None:
         encoded: list[bytes] = []
@@ -493,10 +382,6 @@ class Collector:
                 self.stats.abandoned += 1
             self._apply(event, encode_event(event), encoded, row, received)
         self._append(encoded, received)
-
-
-_MAX_FINISHED_BLOBS = 4_096
-"""Ended episodes are remembered for so many shards (and up to Limits.finished in memory)."""
 
 
 def _disk_full() -> Refusal:

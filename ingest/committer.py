@@ -101,7 +101,9 @@ class Committer:
     def close(self) -> None:
         """Commit what was submitted, then close the journal."""
         self._tasks.put(None)
-        if self._thread.is_alive():
+        if self._thread.ident is None:
+            self._journal.close()
+        else:
             self._thread.join()
 
     def _run(self) -> None:

@@ -159,30 +159,23 @@ class Router:
         declared = headers.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > self._max_body:
             raise self._too_large(declared.decode())
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body"):
-            return self._checked(body)
-        chunks, size = [body], len(body)
+        chunks: list[bytes] = []
+        size, more = 0, True
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                while message.get("more_body"):
+                while more:
                     message = await receive()
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
                     if size > self._max_body:
                         raise self._too_large(f"{size} or more")
+                    more = message.get("more_body", False)
         except TimeoutError as error:
             text = f"expected the whole body within {BODY_SECONDS:.0f} s"
             raise Refusal("malformed", text) from error
         if message["type"] == "http.disconnect":
             raise Refusal("malformed", "the client went away within its body")
-        return b"".join(chunks)
-
-    def _checked(self, body: bytes) -> bytes:
-        if len(body) > self._max_body:
-            raise self._too_large(str(len(body)))
-        return body
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _too_large(self, size: str) -> Refusal:
         return Refusal("too_large", f"expected at most {self._max_body} bytes, got {size}")

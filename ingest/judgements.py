@@ -8,35 +8,95 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from ingest import wire
 from ingest.errors import Refusal
 from ingest.events import UNKNOWN_LOGP, Acted
-from ingest.open_episode import OpenEpisode
+from ingest.open_episode import OpenEpisode, PolicyRules
 from storage.episode import SOURCES, EpisodeError, encode_tags
 from storage.spaces import SpaceError
 
+Values: TypeAlias = tuple[PolicyRules, bytes, bytes]
+"""An observation and an action in canonical bytes, and the rules that they were checked by."""
+
 ON_POLICY, LOGGED, REPLAYED = range(len(SOURCES))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Action events of one policy within a batch."""
+
+    rules: PolicyRules
+    indices: list[int] = field(default_factory=list)
+    obs: list[bytes] = field(default_factory=list)
+    actions: list[bytes] = field(default_factory=list)
+
+    def add(self, index: int, obs: bytes, action: bytes) -> None:
+        self.indices.append(index)
+        self.obs.append(obs)
+        self.actions.append(action)
+
+    def checked(self) -> Iterator[tuple[int, Values]]:
+        """Each event's values if all are valid; else none."""
+        rules, count = self.rules, len(self.indices)
+        if rules.observation.find_invalid(b"".join(self.obs), count) is None and (
+            rules.action.find_invalid(b"".join(self.actions), count) is None
+        ):
+            for index, obs, action in zip(self.indices, self.obs, self.actions, strict=True):
+                yield index, (rules, obs, action)
+
+
+def check_values(
+    batch: wire.Batch, rules_of: Callable[[str, Mapping[str, str | None]], PolicyRules | None]
+) -> dict[int, Values]:
+    """Validated (rules, observation, action) of a batch's action events, many at a time.
+
+    `rules_of(episode_id, starting)` says which rules an episode has or, by the policies that the
+    batch's own starts name, will have. What is not in the answer is validated event by event, so
+    that a refusal names its place; so is a value that was checked by other rules than its episode
+    turns out to have.
+    """
+    groups: dict[int, _Group] = {}
+    starting: dict[str, str | None] = {}
+    for index, event in enumerate(batch.events):
+        if isinstance(event, wire.Start):
+            starting.setdefault(event.episode_id, event.policy_id)
+        elif isinstance(event, wire.LogAction) and type(event.obs) is bytes:
+            rules = rules_of(event.episode_id, starting)
+            if rules is None or type(event.action) is not bytes:
+                continue
+            if len(event.obs) == rules.observation.itemsize and (
+                len(event.action) == rules.action.itemsize
+            ):
+                groups.setdefault(id(rules), _Group(rules)).add(index, event.obs, event.action)
+    found: dict[int, Values] = {}
+    for group in groups.values():
+        found.update(group.checked())
+    return found
 
 
 def judge_action(
     episode: OpenEpisode,
     event: wire.LogAction | wire.Decision,
     seq: int,
-    values: tuple[bytes, bytes] | None,
+    values: Values | None,
 ) -> Acted:
+    """The step that an action event opens. Raises Refusal, SpaceError."""
     decided = isinstance(event, wire.Decision)
-    if values is None:
-        rules = episode.rules
+    rules = episode.rules
+    if values is None or values[0] is not rules:
         values = (
+            rules,
             rules.observation.from_wire(event.obs, "obs"),
             rules.action.from_wire(event.action, "action", check_range=not decided),
         )
     if not math.isfinite(event.reward):
         raise invalid(event, f"reward: expected a finite number, got {event.reward}")
     if isinstance(event, wire.Decision):
-        logp, source, pass_prob = event.action_logp, ON_POLICY, 1.0
+        logp, source, pass_prob = _finite_logp(event), ON_POLICY, 1.0
         dist_inputs = event.action_dist_inputs or b""
         if len(dist_inputs) % 4:
             raise invalid(event, "action_dist_inputs: expected float32 bytes")
@@ -45,13 +105,11 @@ def judge_action(
         source = REPLAYED if event.replayed else LOGGED
         if not 0.0 < pass_prob <= 1.0:
             raise invalid(event, f"pass_prob: expected a number in (0, 1], got {pass_prob}")
-    if decided and not math.isfinite(logp):
-        raise invalid(event, f"action_logp: expected a finite number, got {logp}")
     return Acted(
         episode.started.key,
         seq,
-        values[0],
         values[1],
+        values[2],
         logp,
         source,
         event.policy_version,
@@ -65,18 +123,23 @@ def judge_action(
 
 def _logged_logp(event: wire.LogAction) -> float:
     """The log-probability that the caller knows, NaN when it knows none; never invented."""
-    prob, logp = event.action_prob, event.action_logp
+    prob = event.action_prob
     if prob is None:
-        if logp is None:
-            return UNKNOWN_LOGP
-        if not math.isfinite(logp):
-            raise invalid(event, f"action_logp: expected a finite number, got {logp}")
-        return logp
-    if logp is not None:
+        return _finite_logp(event)
+    if event.action_logp is not None:
         raise invalid(event, "action_prob: expected action_prob or action_logp, got both")
     if not 0.0 < prob <= 1.0:
         raise invalid(event, f"action_prob: expected a number in (0, 1], got {prob}")
     return math.log(prob)
+
+
+def _finite_logp(event: wire.LogAction | wire.Decision) -> float:
+    logp = event.action_logp
+    if logp is None:
+        return UNKNOWN_LOGP
+    if not math.isfinite(logp):
+        raise invalid(event, f"action_logp: expected a finite number, got {logp}")
+    return logp
 
 
 def check_step(episode: OpenEpisode, event: wire.LogReturns) -> None:
@@ -102,9 +165,15 @@ def invalid(event: Any, text: str) -> Refusal:
 
 
 def info_of(event: Any) -> str:
+    """An event's info as a JSON object, "" for none. Raises SpaceError for what JSON cannot say."""
     if not event.info:
         return ""
-    return json.dumps(event.info, ensure_ascii=False, default=_refuse_info)
+    try:
+        return json.dumps(event.info, ensure_ascii=False, allow_nan=False, default=_refuse_info)
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, SpaceError):
+            raise
+        raise SpaceError(f"info: expected JSON values: {error}") from error
 
 
 def _refuse_info(value: Any) -> Any:

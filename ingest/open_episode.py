@@ -62,7 +62,6 @@ class OpenEpisode:
         "digests",
         "dist_inputs",
         "dist_lengths",
-        "episode_ordinal",
         "first_seq",
         "infos",
         "logp",
@@ -96,7 +95,6 @@ class OpenEpisode:
         self.first_seq = 1  # seq of digests[0]
         self.digests = bytearray()
         self.part = 0
-        self.episode_ordinal = -1  # known after a restart, from the carry
         self.t0 = 0
         self.seen = now
         self.part_since = now
@@ -110,7 +108,6 @@ class OpenEpisode:
         episode.next_seq = episode.first_seq = carry.seq
         episode.t0 = carry.t
         episode.part = carry.part
-        episode.episode_ordinal = carry.episode_ordinal
         return episode
 
     def _clear(self) -> None:

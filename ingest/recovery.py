@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
-from ingest.assembler import EpisodeAssembler, Finished, Instance, Limits, Sealed
+from ingest.assembler import EpisodeAssembler, Finished, Limits, Sealed
 from ingest.events import decode_row, encode_event
+from ingest.instances import Instance
 from ingest.open_episode import Carry
 from storage.declarations import PolicyDeclaration
 from storage.journal import DamageReport, Journal, Plan
 from storage.ranges import RangeSet
 
-CARRY, DONE, FINISHED, INSTANCE, POLICY, TOTALS = (
+CARRY, COUNTERS, DONE, FINISHED, INSTANCE, POLICY, TOTALS = (
     "carry:",
+    "counters",
     "done",
     "finished:",
     "inst:",
@@ -55,7 +56,8 @@ class Recovered:
     planned: list[tuple[Plan, list[Sealed]]] = field(default_factory=list)
     waiting: list[Sealed] = field(default_factory=list)
     idle_rows: list[int] = field(default_factory=list)  # needed by nothing
-    finished_keys: list[str] = field(default_factory=list)  # state keys, oldest first
+    finished: list[tuple[str, int]] = field(default_factory=list)  # state key, episodes in it
+    episode_ordinals: dict[int, int] = field(default_factory=dict)  # of episodes with a carry
     totals: Totals = field(default_factory=Totals)
     next_plan: int = 0
     collector_id: str = ""
@@ -74,22 +76,24 @@ def _part_number(sealed: Sealed) -> int:
 
 
 def recover(
-    journal: Journal, policies: Mapping[str, PolicyDeclaration], limits: Limits | None = None
+    journal: Journal,
+    policies: Mapping[str, PolicyDeclaration],
+    limits: Limits | None = None,
+    now: float = 0.0,
 ) -> Recovered:
-    """Replay the journal. `policies` are today's declarations."""
+    """Replay the journal. `policies` are today's declarations; time-outs begin anew at `now`."""
     state = journal.state()
     past = [_declaration(blob) for key, blob in state.items() if key.startswith(POLICY)]
     assembler = EpisodeAssembler(policies, past=past, limits=limits)
     found = Recovered(assembler, next_plan=journal.next_plan_id())
     found.totals = msgspec.json.decode(state.get(TOTALS, b"{}"), type=Totals)
-    found.finished_keys = sorted(key for key in state if key.startswith(FINISHED))
-    _restore(assembler, state, found.finished_keys)
+    _restore(found, state, now)
     steps = found.totals.steps
     for number, blob in journal.replay():
         row = decode_row(blob)
         steps = max(steps, row.steps)
         for event in row.events:
-            assembler.apply(event, encode_event(event), row=number, received=row.received, now=0.0)
+            assembler.apply(event, encode_event(event), row=number, received=row.received, now=now)
         if number not in assembler.needed:
             found.idle_rows.append(number)
     assembler.steps = steps
@@ -101,9 +105,9 @@ def recover(
     return found
 
 
-def _restore(
-    assembler: EpisodeAssembler, state: Mapping[str, bytes], finished_keys: Sequence[str]
-) -> None:
+def _restore(found: Recovered, state: Mapping[str, bytes], now: float) -> None:
+    """What the journal's state says, before any row is replayed."""
+    assembler = found.assembler
     instances = [
         (key.removeprefix(INSTANCE), json.loads(blob))
         for key, blob in state.items()
@@ -111,25 +115,33 @@ def _restore(
     ]
     for name, known in sorted(instances, key=lambda pair: pair[1]["used"]):
         starts = RangeSet.from_json(known["starts"])
-        assembler.instances[name] = Instance(known["number"], known["name"], starts)
-    assembler.restore(
-        RangeSet.from_json(json.loads(state.get(DONE, b"[]"))),
-        (item for key in finished_keys for item in _decode_finished(state[key])),
-        (_decode_carry(blob) for key, blob in state.items() if key.startswith(CARRY)),
-    )
-    counters = json.loads(state.get("counters", b"{}"))
-    assembler.next_instance = counters.get("instances", 0)
+        assembler.instances.restore(name, Instance(known["number"], known["name"], starts))
+    ended: list[Finished] = []
+    for key in sorted(key for key in state if key.startswith(FINISHED)):
+        episodes = _decode_finished(state[key])
+        found.finished.append((key, len(episodes)))
+        ended += episodes
+    carries = [_decode_carry(blob) for key, blob in state.items() if key.startswith(CARRY)]
+    found.episode_ordinals = {carry.started.key: carry.episode_ordinal for carry in carries}
+    done = RangeSet.from_json(json.loads(state.get(DONE, b"[]")))
+    assembler.restore(done, ended, carries, now)
+    counters = json.loads(state.get(COUNTERS, b"{}"))
+    assembler.instances.next_number = counters.get("instances", 0)
     assembler.anonymous_starts = counters.get("anonymous", 0)
     assembler.next_key = max(assembler.next_key, counters.get("keys", 0))
 
 
 def _match_plans(journal: Journal, assembler: EpisodeAssembler, found: Recovered) -> None:
-    """Give each plan without a record the parts that it names; the rest waits for a plan."""
+    """Give each plan without a record the parts that it names; the rest waits for a plan.
+
+    A part that cannot be made again (its rows are damaged) leaves a gap in its plan's ordinals.
+    """
     sealed = {(item.key, _part_number(item)): item for item in assembler.sealed}
     assembler.sealed = []
     for plan in journal.plans():
         names = _decode_parts(plan.blob)
-        found.planned.append((plan, [sealed.pop(name) for name in names if name in sealed]))
+        parts = [sealed.pop(name, None) or Sealed(name[0], None, ()) for name in names]
+        found.planned.append((plan, parts))
     found.waiting = list(sealed.values())
 
 
@@ -147,19 +159,19 @@ def policies_state(policies: Mapping[str, PolicyDeclaration]) -> dict[str, bytes
 
 def assembler_state(assembler: EpisodeAssembler, totals: Totals) -> dict[str, bytes]:
     """What changes with every recorded shard: ended keys, counters, touched instances."""
-    put: dict[str, Any] = {
+    instances = assembler.instances
+    counters = {
+        "instances": instances.next_number,
+        "anonymous": assembler.anonymous_starts,
+        "keys": assembler.next_key,
+    }
+    put = {
         DONE: json.dumps(assembler.done.to_json()).encode(),
         TOTALS: msgspec.json.encode(totals),
-        "counters": json.dumps(
-            {
-                "instances": assembler.next_instance,
-                "anonymous": assembler.anonymous_starts,
-                "keys": assembler.next_key,
-            }
-        ).encode(),
+        COUNTERS: json.dumps(counters).encode(),
     }
-    for name in assembler.touched:
-        known = assembler.instances.get(name)
+    for name in instances.touched:
+        known = instances.get(name)
         if known is not None:
             document = {
                 "number": known.number,
@@ -168,7 +180,7 @@ def assembler_state(assembler: EpisodeAssembler, totals: Totals) -> dict[str, by
                 "used": assembler.next_key,
             }
             put[INSTANCE + name] = json.dumps(document).encode()
-    assembler.touched.clear()
+    instances.touched.clear()
     return put
 
 

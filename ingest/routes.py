@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 import secrets
 from collections.abc import Awaitable, Callable
@@ -176,7 +175,7 @@ class Routes:
                 seq=calls[index].seq,
                 obs=obs,
                 action=choice.action,
-                action_logp=choice.logp if math.isfinite(choice.logp) else 0.0,
+                action_logp=choice.logp if math.isfinite(choice.logp) else None,
                 policy_version=choice.version,
                 action_dist_inputs=choice.dist_inputs,
                 ts=calls[index].ts,

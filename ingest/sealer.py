@@ -93,10 +93,13 @@ class Sealer:
         while True:
             try:
                 return self._writer.write(job.plan.stream, job.canonical_json, job.parts)
-            except (StorageError, OSError) as error:
+            except Exception as error:  # nothing may end this thread: shards would just stop
                 self.failures += 1
-                self.last_error = str(error)
-                log.warning("shard %s-%s: %s; trying again", job.plan.first, job.plan.last, error)
+                self.last_error = repr(error)
+                unknown = not isinstance(error, (StorageError, OSError))
+                plan = job.plan
+                text = "shard %s-%s of %s: %s; trying again"
+                log.warning(text, plan.first, plan.last, plan.stream, error, exc_info=unknown)
             if self._closing.wait(RETRY_SECONDS):
                 return None
             self._try(self._writer.start)

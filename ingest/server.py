@@ -25,8 +25,8 @@ import uvloop
 from ingest.collector import Collector
 from ingest.remote_inference import LivePolicies
 from ingest.routes import MAX_BODY, Routes
-from storage.policy_files import load_declarations
 from storage.journal import SqliteJournal
+from storage.policy_files import load_declarations
 from storage.writer_process import WriterProcess
 
 log = logging.getLogger("headrace.server")

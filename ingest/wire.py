@@ -74,13 +74,16 @@ class LogAction(
 class Decision(
     Struct, tag="decision", forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """An action that a published policy chose: `get_action` in local mode, or a lost reply."""
+    """An action that a published policy chose: `get_action` in local mode, or a lost reply.
+
+    `action_logp` is null where the action has no density: the mode of a continuous distribution.
+    """
 
     episode_id: OptionalId = ""
     seq: Count | None = None
     obs: Any
     action: Any
-    action_logp: float
+    action_logp: float | None
     policy_version: Version
     action_dist_inputs: bytes | None = None
     reward: float = 0.0

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.collector_process import CollectorProcess, declare, shard_rows
@@ -55,7 +56,7 @@ def test_three_steps_over_json_become_rows(tmp_path: Path) -> None:
 
 BAD_ACTIONS: list[tuple[Any, int, str]] = [
     ({"obs": [1, 2, 3], "action": 0}, 422, "shape (4,)"),
-    (b'{"obs": [1, 2, 3, 1e999], "action": 0}', 422, "finite"),
+    (b'{"obs": [1, 2, 3, 1e999], "action": 0}', 422, "out of range$.obs[3]"),
     (b'{"obs": [1, 2, 3, NaN], "action": 0}', 400, "JSON"),
     ({"obs": [1, 2, 3, "x"], "action": 0}, 422, "float32"),
     ({"obs": OBS, "action": 2}, 422, "an integer of 0..1"),
@@ -66,10 +67,43 @@ BAD_ACTIONS: list[tuple[Any, int, str]] = [
     ({"obs": OBS, "action": 0, "action_prob": 0.5, "action_logp": -1.0}, 422, "got both"),
     ({"obs": OBS}, 422, "action"),
     ({"obs": OBS, "action": 0, "rewards": 1.0}, 422, "rewards"),
-    (b"[" * 100_000, 400, "JSON"),
+    (b"[" * 100_000, 422, "array"),
+    (b'{"obs": ' + b"[" * 100_000, 400, "JSON"),
+    (b'{"obs": ' + b"[" * 900 + b"]" * 900 + b', "action": 0}', 422, "obs"),
+    (b'{"obs": ' + b"[" * 50 + b"]" * 50 + b', "action": 0}', 422, "obs"),
+    ({"obs": OBS, "action": 0, "info": [1]}, 422, "info"),
     (b"", 400, "JSON"),
     (b"\xff\xfe", 400, "JSON"),
 ]
+
+
+BAD_MSGPACK: list[tuple[dict[str, Any], str]] = [
+    ({"obs": [1, 2, 3, float("nan")], "action": 0}, "finite"),
+    ({"obs": b"\xff" * 16, "action": 0}, "finite"),
+    ({"obs": b"\0" * 12, "action": 0}, "12 bytes"),
+    ({"obs": OBS, "action": 0, "reward": float("nan")}, "reward"),
+    ({"obs": OBS, "action": 0, "action_logp": float("inf")}, "action_logp"),
+    ({"obs": OBS, "action": 0, "info": {"x": float("nan")}}, "info"),
+    ({"obs": OBS, "action": 0, "info": {"x": b"raw"}}, "info"),
+    ({"obs": OBS, "action": 0, "info": {"x": {b"key": 1}}}, "info"),
+]
+
+
+@pytest.mark.parametrize(("body", "text"), BAD_MSGPACK)
+def test_what_only_msgpack_can_say_is_refused_too(
+    collector: CollectorProcess, body: dict[str, Any], text: str
+) -> None:
+    """NaN, raw bytes and odd keys get their 422, and the episode stays as it was."""
+    name = started(collector)
+    found, answer = collector.request(
+        "POST",
+        f"/v1/episodes/{name}/log_action",
+        msgspec.msgpack.encode(body),
+        {"content-type": "application/msgpack"},
+    )
+    assert (found, answer["error"]["code"]) == (422, "invalid")
+    assert text in answer["error"]["message"] + answer["error"]["path"]
+    assert collector.get(f"/v1/episodes/{name}")[1]["steps"] == 0
 
 
 @pytest.mark.parametrize(("body", "status", "text"), BAD_ACTIONS)

@@ -1,0 +1,100 @@
+"""Client instances: who started which episodes, so that a late retry is refused and never doubled.
+
+An instance is one run of a client, or one import (with a name, so that it may resume). It numbers
+its starts; the numbers it used are kept for the instances that were active last, bounded by a
+count. A start from a forgotten instance can therefore be told from a new one: it is refused.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ingest.events import Opened
+from storage.ranges import RangeSet
+
+
+@dataclass
+class Instance:
+    """A client instance and the numbers of the episodes that it has started."""
+
+    number: int
+    name: str | None = None
+    starts: RangeSet = field(default_factory=RangeSet)
+    open: int = 0  # its episodes that are open now
+
+
+class Instances:
+    """The instances that are known, the one that was active longest ago first."""
+
+    def __init__(self) -> None:
+        self.next_number = 0
+        self.touched: set[str] = set()  # changed since they were last written down
+        self._known: OrderedDict[str, Instance] = OrderedDict()
+        self._imports: dict[str, str] = {}  # name -> id
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def get(self, instance: str) -> Instance | None:
+        return self._known.get(instance)
+
+    def named(self, name: str) -> str | None:
+        """The id of the import of that name, if it was here before."""
+        return self._imports.get(name)
+
+    def add(self, opened: Opened) -> None:
+        """Note a registered instance."""
+        self.next_number = max(self.next_number, opened.number + 1)
+        if opened.instance not in self._known:
+            self.restore(opened.instance, Instance(opened.number, opened.name))
+        self.touched.add(opened.instance)
+
+    def restore(self, instance: str, known: Instance) -> None:
+        """Take up an instance as it was written down."""
+        self._known[instance] = known
+        if known.name is not None:
+            self._imports[known.name] = instance
+
+    def started(self, instance: str, start: int) -> None:
+        """Note a start. Replaying one of an instance that was forgotten since changes nothing."""
+        known = self._known.get(instance)
+        if known is None:
+            return
+        known.starts.add(start)
+        self._known.move_to_end(instance)
+        self.touched.add(instance)
+
+    def count_open(self, instance: str, change: int) -> None:
+        """Count an episode of the instance that is open from now on (+1), or no longer (-1)."""
+        known = self._known.get(instance)
+        if known is not None:
+            known.open += change
+
+    def forget(self, clients: int, imports: int) -> list[str]:
+        """Drop the least active beyond so many clients and imports; answers their ids.
+
+        One with an open episode stays.
+        """
+        dropped: list[str] = []
+        excess = {
+            True: len(self._imports) - imports,
+            False: len(self._known) - len(self._imports) - clients,
+        }
+        if max(excess.values()) <= 0:
+            return dropped
+        for instance, known in self._known.items():
+            named = known.name is not None
+            if excess[named] > 0 and not known.open:
+                excess[named] -= 1
+                dropped.append(instance)
+        for instance in dropped:
+            name = self._known.pop(instance).name
+            self.touched.discard(instance)
+            if name is not None:
+                del self._imports[name]
+        return dropped
