@@ -13,7 +13,7 @@ out is counted by reason. The logging policy's own value is taken over the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,6 +29,7 @@ from policy.progress import Progress, no_progress
 from policy.spec import PolicySpec
 from policy.value_models import CrossFitted, LinearRewardModel, cross_fit
 from storage.episode import DEFAULT_POLICY
+from storage.ledger import Ranges
 from storage.reader import ShardReader, held_out
 from storage.sample_batch import (
     ACTION_LOGP,
@@ -65,13 +66,15 @@ def evaluate(
     interval: Literal["student", "bootstrap"] = "student",
     folds: int = 5,
     seed: int = 0,
+    manifest: Mapping[str, Ranges] | None = None,
     store: WeightStore | None = None,
     label: str | None = None,
     on_progress: Progress = no_progress,
 ) -> EvaluationResult:
     """Estimate the value of a candidate (digest) or version (number) on the shards under `root`.
 
-    Without `weights`: the live version. `store` is where the weights lie, if not under `root`, as
+    Without `weights`: the live version. `manifest` (stream -> ordinal ranges): nothing else is
+    read. `store` is where the weights lie, if not under `root`, as
     when the log is another one. `held_out` defaults to the share that the weights say their
     training held out. `estimators` default to those that fit the episodes; one that cannot be
     computed is named in `unavailable`. Models (dm, dr) are cross-fitted on the episodes themselves.
@@ -82,7 +85,7 @@ def evaluate(
     _check_names(split, estimators)
     policy, fraction, weights = _load(store or WeightStore(root, policy_id), weights, held_out)
     share = fraction if split == "held_out" else None
-    log = _read(root, policy_id, share, policy.spec, on_progress)
+    log = _read(root, policy_id, share, policy.spec, manifest, on_progress)
     if not log.lengths.size:
         raise EvaluationError(f"policy {policy_id!r}: no episodes to judge by: {log.left_out()}")
     target, unavailable = judge.all(policy, log, estimators)
@@ -171,6 +174,7 @@ def _read(
     policy_id: str,
     share: float | None,
     spec: PolicySpec,
+    manifest: Mapping[str, Ranges] | None,
     on_progress: Progress,
 ) -> _Log:
     """The log in memory; with a `share`, only the episodes that it holds out."""
@@ -180,7 +184,9 @@ def _read(
 
     batches: list[SampleBatch] = []
     rows = 0
-    with ShardReader(root, policy_id=policy_id, select=of_split, columns=_COLUMNS) as reader:
+    with ShardReader(
+        root, policy_id=policy_id, select=of_split, ordinals=manifest, columns=_COLUMNS
+    ) as reader:
         for batch in reader:
             batches.append(batch)
             rows += batch.count
