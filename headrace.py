@@ -1,23 +1,60 @@
 """Headrace's front door: one command line over ingest, policy and storage.
 
 A command is a plain function here, registered in `_command_line`; its annotations stay strings
-until typer reads them, so that this file loads in a base install, which has no typer.
+until typer reads them, so that this file loads in a base install, which has no typer. Each command
+is a lazy door: it imports what it needs, so that `--help` loads neither torch nor Arrow, and the
+collector nothing but itself.
 
-Exit codes: 0 fine, 1 the work failed, 2 wrong usage or an extra that is not installed.
+Every option is also an environment variable: HEADRACE_COLLECT_PORT for `collect --port`; those
+that several commands share have one name for all, as HEADRACE_ROOT. With --json the result is
+one line of JSON, and nothing else is on stdout; progress goes to stderr.
+
+HEADRACE_DEBUG=1 shows where in the code an error came from.
+
+Exit codes: 0 fine, 1 the answer is no (verify found something, the gate refused), 2 wrong usage,
+bad input or an extra that is not installed.
 """
+
+# ruff: noqa: PLC0415 - every import inside a function here is a command's lazy door
 
 from __future__ import annotations
 
 import importlib
+import itertools
+import logging
+import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+if TYPE_CHECKING:
+    from ingest.collector import Collector
+    from ingest.replay import ReplayOptions
+    from storage.weights import WeightStore
 
 try:
     import typer
 except ModuleNotFoundError:  # the base install: main() names the extra to install
     typer = None  # type: ignore[assignment]  # a module or nothing
+else:
+    Root = Annotated[
+        Path,
+        typer.Option(
+            envvar="HEADRACE_ROOT", help="The folder that holds journal, shards and weights."
+        ),
+    ]
+    PolicyId = Annotated[
+        str, typer.Option(envvar="HEADRACE_POLICY_ID", help="Which policy, when there are several.")
+    ]
+    Json = Annotated[
+        bool,
+        typer.Option("--json", envvar="HEADRACE_JSON", help="Print one line of JSON instead."),
+    ]
+    Seed = Annotated[int, typer.Option(envvar="HEADRACE_SEED", help="Same seed, same result.")]
 
+ROOT = Path("data/run")
 PACKAGES = ("storage", "policy", "ingest")
 # Which extra brings the module that a command missed.
 EXTRA_OF = {
@@ -52,6 +89,18 @@ def main() -> None:
         _fail(
             f"this needs {missing.name}, which is not installed: pip install 'headrace[{extra}]'", 2
         )
+    except Exception as error:
+        if not _is_the_users(error) or os.environ.get("HEADRACE_DEBUG"):
+            raise
+        _fail(str(error), 2)
+
+
+def _is_the_users(error: Exception) -> bool:
+    """Whether an error tells of input, files or a collector: all of ours do, bugs do not."""
+    from ingest.errors import IngestError
+    from storage.errors import StorageError
+
+    return isinstance(error, (IngestError, StorageError, ValueError, OSError))
 
 
 def _check_packages() -> None:
@@ -69,8 +118,15 @@ def _check_packages() -> None:
 def _command_line() -> typer.Typer:
     if typer is None:
         raise ModuleNotFoundError("No module named 'typer'", name="typer")
-    app = typer.Typer(name="headrace", no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        name="headrace",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"auto_envvar_prefix": "HEADRACE", "max_content_width": 100},
+    )
     app.callback()(_options)
+    for command in (demo, collect, replay, train, evaluate, publish, versions, ls, verify):
+        app.command()(command)
     return app
 
 
@@ -87,6 +143,426 @@ def _options(
     ] = False,
 ) -> None:
     """Carry experience to a learner and better weights back."""
+
+
+# --- the whole way ---------------------------------------------------------------------------
+
+
+def demo(
+    root: Annotated[
+        Path, typer.Option(help="Where its data stays; what is there is moved aside.")
+    ] = ROOT / "demo",
+    data: Annotated[Path, typer.Option(help="The folder of the two logs.")] = Path(
+        "data/open_bandit"
+    ),
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Carry a real production log all the way to a published policy, and check it."""
+    from ingest.demo import LOGS, DemoFailed, run_demo, show
+
+    absent = [name for name in LOGS if not (data / f"{name}.parquet").is_file()]
+    if absent:
+        raise ValueError(
+            f"--data: expected {absent[0]}.parquet in {data}; it ships with the source"
+        )
+    if root.exists():
+        taken = (root.with_name(f"{root.name}-{n}") for n in itertools.count(1))
+        root.rename(next(path for path in taken if not path.exists()))
+    try:
+        found = run_demo(root, data, seed=seed)
+    except DemoFailed as error:
+        _fail(f"the demo stopped: {error}", 1)
+    if as_json:
+        from ingest import console
+
+        console.line(found)
+    else:
+        show(found)
+    raise typer.Exit(0 if found["ok"] else 1)
+
+
+# --- collecting ------------------------------------------------------------------------------
+
+
+def collect(
+    root: Root = ROOT,
+    host: Annotated[str, typer.Option(help="Loopback only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8642,
+    observation: Annotated[str | None, typer.Option(help="A space such as box:4.")] = None,
+    action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
+    env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="A policy file (JSON).")] = None,
+    compression: Annotated[str, typer.Option(help="Of shards: zstd or lz4.")] = "zstd",
+    as_json: Json = False,
+) -> None:
+    """Run the collector until SIGTERM or Ctrl-C, which drain it.
+
+    Declare a policy's spaces with --observation and --action, --env or --policy; they are kept
+    under the root, and later starts need none.
+    """
+    from ingest import console
+    from ingest.declaring import declaration_of, declare
+    from ingest.server import ServeError, ServeOptions, serve
+
+    if compression not in ("zstd", "lz4"):
+        raise ValueError(f"--compression: expected zstd or lz4, got {compression!r}")
+    declared = declaration_of(observation=observation, action=action, env=env, file=policy)
+    if declared is not None:
+        for change in declare(root, declared, spaces_only=policy is None):
+            print(change, file=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    running: list[Collector] = []
+
+    def announce(address: str, collector: Collector) -> None:
+        running.append(collector)
+        told = {"address": address, "root": str(root), "collector_id": collector.collector_id}
+        if as_json:
+            return console.line({**told, "pid": os.getpid()})
+        print(f"Collecting on {address} into {root} for {', '.join(collector.policies)}.")
+        print(f"""Begin with:  curl --json '{{"episode_id": "first"}}' {address}/v1/episodes""")
+        return print("Ctrl-C or SIGTERM drains and stops it.", flush=True)
+
+    try:
+        status = serve(ServeOptions(root, host, port, compression, version("headrace"), announce))
+    except ServeError as error:
+        _fail(str(error), 2)
+    if running and not as_json:
+        print(
+            f"Stopped: {running[0].steps} steps acknowledged so far, "
+            f"{running[0].totals.rows} in shards."
+        )
+    raise typer.Exit(status)
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="CSV, JSON lines or Parquet.")],
+    observation: Annotated[
+        list[str],
+        typer.Option(help="A column, or NAME:categories for codes of its values. Repeat it."),
+    ],
+    action: Annotated[str, typer.Option(help="The column of the action; :categories as well.")],
+    reward: Annotated[str, typer.Option(help="The column of the reward.")],
+    address: Annotated[
+        str, typer.Option(envvar="HEADRACE_ADDRESS", help="Of the collector.")
+    ] = "http://127.0.0.1:8642",
+    action_prob: Annotated[str | None, typer.Option(help="Its probability.")] = None,
+    action_logp: Annotated[str | None, typer.Option(help="Or the logarithm of it.")] = None,
+    episode: Annotated[str | None, typer.Option(help="Default: a row is an episode.")] = None,
+    time: Annotated[str | None, typer.Option(help="Microseconds, or ISO 8601.")] = None,
+    terminated: Annotated[str | None, typer.Option(help="True on an episode's last row.")] = None,
+    truncated: Annotated[str | None, typer.Option(help="Or this: a limit ended it.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN. Repeat it.")] = None,
+    categories: Annotated[
+        Path | None, typer.Option(help="Where codes are kept; default: beside the file.")
+    ] = None,
+    policy_id: Annotated[str | None, typer.Option(help="Default: the collector's only.")] = None,
+    declare: Annotated[
+        Path | None,
+        typer.Option(help="Send nothing: declare what the columns hold under this root."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Log the rows of a file through a collector; running it twice adds nothing."""
+    from ingest import console, results
+    from ingest.replay import ReplayOptions
+    from ingest.replay import replay as run
+
+    options = ReplayOptions(
+        path=file,
+        observation=observation,
+        action=action,
+        reward=reward,
+        address=address,
+        action_prob=action_prob,
+        action_logp=action_logp,
+        episode=episode,
+        time=time,
+        terminated=terminated,
+        truncated=truncated,
+        tags=_tags(tag or []),
+        policy_id=policy_id,
+        categories=categories,
+    )
+    if declare is not None:
+        return _declare_columns(options, declare, as_json)
+    with console.progress() as on_progress:
+        report = run(options, on_progress=on_progress)
+    document = report.to_dict()
+    return console.line(document) if as_json else results.replayed(document)
+
+
+def _tags(words: Sequence[str]) -> dict[str, str]:
+    """tag -> column."""
+    pairs = [word.partition("=") for word in words]
+    for word, (name, _, column) in zip(words, pairs, strict=True):
+        if not name or not column:
+            raise ValueError(f"--tag: expected NAME=COLUMN, got {word!r}")
+    return {name: column for name, _, column in pairs}
+
+
+def _declare_columns(options: ReplayOptions, root: Path, as_json: bool) -> None:
+    """Declare the spaces that a file's columns need, for a collector to be started on `root`."""
+    from ingest import console
+    from ingest.declaring import declare
+    from ingest.replay import infer_spaces
+    from storage.declarations import PolicyDeclaration
+
+    spaces = infer_spaces(options)
+    declared = PolicyDeclaration(
+        observation=spaces[0], action=spaces[1], policy_id=options.policy_id or "default"
+    )
+    for change in declare(root, declared, spaces_only=True):
+        print(change, file=sys.stderr)
+    if as_json:
+        return console.line({"root": str(root), "policy": declared.to_json()})
+    return print(f"Declared {spaces[0]} and {spaces[1]}.\nNow: headrace collect --root {root}")
+
+
+# --- learning and judging --------------------------------------------------------------------
+
+
+def train(
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    algorithm: Annotated[str, typer.Option(help="ips, snips or dr.")] = "dr",
+    epochs: Annotated[int | None, typer.Option(help="Passes over the log.")] = None,
+    held_out: Annotated[float, typer.Option(help="Share of episodes kept for evaluate.")] = 0.3,
+    checkpoint: Annotated[Path | None, typer.Option(help="Where to keep the learner.")] = None,
+    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Train on the shards; the result is a candidate, which nobody acts with yet."""
+    from ingest import console, results
+    from policy.train import ALGORITHMS
+    from policy.train import train as run
+
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"--algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    with console.progress() as on_progress:
+        result = run(
+            root,
+            policy_id,
+            ALGORITHMS[algorithm],
+            epochs=epochs,
+            held_out=held_out,
+            checkpoint=checkpoint,
+            threads=threads,
+            seed=seed,
+            on_progress=on_progress,
+        )
+    document = result.to_dict()
+    return console.line(document) if as_json else results.trained(document)
+
+
+def evaluate(
+    weights: Annotated[
+        str, typer.Argument(help="A candidate's digest, a version's number, latest or live.")
+    ] = "latest",
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another root whose episodes, all of them, to judge by as well."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Of the root's own: held_out or all.")] = "held_out",
+    estimator: Annotated[list[str] | None, typer.Option(help="One or more; default: all.")] = None,
+    gamma: Annotated[float, typer.Option(help="Discount of a step.")] = 1.0,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    interval: Annotated[str, typer.Option(help="student or bootstrap.")] = "student",
+    plot: Annotated[Path | None, typer.Option(help="A PNG of all intervals.")] = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Estimate what weights would have earned on the logged episodes, off-policy."""
+    from ingest import console, results
+    from policy.evaluate import evaluate as run
+    from policy.evaluation import plot_intervals
+    from storage.weights import WeightStore
+
+    store = WeightStore(root, policy_id)
+    chosen = _weights(store, weights)
+    judged = []
+    with console.progress() as on_progress:
+        for place in (root, *(log or ())):
+            result = run(
+                place,
+                policy_id,
+                chosen,
+                split=split if place == root else "all",  # type: ignore[arg-type]  # it checks
+                estimators=estimator,
+                gamma=gamma,
+                confidence=confidence,
+                interval=interval,  # type: ignore[arg-type]  # it checks
+                seed=seed,
+                store=store,
+                label=place.name,
+                on_progress=on_progress,
+            )
+            judged.append(result)
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        plot_intervals(judged, plot)
+    logs = [result.to_dict() for result in judged]
+    if not as_json:
+        return results.estimates(logs)
+    return console.line({"weights": chosen, "logs": logs, "plot": plot and str(plot)})
+
+
+def _weights(store: WeightStore, name: str) -> str | int | None:
+    """What names weights on the command line, as `policy.evaluate` takes it."""
+    if name == "live":
+        return None
+    if name != "latest":
+        return int(name) if name.isdigit() and len(name) < 6 else name
+    return _latest(store)
+
+
+def _latest(store: WeightStore) -> str:
+    """The digest of the candidate that was added last."""
+    found = store.candidates()
+    if not found:
+        raise ValueError(f"{store.directory}: no candidate yet; `headrace train` makes one")
+    return max(found, key=lambda d: (store.directory / "candidates" / d).stat().st_mtime_ns)
+
+
+def publish(
+    digest: Annotated[str, typer.Argument(help="A candidate's digest, or latest.")] = "latest",
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    gated: Annotated[bool, typer.Option("--gate/--no-gate", help="Evaluate first.")] = True,
+    min_ess: Annotated[float, typer.Option(help="Effective sample size that is enough.")] = 100.0,
+    rule: Annotated[
+        str, typer.Option(help="What must lie above the baseline: lower_bound or value.")
+    ] = "lower_bound",
+    baseline: Annotated[
+        str, typer.Option(help="behaviour (the logging policy's value) or a number.")
+    ] = "behaviour",
+    estimator: Annotated[str | None, typer.Option(help="That decides; default: dr.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a candidate the live version, if the gate lets it pass."""
+    from ingest import console
+    from storage.weights import WeightStore
+
+    store = WeightStore(root, policy_id)
+    chosen = _latest(store) if digest == "latest" else digest
+    document: dict[str, Any] = {"candidate": chosen, "gate": None}
+    if gated:
+        document["gate"] = _judge(root, policy_id, chosen, min_ess, rule, baseline, estimator)
+        if not document["gate"]["passed"]:
+            for reason in document["gate"]["reasons"]:
+                print(f"refused: {reason}", file=sys.stderr)
+            if as_json:
+                console.line({"published": False, **document})
+            raise typer.Exit(1)
+    live = store.publish(chosen)
+    if as_json:
+        return console.line(
+            {"published": True, "version": live.version, "generation": live.generation, **document}
+        )
+    passed = "the gate passed" if gated else "without a gate: nothing says that it is better"
+    return print(f"Version {live.version} of {policy_id} is live ({passed}).")
+
+
+def _judge(
+    root: Path,
+    policy_id: str,
+    digest: str,
+    min_ess: float,
+    rule: str,
+    baseline: str,
+    estimator: str | None,
+) -> dict[str, Any]:
+    """The gate's decision about a candidate."""
+    from ingest import console
+    from policy.evaluate import evaluate as run
+    from policy.evaluation import gate
+
+    with console.progress() as on_progress:
+        result = run(root, policy_id, digest, on_progress=on_progress)
+    try:
+        decision = gate(
+            result,
+            min_ess=min_ess,
+            rule=rule,  # type: ignore[arg-type]  # it checks
+            baseline="behaviour" if baseline == "behaviour" else float(baseline),
+            estimator=estimator,
+        )
+    except KeyError as error:
+        raise ValueError(f"--estimator: {error.args[0]}") from error
+    return decision.to_dict()
+
+
+# --- looking ---------------------------------------------------------------------------------
+
+
+def versions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:
+    """List versions, what is live, and candidates."""
+    from ingest import console, results
+    from storage.weights import WeightStore
+
+    store = WeightStore(root, policy_id)
+    live = store.live()
+    manifests = [store.manifest(number) for number in store.versions()]
+    candidates = [store.candidate(digest) for digest in store.candidates()]
+    document = {
+        "policy_id": policy_id,
+        "live": None if live is None else live.to_json(),
+        "versions": [manifest.to_json() for manifest in manifests],
+        "candidates": [{"digest": c.digest, **c.to_json()} for c in candidates],
+    }
+    return console.line(document) if as_json else results.versions(document)
+
+
+def ls(root: Root = ROOT, as_json: Json = False) -> None:
+    """List streams, their shards and rows, and open episodes when no collector runs."""
+    from ingest import console, results
+    from ingest.audit import journal_account
+    from storage.errors import JournalLocked
+    from storage.inventory import list_streams
+    from storage.policy_files import load_declarations
+
+    _require_folder(root)
+    declared = load_declarations(root)
+    listed = [one.to_dict() for one in list_streams(root, declared)]
+    document = {"streams": listed, "policies": sorted(declared), "open_episodes": None, "why": ""}
+    try:
+        with journal_account(root) as account:
+            if account is None:
+                document["why"] = "there is no journal"
+            else:
+                known = dict.fromkeys(declared, 0) | dict(account.open_episodes)
+                document["open_episodes"] = known
+    except JournalLocked as error:
+        document["why"] = str(error)
+    return console.line(document) if as_json else results.streams(document)
+
+
+def verify(
+    root: Root = ROOT,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Move damaged shards to quarantine/.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check that every acknowledged step is at rest exactly once. No collector may run."""
+    from ingest import console, results
+    from ingest.audit import journal_account
+    from storage.maintenance import verify as run
+
+    _require_folder(root)
+    with journal_account(root) as account, console.progress() as on_progress:
+        report = run(root, account, quarantine=quarantine, on_progress=on_progress)
+    document = report.to_dict()
+    console.line(document) if as_json else results.verified(document)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _require_folder(root: Path) -> None:
+    if not root.is_dir():
+        raise ValueError(f"--root: expected a folder, found none at {root}")
 
 
 def _fail(message: str, code: int) -> NoReturn:

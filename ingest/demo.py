@@ -188,6 +188,7 @@ def _await_shards(demo: Demo, collector: Collecting) -> None:
         if time.monotonic() > limit:
             raise DemoFailed(f"{collector.name}: not all is in shards in time: {counts}")
         time.sleep(0.05)
+    demo.found["logs"][collector.name]["rows"] = counts["steps_in_shards"]
     demo.say(
         f"  {collector.name}: {counts['steps_in_shards']:,} steps in {counts['shards']} shards"
     )

@@ -10,9 +10,27 @@ from typing import Any
 
 from ingest.console import moment, table
 
-__all__ = ["estimates", "streams", "trained", "verified", "versions"]
+__all__ = ["estimates", "replayed", "streams", "trained", "verified", "versions"]
 
 Document = Mapping[str, Any]
+
+
+def replayed(document: Document) -> None:
+    """Of `replay`: what became of each row, and which were at fault."""
+    counts = {
+        "in the file": document["rows"],
+        "acknowledged": document["steps"],
+        "known already": document["rows_known"],
+        "left out": document["rows_left_out"],
+    }
+    table(f"Replayed as {document['name']}", ("rows", "count"), counts.items())
+    for bad in document["bad"]:
+        line = "" if bad["line"] is None else f" (line {bad['line']})"
+        print(f"row {bad['row']}{line}: {bad['reason']}")
+    faulty = sum(document["bad_counts"].values())
+    if faulty > len(document["bad"]):
+        print(f"... and {faulty - len(document['bad'])} more rows at fault")
+    print(f"{document['episodes']} episodes in {document['seconds']:.1f} s")
 
 
 def trained(document: Document) -> None:

@@ -1,0 +1,179 @@
+"""train, evaluate, publish, versions and ls, on one small log of a bandit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage.weights import WeightStore
+from tests.collector_process import CollectorProcess, declare
+from tests.front.command import answer, headrace, refused
+
+EPISODES = 400
+ARMS = 3
+
+
+def decisions(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """One-step episodes by a uniform policy; arm 2 earns always, the others never."""
+    events: list[dict[str, Any]] = []
+    for number in range(EPISODES):
+        name, arm = f"e{number}", int(rng.integers(ARMS))
+        obs = rng.standard_normal(2).round(3).tolist()
+        step = {"obs": obs, "action": arm, "action_prob": 1 / ARMS, "reward": float(arm == 2)}
+        events += [
+            {"type": "start", "episode_id": name},
+            {"type": "log_action", "episode_id": name, **step},
+            {"type": "end", "episode_id": name},
+        ]
+    return events
+
+
+def logged(root: Path, seed: int) -> Path:
+    """A root with the log in its shards."""
+    declare(root, "box:2", f"discrete:{ARMS}")
+    with CollectorProcess(root) as collector:
+        events = {"events": decisions(np.random.default_rng(seed))}
+        assert collector.post("/v1/events", events)[1]["accepted"] == 3 * EPISODES
+        assert collector.stop() == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return logged(tmp_path_factory.mktemp("log") / "first", 1)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return logged(tmp_path_factory.mktemp("log") / "second", 2)
+
+
+@pytest.fixture(scope="module")
+def trained(log: Path) -> dict[str, Any]:
+    """What train says; its candidate lies beside the log."""
+    return answer(headrace("train", "--root", log, "--algorithm", "snips", "--json"))
+
+
+def test_train_counts_every_step_once(log: Path, trained: dict[str, Any]) -> None:
+    """Trained on, left out and held out add up to the log; the candidate is kept."""
+    assert trained["rows_read"] == trained["rows_trained"]
+    assert trained["rows_read"] + trained["rows_held_out"] == EPISODES
+    assert WeightStore(log, "default").candidates() == [trained["candidate"]]
+
+
+def test_train_tells_people_the_same(log: Path, trained: dict[str, Any], tmp_path: Path) -> None:
+    """A table of counts and the candidate."""
+    root = tmp_path / "root"
+    shutil.copytree(log, root)
+    result = headrace("train", "--root", root, "--algorithm", "snips", "--epochs", "1")
+    assert result.returncode == 0
+    assert re.search(rf"trained on +│ +{trained['rows_trained']} │", result.stdout)
+    (candidate,) = {*WeightStore(root, "default").candidates()} - {trained["candidate"]}
+    assert result.stdout.endswith(f"Candidate {candidate}\n")
+
+
+def test_evaluate_judges_by_several_logs(
+    log: Path, other: Path, trained: dict[str, Any], tmp_path: Path
+) -> None:
+    """The held-out episodes of its own log, all of the other; estimates with intervals; a PNG."""
+    plot = tmp_path / "plots" / "intervals.png"
+    words = ("--root", log, "--log", other, "--plot", plot)
+    found = answer(headrace("evaluate", trained["candidate"][:12], *words, "--json"))
+    own, second = found["logs"]
+    assert (own["label"], second["label"]) == ("first", "second")
+    assert (own["episodes"], second["episodes"]) == (trained["rows_held_out"], EPISODES)
+    for result in found["logs"]:
+        estimates = {one["name"]: one for one in result["target"]}
+        low, high = estimates["snips"]["interval"]
+        assert low <= estimates["snips"]["value"] <= high
+        assert 0 < estimates["snips"]["ess"] <= result["episodes"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_gate_refuses_what_is_not_proven(log: Path, trained: dict[str, Any]) -> None:
+    """Too small a sample is a negative answer: status 1, the reason, nothing published."""
+    words = ("publish", trained["candidate"][:12], "--root", log, "--min-ess", "1000000")
+    result = headrace(*words)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "refused: effective sample size: expected 1e+06 or more" in result.stderr
+    told = headrace(*words, "--json")
+    assert (told.returncode, answer(told)["published"]) == (1, False)
+    assert WeightStore(log, "default").live() is None
+
+
+def test_publish_and_versions(log: Path, trained: dict[str, Any], tmp_path: Path) -> None:
+    """The gate lets a better policy pass; without a gate it says so; twice is once."""
+    root = tmp_path / "root"
+    shutil.copytree(log, root)
+    words = ("--root", root, "--rule", "value", "--estimator", "snips", "--min-ess", "1")
+    first = answer(headrace("publish", "latest", *words, "--json"))
+    assert (first["published"], first["version"], first["gate"]["passed"]) == (True, 1, True)
+    again = headrace("publish", "--root", root, "--no-gate")
+    assert again.stdout == (
+        "Version 1 of default is live (without a gate: nothing says that it is better).\n"
+    )
+    listed = answer(headrace("versions", "--root", root, "--json"))
+    assert listed["live"]["version"] == 1
+    assert [one["candidate"] for one in listed["versions"]] == [trained["candidate"]]
+    table = headrace("versions", "--root", root).stdout
+    assert trained["candidate"][:12] in table
+    assert "live" in table
+    shown = headrace("evaluate", "live", "--root", root, "--estimator", "ips").stdout
+    assert "logging policy" in shown
+    assert "95% interval" in shown
+    assert headrace("verify", "--root", root).returncode == 0
+
+
+def test_ls_lists_what_there_is(log: Path) -> None:
+    """Streams with their counts and times; a running collector hides only the open episodes."""
+    with CollectorProcess(log) as collector:
+        collector.post("/v1/episodes", {"episode_id": "late"})
+        live = answer(headrace("ls", "--root", log, "--json"))
+        assert collector.stop() == 0
+    (stream,) = live["streams"]
+    assert (stream["rows"], stream["parts"], stream["policies"]) == (
+        EPISODES,
+        EPISODES,
+        ["default"],
+    )
+    assert stream["first_ts"] <= stream["last_ts"]
+    assert live["open_episodes"] is None
+    assert answer(headrace("ls", "--root", log, "--json"))["open_episodes"] == {"default": 1}
+    table = headrace("ls", "--root", log).stdout
+    assert stream["stream"] in table
+    assert "Open episodes\n" in table
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("train", "--algorithm", "sac"), "ips, snips, dr"),
+        (("evaluate", "feedfeed"), "feedfeed"),
+        (("evaluate", "live"), "nothing is live"),
+        (("publish", "--rule", "hope", "--min-ess", "1"), "lower_bound or value"),
+        (("ls", "--root", "no/such/root"), "no/such/root"),
+        (("verify", "--root", "no/such/root"), "no/such/root"),
+        (("train", "--epochs", "many"), "--epochs"),
+    ],
+)
+def test_bad_options_are_refused(
+    log: Path, trained: dict[str, Any], words: tuple[str, ...], told: str
+) -> None:
+    """A message that says what was expected, status 2, no traceback, nothing on stdout."""
+    assert refused(headrace(*words, env={"HEADRACE_ROOT": str(log)}), told)
+
+
+def test_help_lists_every_command() -> None:
+    """And each command explains its options."""
+    told = headrace("--help").stdout
+    commands = ["demo", "collect", "replay", "train", "evaluate", "publish", "versions", "ls"]
+    assert [name for name in [*commands, "verify"] if f" {name} " not in told] == []
+    for name in ("publish", "verify"):
+        options = headrace(name, "--help").stdout
+        assert "--json" in options
+        assert "HEADRACE_ROOT" in options

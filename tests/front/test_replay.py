@@ -1,0 +1,73 @@
+"""`headrace replay`: a file's rows through a collector, and what its columns declare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from storage.declarations import PolicyDeclaration
+from storage.policy_files import load_declarations
+from storage.spaces import Discrete
+from tests.collector_process import CollectorProcess, declare, shard_rows
+from tests.front.command import answer, headrace, refused
+
+ROWS = ["user,x,arm,paid,prob"]
+ROWS += [f"u{number % 3},{number / 4},{number % 2},{number % 5},0.5" for number in range(40)]
+COLUMNS = ("--observation", "user:categories", "--observation", "x", "--action", "arm")
+WORDS = (*COLUMNS, "--reward", "paid", "--action-prob", "prob", "--tag", "user=user")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(ROWS) + "\n")
+    return path
+
+
+def test_a_file_becomes_rows_once(file: Path, tmp_path: Path) -> None:
+    """Every row is a step in a shard; a bad one is named and left out; again adds nothing."""
+    lines = file.read_text().splitlines()
+    lines[7] = "u1,1.0,7,1,0.5"
+    file.write_text("\n".join(lines) + "\n")
+    root = tmp_path / "run"
+    declare(root, "box:2", "discrete:2")
+    with CollectorProcess(root) as collector:
+        words = ("replay", file, *WORDS, "--address", collector.address)
+        first = headrace(*words)
+        assert first.returncode == 0, first.stderr
+        assert "row 7 (line 8): " in first.stdout
+        again = answer(headrace(*words, "--json"))
+        assert collector.stop() == 0
+    assert (again["rows"], again["steps"], again["rows_known"]) == (40, 0, 39)
+    assert again["rows_left_out"] == 1
+    rows = shard_rows(root)
+    assert len(rows) == 39
+    assert {row["source"] for row in rows} == {"replayed"}
+    assert rows[0]["tags"] == '{"user":"u0"}'
+    assert headrace("verify", "--root", root).returncode == 0
+
+
+def test_columns_declare_what_they_hold(file: Path, tmp_path: Path) -> None:
+    """`--declare` writes the policy that a collector of this file needs, and sends nothing."""
+    root = tmp_path / "run"
+    declared = answer(headrace("replay", file, *WORDS, "--declare", root, "--json"))["policy"]
+    assert load_declarations(root)["default"] == PolicyDeclaration.from_json(declared)
+    assert load_declarations(root)["default"].action == Discrete(2)
+    with CollectorProcess(root) as collector:
+        sent = headrace("replay", file, *WORDS, "--address", collector.address, "--json")
+        assert answer(sent)["steps"] == 40
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("log.csv", "--action", "arm", "--reward", "paid"), "--observation"),
+        (("none.csv", *WORDS), "none.csv"),
+        (("log.csv", *WORDS, "--time", "noon"), "noon"),
+        (("log.csv", *WORDS, "--tag", "user"), "NAME=COLUMN"),
+    ],
+)
+def test_bad_options_are_refused(file: Path, words: tuple[str, ...], told: str) -> None:
+    """A file or column that is not there, and options that do not fit: status 2, no traceback."""
+    assert refused(headrace("replay", file.with_name(words[0]), *words[1:]), told)
