@@ -1,0 +1,95 @@
+"""Losses that several algorithms share, as torch functions of tensors; means over the batch.
+
+They keep the dtype they are given. Targets never carry a gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = [
+    "clipped_surrogate",
+    "cql_regulariser",
+    "double_q_targets",
+    "expectile_loss",
+    "k1",
+    "k3",
+    "q_targets",
+    "td_loss",
+]
+
+
+# policy ratios
+
+
+def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """(B,) min(w A, clip(w, 1 - clip, 1 + clip) A) with w = exp(log_ratio): what PPO maximises.
+
+    Schulman et al. 2017, Proximal Policy Optimization Algorithms, eq. 7.
+    """
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1 - clip, 1 + clip)
+    return torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def k1(log_ratio: Tensor) -> Tensor:
+    """Mean of -log w, an unbiased estimate of KL(old, new) from actions of the old policy."""
+    return -log_ratio.mean()
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """Mean of w - 1 - log w: unbiased too, never negative, less variance (Schulman 2020,
+    Approximating KL Divergence)."""
+    return (log_ratio.expm1() - log_ratio).mean()
+
+
+# values of actions
+
+
+@torch.no_grad()
+def q_targets(rewards: Tensor, terminated: Tensor, next_q: Tensor, gamma: float) -> Tensor:
+    """(B,) r + gamma max_a Q(s', a), r alone where terminated; `next_q` is (B, A).
+
+    Mnih et al. 2015, Human-level control through deep reinforcement learning, algorithm 1.
+    """
+    return rewards + gamma * next_q.amax(dim=1).masked_fill(terminated, 0.0)
+
+
+@torch.no_grad()
+def double_q_targets(
+    rewards: Tensor, terminated: Tensor, next_q: Tensor, next_target_q: Tensor, gamma: float
+) -> Tensor:
+    """(B,) r + gamma Q'(s', argmax_a Q(s', a)), r alone where terminated.
+
+    van Hasselt, Guez & Silver 2016, Deep Reinforcement Learning with Double Q-learning, eq. 4.
+    """
+    chosen = next_q.argmax(dim=1, keepdim=True)
+    following = next_target_q.gather(1, chosen)[:, 0].masked_fill(terminated, 0.0)
+    return rewards + gamma * following
+
+
+def td_loss(q_taken: Tensor, targets: Tensor, *, huber: bool = False) -> Tensor:
+    """Mean squared error, or the Huber loss with its bend at 1; both (B,)."""
+    if huber:
+        return functional.smooth_l1_loss(q_taken, targets)
+    return functional.mse_loss(q_taken, targets)
+
+
+def cql_regulariser(q: Tensor, actions: Tensor) -> Tensor:
+    """Mean of logsumexp_a Q(s, a) - Q(s, a taken); q (B, A), actions (B,) from 0.
+
+    Kumar et al. 2020, Conservative Q-Learning, eq. 4 (without its factor alpha).
+    """
+    taken = q.gather(1, actions[:, None])[:, 0]
+    return (torch.logsumexp(q, dim=1) - taken).mean()
+
+
+def expectile_loss(difference: Tensor, tau: float) -> Tensor:
+    """Mean of |tau - 1(u < 0)| u^2 with u = Q - V.
+
+    Kostrikov, Nair & Levine 2022, Offline Reinforcement Learning with Implicit Q-Learning, eq. 5.
+    """
+    weight = (tau - (difference < 0).to(difference.dtype)).abs()
+    return (weight * difference.square()).mean()
