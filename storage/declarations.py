@@ -46,6 +46,9 @@ class PolicyDeclaration:
     part_seconds: float = 60.0
     seal_bytes: int = 32_000_000
     seal_seconds: float = 5.0
+    # flow control of on-policy training: when clients are held until newer weights are live
+    steps_per_version: int | None = None  # steps acted with one version; None: never held by this
+    max_policy_lag: int | None = None  # versions by which a client may be behind; None: any
 
     def __post_init__(self) -> None:
         check_policy_id(self.policy_id)
@@ -55,6 +58,12 @@ class PolicyDeclaration:
         for name in ("part_steps", "part_bytes", "seal_bytes"):
             if getattr(self, name) < 1:
                 raise DeclarationError(f"{name}: expected >= 1, got {getattr(self, name)!r}")
+        for name, least in (("steps_per_version", 1), ("max_policy_lag", 0)):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise DeclarationError(
+                    f"{name}: expected a whole number >= {least} or null, got {value!r:.80}"
+                )
         if self.reward_window < 0:
             raise DeclarationError(f"reward_window: expected >= 0, got {self.reward_window!r}")
 
