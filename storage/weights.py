@@ -206,10 +206,12 @@ class WeightStore:
         canary_version, share = canary if canary is not None else (None, 0.0)
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"canary: expected a share of 0 to 1, got {share}")
-        for number in (version, canary_version):
-            if number is not None:
-                self.read(number)
+        if not self.directory.is_dir():
+            raise WeightsNotFound(f"expected {self.directory}, which does not exist")
         with FileLock(self.directory / "lock"):
+            for number in (version, canary_version):
+                if number is not None:  # under the lock: `prune` could remove it in between
+                    self.read(number)
             before = self.live()
             generation = before.generation if before else 0
             if expected_generation not in (None, generation):
@@ -259,7 +261,43 @@ class WeightStore:
         )
         return self.set_live(version, expected_generation=live.generation)
 
+    def prune(self, keep: int) -> list[int]:
+        """Remove all versions but the newest `keep`; which ones went.
+
+        What is live or a canary stays, with its parent and what a rollback would go back to, and so
+        does the newest version, from which numbers go on. A removed version's candidate goes when
+        no other version came from it; candidates that were never promoted stay. Readers see a
+        version whole or not at all. Raises ValueError for `keep` below 1.
+        """
+        if keep < 1:
+            raise ValueError(f"keep: expected 1 or more, got {keep}")
+        with FileLock(self.directory / "lock"):
+            versions = self.versions()
+            kept = set(versions[-keep:]) | self._needed()
+            gone = [version for version in versions if version not in kept]
+            candidates = {self.manifest(version).candidate for version in gone}
+            if gone:
+                candidates -= {self.manifest(version).candidate for version in kept}
+            for path in (
+                *(self._versions / str(version) for version in gone),
+                *(self._candidates / digest for digest in candidates),
+            ):
+                _remove_directory(path)
+        return gone
+
     # inside
+
+    def _needed(self) -> set[int]:
+        """The versions that are live, and those that a rollback of them reads."""
+        live = self.live()
+        needed: set[int | None] = set()
+        for version in (live.version, live.canary_version) if live else ():
+            if version is not None:
+                manifest = self.manifest(version)
+                needed |= {version, manifest.parent, manifest.copy_of}
+                if manifest.copy_of is not None:  # `rollback` goes on from the content's own place
+                    needed.add(self.manifest(manifest.copy_of).parent)
+        return {version for version in self.versions() if version in needed}
 
     def _before(self, version: int) -> int:
         manifest = self.manifest(version)
@@ -320,6 +358,14 @@ def _visible(folder: Path) -> list[Path]:
         return [path for path in folder.iterdir() if not path.name.startswith(".")]
     except FileNotFoundError:
         return []
+
+
+def _remove_directory(path: Path) -> None:
+    """Make a directory disappear at once; what a kill leaves of it is a dot-directory."""
+    with contextlib.suppress(FileNotFoundError):
+        hidden = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        os.rename(path, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _read(path: Path) -> bytes:

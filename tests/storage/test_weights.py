@@ -430,3 +430,43 @@ def test_what_a_killed_process_left_goes_later(store: WeightStore) -> None:
     assert len(store.candidates()) == 2
     assert not (folder / ".old.tmp").exists()
     assert (folder / ".young.tmp").exists()
+
+
+def test_pruning_keeps_the_newest_what_is_live_and_the_way_back(store: WeightStore) -> None:
+    """Never what is live or a canary, nor what a rollback of it needs; numbers go on rising."""
+    digests = [add(store, float(i)) for i in range(8)]
+    for digest in digests[:5]:
+        store.publish(digest)
+    for digest in digests[5:]:
+        store.promote(digest)
+    waiting = add(store, 99.0)  # never promoted: somebody may be judging it
+    store.set_live(3, canary=(5, 0.1))
+    assert store.prune(1) == [1, 6, 7]
+    assert store.versions() == [2, 3, 4, 5, 8]
+    assert store.candidates() == sorted([waiting, *digests[1:5], digests[7]])
+    assert store.prune(1) == []
+    assert store.rollback().version == 9
+    assert value_of(store, 9) == value_of(store, 2)
+    assert store.publish(add(store, 10.0)).version == 10
+    with pytest.raises(ValueError, match="keep: expected 1 or more"):
+        store.prune(0)
+
+
+def test_a_rollback_can_go_further_back_after_pruning(store: WeightStore) -> None:
+    """What is live is a copy: its original and the one before that stay."""
+    for i in range(4):
+        store.publish(add(store, float(i)))
+    store.rollback()  # 5 is a copy of 3
+    assert store.prune(1) == [1]
+    assert store.rollback().version == 6
+    assert value_of(store, 6) == value_of(store, 2)
+
+
+def test_a_version_that_was_pruned_does_not_go_live(store: WeightStore) -> None:
+    """It is gone, and what is live stays."""
+    for i in range(4):
+        store.publish(add(store, float(i)))
+    store.prune(1)
+    with pytest.raises(WeightsNotFound):
+        store.set_live(1)
+    assert store.live() == Live(generation=4, version=4)
