@@ -30,7 +30,7 @@ from policy.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.errors import WeightsDamaged
 from storage.files import make_directory, replace_file
-from storage.ledger import Ledger
+from storage.ledger import Ledger, Ranges
 from storage.manifest import open_document, seal_document
 from storage.sample_batch import ORDINAL, STREAM, SampleBatch
 
@@ -79,26 +79,37 @@ class Learner:
 
         Metrics hold `rows`, the rows trained on, and what the algorithm says.
         """
-        used = self._usable(batch)
+        return self.learn(*self.usable(batch), on_progress)
+
+    def usable(self, batch: SampleBatch) -> tuple[SampleBatch, dict[str, int]]:
+        """(the rows that the algorithm can use, how many it can't, by reason); counts nothing."""
+        keep = np.ones(batch.count, np.bool_)
+        left_out: dict[str, int] = {}
+        reasons = self.algorithm.left_out(batch) if batch.count else {}
+        for reason, rows in reasons.items():
+            number = int((rows & keep).sum())
+            if number:
+                left_out[reason] = number
+            keep &= ~rows
+        return (batch if keep.all() else batch.take(keep)), left_out
+
+    def learn(
+        self,
+        used: SampleBatch,
+        left_out: Mapping[str, int],
+        on_progress: Progress = no_progress,
+    ) -> dict[str, float]:
+        """`update` in two steps, for a caller that gathers rows: what `usable` gave, summed up."""
         metrics: dict[str, float] = {"rows": used.count}
+        self.counts.rows_read += used.count + sum(left_out.values())
+        for reason, number in left_out.items():
+            self.counts.excluded[reason] = self.counts.excluded.get(reason, 0) + number
         if used.count:
             self.policy.filter.push(self.policy.flat_observations(used))
             metrics |= self.algorithm.update(used, self._rng, on_progress)
             self._record(used)
         self.counts.updates += 1
         return metrics
-
-    def _usable(self, batch: SampleBatch) -> SampleBatch:
-        """The rows that the algorithm can use; the rest are counted by reason."""
-        keep = np.ones(batch.count, np.bool_)
-        reasons = self.algorithm.left_out(batch) if batch.count else {}
-        for reason, rows in reasons.items():
-            number = int((rows & keep).sum())
-            if number:
-                self.counts.excluded[reason] = self.counts.excluded.get(reason, 0) + number
-            keep &= ~rows
-        self.counts.rows_read += batch.count
-        return batch if keep.all() else batch.take(keep)
 
     def _record(self, used: SampleBatch) -> None:
         self.counts.rows_trained += used.count
@@ -107,6 +118,14 @@ class Learner:
             for stream in sorted(set(streams.tolist())):
                 mine = np.asarray(streams == stream, np.bool_)
                 self._lineage.add(stream, np.unique(used[ORDINAL][mine]))
+
+    def go_on_from(
+        self, weights: Mapping[str, npt.NDArray[Any]], lineage: Mapping[str, Ranges]
+    ) -> None:
+        """Begin with published weights and what they were trained on, where no checkpoint is left:
+        the optimizer and the counts begin anew."""
+        self.policy.set_weights(weights)
+        self._lineage = Ledger(lineage)
 
     # checkpoints
 
@@ -119,6 +138,7 @@ class Learner:
             "spec": self.policy.spec.to_json(),
             "algorithm": type(self.config).__name__,
             "config": asdict(self.config),
+            "algorithm_state": dict(self.algorithm.state_dict()),
             "optimizer_groups": groups,
             "filter_state": self.policy.filter.to_json(),
             "policy_version": self.policy.version,
@@ -148,6 +168,7 @@ class Learner:
         self.policy.set_weights(_named(tensors, "weights"), version=body["policy_version"])
         self.policy.filter = restored.filter
         _restore_optimizer(self.algorithm.optimizer, tensors, body["optimizer_groups"])
+        self.algorithm.load_state_dict(body["algorithm_state"])
         self._rng.bit_generator.state = body["rng"]
         self.counts = LearnerCounts(**body["counts"])
         self._lineage = Ledger.from_json(body["lineage"])

@@ -23,7 +23,7 @@ be missing) are left out and counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -142,6 +142,13 @@ class Bandit:
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             policy.module.parameters(), lr=config.lr, weight_decay=config.weight_decay
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: each batch begins anew."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        return None
 
     def left_out(self, batch: SampleBatch) -> RowsLeftOut:
         """(N,) which rows can't be learned from, by reason; a row has one reason."""

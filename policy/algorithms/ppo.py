@@ -1,0 +1,310 @@
+"""Proximal policy optimisation, from stored experience.
+
+A row is an observation s, the action a that the behaviour policy took, its log probability
+log mu(a|s) **as stored with the row**, and its reward. With w = pi(a|s) / mu(a|s), the advantage A
+of GAE (policy.advantages), its value target R = A + V(s) and the entropy H of pi, minimise over
+minibatches of B rows, for several epochs over each batch,
+
+    L = -1/B sum min(w A, clip(w, 1 - c, 1 + c) A) + c_v 1/B sum (V(s) - R)^2 - c_h mean H(pi)
+
+Schulman et al. 2017, Proximal Policy Optimization Algorithms, eq. 7 and 9; A is normalised in each
+minibatch. The learning rate and c fall linearly from their first values to `schedule_end` times
+them, over `schedule_steps` rows trained on; then they stay.
+
+The behaviour policy may be some versions old: its log probability is never computed anew, for then
+w would begin at 1 whatever the age, and clipping would bound nothing.
+
+Fragments are runs of one episode's consecutive rows in the batch. A fragment's last row bootstraps
+from V of its next observation, be it truncated, abandoned or only not read further yet. A row that
+is neither terminated nor has a next observation is left out, and its predecessor bootstraps from
+its observation; so are rows that another policy chose and rows without a log probability.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from policy.advantages import fragment_ends, gae
+from policy.algorithms.algorithm import RowsLeftOut
+from policy.losses import clipped_surrogate, k1, k3
+from policy.policy import Policy
+from policy.progress import Progress, no_progress
+from storage.sample_batch import (
+    ACTION_LOGP,
+    AGENT_ID,
+    EPISODE_ORDINAL,
+    HAS_NEXT_OBS,
+    NEXT_OBS,
+    POLICY_VERSION,
+    REWARDS,
+    STREAM,
+    TERMINATEDS,
+    TRUNCATEDS,
+    SampleBatch,
+    T,
+)
+
+__all__ = ["PPO", "PPOConfig"]
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """How to learn. Raises ValueError for settings that make no sense.
+
+    The defaults suit short episodes and batches of some hundred rows. `schedule_steps` None keeps
+    `lr` and `clip` as they are. `max_grad_norm` bounds the gradient's Euclidean norm.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = (
+        "obs",
+        "actions",
+        REWARDS,
+        TERMINATEDS,
+        TRUNCATEDS,
+        NEXT_OBS,
+        HAS_NEXT_OBS,
+        AGENT_ID,
+        ACTION_LOGP,
+        POLICY_VERSION,
+        "source",
+    )
+    gamma: float = 0.98
+    lam: float = 0.8
+    epochs: int = 20
+    minibatch: int = 256
+    lr: float = 1e-3
+    clip: float = 0.2
+    schedule_steps: int | None = 100_000
+    schedule_end: float = 0.0
+    value_coeff: float = 0.5
+    entropy_coeff: float = 0.0
+    max_grad_norm: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "lam", "schedule_end"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: expected 0 to 1, got {getattr(self, name)!r}")
+        for name in ("epochs", "minibatch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)!r}")
+        for name in ("lr", "clip", "max_grad_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: expected a number > 0, got {getattr(self, name)!r}")
+        for name in ("value_coeff", "entropy_coeff"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: expected a number >= 0, got {getattr(self, name)!r}")
+        if self.schedule_steps is not None and self.schedule_steps < 1:
+            raise ValueError(f"schedule_steps: expected 1 or more, got {self.schedule_steps!r}")
+
+    def build(self, policy: Policy) -> PPO:
+        return PPO(policy, self)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A batch as tensors; N rows. All but `observed` and `actions` are (N,) float64."""
+
+    observed: Tensor  # (N, D) float32
+    actions: list[Tensor]  # (N, m) each
+    behaviour_logp: Tensor
+    advantages: Tensor
+    value_targets: Tensor
+
+    def take(self, index: Tensor) -> _Rows:
+        return _Rows(
+            self.observed[index],
+            [leaf[index] for leaf in self.actions],
+            self.behaviour_logp[index],
+            self.advantages[index],
+            self.value_targets[index],
+        )
+
+    def __len__(self) -> int:
+        return len(self.advantages)
+
+
+class PPO:
+    """Updates a policy's `pi` and `vf` from fragments of episodes (policy.learner runs it).
+
+    `trained` counts the rows trained on, by which the schedules fall.
+    """
+
+    def __init__(self, policy: Policy, config: PPOConfig) -> None:
+        if not policy.spec.module.value_head:
+            raise ValueError("ppo: expected a module with a value head: ModuleSpec.value_head")
+        self.policy = policy
+        self.config = config
+        self.trained = 0
+        # eps as in the reference implementation of PPO: torch's own 1e-8 lets tiny gradients jump
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            policy.module.parameters(), lr=config.lr, eps=1e-5
+        )
+
+    # what a checkpoint keeps beside weights and optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"trained": self.trained}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.trained = int(state["trained"])
+
+    # learning
+
+    def left_out(self, batch: SampleBatch) -> RowsLeftOut:
+        """(N,) which rows can't be learned from, by reason."""
+        return {
+            "not_on_policy": np.asarray(batch["source"] != "on_policy", np.bool_),
+            "no_logp": np.isnan(batch[ACTION_LOGP]),
+            "no_next_obs": ~(batch[TERMINATEDS] | batch[HAS_NEXT_OBS]),
+        }
+
+    def update(
+        self,
+        batch: SampleBatch,
+        rng: np.random.Generator,
+        on_progress: Progress = no_progress,
+    ) -> dict[str, float]:
+        """Learn from a batch of usable rows; the order of its rows means nothing.
+
+        Raises FloatingPointError when the loss is not finite. Metrics: see `_metrics`.
+        """
+        rows, before = self._rows(_in_order(batch))
+        clip = self._schedule()
+        total = self.config.epochs * math.ceil(len(rows) / self.config.minibatch)
+        for done, index in enumerate(self._minibatches(len(rows), rng), 1):
+            self._step(rows.take(index), clip)
+            on_progress("training", done, total)
+        self.trained += len(rows)
+        return {**before, **self._metrics(rows, clip)}
+
+    def loss(self, rows: _Rows, clip: float) -> Tensor:
+        """L of the module docstring over a minibatch; a float64 scalar."""
+        config = self.config
+        dist = self.policy.distribution(rows.observed)
+        log_ratio = dist.logp(rows.actions) - rows.behaviour_logp
+        gain = clipped_surrogate(log_ratio, _normalised(rows.advantages), clip).mean()
+        values = self.policy.values(rows.observed)
+        value_loss = (values - rows.value_targets).square().mean()
+        entropy = dist.entropy().mean()
+        return -gain + config.value_coeff * value_loss - config.entropy_coeff * entropy
+
+    def _step(self, rows: _Rows, clip: float) -> None:
+        loss = self.loss(rows, clip)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"ppo: the loss became {loss.item()}; try a smaller lr")
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.policy.module.parameters(), self.config.max_grad_norm)
+        self.optimizer.step()
+
+    def _minibatches(self, count: int, rng: np.random.Generator) -> Iterator[Tensor]:
+        for _ in range(self.config.epochs):
+            order = torch.from_numpy(rng.permutation(count)).to(self.policy.device)
+            yield from order.split(self.config.minibatch)
+
+    def _schedule(self) -> float:
+        """Set the learning rate for the rows trained on so far; the clip range."""
+        config = self.config
+        share = 1.0
+        if config.schedule_steps is not None:
+            gone = min(self.trained / config.schedule_steps, 1.0)
+            share = 1.0 - gone * (1.0 - config.schedule_end)
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.lr * share
+        return config.clip * share
+
+    @torch.no_grad()
+    def _rows(self, batch: SampleBatch) -> tuple[_Rows, dict[str, float]]:
+        """The batch as tensors, and what is to be said of it before the update."""
+        policy = self.policy
+        observed = policy.observe(policy.flat_observations(batch))
+        following = policy.observe(policy.flat_observations(batch, NEXT_OBS))
+        actions = policy.stored_actions(batch)
+        values = policy.values(observed).double().cpu().numpy()
+        result = gae(
+            batch[REWARDS],
+            values,
+            policy.values(following).double().cpu().numpy(),
+            terminated=batch[TERMINATEDS],
+            ends=fragment_ends(batch[T], *(batch[name] for name in _EPISODE)),
+            gamma=self.config.gamma,
+            lam=self.config.lam,
+        )
+        behaviour_logp = self._tensor(batch[ACTION_LOGP])
+        log_ratio = policy.distribution(observed).logp(actions) - behaviour_logp
+        rows = _Rows(
+            observed,
+            actions,
+            behaviour_logp,
+            self._tensor(result.advantages),
+            self._tensor(result.value_targets),
+        )
+        return rows, {
+            "ess": _effective_share(log_ratio),
+            "stale_kl": float(k3(log_ratio)),
+            "explained_variance": _explained_variance(values, result.value_targets),
+        }
+
+    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.array(array, np.float64)).to(self.policy.device)
+
+    @torch.no_grad()
+    def _metrics(self, rows: _Rows, clip: float) -> dict[str, float]:
+        """Over the whole batch after the update.
+
+        Beside these stand, of the policy before it: `ess`, the effective sample size of the weights
+        w as a share of the rows (1: the rows are on-policy), `stale_kl` (k3), and
+        `explained_variance` of the value targets.
+        """
+        dist = self.policy.distribution(rows.observed)
+        log_ratio = dist.logp(rows.actions) - rows.behaviour_logp
+        outside = (log_ratio.exp() - 1).abs() > clip
+        values = self.policy.values(rows.observed)
+        return {
+            "loss": float(self.loss(rows, clip)),
+            "value_loss": float((values - rows.value_targets).square().mean()),
+            "entropy": float(dist.entropy().mean()),
+            "kl_k1": float(k1(log_ratio)),
+            "kl_k3": float(k3(log_ratio)),
+            "clip_fraction": float(outside.double().mean()),
+            "clip": clip,
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+        }
+
+
+_EPISODE = (STREAM, EPISODE_ORDINAL, AGENT_ID)
+
+
+def _in_order(batch: SampleBatch) -> SampleBatch:
+    """The rows by episode, agent and t, so that each episode's consecutive rows are a fragment."""
+    codes = [np.unique(batch[name], return_inverse=True)[1] for name in _EPISODE]
+    return batch.take(np.lexsort((batch[T], *reversed(codes))))
+
+
+def _normalised(advantages: Tensor) -> Tensor:
+    """Mean 0 and standard deviation 1; a lone row has no deviation, and stays as it is."""
+    if len(advantages) < 2:
+        return advantages
+    return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
+
+def _effective_share(log_weights: Tensor) -> float:
+    """(sum w)^2 / (n sum w^2), scaled so that no weight overflows: Kish 1965."""
+    weights = (log_weights - log_weights.max()).exp()
+    return float(weights.sum() ** 2 / (len(weights) * weights.square().sum()))
+
+
+def _explained_variance(values: FloatArray, targets: FloatArray) -> float:
+    """1 - Var(R - V) / Var(R); nan when the targets do not vary."""
+    variance = float(np.var(targets))
+    return 1.0 - float(np.var(targets - values)) / variance if variance else math.nan
