@@ -33,7 +33,15 @@ from storage.reader import ShardReader, held_out
 from storage.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch, T, concat_samples
 from storage.weights import WeightStore
 
-__all__ = ["ALGORITHMS", "HELD_OUT", "NothingToTrainOn", "TrainResult", "train"]
+__all__ = [
+    "ALGORITHMS",
+    "HELD_OUT",
+    "NothingToTrainOn",
+    "TrainResult",
+    "declared_spec",
+    "finite",
+    "train",
+]
 
 READ_ROWS = 4096
 BLOCK_ROWS = 500_000
@@ -71,7 +79,7 @@ class TrainResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for strict JSON."""
-        return {**asdict(self), "metrics": _finite(self.metrics)}
+        return {**asdict(self), "metrics": finite(self.metrics)}
 
 
 def train(
@@ -102,7 +110,7 @@ def train(
     """
     torch.set_num_threads(threads)
     config = _configured(algorithm, epochs)
-    wanted = spec or _declared_spec(Path(root), policy_id)
+    wanted = spec or declared_spec(Path(root), policy_id)
     with _reader(root, policy_id, held_out, manifest, config) as reader:
         learner = None if wanted is None else _learner(wanted, config, seed)
         metrics: dict[str, float] = {}
@@ -122,7 +130,8 @@ def _configured(algorithm: AlgorithmConfig | None, epochs: int | None) -> Algori
     return config if epochs is None else replace(config, epochs=epochs)
 
 
-def _declared_spec(root: Path, policy_id: str) -> PolicySpec | None:
+def declared_spec(root: Path, policy_id: str) -> PolicySpec | None:
+    """The spec in `policies/{id}.json`, or a default module between its spaces."""
     declaration = load_declarations(root).get(policy_id)
     if declaration is None:
         return None
@@ -217,11 +226,11 @@ def _keep(learner: Learner, result: TrainResult, root: Path | str, checkpoint: P
         spec=policy.spec.to_json(),
         metrics={
             "algorithm": result.algorithm,
-            "config": _finite(asdict(learner.config)),
+            "config": finite(asdict(learner.config)),
             "seed": result.seed,
             "held_out": result.held_out,
             "rows_trained": result.rows_trained,
-            **_finite(result.metrics),
+            **finite(result.metrics),
         },
         lineage=learner.lineage,
         filter_state=policy.filter.to_json(),
@@ -229,7 +238,7 @@ def _keep(learner: Learner, result: TrainResult, root: Path | str, checkpoint: P
     )
 
 
-def _finite(document: Mapping[str, Any]) -> dict[str, Any]:
+def finite(document: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no NaN: such a number becomes None."""
     return {
         name: None if isinstance(value, float) and not np.isfinite(value) else value
