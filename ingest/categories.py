@@ -89,7 +89,7 @@ def save_categories(path: Path, categories: Categories) -> None:
     """Write the file whole or not at all. Raises ReplayError where that is not possible."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(json.dumps(categories, indent=1, ensure_ascii=False) + "\n")
+        draft.write_text(json.dumps(categories, indent=1) + "\n")
         draft.replace(path)
     except OSError as error:
         raise ReplayError(

@@ -21,28 +21,20 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from ingest.categories import Categories, category, known_categories
-from ingest.cells import (
-    CellError,
-    Column,
-    Range,
-    extend,
-    flag_of,
-    infer_space,
-    micros_of,
-    number_of,
-    value_reader,
-)
+from ingest.cells import CellError, Range, extend, infer_space
 from ingest.errors import BufferFull, ClientError, CollectorUnavailable, Refusal, ReplayError
-from ingest.import_client import ImportClient, ImportedStep, StepError
+from ingest.import_client import ImportClient, StepError
+from ingest.replay_layout import Layout, ReplayOptions, RowError, columns_of
 from ingest.tables import Record, Table, open_table, require_columns
 from storage.ranges import RangeSet
 from storage.spaces import Space
+
+__all__ = ["BadRow", "ReplayOptions", "ReplayReport", "import_name", "infer_spaces", "replay"]
 
 WINDOW = 5_000
 """Episodes that are sent before their acknowledgement is awaited (a client remembers 10,000)."""
@@ -52,65 +44,6 @@ _PROGRESS_ROWS = 1_000
 _ID_CHARACTERS = 200
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayOptions:
-    """What to import, and what its columns mean.
-
-    `observation` and `action` name columns, each as `NAME` (a number or a list) or
-    `NAME:categories` (codes of its values, kept in the file `categories`, by default beside
-    `path`). `tags` maps a tag to the column of its value. `timeout`: seconds without any
-    acknowledgement after which the replay gives up.
-    """
-
-    path: Path
-    observation: Sequence[str]
-    action: str
-    reward: str
-    address: str = "http://127.0.0.1:8642"
-    action_prob: str | None = None
-    action_logp: str | None = None
-    episode: str | None = None
-    time: str | None = None
-    terminated: str | None = None
-    truncated: str | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    policy_id: str | None = None
-    categories: Path | None = None
-    token: str | None = field(default=None, repr=False)
-    timeout: float = 60.0
-    bad_shown: int = 100
-
-    def __post_init__(self) -> None:
-        if isinstance(self.observation, str) or not self.observation:
-            raise ReplayError("observation: expected one or more columns")
-        if self.action_prob is not None and self.action_logp is not None:
-            raise ReplayError("expected action_prob or action_logp, got both")
-
-    @property
-    def observations(self) -> list[Column]:
-        return [Column.parse(text) for text in self.observation]
-
-    @property
-    def actions(self) -> list[Column]:
-        return [Column.parse(self.action)]
-
-    @property
-    def categorical(self) -> list[str]:
-        """The columns of categories, each once."""
-        every = [*self.observations, *self.actions]
-        return list(dict.fromkeys(column.name for column in every if column.categorical))
-
-    @property
-    def categories_path(self) -> Path:
-        return self.categories or self.path.with_name(self.path.name + ".categories.json")
-
-    def meaning(self) -> dict[str, Any]:
-        """The options that change what is imported."""
-        apart = ("path", "address", "categories", "token", "timeout", "bad_shown")
-        document = {**asdict(self), "observation": list(self.observation), "tags": dict(self.tags)}
-        return {name: value for name, value in document.items() if name not in apart}
 
 
 class BadRow(NamedTuple):
@@ -156,7 +89,7 @@ def replay(options: ReplayOptions, *, on_progress: Progress | None = None) -> Re
     client (a wrong token); ValueError for a policy that it does not have.
     """
     table = open_table(options.path)
-    require_columns(options.path, table, _columns_of(options))
+    require_columns(options.path, table, columns_of(options))
     categories = known_categories(options.path, options.categorical, options.categories_path)
     name = import_name(options, categories)
     client = ImportClient(
@@ -168,7 +101,7 @@ def replay(options: ReplayOptions, *, on_progress: Progress | None = None) -> Re
     )
     try:
         policy = client.policy
-        layout = _Layout(options, policy.observation.space, policy.action.space, categories)
+        layout = Layout(options, policy.observation.space, policy.action.space, categories)
         return _Replay(options, table, layout, client, name, on_progress).run()
     except (BufferFull, TimeoutError) as error:
         raise CollectorUnavailable(f"{error}; run the same replay again to go on") from error
@@ -196,7 +129,7 @@ def infer_spaces(options: ReplayOptions) -> tuple[Space, Space]:
     `infer_space`). The action's whole numbers are choices however many there are.
     """
     table = open_table(options.path)
-    require_columns(options.path, table, _columns_of(options))
+    require_columns(options.path, table, columns_of(options))
     found = known_categories(options.path, options.categorical, options.categories_path)
     every = [*options.observations, *options.actions]
     names = list(dict.fromkeys(column.name for column in every if not column.categorical))
@@ -213,101 +146,6 @@ def infer_spaces(options: ReplayOptions) -> tuple[Space, Space]:
     )
 
 
-def _columns_of(options: ReplayOptions) -> list[str]:
-    """The columns that are read, each once; the order of a record's cells."""
-    single = ("reward", "action_prob", "action_logp", "episode", "time", "terminated", "truncated")
-    names = [column.name for column in (*options.observations, *options.actions)]
-    names += [getattr(options, name) for name in single if getattr(options, name) is not None]
-    return list(dict.fromkeys([*names, *options.tags.values()]))
-
-
-class _Layout:
-    """Where a step's values lie among the cells of a record, and what they must be."""
-
-    def __init__(
-        self, options: ReplayOptions, observation: Space, action: Space, found: Categories
-    ) -> None:
-        self.columns = _columns_of(options)
-        self._options = options
-        self._places = {name: place for place, name in enumerate(self.columns)}
-        self._observe = value_reader("observation", observation, options.observations, found)
-        self._act = value_reader("action", action, options.actions, found)
-        self._obs_places = [self._places[column.name] for column in options.observations]
-        self._act_places = [self._places[column.name] for column in options.actions]
-        self._number_places = [
-            None if name is None else self._places[name]
-            for name in (options.reward, options.action_prob, options.action_logp)
-        ]
-        self._time_place = None if options.time is None else self._places[options.time]
-        self._tags = [(tag, self._places[name]) for tag, name in options.tags.items()]
-
-    def key(self, cells: Sequence[Any]) -> str:
-        """What names the record's episode. Raises CellError."""
-        name = self._options.episode or ""
-        cell = cells[self._places[name]]
-        if cell is None or isinstance(cell, (list, dict)):
-            raise CellError(f"column {name}: expected an episode, got {cell or 'nothing'!r:.80}")
-        return category(cell)
-
-    def micros(self, cells: Sequence[Any]) -> int | None:
-        """The time of a record. Raises CellError."""
-        if self._time_place is None:
-            return None
-        return micros_of(self._options.time or "", cells[self._time_place])
-
-    def step(self, cells: Sequence[Any]) -> ImportedStep:
-        """The step of a record. Raises CellError."""
-        reward, prob, logp = (
-            None if place is None else number_of(self.columns[place], cells[place])
-            for place in self._number_places
-        )
-        return ImportedStep(
-            self._observe([cells[place] for place in self._obs_places]),
-            self._act([cells[place] for place in self._act_places]),
-            reward,  # type: ignore[arg-type]  # there always is a column for it
-            prob,
-            logp,
-            self.micros(cells),
-        )
-
-    def tags(self, cells: Sequence[Any]) -> dict[str, str]:
-        return {tag: category(cells[at]) for tag, at in self._tags if cells[at] is not None}
-
-    def is_truncated(self, records: Sequence[Record]) -> bool:
-        """Whether an episode's last row says that it was cut off; not before it may one end.
-
-        Without either column it ends as terminated. Raises _RowError.
-        """
-        truncated = False
-        for place, record in enumerate(records):
-            is_last = place == len(records) - 1
-            terminated, truncated = (
-                self._flag(record, name) for name in ("terminated", "truncated")
-            )
-            if (terminated or truncated) and not is_last:
-                raise _RowError(record, "row: expected the end on its episode's last row")
-            if self._options.terminated is not None:
-                truncated = truncated or not terminated
-        return bool(truncated)
-
-    def _flag(self, record: Record, option: str) -> bool:
-        name = getattr(self._options, option)
-        if name is None:
-            return False
-        try:
-            return flag_of(name, record.cells[self._places[name]])
-        except CellError as error:
-            raise _RowError(record, str(error)) from error
-
-
-class _RowError(Exception):
-    """An episode cannot be used because of this row."""
-
-    def __init__(self, record: Record, reason: str) -> None:
-        super().__init__(reason)
-        self.record = record
-
-
 class _Sent(NamedTuple):
     record: Record  # its first
     rows: int
@@ -321,7 +159,7 @@ class _Replay:
         self,
         options: ReplayOptions,
         table: Table,
-        layout: _Layout,
+        layout: Layout,
         client: ImportClient,
         name: str,
         on_progress: Progress | None,
@@ -427,7 +265,7 @@ class _Replay:
             known = state.steps
         try:
             self._log(number, name, records)
-        except _RowError as error:
+        except RowError as error:
             reason = str(error).removeprefix(f"Episode {name}: ")
             self._leave_out(error.record, reason, len(records), episode)
             return
@@ -437,7 +275,7 @@ class _Replay:
             self._deliver()
 
     def _log(self, number: int, name: str, records: list[Record]) -> None:
-        """Queue an episode. Raises _RowError."""
+        """Queue an episode. Raises RowError."""
         layout = self._layout
         if len(records) > 1 and self._options.time is not None:
             records = self._by_time(records)
@@ -446,17 +284,17 @@ class _Replay:
             try:
                 steps.append(layout.step(record.cells))
             except CellError as error:
-                raise _RowError(record, str(error)) from error
+                raise RowError(record, str(error)) from error
         cut = layout.is_truncated(records)
         tags = layout.tags(records[0].cells)
         try:
             self._client.log_episode(name, steps, start_number=number, truncated=cut, tags=tags)
         except StepError as error:
-            raise _RowError(records[error.index], str(error)) from error
+            raise RowError(records[error.index], str(error)) from error
         except BufferFull:
             raise
         except ValueError as error:
-            raise _RowError(records[0], str(error)) from error
+            raise RowError(records[0], str(error)) from error
 
     def _by_time(self, records: list[Record]) -> list[Record]:
         times = []
@@ -464,14 +302,14 @@ class _Replay:
             try:
                 times.append(self._layout.micros(record.cells) or 0)
             except CellError as error:
-                raise _RowError(record, str(error)) from error
+                raise RowError(record, str(error)) from error
         order = sorted(range(len(records)), key=times.__getitem__)
         return [records[place] for place in order]
 
     def _episode_id(self, key: str) -> str:
         """The episode's id: the import's own, so that two files may use the same names."""
         if "/" in key or len(key) > _ID_CHARACTERS or not key.isprintable():
-            key = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
+            key = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
         return f"{self._prefix}-{key}"
 
     def _deliver(self) -> None:

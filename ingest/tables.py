@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -38,8 +38,11 @@ class Record(NamedTuple):
 class Table(Protocol):
     """A file of records. `rows`: how many there are, None if only reading tells."""
 
-    names: Sequence[str]
-    rows: int | None
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def rows(self) -> int | None: ...
 
     def records(self, columns: Sequence[str]) -> Iterator[Record]: ...
 
@@ -191,7 +194,7 @@ class ParquetTable:
         return found
 
 
-_KINDS: dict[str, Any] = {
+_KINDS: dict[str, Callable[[Path], Table]] = {
     ".csv": CsvTable,
     ".jsonl": JsonLinesTable,
     ".ndjson": JsonLinesTable,
