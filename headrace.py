@@ -9,7 +9,8 @@ Every option is also an environment variable: HEADRACE_COLLECT_PORT for `collect
 that several commands share have one name for all, as HEADRACE_ROOT. With --json the result is
 one line of JSON, and nothing else is on stdout; progress goes to stderr.
 
-HEADRACE_DEBUG=1 shows where in the code an error came from.
+HEADRACE_DEBUG=1 shows where in the code an error came from. HEADRACE_PARENT=PID, of the process
+that starts the command, makes the command die with it, whatever kills it: schedulers set it.
 
 Exit codes: 0 fine, 1 the answer is no (verify found something, the gate refused), 2 wrong usage,
 bad input or an extra that is not installed.
@@ -48,6 +49,10 @@ else:
     PolicyId = Annotated[
         str, typer.Option(envvar="HEADRACE_POLICY_ID", help="Which policy, when there are several.")
     ]
+    Manifest = Annotated[
+        Path | None,
+        typer.Option(help="Of `freeze`: use nothing else, and do it once, however often asked."),
+    ]
     Json = Annotated[
         bool,
         typer.Option("--json", envvar="HEADRACE_JSON", help="Print one line of JSON instead."),
@@ -80,6 +85,7 @@ EXTRA_OF = {
 def main() -> None:
     """Run the command line; the entry point of `headrace` and of `python headrace.py`."""
     try:
+        _follow_parent()
         _check_packages()
         _command_line()()
     except ModuleNotFoundError as missing:
@@ -93,6 +99,15 @@ def main() -> None:
         if not _is_the_users(error) or os.environ.get("HEADRACE_DEBUG"):
             raise
         _fail(str(error), 2)
+
+
+def _follow_parent() -> None:
+    """Die with the process that HEADRACE_PARENT names; what we start in turn is not meant."""
+    parent = os.environ.pop("HEADRACE_PARENT", "")
+    if parent:
+        from storage.parent_death import die_with_parent
+
+        die_with_parent(int(parent))
 
 
 def _is_the_users(error: Exception) -> bool:
@@ -125,7 +140,7 @@ def _command_line() -> typer.Typer:
         context_settings={"auto_envvar_prefix": "HEADRACE", "max_content_width": 100},
     )
     app.callback()(_options)
-    for command in (demo, collect, replay, train, evaluate, publish, versions, ls, verify):
+    for command in (demo, collect, replay, freeze, train, evaluate, publish, versions, ls, verify):
         app.command()(command)
     return app
 
@@ -322,6 +337,20 @@ def _declare_columns(options: ReplayOptions, root: Path, as_json: bool) -> None:
 # --- learning and judging --------------------------------------------------------------------
 
 
+def freeze(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:
+    """Name the ordinals at rest in a manifest; the same shards give the same file."""
+    from ingest import console
+    from policy.freeze import freeze as run
+
+    frozen = run(root, policy_id)
+    if as_json:
+        return console.line(frozen.to_dict())
+    for name, why in frozen.skipped.items():
+        print(f"damaged, left out: {name}: {why}", file=sys.stderr)
+    known = "known already" if frozen.unchanged else "new"
+    return print(f"{frozen.rows} rows in {frozen.parts} parts: {frozen.path} ({known})")
+
+
 def train(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
@@ -330,29 +359,33 @@ def train(
     held_out: Annotated[float, typer.Option(help="Share of episodes kept for evaluate.")] = 0.3,
     checkpoint: Annotated[Path | None, typer.Option(help="Where to keep the learner.")] = None,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    manifest: Manifest = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Train on the shards; the result is a candidate, which nobody acts with yet."""
     from ingest import console, results
+    from policy.freeze import load_frozen
     from policy.train import ALGORITHMS
     from policy.train import train as run
+    from policy.train_once import train_once
 
     if algorithm not in ALGORITHMS:
         raise ValueError(f"--algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
-    with console.progress() as on_progress:
-        result = run(
-            root,
-            policy_id,
-            ALGORITHMS[algorithm],
-            epochs=epochs,
-            held_out=held_out,
-            checkpoint=checkpoint,
-            threads=threads,
-            seed=seed,
-            on_progress=on_progress,
-        )
-    document = result.to_dict()
+    chosen = ALGORITHMS[algorithm]
+    settings: dict[str, Any] = {
+        "epochs": epochs,
+        "held_out": held_out,
+        "checkpoint": checkpoint,
+        "threads": threads,
+        "seed": seed,
+    }
+    with console.progress() as told:
+        if manifest is None:
+            document = run(root, policy_id, chosen, on_progress=told, **settings).to_dict()
+        else:
+            frozen = load_frozen(manifest)
+            document = train_once(root, policy_id, chosen, frozen, on_progress=told, **settings)
     return console.line(document) if as_json else results.trained(document)
 
 
@@ -372,42 +405,33 @@ def evaluate(
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     interval: Annotated[str, typer.Option(help="student or bootstrap.")] = "student",
     plot: Annotated[Path | None, typer.Option(help="A PNG of all intervals.")] = None,
+    manifest: Manifest = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Estimate what weights would have earned on the logged episodes, off-policy."""
     from ingest import console, results
-    from policy.evaluate import evaluate as run
-    from policy.evaluation import plot_intervals
+    from policy.judging import evaluate_logs
     from storage.weights import WeightStore
 
-    store = WeightStore(root, policy_id)
-    chosen = _weights(store, weights)
-    judged = []
-    with console.progress() as on_progress:
-        for place in (root, *(log or ())):
-            result = run(
-                place,
-                policy_id,
-                chosen,
-                split=split if place == root else "all",  # type: ignore[arg-type]  # it checks
-                estimators=estimator,
-                gamma=gamma,
-                confidence=confidence,
-                interval=interval,  # type: ignore[arg-type]  # it checks
-                seed=seed,
-                store=store,
-                label=place.name,
-                on_progress=on_progress,
-            )
-            judged.append(result)
-    if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        plot_intervals(judged, plot)
-    logs = [result.to_dict() for result in judged]
-    if not as_json:
-        return results.estimates(logs)
-    return console.line({"weights": chosen, "logs": logs, "plot": plot and str(plot)})
+    chosen = _weights(WeightStore(root, policy_id), weights)
+    with console.progress() as told:
+        document = evaluate_logs(
+            root,
+            policy_id,
+            chosen,
+            others=log or (),
+            manifest=manifest,
+            plot=plot,
+            on_progress=told,
+            split=split,  # type: ignore[arg-type]  # it checks
+            estimators=estimator,
+            gamma=gamma,
+            confidence=confidence,
+            interval=interval,
+            seed=seed,
+        )
+    return console.line(document) if as_json else results.estimates(document["logs"])
 
 
 def _weights(store: WeightStore, name: str) -> str | int | None:
@@ -440,59 +464,38 @@ def publish(
         str, typer.Option(help="behaviour (the logging policy's value) or a number.")
     ] = "behaviour",
     estimator: Annotated[str | None, typer.Option(help="That decides; default: dr.")] = None,
+    manifest: Manifest = None,
+    refused_exit: Annotated[int, typer.Option(help="The status when the gate refuses.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Make a candidate the live version, if the gate lets it pass."""
     from ingest import console
+    from policy.freeze import load_frozen
+    from policy.judging import Gate
+    from policy.judging import publish as run
     from storage.weights import WeightStore
 
-    store = WeightStore(root, policy_id)
-    chosen = _latest(store) if digest == "latest" else digest
-    document: dict[str, Any] = {"candidate": chosen, "gate": None}
-    if gated:
-        document["gate"] = _judge(root, policy_id, chosen, min_ess, rule, baseline, estimator)
-        if not document["gate"]["passed"]:
-            for reason in document["gate"]["reasons"]:
-                print(f"refused: {reason}", file=sys.stderr)
-            if as_json:
-                console.line({"published": False, **document})
-            raise typer.Exit(1)
-    live = store.publish(chosen)
+    chosen = _latest(WeightStore(root, policy_id)) if digest == "latest" else digest
+    settings = Gate(
+        min_ess=min_ess,
+        rule=rule,  # type: ignore[arg-type]  # it checks
+        baseline="behaviour" if baseline == "behaviour" else float(baseline),
+        estimator=estimator,
+    )
+    frozen = None if manifest is None else load_frozen(manifest)
+    with console.progress() as told:
+        document = run(
+            root, policy_id, chosen, settings if gated else None, frozen=frozen, on_progress=told
+        )
+    refused = [] if document["published"] else document["gate"]["reasons"]
+    for reason in refused:
+        print(f"refused: {reason}", file=sys.stderr)
     if as_json:
-        return console.line(
-            {"published": True, "version": live.version, "generation": live.generation, **document}
-        )
-    passed = "the gate passed" if gated else "without a gate: nothing says that it is better"
-    return print(f"Version {live.version} of {policy_id} is live ({passed}).")
-
-
-def _judge(
-    root: Path,
-    policy_id: str,
-    digest: str,
-    min_ess: float,
-    rule: str,
-    baseline: str,
-    estimator: str | None,
-) -> dict[str, Any]:
-    """The gate's decision about a candidate."""
-    from ingest import console
-    from policy.evaluate import evaluate as run
-    from policy.evaluation import gate
-
-    with console.progress() as on_progress:
-        result = run(root, policy_id, digest, on_progress=on_progress)
-    try:
-        decision = gate(
-            result,
-            min_ess=min_ess,
-            rule=rule,  # type: ignore[arg-type]  # it checks
-            baseline="behaviour" if baseline == "behaviour" else float(baseline),
-            estimator=estimator,
-        )
-    except KeyError as error:
-        raise ValueError(f"--estimator: {error.args[0]}") from error
-    return decision.to_dict()
+        console.line(document)
+    elif not refused:
+        passed = "the gate passed" if gated else "without a gate: nothing says that it is better"
+        print(f"Version {document['version']} of {policy_id} is live ({passed}).")
+    raise typer.Exit(refused_exit if refused else 0)
 
 
 # --- looking ---------------------------------------------------------------------------------

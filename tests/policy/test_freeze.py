@@ -7,7 +7,9 @@ import pytest
 
 from policy.algorithms.bandit import BanditConfig
 from policy.freeze import ManifestError, NothingToFreeze, freeze, load_frozen
-from policy.runs import DataIncomplete, Gate, evaluate_once, publish_once, train_once
+from policy.judging import Gate, evaluate_once, publish
+from policy.records import DataIncomplete
+from policy.train_once import train_once
 from storage.files import FileLock
 from storage.shards import read_shard
 from storage.weights import WeightStore
@@ -135,7 +137,7 @@ def test_training_reads_the_manifest_alone(bandit_log, tmp_path):
     done = train_once(tmp_path, "default", CONFIG, frozen)
     assert done["rows_read"] + done["rows_held_out"] == 100
     judged = evaluate_once(tmp_path, "default", done["candidate"], frozen)
-    assert judged["episodes"] == done["rows_held_out"]
+    assert judged["logs"][0]["episodes"] == done["rows_held_out"]
 
 
 def test_a_lost_candidate_is_trained_again(bandit_log, tmp_path):
@@ -210,8 +212,8 @@ def test_publishing_twice_is_one_version(bandit_log, tmp_path):
     bandit_log(200).write(tmp_path)
     frozen, store = freeze(tmp_path), WeightStore(tmp_path, "default")
     digest = train_once(tmp_path, "default", CONFIG, frozen)["candidate"]
-    first = publish_once(tmp_path, "default", digest, frozen, OPEN)
-    again = publish_once(tmp_path, "default", digest, frozen, OPEN)
+    first = publish(tmp_path, "default", digest, OPEN, frozen=frozen)
+    again = publish(tmp_path, "default", digest, OPEN, frozen=frozen)
     assert (first["published"], first["version"], first["generation"]) == (True, 1, 1)
     assert again == first | {"unchanged": True}
     assert (store.versions(), store.live().generation) == ([1], 1)
@@ -225,7 +227,7 @@ def test_a_late_retry_does_not_bring_back_an_old_version(bandit_log, tmp_path):
         train_once(tmp_path, "default", CONFIG, frozen, seed=seed)["candidate"] for seed in (1, 2)
     )
     for digest in (old, new, old):
-        answer = publish_once(tmp_path, "default", digest, frozen, OPEN)
+        answer = publish(tmp_path, "default", digest, OPEN, frozen=frozen)
     assert (answer["unchanged"], answer["version"]) == (True, 1)
     assert store.live().version == 2
 
@@ -235,14 +237,14 @@ def test_a_closed_gate_is_recorded_and_publishes_nothing(bandit_log, tmp_path):
     bandit_log(200).write(tmp_path)
     frozen, store = freeze(tmp_path), WeightStore(tmp_path, "default")
     digest = train_once(tmp_path, "default", CONFIG, frozen)["candidate"]
-    first = publish_once(tmp_path, "default", digest, frozen, CLOSED)
+    first = publish(tmp_path, "default", digest, CLOSED, frozen=frozen)
     assert not first["published"]
     assert "effective sample size" in first["gate"]["reasons"][0]
     (record,) = records(tmp_path, "publish")
     assert json.loads(record.read_text())["gate"] == first["gate"]
-    assert publish_once(tmp_path, "default", digest, frozen, CLOSED)["unchanged"]
+    assert publish(tmp_path, "default", digest, CLOSED, frozen=frozen)["unchanged"]
     assert store.live() is None
-    assert publish_once(tmp_path, "default", digest, frozen, OPEN)["published"]
+    assert publish(tmp_path, "default", digest, OPEN, frozen=frozen)["published"]
 
 
 def test_a_gate_by_an_unknown_estimator_is_refused_by_name(bandit_log, tmp_path):
@@ -251,5 +253,5 @@ def test_a_gate_by_an_unknown_estimator_is_refused_by_name(bandit_log, tmp_path)
     frozen = freeze(tmp_path)
     digest = train_once(tmp_path, "default", CONFIG, frozen)["candidate"]
     with pytest.raises(ValueError, match=r"estimator: expected one of .*snips"):
-        publish_once(tmp_path, "default", digest, frozen, Gate(estimator="magic"))
+        publish(tmp_path, "default", digest, Gate(estimator="magic"), frozen=frozen)
     assert records(tmp_path, "publish") == []

@@ -343,7 +343,7 @@ def test_a_child_whose_parent_is_gone_already_leaves(tmp_path: Path) -> None:
         [*command, "--parent", "1"], input="", capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "the parent of the shard writer is gone" in done.stderr
+    assert "the parent process is gone" in done.stderr
 
 
 # --- the parent's imports --------------------------------------------------------------------

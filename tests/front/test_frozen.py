@@ -1,0 +1,141 @@
+"""freeze and --manifest: what a scheduler runs, each command twice; and HEADRACE_PARENT."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.codec import Codec
+from storage.declarations import PolicyDeclaration
+from storage.episode import Part
+from storage.policy_files import save_declaration
+from storage.shards import ShardWriter
+from storage.spaces import Box, Discrete, canonical_json, schema_id
+
+HEADRACE = Path(sys.executable).with_name("headrace")
+SPACES = Box((1,)), Discrete(2)
+
+
+def headrace(*words, **env):
+    return subprocess.run(
+        [HEADRACE, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **env},
+    )
+
+
+def answer(*words):
+    told = headrace(*words, "--json")
+    assert told.returncode == 0, told.stderr
+    assert len(told.stdout.splitlines()) == 1
+    return json.loads(told.stdout)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """400 decisions: the sign of the observation says which action earns."""
+    folder, schema = tmp_path_factory.mktemp("root"), schema_id(*SPACES)
+    save_declaration(folder, PolicyDeclaration(observation=SPACES[0], action=SPACES[1]))
+    rng = np.random.default_rng(0)
+    parts = []
+    for i in range(400):
+        seen, action = np.float32(rng.normal()), int(rng.integers(2))
+        parts.append(
+            Part(
+                episode_id=f"e{i}",
+                part=0,
+                t0=0,
+                steps=1,
+                schema_id=schema,
+                obs=Codec(SPACES[0]).encode(np.array([seen])),
+                actions=Codec(SPACES[1]).encode(action),
+                rewards=np.float64(action == (seen > 0)).tobytes(),
+                action_logp=np.float64(np.log(0.5)).tobytes(),
+                policy_version=np.int64(-1).tobytes(),
+                source=b"\1",
+                pass_prob=np.float64(1).tobytes(),
+                ts=np.int64(i).tobytes(),
+                received_ts=np.int64(i).tobytes(),
+                ended="terminated",
+                ordinal=i,
+                episode_ordinal=i,
+            )
+        )
+    writer = ShardWriter(folder / "shards")
+    writer.write(f"0123456789ab-{schema}", canonical_json(*SPACES), parts)
+    return folder
+
+
+def test_each_command_on_a_manifest_has_its_effect_once(root):
+    """freeze, train, evaluate, publish: the second answer is the first, and says unchanged."""
+    own = ("--root", root)
+    first, again = (answer("freeze", *own) for _ in range(2))
+    assert (first["rows"], first["unchanged"], again["unchanged"]) == (400, False, True)
+    manifest = ("--manifest", first["manifest"])
+    digest = ""
+    for words in (
+        ("train", "--epochs", 3),
+        ("evaluate",),
+        ("publish", "--min-ess", 5, "--baseline", 0.1),
+    ):
+        told = [answer(*words, *([digest] if digest else []), *own, *manifest) for _ in range(2)]
+        assert told[1] == told[0] | {"unchanged": True}
+        assert (told[0]["unchanged"], told[0]["manifest"]) == (False, first["hash"])
+        digest = digest or told[0]["candidate"]
+    assert told[0]["published"]
+    assert len(answer("versions", *own)["versions"]) == 1
+
+
+def test_a_refusal_can_have_a_status_of_its_own(root):
+    """A scheduler tells a closed gate from a crash, which is 1 as well; both times alike."""
+    own = ("--root", root)
+    manifest = ("--manifest", answer("freeze", *own)["manifest"])
+    digest = answer("train", *own, *manifest, "--epochs", 3)["candidate"]
+    words = ("publish", digest, *own, *manifest, "--min-ess", "1e9", "--json")
+    told = [headrace(*words, "--refused-exit", "99") for _ in range(2)]
+    assert [one.returncode for one in told] == [99, 99]
+    documents = [json.loads(one.stdout) for one in told]
+    assert [one["unchanged"] for one in documents] == [False, True]
+    assert not any(one["published"] for one in documents)
+    assert headrace(*words).returncode == 1
+
+
+def test_people_read_the_same_in_words(root):
+    """Without --json a sentence or a table, no traceback."""
+    frozen = headrace("freeze", "--root", root)
+    assert "400 rows in 400 parts" in frozen.stdout
+    manifest = next((root / "manifests").glob("????????????????.json"))
+    digest = answer("train", "--root", root, "--manifest", manifest, "--epochs", 3)["candidate"]
+    judged = headrace("evaluate", digest, "--root", root, "--manifest", manifest)
+    assert "the logging policy" in judged.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("freeze", "--root", "nowhere"), "expected shards"),
+        (("train", "--manifest", "headrace.json"), "No such file"),
+        (("evaluate", "abcdef", "--manifest", "m", "--plot", "p.png"), "neither --log nor --plot"),
+    ],
+)
+def test_what_does_not_fit_is_told(words, expected, tmp_path):
+    """Status 2 and one line."""
+    told = headrace(*words, HEADRACE_ROOT=str(tmp_path))
+    assert told.returncode == 2
+    assert expected in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_a_command_whose_parent_is_gone_does_nothing(root):
+    """HEADRACE_PARENT names the process that starts it; another one means that that one died."""
+    words = ("versions", "--root", root, "--json")
+    assert headrace(*words, HEADRACE_PARENT=str(os.getpid())).returncode == 0
+    orphan = headrace(*words, HEADRACE_PARENT="1")
+    assert (orphan.returncode, orphan.stdout) == (1, "")
+    assert "parent" in orphan.stderr
