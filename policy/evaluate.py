@@ -35,6 +35,7 @@ from storage.sample_batch import (
     ACTION_LOGP,
     AGENT_ID,
     EPISODE_ORDINAL,
+    EPS_ID,
     REWARDS,
     STREAM,
     SampleBatch,
@@ -46,7 +47,7 @@ from storage.weights import Candidate, Manifest, WeightStore
 
 __all__ = ["EvaluationError", "EvaluationResult", "evaluate"]
 
-_COLUMNS = ("obs", "actions", REWARDS, ACTION_LOGP, AGENT_ID, "ended")
+_COLUMNS = (EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, AGENT_ID, "ended")
 _ONE_STEP = ("ips", "snips", "dm", "dr")
 _ONE_STEP_ANY_ACTION = ("ips", "snips")
 _ANY_LENGTH = ("is", "pdis", "wis", "cwpdis")

@@ -30,7 +30,15 @@ from storage.episode import DEFAULT_POLICY
 from storage.ledger import Ranges
 from storage.policy_files import load_declarations
 from storage.reader import ShardReader, held_out
-from storage.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch, T, concat_samples
+from storage.sample_batch import (
+    EPISODE_ORDINAL,
+    EPS_ID,
+    ORDINAL,
+    STREAM,
+    SampleBatch,
+    T,
+    concat_samples,
+)
 from storage.weights import WeightStore
 
 __all__ = [
@@ -166,7 +174,7 @@ def _reader(
         batch_size=READ_ROWS,
         select=for_training,
         ordinals=manifest,
-        columns=config.columns,
+        columns=(EPS_ID, *config.columns),
     )
 
 

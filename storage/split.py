@@ -1,33 +1,39 @@
-"""A frozen split: an episode that is held out today is held out next week, on every machine."""
+"""A frozen split: an episode that is held out today is held out next week, on every machine.
+
+The episode's id decides, so that a log that is imported again into another collector is split in
+the same way, and all parts of an episode fall on one side.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
 from storage.episode import Episode
-from storage.sample_batch import EPISODE_ORDINAL, STREAM, SampleBatch
+from storage.sample_batch import EPS_ID, SampleBatch
 
 Mask = npt.NDArray[np.bool_]
 
 
-def hash_fractions(stream: str, episode_ordinals: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each (stream, episode ordinal), uniform and for ever the same.
+def hash_fraction(episode_id: str) -> float:
+    """A number in [0, 1) for each id, uniform and for ever the same: 53 bits of its BLAKE2b."""
+    digest = hashlib.blake2b(episode_id.encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
-    BLAKE2b of the stream's name seeds the finaliser of SplitMix64 (Steele, Lea and Flood 2014,
-    "Fast splittable pseudorandom number generators", figure 17) over the ordinals.
-    """
-    seed = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "little")
-    z = np.asarray(episode_ordinals).astype(np.uint64)
-    with np.errstate(over="ignore"):
-        z = z * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+def hash_fractions(episode_ids: Iterable[str]) -> npt.NDArray[np.float64]:
+    """`hash_fraction` of each id; runs of one id are hashed once."""
+    found: list[float] = []
+    last = None
+    for episode_id in episode_ids:
+        if episode_id != last:
+            last, value = episode_id, hash_fraction(episode_id)
+        found.append(value)
+    return np.array(found, np.float64)
 
 
 @overload
@@ -42,10 +48,6 @@ def held_out(source: SampleBatch | Episode, fraction: float) -> Mask | bool:
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"fraction: expected 0 to 1, got {fraction}")
     if isinstance(source, Episode):
-        return bool(hash_fractions(source.stream, source.episode_ordinal) < fraction)
-    streams, ordinals = source[STREAM], source[EPISODE_ORDINAL]
-    result = np.zeros(source.count, np.bool_)
-    for stream in set(streams.tolist()):
-        mine: Any = streams == stream
-        result[mine] = hash_fractions(stream, ordinals[mine]) < fraction
-    return result
+        return hash_fraction(source.episode_id) < fraction
+    mask: Mask = hash_fractions(source[EPS_ID].tolist()) < fraction
+    return mask
