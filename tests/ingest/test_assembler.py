@@ -139,7 +139,7 @@ def script(name: str, start: int, policy: str, taken: list[Any], ending: str) ->
     texts = policy == "texts"
     events: list[wire.Event] = [wire.Start(episode_id=name, start=start, policy_id=policy)]
     for reward, action, later in taken:
-        obs = "x" * (len(events) % 5) if texts else [reward, float(len(events))]
+        obs: Any = "x" * (len(events) % 5) if texts else [reward, float(len(events))]
         events.append(
             wire.LogAction(
                 episode_id=name, seq=len(events), obs=obs, action=action, reward=reward, ts=7
@@ -464,7 +464,8 @@ def test_events_without_an_instance_are_taken_as_they_come() -> None:
     """The calls of curl: no instance, no numbers, no protection against a repeated call."""
     assembler = EpisodeAssembler({"default": STEPS})
     action = wire.LogAction(episode_id="a", obs=[0.0, 0.0], action=0)
-    for row, event in enumerate([wire.Start(episode_id="a"), action, action], 1):
+    events: list[wire.Event] = [wire.Start(episode_id="a"), action, action]
+    for row, event in enumerate(events, 1):
         judged = assembler.judge(None, event)
         assert judged is not None
         assembler.apply(*judged, row=row, received=0, now=0.0)

@@ -1,0 +1,230 @@
+"""A collector on an in-memory journal and writer, whose faults are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ingest import wire
+from ingest.assembler import Limits
+from ingest.collector import Collector
+from ingest.errors import CollectorFailed, Refusal
+from storage.declarations import PolicyDeclaration
+from storage.episode import Part
+from storage.errors import JournalFailed
+from storage.journal import MemoryJournal
+from storage.shard_files import ShardWriteError
+
+WAIT_SECONDS = 20.0
+
+
+@dataclass
+class Fault:
+    """What happens at the `at`-th commit of all: `kind`, before or `after` it took effect."""
+
+    at: int
+    kind: type[Exception] = JournalFailed
+    after: bool = False
+    commits: int = 0
+    struck: bool = False
+
+    def commit(self, change: Callable[[], None], on_strike: Callable[[], None]) -> None:
+        self.commits += 1
+        if self.commits != self.at:
+            change()
+            return
+        if self.after:
+            change()
+        self.struck = True
+        on_strike()
+        raise self.kind(f"commit {self.at} fails")
+
+
+class FaultyJournal(MemoryJournal):
+    """A MemoryJournal with a fault; `writer` dies with the process when it is fatal."""
+
+    fault = Fault(0)
+    writer: MemoryWriter | None = None
+
+    def commit(self, *args: Any, **kwargs: Any) -> None:
+        self.fault.commit(lambda: MemoryJournal.commit(self, *args, **kwargs), self._strike)
+
+    def _strike(self) -> None:
+        if self.writer is not None and self.fault.kind is JournalFailed:
+            self.writer.dead = True
+
+    @classmethod
+    def after_crash(cls, journal: MemoryJournal) -> FaultyJournal:
+        found = cls()
+        found._content = journal.crash()._content
+        return found
+
+
+@dataclass
+class MemoryShard:
+    """What the collector records of a shard."""
+
+    path: Path
+    digest: str
+    rows: int
+    nbytes: int
+    parts: list[Part]
+
+
+@dataclass
+class MemoryWriter:
+    """Shards in memory. It adopts a shard of the same ordinals, as the real writer does."""
+
+    shards: dict[tuple[str, int, int], MemoryShard] = field(default_factory=dict)
+    dead: bool = False
+    full: bool = False
+    gate: threading.Event | None = None
+    adopted: int = 0
+    conflicts: int = 0  # the same ordinals with other content
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+
+    def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> MemoryShard:
+        if self.dead:
+            raise ShardWriteError("the writer was killed")
+        if self.gate is not None:
+            self.gate.wait(WAIT_SECONDS)
+        if self.full:
+            raise ShardWriteError("no space", errno.ENOSPC)
+        first, last = parts[0].ordinal, parts[-1].ordinal
+        if [part.ordinal for part in parts] != list(range(first, last + 1)):
+            raise ValueError("ordinals are not dense")
+        known = self.shards.get((stream, first, last))
+        if known is not None:
+            self.adopted += 1
+            self.conflicts += known.parts != list(parts)
+            return known
+        shard = MemoryShard(
+            Path(stream) / f"{first}-{last}.parquet",
+            "0" * 64,
+            sum(part.steps for part in parts),
+            sum(part.nbytes for part in parts),
+            list(parts),
+        )
+        self.shards[stream, first, last] = shard
+        return shard
+
+    @property
+    def parts(self) -> list[Part]:
+        return [part for shard in self.shards.values() for part in shard.parts]
+
+
+@dataclass
+class Simulation:
+    """A collector that is restarted after a crash, and a client that sends until it is heard.
+
+    Time stands still unless a script moves it.
+    """
+
+    policies: Mapping[str, PolicyDeclaration]
+    fault: Fault = field(default_factory=lambda: Fault(0))
+    limits: Limits | None = None
+    now: float = 0.0
+    max_pending: int = 256_000_000
+    writer: MemoryWriter = field(default_factory=MemoryWriter)
+    journal: FaultyJournal = field(default_factory=FaultyJournal)
+    restarts: int = 0
+
+    async def begin(self) -> None:
+        while True:
+            self.writer.dead = False
+            self.journal.fault, self.journal.writer = self.fault, self.writer
+            try:
+                self.collector = Collector(
+                    self.journal,
+                    self.writer,
+                    self.policies,
+                    limits=self.limits,
+                    max_pending=self.max_pending,
+                    retry_seconds=0.0,
+                    clock=lambda: self.now,
+                    wall=lambda: 1_000,
+                )
+            except JournalFailed:
+                self.journal = FaultyJournal.after_crash(self.journal)
+                continue
+            self.collector.start()
+            return
+
+    async def crash(self) -> None:
+        """As SIGKILL: nothing in memory outlives it."""
+        self.restarts += 1
+        self.writer.dead = True
+        self.collector._on_failed(CollectorFailed("killed"))
+        await self.collector.drain()
+        self.journal = FaultyJournal.after_crash(self.journal)
+        await self.begin()
+
+    async def retry(self, action: Callable[[], Any]) -> Any:
+        """Do it until it is acknowledged, over crashes and full disks."""
+        while True:
+            try:
+                reply, row = action()
+                await self.collector.durable(row)
+            except CollectorFailed:
+                await self.crash()
+            except Refusal as refusal:
+                if refusal.code not in ("disk_full", "busy"):
+                    raise
+                await asyncio.sleep(0)
+            else:
+                return reply
+
+    async def register(self) -> str:
+        reply = await self.retry(lambda: self.collector.register(wire.Register()))
+        instance: str = reply.instance
+        return instance
+
+    async def send(self, instance: str, events: Iterable[wire.Event]) -> wire.EventsReply:
+        batch = wire.Batch(instance=instance, events=list(events))
+        reply: wire.EventsReply = await self.retry(lambda: self.collector.accept(batch))
+        return reply
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, and wait until what it called for is on disk and in shards."""
+        self.now += seconds
+        self.collector.tick()
+        await self.idle()
+
+    async def idle(self) -> None:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while self.collector.failure is None and (
+                self.collector._sealing.in_flight or self.collector._rebuilding
+            ):
+                await asyncio.sleep(0)
+        if self.collector.failure is not None:
+            await self.crash()
+
+    async def finish(self) -> None:
+        """Drain, also after a crash within the draining."""
+        for _ in range(9):
+            await self.collector.drain()
+            if not self.writer.dead and self.journal.plans() == []:
+                return
+            self.restarts += 1
+            self.journal = FaultyJournal.after_crash(self.journal)
+            await self.begin()
+        raise TimeoutError(f"plans are never fulfilled: {self.journal.plans()}")
+
+
+def numbered(name: str, start: int, *, steps: int, **given: Any) -> list[wire.Event]:
+    """An episode of `box:2` and `discrete:3` from its start to its end; reward t at step t."""
+    policy_id = given.pop("policy_id", "default")
+    final = given.pop("final", None)
+    actions = [
+        wire.LogAction(episode_id=name, seq=t + 1, obs=[float(t), 0.0], action=t % 3, reward=t)
+        for t in range(steps)
+    ]
+    end = wire.End(episode_id=name, seq=steps + 1, obs=final)
+    return [wire.Start(episode_id=name, start=start, policy_id=policy_id), *actions, end]
