@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,17 +35,28 @@ def declare(
 
 
 class CollectorProcess:
-    """`python -m ingest collect` on a root; `kill` is SIGKILL, `stop` is SIGTERM."""
+    """`python -m ingest collect` on a root; `kill` is SIGKILL, `stop` is SIGTERM.
 
-    def __init__(self, root: Path, *, port: int = 0, env: Mapping[str, str] | None = None) -> None:
+    `program` is what runs in place of `-m ingest`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        port: int = 0,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "ingest"),
+    ) -> None:
         self.root = root
         self.port = port
+        self._program = program
         self._env = {**os.environ, **(env or {})}
         self._pool = urllib3.PoolManager(retries=False, timeout=20.0)
         self.process = self._spawn()
 
     def _spawn(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ingest", "collect", "--root", str(self.root)]
+        command = [sys.executable, *self._program, "collect", "--root", str(self.root)]
         command += ["--port", str(self.port)]
         process = subprocess.Popen(
             command,

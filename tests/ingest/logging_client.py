@@ -1,0 +1,102 @@
+"""A client process for the tests of kills: logs episodes, and notes what was acknowledged.
+
+    python -m tests.ingest.logging_client ADDRESS FILE NUMBER STOP
+
+Every step has a reward that no other step of any client has. Each line of FILE is a JSON list of
+the rewards of a batch: `sent` before it goes out, `acknowledged` once its answer came. It sends a
+batch again, unchanged, until it is answered. It ends what it began and leaves once STOP exists.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import urllib3
+
+MSGPACK = {"content-type": "application/msgpack"}
+AGAIN_SECONDS = 0.02
+
+
+class LoggingClient:
+    """One client instance and up to three open episodes."""
+
+    def __init__(self, address: str, file: Path, number: int) -> None:
+        self._address, self._file, self._number = address, file, number
+        self._pool = urllib3.PoolManager(retries=False, timeout=5.0)
+        self._random = random.Random(number)
+        self._open: dict[str, int] = {}  # episode -> next seq
+        self._starts = 0
+        self._steps = 0
+        self._instance: str = self._post("/v1/instances", {})["instance"]
+
+    def _post(self, path: str, body: Any) -> Any:
+        data = msgspec.msgpack.encode(body)
+        while True:
+            try:
+                answer = self._pool.request(
+                    "POST", self._address + path, body=data, headers=MSGPACK
+                )
+            except urllib3.exceptions.HTTPError:
+                threading.Event().wait(AGAIN_SECONDS)
+                continue
+            if answer.status < 300:
+                return msgspec.msgpack.decode(answer.data)
+            threading.Event().wait(AGAIN_SECONDS)
+
+    def turn(self, *, last: bool = False) -> None:
+        """One batch: some events of some episodes."""
+        events, rewards = [], []
+        for name in list(self._open) if last else [*self._open, *self._begin(events)]:
+            for _ in range(self._random.choice((0, 1, 1, 4))):
+                rewards.append(self._reward())
+                events.append(self._event("log_action", name, reward=rewards[-1], **_STEP))
+            if last or self._random.random() < 0.4:
+                events.append(self._event("end", name))
+                del self._open[name]
+        self._note("sent", rewards)
+        answer = self._post("/v1/events", {"instance": self._instance, "events": events})
+        self._note("acknowledged", rewards)
+        if answer.get("refused"):
+            self._note("refused", answer["refused"])
+
+    def _begin(self, events: list[dict[str, Any]]) -> Iterator[str]:
+        while len(self._open) < 3:
+            name = f"{self._number}-{self._starts}"
+            events.append({"type": "start", "episode_id": name, "start": self._starts})
+            self._open[name] = 1
+            self._starts += 1
+            yield name
+
+    def _event(self, kind: str, name: str, **content: Any) -> dict[str, Any]:
+        seq = self._open[name]
+        self._open[name] = seq + 1
+        return {"type": kind, "episode_id": name, "seq": seq, **content}
+
+    def _reward(self) -> float:
+        self._steps += 1
+        return self._number * 1e6 + self._steps
+
+    def _note(self, what: str, items: list[Any]) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps({what: items}) + "\n")
+
+
+_STEP = {"obs": [0.0, 1.0, 2.0, 3.0], "action": 1}
+
+
+def main(address: str, file: str, number: str, stop: str) -> None:
+    client = LoggingClient(address, Path(file), int(number))
+    while not Path(stop).exists():
+        client.turn()
+    client.turn(last=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
