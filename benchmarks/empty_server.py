@@ -29,7 +29,7 @@ async def _serve() -> None:
     listener = bind("127.0.0.1", 0)
     config = uvicorn.Config(
         router, http="httptools", loop="none", lifespan="off", ws="none", access_log=False,
-        log_config=None, server_header=False, date_header=False,
+        log_config=None, server_header=False, date_header=False, proxy_headers=False,
     )  # fmt: skip
     print(f"ready http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     await uvicorn.Server(config).serve(sockets=[listener])

@@ -1,4 +1,4 @@
-"""`python -m ingest collect --root DIR`: the package's own door, without the command line extras."""
+"""`python -m ingest collect --root DIR`: the package's own door, without `[cli]`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +136,7 @@ class EpisodeAssembler:
         self.sealed: list[Sealed] = []
         self.next_key = 0
         self.anonymous_starts = 0
+        self.on_closed: Callable[[str, int], None] | None = None  # (policy, version) per step
         self.steps = 0
         self.needed: dict[int, int] = {}  # journal row -> unrecorded parts that need it
         self._by_key: dict[int, OpenEpisode] = {}
@@ -348,6 +349,12 @@ class EpisodeAssembler:
         """Open episodes whose history lacks journal rows, so that their clients cannot go on."""
         return [self._by_key[key].started.episode_id for key in self.torn if key in self._by_key]
 
+    def cuts(self, policies: Collection[str]) -> Iterator[Cut]:
+        """The cuts that make parts of all closed steps of some policies' open episodes."""
+        for episode in self.episodes.values():
+            if episode.steps > 1 and episode.started.policy_id in policies:
+                yield Cut(episode.started.key, episode.part)
+
     def tick(self, now: float) -> Iterator[Event]:
         """What the passing of time calls for: abandoned episodes, parts that waited long enough."""
         for episode in list(self.episodes.values()):
@@ -381,6 +388,8 @@ class EpisodeAssembler:
                 return
             if episode.remember(event.seq, digest(encoded), row, now):
                 self._need(row)
+            if self.on_closed is not None and episode.steps and not isinstance(event, Rewarded):
+                self.on_closed(episode.started.policy_id, episode.version[-1])
             if isinstance(event, Acted):
                 episode.act(event, received, row)
                 self.steps += 1

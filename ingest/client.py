@@ -34,6 +34,7 @@ from ingest.client_checks import (
     too_large,
 )
 from ingest.errors import ClientError, CollectorUnavailable, Refusal
+from ingest.local_actor import LocalActor
 from ingest.outbox import EVENT_BYTES, OnFull, Outbox
 from ingest.sender import ClientStats, Sender
 from ingest.transport import HttpSession, Transport, refusal_from_json
@@ -63,6 +64,8 @@ class PolicyClient:
         on_full: "block" (for `timeout`) or "raise" BufferFull at once when they are reached.
         batch: events in one request at most.
         linger: seconds that a first event waits for company before it is sent.
+        long_poll: in local mode, a request that waits at the collector brings a newly published
+            version at once; without it `update_interval` is how often the client asks.
         instance_name: names this client's starts, for an import that may be run again: each start
             then brings its own `start_number`, and `known_starts` says which are there already.
 
@@ -87,6 +90,7 @@ class PolicyClient:
         on_full: OnFull = "block",
         batch: int = 1_000,
         linger: float = 0.005,
+        long_poll: bool = True,
         instance_name: str | None = None,
     ) -> None:
         if inference_mode not in ("local", "remote"):
@@ -116,6 +120,9 @@ class PolicyClient:
             named=self._named,
         )
         self._sender = Sender(self._transport, self._outbox, self._book, name=instance_name)
+        self._actor = LocalActor(
+            self._transport, self._outbox, self._sender, update_interval, long_poll=long_poll
+        )
         self._put = self._outbox.put
         self._largest = max_pending_bytes
         self._spec: CollectorSpec | None = None
@@ -163,22 +170,23 @@ class PolicyClient:
     def get_action(self, episode_id: str | Sequence[str], observation: Any) -> Any | dict[str, Any]:
         """The live policy's action on an observation, recorded as the episode's next step.
 
-        With a list of ids and a mapping id -> observation it answers a dict id -> action, by one
-        request.
+        With a list of ids and a mapping id -> observation it answers a dict id -> action, in remote
+        mode by one request. In local mode the client's own copy of the policy acts, and the
+        decision is queued like any logging call.
 
         Raises ValueError (Refusal) when the collector refuses, `no_version` while nothing is
         published; CollectorUnavailable or TimeoutError without an answer in time: then the same
         call may be repeated.
         """
-        if self.inference_mode == "local":
-            raise NotImplementedError(
-                "get_action with inference_mode='local' is not available yet: use "
-                "PolicyClient(address, inference_mode='remote')"
-            )
+        local = self.inference_mode == "local"
         if isinstance(episode_id, str):
+            if local:
+                return self._decide(episode_id, observation)
             return self._act({episode_id: observation})[episode_id]
         if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
             raise ValueError("get_action: expected a mapping of the given ids to observations")
+        if local:
+            return {name: self._decide(name, observation[name]) for name in episode_id}
         return self._act({name: observation[name] for name in episode_id})
 
     def log_action(
@@ -352,13 +360,11 @@ class PolicyClient:
     def update_policy_weights(self) -> int | None:
         """The live version of the client's policy, None if nothing is published.
 
-        In remote mode there is nothing to refresh: the collector acts with the live version.
+        In local mode it is fetched first, and acted with from here on. In remote mode there is
+        nothing to refresh: the collector acts with the live version.
         """
         if self.inference_mode == "local":
-            raise NotImplementedError(
-                "update_policy_weights with inference_mode='local' is not available yet: use "
-                "PolicyClient(address, inference_mode='remote')"
-            )
+            return self._actor.policy(self._policy(None).policy_id).refresh()
         self._spec = spec = self._fetch()
         return spec.live_versions[spec.policy(self.policy_id).policy_id]
 
@@ -378,6 +384,7 @@ class PolicyClient:
 
         Raises as `flush` does; what is not delivered then is lost, and the error says how much.
         """
+        self._actor.close()
         if self._outbox.closed:
             return
         self._sender.close(self._timeout if timeout is None else timeout)
@@ -509,6 +516,17 @@ class PolicyClient:
         except Refusal:
             self._book.told(episode_id)
             raise
+
+    def _decide(self, episode_id: str, observation: Any) -> Any:
+        """An action of the client's own policy, queued as the episode's next step."""
+        episode = self._book.find(episode_id)
+        event, action = self._actor.decide(episode, observation)
+        episode.step_index = self._queue(event, EVENT_BYTES + len(event.obs))
+        episode.step = event
+        episode.seq += 1
+        episode.acted = True
+        self._settle(episode_id)
+        return action
 
     def _act(self, observations: dict[str, Any]) -> dict[str, Any]:
         """Actions for some episodes by one request."""

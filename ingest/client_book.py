@@ -17,7 +17,7 @@ from ingest.errors import (
     not_found,
 )
 from ingest.transport import Delivery, Transport
-from ingest.wire import Event, GetAction, LogAction
+from ingest.wire import Decision, Event, GetAction, LogAction
 from storage.codec import Codec
 from storage.spaces import Space, SpaceError, space_from_json
 
@@ -30,8 +30,15 @@ _PASSING = frozenset({"window_closed"})  # refuses one event and leaves the epis
 class ClientPolicy:
     """The spaces of one policy, as codecs whose errors name the episode."""
 
-    def __init__(self, policy_id: str, observation: Space, action: Space) -> None:
+    def __init__(
+        self,
+        policy_id: str,
+        observation: Space,
+        action: Space,
+        steps_per_version: int | None = None,
+    ) -> None:
         self.policy_id = policy_id
+        self.steps_per_version = steps_per_version
         self.observation = Codec(observation)
         self.action = Codec(action)
         self._encode_observation = self.observation.encode
@@ -51,6 +58,10 @@ class ClientPolicy:
             return self.observation.encode(observation, "obs")
         except SpaceError as error:
             raise SpaceError(f"Episode {episode_id}: {error}") from error
+
+    def encode_decision(self, action: Any) -> bytes:
+        """Canonical bytes of an action that the policy chose: Box parts may leave their bounds."""
+        return self._encode_action(action, "action", check_range=False)
 
     def action_value(self, sent: Any) -> Any:
         """An action as the space's value; its Box parts may lie outside their bounds."""
@@ -73,8 +84,9 @@ class CollectorSpec:
         self.live_versions: dict[str, int | None] = {}
         self.policies: dict[str, ClientPolicy] = {}
         for name, policy in document["policies"].items():
-            spaces = (space_from_json(policy[key]) for key in ("observation", "action"))
-            self.policies[name] = ClientPolicy(name, *spaces)
+            observation, action = (space_from_json(policy[k]) for k in ("observation", "action"))
+            quota = policy.get("flow", {}).get("steps_per_version")
+            self.policies[name] = ClientPolicy(name, observation, action, quota)
             self.live_versions[name] = policy.get("live_version")
 
     @classmethod
@@ -120,7 +132,7 @@ class ClientEpisode:
         self.policy = policy
         self.seq = 1  # of the next event; the start is 0
         self.acted = False
-        self.step: LogAction | None = None  # takes rewards while it is queued
+        self.step: LogAction | Decision | None = None  # takes rewards while it is queued
         self.step_index = -1
         self.since = since  # no event of it that waits in the outbox has a lower index
         self.error: Refusal | None = None

@@ -25,6 +25,7 @@ from ingest.assembler import Limits
 from ingest.committer import Committer, Transaction
 from ingest.errors import CollectorFailed, Refusal
 from ingest.events import Event, encode_event, encode_row
+from ingest.flow import FlowControl
 from ingest.recovery import Recovered, Totals, policies_state, recover
 from ingest.sealer import Sealer, Writer
 from ingest.sealing import Sealing
@@ -68,6 +69,7 @@ class Collector:
         writer: Writer,
         policies: Mapping[str, PolicyDeclaration],
         *,
+        flow: FlowControl | None = None,
         limits: Limits | None = None,
         max_pending: int = 256_000_000,
         retry_seconds: float = 0.5,
@@ -78,6 +80,7 @@ class Collector:
         self.stats = CollectorStats()
         self.draining = False
         self.failure: Exception | None = None
+        self._flow = flow
         self._limits = limits
         self._max_pending = max_pending
         self._retry_seconds = retry_seconds
@@ -207,7 +210,24 @@ class Collector:
                 self._apply(*judged, encoded, row, received)
         self.stats.accepted += reply.accepted
         self.stats.duplicates += reply.duplicates
-        return reply, self._append(encoded, received)
+        fresh = self._hold(reply, encoded, row, received)
+        waits_for = self._append(encoded, received)
+        if fresh:
+            self._sealing.plan_all()
+        return reply, waits_for
+
+    def _hold(
+        self, reply: wire.EventsReply, encoded: list[bytes], row: int, received: int
+    ) -> list[str]:
+        """Tell which policies are held; those that are so for the first time are cut at once."""
+        flow = self._flow
+        if flow is None or not flow.active:
+            return []
+        reply.hold = flow.held()
+        fresh = flow.newly_held(reply.hold)
+        for cut in list(self.assembler.cuts(fresh)) if fresh else ():
+            self._apply(cut, encode_event(cut), encoded, row, received)
+        return fresh
 
     def register(self, request: wire.Register) -> tuple[wire.Registered, int]:
         """Register a client instance, or find the import of that name again."""
@@ -341,6 +361,8 @@ class Collector:
     def _take_up(self, recovered: Recovered) -> None:
         """Continue from a journal's state."""
         self.assembler = recovered.assembler
+        if self._flow is not None and self._flow.active:
+            self.assembler.on_closed = self._flow.count
         self.collector_id = recovered.collector_id
         self.damage = recovered.damage
         if self.damage:

@@ -6,6 +6,7 @@ versions are looked up when `refresh` is called, a few microseconds when nothing
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -15,15 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from ingest.errors import Refusal
+from ingest.local_inference import Published, load_policy, no_version
 from policy.numpy_policy import NumpyPolicy
-from policy.spec import PolicySpec
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
 from storage.errors import StorageError
 from storage.weights import WeightStore
 
 log = logging.getLogger("headrace.collector")
+
+FOLLOW_SECONDS = 0.005
+"""How often live.json is looked at: a stat of a microsecond, which works on every file system."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,9 @@ class _Live:
     stamp: tuple[int, int] | None = None
     generation: int = -1
     policy: NumpyPolicy | None = None
+    published: Published | None = None
+    etag: str | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass
@@ -57,6 +63,7 @@ class LivePolicies:
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
 
     def __post_init__(self) -> None:
+        self.closing = False
         self._live = {name: self._follow(policy) for name, policy in self.policies.items()}
 
     def _follow(self, policy: PolicyDeclaration) -> _Live:
@@ -84,12 +91,41 @@ class LivePolicies:
         pointer = live.store.live()
         if pointer is None or pointer.generation <= live.generation:
             return
-        manifest, weights = live.store.load(pointer.version)
-        spec = PolicySpec.from_json(manifest.spec)
-        live.policy = NumpyPolicy(
-            spec, weights, filter_state=manifest.filter_state, version=pointer.version
-        )
+        manifest, weights = live.store.read(pointer.version)
+        live.policy = load_policy(manifest, weights)
         live.generation = pointer.generation
+        live.published = Published(manifest.to_json(), pointer.generation, weights)
+        live.etag = f'"{manifest.store_id}-{pointer.generation}"'
+        live.changed.set()
+        live.changed = asyncio.Event()
+
+    async def follow(self) -> None:
+        """Take up new versions as they are published, until cancelled."""
+        while True:
+            self.refresh()
+            await asyncio.sleep(FOLLOW_SECONDS)
+
+    async def changed(self, policy_id: str) -> None:
+        """Wait for the next generation of a policy, or for `close`."""
+        if not self.closing:
+            await self._live[policy_id].changed.wait()
+
+    def close(self) -> None:
+        """Let everybody go who waits for a version."""
+        self.closing = True
+        for live in self._live.values():
+            live.changed.set()
+
+    def store(self, policy_id: str) -> WeightStore:
+        return self._live[policy_id].store
+
+    def etag(self, policy_id: str) -> str | None:
+        """Names the live generation, None when nothing is published."""
+        return self._live[policy_id].etag
+
+    def published(self, policy_id: str) -> Published | None:
+        """The live version as clients get it."""
+        return self._live[policy_id].published
 
     def version(self, policy_id: str) -> int | None:
         """The live version, None when nothing is published."""
@@ -104,8 +140,7 @@ class LivePolicies:
         live = self._live[policy_id]
         policy = live.policy
         if policy is None:
-            text = f"policy {policy_id!r} has no published version yet: publish one, or log_action"
-            raise Refusal("no_version", text, retry_after=1.0)
+            raise no_version(policy_id)
         columns = live.observation.columns(b"".join(observations), len(observations))
         actions = policy.act(policy.flatten(columns), self.rng, explore=explore)
         encoded = live.action.encode_columns(actions.columns, len(observations))

@@ -15,6 +15,7 @@ from ingest import bulk, wire
 from ingest.collector import Collector
 from ingest.errors import Refusal, not_found
 from ingest.http import Request, Response, Router
+from ingest.publication import Publication
 from ingest.remote_inference import LivePolicies
 from storage.spaces import SpaceError, space_to_json
 
@@ -43,6 +44,7 @@ class Routes:
             ("POST", "/v1/episodes/{id}/log_returns", self._single(wire.LogReturns)),
             ("POST", "/v1/episodes/{id}/end", self._single(wire.End)),
             ("POST", "/v1/episodes/{id}/action", self.action),
+            ("GET", "/v1/policies/{id}/weights", Publication(self.live).weights),
             ("GET", "/healthz", self.healthz),
             ("GET", "/readyz", self.readyz),
             ("GET", "/", self.status_page),
@@ -208,6 +210,10 @@ class Routes:
                 "live_version": self.live.version(name),
                 "episode_timeout": policy.episode_timeout,
                 "reward_window": policy.reward_window,
+                "flow": {
+                    "steps_per_version": policy.steps_per_version,
+                    "max_policy_lag": policy.max_policy_lag,
+                },
             }
             for name, policy in self.collector.policies.items()
         }

@@ -107,6 +107,7 @@ class Sender:
         self._failure: Exception | None = None
         self._trouble: Refusal | None = None
         self._away = False
+        self.held: dict[str, int] = {}  # policies whose version has acted enough, and that version
 
     def after_fork(self) -> None:
         """A forked child starts with nothing queued, no thread, and its own instance."""
@@ -185,6 +186,7 @@ class Sender:
             else:
                 errors = [(item.index, refusal_from_json(item.error)) for item in reply.refused]
                 duplicates = reply.duplicates
+                self.held.update(reply.hold)
                 self._settle(chunk, errors, duplicates, instance, delivery.maybe_applied)
         self._count(batches=1)
 

@@ -23,6 +23,7 @@ import uvicorn
 import uvloop
 
 from ingest.collector import Collector
+from ingest.flow import FlowControl
 from ingest.remote_inference import LivePolicies
 from ingest.routes import MAX_BODY, Routes
 from storage.journal import SqliteJournal
@@ -96,8 +97,9 @@ class Server:
             owner=self.journal.collector_id,
             compression=options.compression,  # type: ignore[arg-type]  # the command line checks it
         )
-        self.collector = Collector(self.journal, writer, policies)
         self.live = LivePolicies(options.root, policies)
+        flow = FlowControl(policies, self.live.version)
+        self.collector = Collector(self.journal, writer, policies, flow=flow)
         routes = Routes(self.collector, self.live, version=options.version)
         config = uvicorn.Config(
             routes.router(MAX_BODY),
@@ -110,6 +112,7 @@ class Server:
             timeout_graceful_shutdown=2,
             server_header=False,
             date_header=False,
+            proxy_headers=False,
             timeout_keep_alive=75,
             backlog=1024,
         )
@@ -123,6 +126,7 @@ class Server:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop` is set or the journal fails; answers the exit status."""
         self.collector.start()
+        following = asyncio.create_task(self.live.follow())
         serving = asyncio.create_task(self._server.serve(sockets=[self.socket]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.002)
@@ -134,8 +138,9 @@ class Server:
         ]
         await asyncio.wait([serving, *ended], return_when=asyncio.FIRST_COMPLETED)
         failed = self.collector.failure
-        for task in ended:
+        for task in (*ended, following):
             task.cancel()
+        self.live.close()
         await self.collector.drain()
         self._server.should_exit = True
         with contextlib.suppress(TimeoutError):

@@ -154,7 +154,7 @@ class Transport:
         """
         sent = {**self._headers, **(headers or {})}
         status, found, content = self._exchange(method, path, body, sent, timeout or self.timeout)
-        if 200 <= status < 300:
+        if 200 <= status < 300 or status == _NOT_MODIFIED:
             return Answer(status, found, content)
         refusal = refusal_of(status, content)
         if status in UNAVAILABLE and refusal.code != "no_version":
@@ -193,6 +193,9 @@ class Transport:
                 f"{self.address}: {type(error).__name__}: {error}",
                 maybe_applied=not _never_connected(error),
             ) from error
+
+
+_NOT_MODIFIED = 304  # the answer to a conditional request
 
 
 class Delivery:

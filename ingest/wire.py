@@ -166,12 +166,17 @@ class ItemError(Struct, omit_defaults=True, kw_only=True):
 
 
 class EventsReply(Struct, omit_defaults=True, kw_only=True):
-    """The answer to a batch: everything not refused is on disk when `durable` is true."""
+    """The answer to a batch: everything not refused is on disk when `durable` is true.
+
+    `hold` names policies whose live version has acted enough steps, and that version: clients wait
+    for a newer one before they act on.
+    """
 
     durable: bool
     accepted: int
     duplicates: int = 0
     refused: list[ItemError] = []
+    hold: dict[str, int] = {}
 
 
 class ActionReply(Struct, omit_defaults=True, kw_only=True):

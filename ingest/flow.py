@@ -1,0 +1,59 @@
+"""Flow control for on-policy training: how many steps a published version may be used for.
+
+`FlowControl` counts, per policy, the closed steps that the live version has acted. When a policy's
+`steps_per_version` are there it is *held*: replies say so, and clients wait until a newer version
+is live. Counts start anew with each version and with each start of the collector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from storage.declarations import PolicyDeclaration
+
+
+class FlowControl:
+    """`live_version(policy_id)` answers what is live now, None for nothing."""
+
+    def __init__(
+        self,
+        policies: Mapping[str, PolicyDeclaration],
+        live_version: Callable[[str], int | None],
+    ) -> None:
+        self._quota = {
+            name: policy.steps_per_version
+            for name, policy in policies.items()
+            if policy.steps_per_version is not None
+        }
+        self._live_version = live_version
+        self._counts: dict[str, tuple[int, int]] = {}  # policy -> (version, closed steps)
+        self._held: dict[str, int] = {}  # policy -> the version that was held last
+
+    @property
+    def active(self) -> bool:
+        return bool(self._quota)
+
+    def count(self, policy_id: str, version: int) -> None:
+        """Note that a step acted by `version` was closed."""
+        if policy_id not in self._quota:
+            return
+        known, steps = self._counts.get(policy_id, (-1, 0))
+        if version == known:
+            self._counts[policy_id] = (known, steps + 1)
+        elif version > known:
+            self._counts[policy_id] = (version, 1)
+
+    def held(self) -> dict[str, int]:
+        """Policies whose live version has acted enough, and that version."""
+        found: dict[str, int] = {}
+        for policy_id, quota in self._quota.items():
+            version, steps = self._counts.get(policy_id, (-1, 0))
+            if steps >= quota and version == self._live_version(policy_id):
+                found[policy_id] = version
+        return found
+
+    def newly_held(self, held: Mapping[str, int]) -> list[str]:
+        """Those of `held` that are told for the first time: their parts are to be cut at once."""
+        fresh = [name for name, version in held.items() if self._held.get(name) != version]
+        self._held.update(held)
+        return fresh
