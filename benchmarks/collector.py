@@ -108,22 +108,25 @@ def raw_steps_per_second(address: str, bodies: list[bytes]) -> float:
 
 def logging_figure() -> Figure:
     """Durable steps/s of one client process against raw posts of the same bytes to nothing."""
-    with collector() as process, empty_server() as nothing:
-        with PolicyClient(process.address, inference_mode="remote") as client:
-            client_steps_per_second(client)
-            before = client.stats.batches
-            client_steps_per_second(client)
-            bodies = same_bytes(client.stats.batches - before)
-            value, raw = medians(
-                ROUNDS,
-                lambda: client_steps_per_second(client),
-                lambda: raw_steps_per_second(nothing, bodies),
-            )
+    with (
+        collector() as process,
+        empty_server() as nothing,
+        PolicyClient(process.address, inference_mode="remote") as client,
+    ):
+        client_steps_per_second(client)
+        before = client.stats.batches
+        client_steps_per_second(client)
+        bodies = same_bytes(client.stats.batches - before)
+        value, raw = medians(
+            ROUNDS,
+            lambda: client_steps_per_second(client),
+            lambda: raw_steps_per_second(nothing, bodies),
+        )
     return Figure(
         name="durable logged steps/s, one client process",
         value=value,
         unit="steps/s",
-        baseline_name=f"urllib3 posting the same bytes ({len(bodies)} requests) to an empty handler",
+        baseline_name=f"urllib3, the same bytes in {len(bodies)} requests to an empty handler",
         baseline_value=raw,
         aim=">= 0.4",
     )

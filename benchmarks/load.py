@@ -1,7 +1,7 @@
 """Load for benchmarks: raw HTTP/1.1 over asyncio sockets, so that the server is what is measured.
 
-`python -m benchmarks.load URL CONNECTIONS REQUESTS BODY_FILE...` posts the bodies in turn and prints
-one line of JSON: requests per second and latency percentiles in microseconds.
+`python -m benchmarks.load URL CONNECTIONS FILE` posts the bodies in the file and prints one line of
+JSON: requests per second and latency percentiles in microseconds.
 """
 
 from __future__ import annotations

@@ -136,11 +136,13 @@ def _match_plans(journal: Journal, assembler: EpisodeAssembler, found: Recovered
 
     A part that cannot be made again (its rows are damaged) leaves a gap in its plan's ordinals.
     """
-    sealed = {(item.key, _part_number(item)): item for item in assembler.sealed}
+    sealed: dict[tuple[int, int], Sealed] = {
+        (item.key, _part_number(item)): item for item in assembler.sealed
+    }
     assembler.sealed = []
     for plan in journal.plans():
         names = _decode_parts(plan.blob)
-        parts = [sealed.pop(name, None) or Sealed(name[0], None, ()) for name in names]
+        parts = [sealed.pop(name, Sealed(name[0], None, ())) for name in names]
         found.planned.append((plan, parts))
     found.waiting = list(sealed.values())
 

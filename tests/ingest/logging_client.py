@@ -52,7 +52,8 @@ class LoggingClient:
 
     def turn(self, *, last: bool = False) -> None:
         """One batch: some events of some episodes."""
-        events, rewards = [], []
+        events: list[dict[str, Any]] = []
+        rewards: list[float] = []
         for name in list(self._open) if last else [*self._open, *self._begin(events)]:
             for _ in range(self._random.choice((0, 1, 1, 4))):
                 rewards.append(self._reward())

@@ -56,10 +56,16 @@ def write(root, *parts):
 
 
 def run(root, updates, **settings):
-    """Follow until so many updates were made; (result, what `on_update` was told)."""
-    told = []
+    """Follow until so many updates were made, or nothing came for long; (result, what was told)."""
+    told, asked = [], iter(range(300))
     settings = {"steps_per_update": 100, "on_update": told.append, **settings}
-    result = follow(root, "default", CONFIG, stop=lambda: len(told) >= updates, **settings)
+    result = follow(
+        root,
+        "default",
+        CONFIG,
+        stop=lambda: len(told) >= updates or next(asked, None) is None,
+        **settings,
+    )
     return result, told
 
 
@@ -238,12 +244,13 @@ class RecordingConfig(PPOConfig):
         return Recording(policy, self)
 
 done = []
+asked = iter(range(300))  # an idle end, in case rows were lost
 def on_update(metrics):
     done.append(metrics["update"])
     die(metrics["update"], "after")
 
 follow(root, "default", RecordingConfig(epochs=1), steps_per_update=100, checkpoint_every=2,
-       stop=lambda: done[-1:] == [12], on_update=on_update)
+       stop=lambda: done[-1:] == [12] or next(asked, None) is None, on_update=on_update)
 """
 
 
