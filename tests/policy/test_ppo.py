@@ -12,7 +12,7 @@ from policy.algorithms.ppo import PPOConfig, _effective_share
 from policy.learner import Learner
 from policy.policy import Policy
 from policy.spec import ModuleSpec, PolicySpec
-from storage.sample_batch import SampleBatch
+from storage.sample_batch import SampleBatch, concat_samples
 from storage.spaces import Box, Discrete
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "losses.json").read_text())
@@ -128,6 +128,16 @@ def test_what_a_fragments_last_row_bootstraps_from(last):
         expected.append(carried)
     assert used.count == (2 if last == "left_out" else 3)
     np.testing.assert_allclose(rows.advantages, expected[::-1], atol=1e-6)
+
+
+def test_an_episode_carries_nothing_into_another():
+    """Also where one's t goes on where the other's stopped, as parts of long episodes do."""
+    learner = new_learner()
+    first = one_episode(learner)
+    second = changed(first, t=first["t"] + 3, episode_ordinal=first["episode_ordinal"] + 1)
+    alone, _ = learner.algorithm._rows(first)
+    together, _ = learner.algorithm._rows(concat_samples([first, second]))
+    np.testing.assert_array_equal(together.advantages, np.tile(alone.advantages, 2))
 
 
 def test_the_order_of_rows_means_nothing(played):
