@@ -1,8 +1,9 @@
 """Flow control for on-policy training: how many steps a published version may be used for.
 
-`FlowControl` counts, per policy, the closed steps that the live version has acted. When a policy's
+`FlowControl` counts, per policy, the steps closed while a version was live. When a policy's
 `steps_per_version` are there it is *held*: replies say so, and clients wait until a newer version
-is live. Counts start anew with each version and with each start of the collector.
+is live. A surplus counts for the next version, so that the learner never falls behind; counts start
+anew with the collector.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ class FlowControl:
         return bool(self._quota)
 
     def count(self, policy_id: str, version: int) -> None:
-        """Note that a step acted by `version` was closed."""
-        if policy_id not in self._quota:
+        """Note that a step was closed, whichever version acted it: it is experience to train on."""
+        quota = self._quota.get(policy_id)
+        live = self._live_version(policy_id) if quota is not None else None
+        if quota is None or live is None:
             return
-        known, steps = self._counts.get(policy_id, (-1, 0))
-        if version == known:
-            self._counts[policy_id] = (known, steps + 1)
-        elif version > known:
-            self._counts[policy_id] = (version, 1)
+        known, steps = self._counts.get(policy_id, (live, 0))
+        if live != known:
+            steps = max(0, steps - quota)  # what was acted beyond the last version's share
+        self._counts[policy_id] = (live, steps + 1)
 
     def held(self) -> dict[str, int]:
-        """Policies whose live version has acted enough, and that version."""
+        """Policies whose live version has its steps, and that version."""
         found: dict[str, int] = {}
         for policy_id, quota in self._quota.items():
             version, steps = self._counts.get(policy_id, (-1, 0))
