@@ -91,15 +91,7 @@ class Routes:
         return reply
 
     async def steps(self, request: Request) -> Response:
-        batches = bulk.read_steps(request, self.collector)
-        reply, row = wire.EventsReply(durable=True, accepted=0), 0
-        for batch in batches:
-            one, row = self.collector.accept(batch, single=True)
-            reply.accepted += one.accepted
-            reply.duplicates += one.duplicates
-            reply.refused.extend(one.refused)
-        await self.collector.durable(row)
-        return Response.of(reply, request)
+        return Response.of(await bulk.import_steps(request, self.collector), request)
 
     # --- acting ----------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
 def test_the_check_finds_a_planted_fault(tmp_path: Path, fault: str, symptom: str) -> None:
     """The same traffic and kills on a broken collector: the account must show it."""
     with Traffic(tmp_path, 3, ["-m", "tests.ingest.broken_collector", fault]) as traffic:
-        for _ in range(3):
+        for _ in range(2):
             traffic.kill("collector", after=(0.5, 0.9))
         account = traffic.account()
     assert getattr(account, symptom)

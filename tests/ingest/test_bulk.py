@@ -1,0 +1,257 @@
+"""Bulk imports: Arrow in, rows out; what is refused is named by column and row."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from storage.declarations import PolicyDeclaration
+from storage.policy_files import save_declaration
+from storage.spaces import Box, Dict, Discrete, parse_space
+from tests.collector_process import CollectorProcess, shard_rows
+
+ARROW = "application/vnd.apache.arrow.stream"
+POLICIES = [
+    PolicyDeclaration(
+        observation=parse_space("box:2"), action=parse_space("discrete:3"), seal_seconds=0.2
+    ),
+    PolicyDeclaration(
+        policy_id="mixed",
+        observation=Dict(
+            (("image", Box((2, 2), np.dtype(np.uint8))), ("place", Discrete(5)), ("x", Box((2, 3))))
+        ),
+        action=Box((2,), np.dtype(np.float32), np.full(2, -1.0), np.full(2, 1.0)),
+        seal_seconds=0.2,
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
+    root = tmp_path_factory.mktemp("root")
+    with _collector(root) as process:
+        yield process
+
+
+def _collector(root: Path) -> CollectorProcess:
+    for policy in POLICIES:
+        save_declaration(root, policy)
+    return CollectorProcess(root)
+
+
+def body(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def steps(lengths: dict[str, int], **columns: Any) -> pa.Table:
+    """Episodes of box:2 and discrete:3, the step's number in the table as reward."""
+    count = sum(lengths.values())
+    names = [name for name, length in lengths.items() for _ in range(length)]
+    obs = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(2 * count), pa.float32()), 2)
+    given = {
+        "eps_id": names,
+        "obs": obs,
+        "actions": pa.array(np.arange(count) % 3),
+        "rewards": pa.array(np.arange(count), pa.float64()),
+        **columns,
+    }
+    return pa.table({name: column for name, column in given.items() if column is not None})
+
+
+def post(
+    collector: CollectorProcess, table: pa.Table | bytes, **headers: str
+) -> tuple[int, dict[str, Any]]:
+    data = table if isinstance(table, bytes) else body(table)
+    given = {
+        "content-type": ARROW,
+        "headrace-crc32": f"{zlib.crc32(data):08x}",
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    return collector.request("POST", "/v1/steps", data, given)
+
+
+def test_columns_become_rows(tmp_path: Path) -> None:
+    """Every value of the import is in the shards, once, also of an image and a nested space."""
+    lengths = {"a": 3, "b": 1, "c": 2}
+    table = steps(
+        lengths,
+        t=[0, 1, 2, 0, 0, 1],
+        truncateds=[False, False, True, False, False, False],
+        final_obs=[None, None, np.array([7, 8], np.float32).tobytes(), None, None, None],
+        action_logp=[-0.5, None, -1.5, -2.0, -2.5, -3.0],
+        infos=[None, '{"k": 1}', None, "", None, None],
+        tags=['{"user": "u1"}'] * 6,
+        ts=pa.array(range(6)),
+    )
+    with _collector(tmp_path) as collector:
+        status, answer = post(collector, table)
+        assert (status, answer) == (200, {"durable": True, "accepted": 12})
+        assert post(collector, _mixed(), policy="x")[0] == 200
+        assert collector.stop() == 0
+    rows = shard_rows(tmp_path)
+    mine = sorted((r for r in rows if r["policy_id"] == "default"), key=lambda r: r["ts"])
+    assert [(r["eps_id"], r["t"]) for r in mine] == [
+        (name, t) for name, length in lengths.items() for t in range(length)
+    ]
+    assert [r["rewards"] for r in mine] == [0, 1, 2, 3, 4, 5]
+    assert [r["actions"] for r in mine] == [0, 1, 2, 0, 1, 2]
+    assert [list(r["obs"]) for r in mine] == [[2 * i, 2 * i + 1] for i in range(6)]
+    np.testing.assert_array_equal(
+        [r["action_logp"] for r in mine], [-0.5, np.nan, -1.5, -2.0, -2.5, -3.0]
+    )
+    assert [r["truncateds"] for r in mine] == [False, False, True, False, False, False]
+    assert [r["terminateds"] for r in mine] == [False, False, False, True, False, True]
+    assert mine[2]["final_obs"] == np.array([7, 8], np.float32).tobytes()
+    assert mine[1]["infos"] == '{"k": 1}'
+    assert {r["source"] for r in mine} == {"replayed"}
+    assert {r["tags"] for r in mine} == {'{"user":"u1"}'}
+    (nested,) = (r for r in rows if r["policy_id"] == "mixed")
+    assert nested["obs.image"] == bytes([1, 2, 3, 4])
+    assert nested["obs.place"] == 3
+    assert nested["obs.x"] == np.arange(6, dtype=np.float32).tobytes()
+    assert list(nested["actions"]) == [0.5, -0.5]
+
+
+def _mixed(**columns: Any) -> pa.Table:
+    given = {
+        "eps_id": ["m"],
+        "policy_id": ["mixed"],
+        "obs.image": [bytes([1, 2, 3, 4])],
+        "obs.place": [3],
+        "obs.x": pa.FixedSizeListArray.from_arrays(pa.array(range(6), pa.float32()), 6),
+        "actions": [[0.5, -0.5]],
+        "rewards": [1.0],
+        **columns,
+    }
+    return pa.table(given)
+
+
+BAD: list[tuple[Any, int, str]] = [
+    (steps({"x": 2}, extra=[1, 2]), 422, "extra"),
+    (steps({"x": 2}, rewards=None), 422, "rewards"),
+    (steps({"x": 2}, t=[0, 2]), 422, "$.t[1]"),
+    (steps({"x": 2}, policy_id=["default", "mixed"]), 422, "one policy"),
+    (steps({"x": 2}, policy_id=["default", None]), 422, "one policy"),
+    (steps({"x": 2}, policy_id=["nobody"] * 2), 422, "nobody"),
+    (steps({"x": 2}, agent_id=["a", "b"]), 422, "agent"),
+    (steps({"x": 2}, eps_id=[1, 2]), 422, "$.eps_id[0]"),
+    (steps({"x": 3}, eps_id=["x", "y", "x"]), 422, "$.eps_id[2]"),
+    (steps({"x": 2}, infos=["{", None]), 422, "$.infos[0]"),
+    (steps({"x": 2}, tags=["[]", None]), 422, "$.tags[0]"),
+    (steps({"x": 2}, rewards=[1.0, None]), 422, "$.rewards[1]"),
+    (steps({"x": 2}, truncateds=["no", "yes"]), 422, "$.truncateds[1]"),
+    (steps({"x": 2}, ts=["now", "then"]), 422, "$.ts[0]"),
+    (pa.table([[1], [2]], names=["eps_id", "eps_id"]), 422, "repeated"),
+    (b"nonsense", 400, "Arrow stream"),
+    (b"", 400, "Arrow stream"),
+    (body(steps({"x": 2}))[:-60], 400, "Arrow stream"),
+]
+
+
+@pytest.mark.parametrize(("table", "status", "text"), BAD)
+def test_a_form_that_does_not_fit_is_refused_as_a_whole(
+    collector: CollectorProcess, table: pa.Table | bytes, status: int, text: str
+) -> None:
+    """The answer names the column and the row; nothing of the body is taken."""
+    found, answer = post(collector, table)
+    assert found == status, answer
+    assert text in answer["error"]["message"] + answer["error"].get("path", "")
+    assert collector.get("/v1/episodes/x")[0] == 404
+
+
+@pytest.mark.parametrize("crc", [None, "00000000", "nonsense"])
+def test_a_body_needs_its_checksum(collector: CollectorProcess, crc: str | None) -> None:
+    """Arrow has no checksum: flipped bits would be wrong numbers."""
+    headers = {"content-type": ARROW} | ({} if crc is None else {"headrace-crc32": crc})
+    status, answer = collector.request("POST", "/v1/steps", body(steps({"x": 1})), headers)
+    assert status == 400
+    assert "Headrace-CRC32" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "path"),
+    [
+        ({"actions": [0, 1, 9, 1, 0, 1]}, "$.actions[2]"),
+        ({"rewards": [0.0, 1.0, float("nan"), 3.0, 4.0, 5.0]}, "$.rewards[2]"),
+        ({"action_logp": [None, None, float("inf"), None, None, None]}, "$.action_logp[2]"),
+        ({"pass_prob": [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]}, "$.pass_prob[2]"),
+        ({"final_obs": [None, None, None, b"short", None, None]}, "$.final_obs[3]"),
+        ({"obs": [[0, 0], [0, 0], [0, None], [0, 0], [0, 0], [0, 0]]}, "$.obs[2]"),
+    ],
+)
+def test_a_bad_row_closes_its_own_episode_only(
+    collector: CollectorProcess, columns: dict[str, Any], path: str, request: Any
+) -> None:
+    """The bad row is named; the episode is broken at its last good step, the next one is whole."""
+    bad, good = (f"{request.node.name}-{which}" for which in ("bad", "good"))
+    status, answer = post(collector, steps({bad: 4, good: 2}, **columns))
+    assert status == 200
+    (refused,) = answer["refused"]
+    assert refused["error"]["path"] == path
+    assert refused["index"] == int(path[-2])
+    assert collector.get(f"/v1/episodes/{bad}")[1]["state"] == "broken"
+    assert collector.get(f"/v1/episodes/{good}")[1]["state"] == "terminated"
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"obs.image": [b"123"]},
+        {"obs.place": [5]},
+        {"obs.x": [[0.0] * 5]},
+        {"obs.x": [[0.0] * 5 + [None]]},
+        {"actions": [[0.5, 7.0]]},
+    ],
+)
+def test_a_bad_leaf_is_refused(collector: CollectorProcess, columns: dict[str, Any]) -> None:
+    """Each leaf of a nested space is checked; nothing of it ends in a 500."""
+    status, answer = post(collector, _mixed(eps_id=[f"leaf-{columns!r:.40}"], **columns))
+    assert status == 200
+    assert answer["refused"][0]["error"]["code"] == "invalid"
+
+
+def test_repeating_an_import_adds_nothing(tmp_path: Path) -> None:
+    """Under its Idempotency-Key an import is taken once, also over a kill and for a longer file."""
+    with _collector(tmp_path) as collector:
+        assert post(collector, steps({"a": 3, "b": 2}), idempotency_key="k")[1]["accepted"] == 9
+        assert post(collector, steps({"a": 3, "b": 2}), idempotency_key="k")[1]["accepted"] == 0
+        collector.kill()
+        collector.restart()
+        longer = steps({"a": 3, "b": 2, "c": 1})
+        assert post(collector, longer, idempotency_key="k")[1]["accepted"] == 3
+        status, answer = post(collector, longer, idempotency_key="x" * 201)
+        assert (status, answer["error"]["code"]) == (422, "invalid")
+        refused = post(collector, longer)[1]["refused"]
+        assert {item["error"]["code"] for item in refused} == {"completed"}
+        assert collector.stop() == 0
+    assert sorted((r["eps_id"], r["t"]) for r in shard_rows(tmp_path)) == [
+        ("a", 0),
+        ("a", 1),
+        ("a", 2),
+        ("b", 0),
+        ("b", 1),
+        ("c", 0),
+    ]
+
+
+def test_many_episodes_make_many_batches(collector: CollectorProcess) -> None:
+    """More events than one batch may hold; the answer counts all, and names rows of the table."""
+    lengths = {f"many-{n}": 20 for n in range(600)}
+    actions = np.zeros(12_000, np.int64)
+    actions[11_999] = 3
+    status, answer = post(collector, steps(lengths, actions=pa.array(actions)))
+    assert status == 200
+    assert answer["accepted"] == 600 * 22 - 2
+    assert [item["index"] for item in answer["refused"]] == [11_999]
+    assert msgspec.json.decode(msgspec.json.encode(answer)) == answer
