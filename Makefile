@@ -4,9 +4,12 @@ BIN := .venv/bin
 # The stamp's name holds a checksum of what the environment was built from, so that a change of
 # either file installs anew and anything else does not.
 STAMP := .venv/setup-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
+# Airflow caps web libraries that Headrace does not: it lives apart and calls the command line.
+AIRFLOW := .venv-airflow/bin
+AIRFLOW_STAMP := .venv-airflow/setup-$(shell cksum < airflow_dags/constraints.txt | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint unit format demo bench clean
+.PHONY: help setup test lint dags unit format demo bench clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -21,13 +24,24 @@ $(STAMP):
 	@rm -f .venv/setup-*
 	@touch $@
 
-test: lint unit  ## everything that CI runs
+$(AIRFLOW_STAMP):
+	@echo 'Setting up .venv-airflow; the first time takes minutes.'
+	@$(AIRFLOW)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv-airflow
+	$(AIRFLOW)/python -m pip install -qq -c airflow_dags/constraints.txt apache-airflow pytest
+	@rm -f .venv-airflow/setup-*
+	@touch $@
+
+test: lint dags unit  ## everything that CI runs
 
 lint: setup  ## rules, format, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+dags: setup $(AIRFLOW_STAMP)  ## the Airflow DAGs, in their own environment
+	$(AIRFLOW)/python -m pytest -c tests/airflow/pytest.ini --rootdir=. --confcutdir=tests/airflow \
+		tests/airflow
 
 unit: setup  ## the tests, the wheel's among them
 	$(BIN)/python -m pytest -n 2
@@ -43,4 +57,4 @@ bench: setup  ## one table of ratios, each against a named baseline
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove what was built; data/run stays
-	rm -rf .venv .make build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-airflow .make build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,87 @@
+"""Train on what the shards hold now, judge the candidate, publish it if the gate lets it pass.
+
+freeze names the ordinals at rest in a manifest; all that follows is keyed by the manifest's hash,
+so that a run without new shards, a retry, or a run that was started twice does nothing: the answers
+of the first one come back with `"unchanged": true`. A closed gate leaves publish skipped, the run
+green, and the decision with its reasons under `manifests/` beside the data.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+
+from airflow.sdk import DAG, Param
+from cli_task import SKIPPED, cli_task
+
+RETRY = {"retries": 2, "retry_delay": timedelta(seconds=30)}
+ROOT, POLICY = "{{ params.root }}", "{{ params.policy_id }}"
+WHERE = ("--root={root}", "--policy-id={policy_id}")
+MANIFEST = "{{ ti.xcom_pull(task_ids='freeze')['manifest'] }}"
+CANDIDATE = "{{ ti.xcom_pull(task_ids='train')['candidate'] }}"
+
+with DAG(
+    dag_id="train_and_publish",
+    description="Freeze the shards, train, judge off-policy, publish through the gate",
+    doc_md=__doc__,
+    schedule=os.environ.get("HEADRACE_DAG_SCHEDULE", "@hourly"),
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,  # the shards of now answer for every run that was missed
+    max_active_runs=1,
+    default_args=RETRY,
+    params={
+        "root": Param(
+            os.environ.get("HEADRACE_ROOT", "/var/lib/headrace"),
+            type="string",
+            pattern="^/",
+            description="The folder of shards and weights; absolute, a task has no home",
+        ),
+        "policy_id": Param("default", type="string", pattern="^[A-Za-z0-9]"),
+        "algorithm": Param("dr", type="string", pattern="^[a-z]"),
+        "seed": Param(0, type="integer", minimum=0),
+        "min_ess": Param(100.0, type="number", minimum=0),
+        "baseline": Param(
+            "behaviour", type="string", description="behaviour, or a number to lie above"
+        ),
+    },
+    tags=["headrace"],
+) as dag:
+    freeze = cli_task("freeze", *WHERE, root=ROOT, policy_id=POLICY)
+    train = cli_task(
+        "train",
+        *WHERE,
+        "--manifest={manifest}",
+        "--algorithm={algorithm}",
+        "--seed={seed}",
+        root=ROOT,
+        policy_id=POLICY,
+        manifest=MANIFEST,
+        algorithm="{{ params.algorithm }}",
+        seed="{{ params.seed }}",
+    )
+    evaluate = cli_task(
+        "evaluate",
+        *WHERE,
+        "--manifest={manifest}",
+        "{candidate}",
+        root=ROOT,
+        policy_id=POLICY,
+        manifest=MANIFEST,
+        candidate=CANDIDATE,
+    )
+    publish = cli_task(
+        "publish",
+        *WHERE,
+        "--manifest={manifest}",
+        "--min-ess={min_ess}",
+        "--baseline={baseline}",
+        f"--refused-exit={SKIPPED}",
+        "{candidate}",
+        root=ROOT,
+        policy_id=POLICY,
+        manifest=MANIFEST,
+        min_ess="{{ params.min_ess }}",
+        baseline="{{ params.baseline }}",
+        candidate=CANDIDATE,
+    )
+    freeze >> train >> evaluate >> publish

@@ -1,0 +1,20 @@
+"""A task's process with a long training in it: hold_task.py VALUES tied|loose."""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "airflow_dags"))
+
+from cli_task import cli_task
+
+task = cli_task(
+    "train",
+    "--root={root}",
+    "--manifest={manifest}",
+    "--epochs=1000000",
+    **json.loads(sys.argv[1]),
+)
+if sys.argv[2] == "loose":
+    task.bash_command = task.bash_command.removeprefix("HEADRACE_PARENT=$PPID ")
+task.execute({})

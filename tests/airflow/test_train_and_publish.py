@@ -1,0 +1,116 @@
+"""The DAG end to end on real shards, by Headrace's own command line; each task twice."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TASKS = ("freeze", "train", "evaluate", "publish")
+DAGS = Path(__file__).parents[2] / "airflow_dags"
+
+
+@pytest.fixture
+def run(dag_bag):
+    """run(root, **params): one run of the DAG; gives task -> (state, XCom)."""
+    dag = dag_bag.dags["train_and_publish"]
+    for task in dag.tasks:
+        task.retries = 0  # dag.test() would wait for the delay
+
+    def once(root, **params):
+        settings = {"root": str(root), "algorithm": "ips", "min_ess": 5, "baseline": "0.1"}
+        done = dag.test(run_conf=settings | params)
+        tasks = {one.task_id: one for one in done.get_task_instances()}
+        found = {}
+        for name in TASKS:
+            value = tasks[name].xcom_pull(task_ids=name)
+            found[name] = (tasks[name].state, value)
+        return str(done.state), found
+
+    return once
+
+
+def versions(root):
+    told = subprocess.run(
+        [os.environ["HEADRACE_COMMAND"], "versions", "--root", root, "--json"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [one["version"] for one in json.loads(told.stdout)["versions"]]
+
+
+def test_the_dags_load_without_errors(dag_bag):
+    """Airflow's own processor finds them, in the order freeze, train, evaluate, publish."""
+    assert dag_bag.import_errors == {}
+    (dag,) = dag_bag.dags.values()
+    assert [task.task_id for task in dag.topological_sort()] == list(TASKS)
+    assert (dag.max_active_runs, dag.catchup) == (1, False)
+
+
+def test_a_dag_file_imports_nothing_heavy():
+    """The processor parses it every few seconds: what Headrace needs stays in its commands."""
+    heavy = ["torch", "pyarrow", "pandas", "numpy", "headrace", "storage", "policy", "ingest"]
+    code = (
+        f"import sys; sys.path.insert(0, {str(DAGS)!r})\n"
+        "import airflow.sdk, airflow.providers.standard.operators.bash\n"
+        "before = set(sys.modules)\n"
+        f"import runpy; runpy.run_path({str(DAGS / 'dags' / 'train_and_publish.py')!r})\n"
+        f"print([name for name in {heavy} if name in set(sys.modules) - before])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=DAGS
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_run_publishes_and_a_second_one_does_nothing(run, write_log, tmp_path):
+    """The same shards: every answer is the first one's, unchanged. New shards: a new version."""
+    write_log(tmp_path, 0, 300)
+    state, first = run(tmp_path)
+    assert state == "success"
+    assert [first[name][0] for name in TASKS] == ["success"] * 4
+    assert first["freeze"][1]["rows"] == 300
+    assert first["publish"][1]["published"]
+    assert [first[name][1]["unchanged"] for name in TASKS] == [False] * 4
+    assert {first[name][1]["manifest"] for name in TASKS[1:]} == {first["freeze"][1]["hash"]}
+    files = sorted((tmp_path / "manifests").glob("*.json"))
+    assert len(files) == 4
+
+    state, second = run(tmp_path)
+    assert state == "success"
+    for name in TASKS:
+        assert second[name] == ("success", first[name][1] | {"unchanged": True})
+    assert sorted((tmp_path / "manifests").glob("*.json")) == files
+    assert versions(tmp_path) == [1]
+
+    write_log(tmp_path, 300, 100)
+    _, third = run(tmp_path)
+    assert third["freeze"][1]["rows"] == 400
+    assert third["publish"][1]["version"] == 2
+
+
+def test_a_closed_gate_is_a_green_run_with_a_record(run, write_log, tmp_path):
+    """publish is skipped, the decision and its reasons are kept, nothing is live; twice."""
+    write_log(tmp_path, 0, 200)
+    for _ in range(2):
+        state, found = run(tmp_path, min_ess=1e9)
+        assert state == "success"
+        assert [found[name][0] for name in TASKS] == ["success"] * 3 + ["skipped"]
+        (record,) = (tmp_path / "manifests").glob("*.publish-*.json")
+        decided = json.loads(record.read_text())
+        assert not decided["published"]
+        assert "effective sample size" in decided["gate"]["reasons"][0]
+        assert versions(tmp_path) == []
+
+
+def test_a_parameter_is_a_value_and_never_a_command(run, write_log, tmp_path):
+    """A parameter that the shell would run is a name that no algorithm has."""
+    write_log(tmp_path, 0, 50)
+    planted = tmp_path / "planted"
+    _, found = run(tmp_path, algorithm=f'x";touch {planted};$(touch {planted})`touch {planted}`"')
+    assert found["freeze"][0] == "success"
+    assert found["train"][0] == "failed"
+    assert not planted.exists()
