@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,43 +98,26 @@ def follow(
 
     Raises ValueError for settings or stored weights that do not fit.
     """
-    for name, value, least in (
-        ("steps_per_update", steps_per_update, 1),
-        ("checkpoint_every", checkpoint_every, 1),
-        ("keep_versions", keep_versions, 1),
-        ("max_lag", max_lag or 0, 0),
-    ):
-        if value < least:
-            raise ValueError(f"{name}: expected {least} or more, got {value}")
     torch.set_num_threads(threads)
-    wanted = spec or declared_spec(Path(root), policy_id)
-    if wanted is None:
-        raise ValueError(f"{root}: expected policies/{policy_id}.json or a spec, found neither")
+    settings = _Settings(
+        steps_per_update, checkpoint_every, keep_versions, max_lag=max_lag, publish=publish
+    )
+    wanted = spec or _declared(root, policy_id)
     config = config or PPOConfig()
     folder = checkpoint_dir or Path(root) / "weights" / policy_id / "checkpoints"
     with ExitStack() as stack:
-        log = _event_log(tensorboard, stack)
+        tell = [_event_log(tensorboard, stack), *([on_update] if on_update else [])]
         reader = stack.enter_context(_reader(root, policy_id, config, steps_per_update))
-        trainer = _Follower(
-            Learner(Policy(wanted, seed=seed), config, seed=seed),
-            reader,
-            WeightStore(root, policy_id),
-            steps_per_update=steps_per_update,
-            max_lag=max_lag,
-            publish=publish,
-            checkpoint=folder / CHECKPOINT,
-            checkpoint_every=checkpoint_every,
-            keep_versions=keep_versions,
-        )
-        trainer.begin(resume=resume)
+        learner = Learner(Policy(wanted, seed=seed), config, seed=seed)
+        store = WeightStore(root, policy_id)
+        job = _Follower(learner, reader, store, folder / CHECKPOINT, settings)
+        job.begin(resume=resume)
         while not stop():
-            metrics = trainer.advance(_WAIT)
-            if metrics is not None:
-                log(metrics)
-                if on_update is not None:
-                    on_update(metrics)
-        trainer.end()
-        return trainer.result()
+            if (metrics := job.advance(_WAIT)) is not None:
+                for listener in tell:
+                    listener(metrics)
+        job.end()
+        return job.result()
 
 
 def set_flow_control(
@@ -156,6 +139,24 @@ def set_flow_control(
         save_declaration(Path(root), changed)
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """What `follow` was asked for, checked."""
+
+    steps_per_update: int
+    checkpoint_every: int
+    keep_versions: int
+    max_lag: int | None
+    publish: bool
+
+    def __post_init__(self) -> None:
+        for name in ("steps_per_update", "checkpoint_every", "keep_versions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)!r}")
+        if self.max_lag is not None and self.max_lag < 0:
+            raise ValueError(f"max_lag: expected 0 or more, or None, got {self.max_lag!r}")
+
+
 class _Follower:
     """The job's state: rows gathered for the next update, and the position before them."""
 
@@ -164,21 +165,12 @@ class _Follower:
         learner: Learner,
         reader: ShardReader,
         store: WeightStore,
-        *,
-        steps_per_update: int,
-        max_lag: int | None,
-        publish: bool,
         checkpoint: Path,
-        checkpoint_every: int,
-        keep_versions: int,
+        settings: _Settings,
     ) -> None:
         self._learner, self._reader, self._store = learner, reader, store
-        self._steps_per_update = steps_per_update
-        self._max_lag = max_lag
-        self._publishes = publish
         self._checkpoint = checkpoint
-        self._checkpoint_every = checkpoint_every
-        self._keep_versions = keep_versions
+        self._settings = settings
         self._conflicts = 0
         self._saved_at = -1  # updates
         self._position: dict[str, Any] = {}
@@ -207,7 +199,7 @@ class _Follower:
             self._go_on_from(live.version)
             known = True
         self._position = self._reader.state_dict()
-        if self._publishes and not (known and live):
+        if self._settings.publish and not (known and live):
             self._publish({})
 
     def _go_on_from(self, version: int) -> None:
@@ -227,7 +219,7 @@ class _Follower:
     def advance(self, timeout: float) -> Metrics | None:
         """Read what is there, waiting `timeout` seconds; the metrics if that made an update."""
         # no more than the next update takes: the rest stays in the reader, whose position names it
-        self._reader.batch_size = self._steps_per_update - self._fresh
+        self._reader.batch_size = self._settings.steps_per_update - self._fresh
         batch = self._reader.next(timeout)
         if not batch.count:
             return None
@@ -237,7 +229,7 @@ class _Follower:
         self._gathered.append(used)
         self._left_out.update({**left_out, **({"stale": int(stale.sum())} if stale.any() else {})})
         self._fresh += int((mine & ~stale).sum())
-        return self._update() if self._fresh >= self._steps_per_update else None
+        return self._update() if self._fresh >= self._settings.steps_per_update else None
 
     def end(self) -> None:
         """Save what was learned since the last checkpoint."""
@@ -268,10 +260,10 @@ class _Follower:
         learned = time.perf_counter()
         counts = self._learner.counts
         metrics |= {"update": counts.updates, "rows_trained": counts.rows_trained}
-        if self._publishes:
+        if self._settings.publish:
             self._publish(metrics)
         published = time.perf_counter()
-        if counts.updates % self._checkpoint_every == 0:
+        if counts.updates % self._settings.checkpoint_every == 0:
             self._save(metrics)
         metrics |= {
             "version": self._learner.policy.version,
@@ -282,9 +274,9 @@ class _Follower:
 
     def _stale(self, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """(N,) acted on by a version that is too old, or not known."""
-        if self._max_lag is None:
+        if self._settings.max_lag is None:
             return np.zeros(len(versions), np.bool_)
-        oldest = max(0, self._learner.policy.version - self._max_lag)
+        oldest = max(0, self._learner.policy.version - self._settings.max_lag)
         return np.asarray(versions < oldest, np.bool_)
 
     def _lag(self, used: SampleBatch) -> Metrics:
@@ -326,11 +318,18 @@ class _Follower:
 
     def _save(self, metrics: Metrics) -> None:
         """A checkpoint as of the last update: rows gathered since are read again."""
-        if not self._publishes:
+        if not self._settings.publish:
             self._add_candidate(metrics)
         self._learner.save(self._checkpoint, reader_state=self._position)
         self._saved_at = self._learner.counts.updates
-        self._store.prune(self._keep_versions)
+        self._store.prune(self._settings.keep_versions)
+
+
+def _declared(root: Path | str, policy_id: str) -> PolicySpec:
+    found = declared_spec(Path(root), policy_id)
+    if found is None:
+        raise ValueError(f"{root}: expected policies/{policy_id}.json or a spec, found neither")
+    return found
 
 
 def _reader(
@@ -346,11 +345,7 @@ def _reader(
     )
 
 
-class _Log(Protocol):
-    def __call__(self, metrics: Metrics) -> None: ...
-
-
-def _event_log(folder: Path | None, stack: ExitStack) -> _Log:
+def _event_log(folder: Path | None, stack: ExitStack) -> Callable[[Metrics], None]:
     """Writes metrics over `rows_trained` as TensorBoard reads them; nothing without a folder."""
     if folder is None:
         return lambda metrics: None

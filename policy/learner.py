@@ -201,6 +201,7 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Tensors]:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             document = (file.metadata() or {}).get(_DOCUMENT, "")
+            # the file is no mapping: it can't be iterated itself
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except safetensors.SafetensorError as error:
         raise WeightsDamaged(f"{path}: {error}") from error

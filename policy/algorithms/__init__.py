@@ -1,0 +1,1 @@
+"""One readable file an algorithm: its config, its loss, its update."""
