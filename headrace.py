@@ -21,18 +21,16 @@ bad input or an extra that is not installed.
 from __future__ import annotations
 
 import importlib
-import itertools
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 if TYPE_CHECKING:
     from ingest.collector import Collector
-    from ingest.replay import ReplayOptions
     from storage.weights import WeightStore
 
 try:
@@ -140,7 +138,8 @@ def _command_line() -> typer.Typer:
         context_settings={"auto_envvar_prefix": "HEADRACE", "max_content_width": 100},
     )
     app.callback()(_options)
-    for command in (demo, collect, replay, freeze, train, evaluate, publish, versions, ls, verify):
+    every = (demo, up, collect, replay, freeze, train, evaluate, publish, versions, ls, verify)
+    for command in every:
         app.command()(command)
     return app
 
@@ -174,16 +173,9 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Carry a real production log all the way to a published policy, and check it."""
-    from ingest.demo import LOGS, DemoFailed, run_demo, show
+    from ingest.demo import DemoFailed, make_room, run_demo, show
 
-    absent = [name for name in LOGS if not (data / f"{name}.parquet").is_file()]
-    if absent:
-        raise ValueError(
-            f"--data: expected {absent[0]}.parquet in {data}; it ships with the source"
-        )
-    if root.exists():
-        taken = (root.with_name(f"{root.name}-{n}") for n in itertools.count(1))
-        root.rename(next(path for path in taken if not path.exists()))
+    make_room(root, data)
     try:
         found = run_demo(root, data, seed=seed)
     except DemoFailed as error:
@@ -282,6 +274,7 @@ def replay(
     from ingest import console, results
     from ingest.replay import ReplayOptions
     from ingest.replay import replay as run
+    from ingest.replay_words import declare_columns, tag_columns
 
     options = ReplayOptions(
         path=file,
@@ -295,43 +288,19 @@ def replay(
         time=time,
         terminated=terminated,
         truncated=truncated,
-        tags=_tags(tag or []),
+        tags=tag_columns(tag or []),
         policy_id=policy_id,
         categories=categories,
     )
     if declare is not None:
-        return _declare_columns(options, declare, as_json)
+        declared = declare_columns(declare, options)
+        if as_json:
+            return console.line({"root": str(declare), "policy": declared.to_json()})
+        return print(f"Declared. Now: headrace collect --root {declare}")
     with console.progress() as on_progress:
         report = run(options, on_progress=on_progress)
     document = report.to_dict()
     return console.line(document) if as_json else results.replayed(document)
-
-
-def _tags(words: Sequence[str]) -> dict[str, str]:
-    """tag -> column."""
-    pairs = [word.partition("=") for word in words]
-    for word, (name, _, column) in zip(words, pairs, strict=True):
-        if not name or not column:
-            raise ValueError(f"--tag: expected NAME=COLUMN, got {word!r}")
-    return {name: column for name, _, column in pairs}
-
-
-def _declare_columns(options: ReplayOptions, root: Path, as_json: bool) -> None:
-    """Declare the spaces that a file's columns need, for a collector to be started on `root`."""
-    from ingest import console
-    from ingest.declaring import declare
-    from ingest.replay import infer_spaces
-    from storage.declarations import PolicyDeclaration
-
-    spaces = infer_spaces(options)
-    declared = PolicyDeclaration(
-        observation=spaces[0], action=spaces[1], policy_id=options.policy_id or "default"
-    )
-    for change in declare(root, declared, spaces_only=True):
-        print(change, file=sys.stderr)
-    if as_json:
-        return console.line({"root": str(root), "policy": declared.to_json()})
-    return print(f"Declared {spaces[0]} and {spaces[1]}.\nNow: headrace collect --root {root}")
 
 
 # --- learning and judging --------------------------------------------------------------------
@@ -360,16 +329,23 @@ def train(
     checkpoint: Annotated[Path | None, typer.Option(help="Where to keep the learner.")] = None,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
     manifest: Manifest = None,
+    follow: Annotated[bool, typer.Option(help="PPO on what clients do; publishes.")] = False,
+    steps_per_update: Annotated[int, typer.Option(help="With --follow.")] = 256,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Train on the shards; the result is a candidate, which nobody acts with yet."""
+    """Train on the shards; the result is a candidate, which nobody acts with yet.
+
+    With --follow: train on what live clients do, publish after every update, until SIGTERM.
+    """
     from ingest import console, results
     from policy.freeze import load_frozen
     from policy.train import ALGORITHMS
     from policy.train import train as run
     from policy.train_once import train_once
 
+    if follow:
+        return _follow(root, policy_id, steps_per_update, seed, as_json)
     if algorithm not in ALGORITHMS:
         raise ValueError(f"--algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     chosen = ALGORITHMS[algorithm]
@@ -387,6 +363,52 @@ def train(
             frozen = load_frozen(manifest)
             document = train_once(root, policy_id, chosen, frozen, on_progress=told, **settings)
     return console.line(document) if as_json else results.trained(document)
+
+
+def _follow(root: Path, policy_id: str, steps: int, seed: int, as_json: bool) -> None:
+    from ingest import console, results
+    from ingest.up import stop_on_signal
+    from policy.follow import follow
+
+    told = console.line if as_json else results.updated
+    with stop_on_signal() as stop:
+        result = follow(
+            root, policy_id, stop=stop.is_set, steps_per_update=steps, on_update=told, seed=seed
+        )
+    if as_json:
+        return console.line({"followed": asdict(result)})
+    return print(f"Stopped at version {result.version} after {result.rows_trained} steps.")
+
+
+def up(
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8642,
+    observation: Annotated[str | None, typer.Option(help="A space such as box:4.")] = None,
+    action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
+    env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,
+    steps_per_version: Annotated[int, typer.Option(help="Steps acted between updates.")] = 256,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a collector and a trainer that follows it; clients act with what they learn."""
+    from ingest import console, results
+    from ingest.declaring import declaration_of, declare
+    from ingest.up import Up, stop_on_signal
+
+    declared = declaration_of(observation=observation, action=action, env=env, file=None)
+    if declared is not None:
+        declare(root, declared, spaces_only=True)
+
+    def told(who: str, said: dict[str, Any]) -> None:
+        return console.line({who: said}) if as_json else results.heard(root, said)
+
+    with stop_on_signal() as stop:
+        settings = {"port": port, "seed": seed, "steps_per_version": steps_per_version}
+        both = Up(root, policy_id, on_line=told, **settings)
+        well = both.watch(stop)
+        both.close()
+    raise typer.Exit(0 if well else 1)
 
 
 def evaluate(

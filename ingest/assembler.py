@@ -49,6 +49,7 @@ from ingest.events import (
 )
 from ingest.instances import Instances
 from ingest.judgements import (
+    ON_POLICY,
     Values,
     check_step,
     check_values,
@@ -388,8 +389,8 @@ class EpisodeAssembler:
                 return
             if episode.remember(event.seq, digest(encoded), row, now):
                 self._need(row)
-            if self.on_closed is not None and episode.steps and not isinstance(event, Rewarded):
-                self.on_closed(episode.started.policy_id, episode.version[-1])
+            if self.on_closed is not None and not isinstance(event, Rewarded):
+                self._tell_closed(episode)
             if isinstance(event, Acted):
                 episode.act(event, received, row)
                 self.steps += 1
@@ -397,6 +398,13 @@ class EpisodeAssembler:
                 episode.reward(event.reward, event.info)
             else:
                 self._apply_ended(episode, event)
+
+    def _tell_closed(self, episode: OpenEpisode) -> None:
+        """Tell of the step that is closed now, if it is experience for on-policy training."""
+        started = episode.started
+        known = episode.steps and episode.source[-1] == ON_POLICY and started.training_enabled
+        if known and self.on_closed is not None:
+            self.on_closed(started.policy_id, episode.version[-1])
 
     def _apply_started(self, event: Started, row: int, now: float) -> None:
         self.next_key = max(self.next_key, event.key + 1)

@@ -33,18 +33,15 @@ from ingest.client_checks import (
     size_of,
     too_large,
 )
-from ingest.errors import ClientError, CollectorUnavailable, Refusal
+from ingest.errors import ClientError, Refusal
 from ingest.local_actor import LocalActor
 from ingest.outbox import EVENT_BYTES, OnFull, Outbox
+from ingest.remote_actor import RemoteActor
 from ingest.sender import ClientStats, Sender
-from ingest.transport import HttpSession, Transport, refusal_from_json
-from ingest.wire import ActionReply, End, GetAction, LogAction, LogReturns, Start
+from ingest.transport import HttpSession, Transport
+from ingest.wire import End, LogAction, LogReturns, Start
 
 log = logging.getLogger("headrace.client")
-
-_ENDING = frozenset(
-    {"completed", "abandoned", "broken", "not_found", "conflict", "gap", "unknown_instance"}
-)
 
 
 class PolicyClient:
@@ -123,6 +120,7 @@ class PolicyClient:
         self._actor = LocalActor(
             self._transport, self._outbox, self._sender, update_interval, long_poll=long_poll
         )
+        self._remote = RemoteActor(self._book, self._outbox, self._sender, timeout)
         self._put = self._outbox.put
         self._largest = max_pending_bytes
         self._spec: CollectorSpec | None = None
@@ -182,12 +180,12 @@ class PolicyClient:
         if isinstance(episode_id, str):
             if local:
                 return self._decide(episode_id, observation)
-            return self._act({episode_id: observation})[episode_id]
+            return self._remote.act({episode_id: observation})[episode_id]
         if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
             raise ValueError("get_action: expected a mapping of the given ids to observations")
         if local:
             return {name: self._decide(name, observation[name]) for name in episode_id}
-        return self._act({name: observation[name] for name in episode_id})
+        return self._remote.act({name: observation[name] for name in episode_id})
 
     def log_action(
         self,
@@ -368,6 +366,10 @@ class PolicyClient:
         self._spec = spec = self._fetch()
         return spec.live_versions[spec.policy(self.policy_id).policy_id]
 
+    def acting_version(self, policy_id: str | None = None) -> int:
+        """The version that local mode acts with now; -1 for none yet, and in remote mode."""
+        return self._actor.policy(self._policy(policy_id).policy_id).version
+
     # --- delivery ----------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
@@ -422,6 +424,7 @@ class PolicyClient:
         spec = CollectorSpec.fetch(self._transport)
         if not spec.durable and self._spec is None:
             log.warning("%s keeps nothing on disk (durable: false)", self._transport.address)
+        self._remote.durable = spec.durable
         outbox = self._outbox
         outbox.batch = min(outbox.batch, spec.max_events)
         if spec.max_body is not None:
@@ -527,72 +530,3 @@ class PolicyClient:
         episode.acted = True
         self._settle(episode_id)
         return action
-
-    def _act(self, observations: dict[str, Any]) -> dict[str, Any]:
-        """Actions for some episodes by one request."""
-        episodes = {name: self._book.find(name, answered=False) for name in observations}
-        wanted = {
-            name: self._request(episode, observations[name]) for name, episode in episodes.items()
-        }
-        for episode in episodes.values():
-            episode.step = None  # what is queued of it now travels with this request
-        since = min((episode.since for episode in episodes.values()), default=0)
-        end = self._outbox.end
-        durable = self._spec is None or self._spec.durable
-        try:
-            replies = self._sender.act(wanted, since, durable, self._timeout)
-        except CollectorUnavailable as error:
-            if error.maybe_applied:
-                for name, episode in episodes.items():
-                    episode.unanswered = wanted[name]
-            raise
-        except TimeoutError as error:
-            raise TimeoutError(
-                f"Episode {', '.join(episodes)}: no action in time: {error}"
-            ) from error
-        self._raise_refused(episodes, wanted, replies)
-        for episode in episodes.values():
-            episode.seq += 1
-            episode.acted = True
-            episode.unanswered = None
-            episode.since = end
-        return {
-            name: episode.policy.action_value(replies[name].action)
-            for name, episode in episodes.items()
-        }
-
-    def _request(self, episode: ClientEpisode, observation: Any) -> GetAction:
-        name = episode.episode_id
-        obs = episode.policy.observe(name, observation)
-        before = episode.unanswered
-        if before is None:
-            return GetAction(episode_id=name, seq=episode.seq, obs=obs, ts=time_ns() // 1000)
-        if before.obs != obs:
-            raise ClientError(
-                f"Episode {name}: the answer to its last get_action was lost; expected the same "
-                f"observation again"
-            )
-        return before
-
-    def _raise_refused(
-        self,
-        episodes: Mapping[str, ClientEpisode],
-        wanted: Mapping[str, GetAction],
-        replies: Mapping[str, ActionReply],
-    ) -> None:
-        """Raise the first refusal of a request, leaving every episode able to repeat it."""
-        first: Refusal | None = None
-        for name, episode in episodes.items():
-            error = replies[name].error
-            if error is None:
-                continue
-            refusal = episode.error or refusal_from_json(error)
-            first = first or refusal
-            if refusal.code in _ENDING:
-                self._book.end(name, refusal)
-        if first is None:
-            return
-        for name, episode in episodes.items():
-            if replies[name].error is None:
-                episode.unanswered = wanted[name]
-        raise first

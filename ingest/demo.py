@@ -9,6 +9,7 @@ its own; each command is printed before it runs, so that it can be typed again.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shlex
 import signal
@@ -29,7 +30,7 @@ from ingest import console, results
 from ingest.client import PolicyClient
 from storage.reader import ShardReader
 
-__all__ = ["LOGS", "DemoFailed", "run_demo"]
+__all__ = ["LOGS", "DemoFailed", "make_room", "run_demo"]
 
 LOGS = ("random_all", "bts_all")
 """The log to learn from (uniform choices), and the one to compare with (Thompson sampling)."""
@@ -249,6 +250,18 @@ def _account(demo: Demo, collectors: list[Collecting]) -> None:
         found = demo.command("verify", "--root", collector.root, accept=(0, 1))
         demo.found["logs"][collector.name]["verify"] = found
     demo.found["versions"] = demo.command("versions", "--root", collectors[0].root)
+
+
+def make_room(root: Path, data: Path) -> None:
+    """Move aside what stands where the demo works. Raises ValueError when the logs are missing."""
+    absent = [name for name in LOGS if not (data / f"{name}.parquet").is_file()]
+    if absent:
+        raise ValueError(
+            f"--data: expected {absent[0]}.parquet in {data}; it ships with the source"
+        )
+    if root.exists():
+        taken = (root.with_name(f"{root.name}-{n}") for n in itertools.count(1))
+        root.rename(next(path for path in taken if not path.exists()))
 
 
 # --- the end of it ---------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Each function takes one command's document and prints it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ingest.console import moment, table
@@ -140,3 +141,17 @@ def verified(document: Document) -> None:
     for found in document["findings"]:
         print(f"{found['kind']}: {found['where']}: {found['text']}")
     print("Every step is accounted for exactly once." if document["ok"] else "NOT in order.")
+
+
+def updated(metrics: Mapping[str, float]) -> None:
+    """One update of a trainer that follows, as a line."""
+    shown = ("version", "rows_trained", "policy_lag_mean", "ess", "entropy", "seconds")
+    print("  ".join(f"{name} {metrics[name]:.4g}" for name in shown), flush=True)
+
+
+def heard(root: Path, said: Document) -> None:
+    """What a child of `headrace up` said, as a line."""
+    if "address" in said:
+        print(f"Collecting on {said['address']} into {root}.", flush=True)
+    elif "version" in said:
+        updated(said)

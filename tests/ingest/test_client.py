@@ -93,17 +93,6 @@ def test_inference_mode_must_be_known() -> None:
         PolicyClient("http://localhost:1", "lokal")
 
 
-def test_local_get_action_says_what_works(collector: ScriptedCollector) -> None:
-    """Until local inference is there, the error names the mode that acts."""
-    with PolicyClient(collector.address) as client:
-        name = client.start_episode()
-        with pytest.raises(NotImplementedError, match="inference_mode='remote'"):
-            client.get_action(name, OBS)
-        with pytest.raises(NotImplementedError, match="inference_mode='remote'"):
-            client.update_policy_weights()
-        client.log_action(name, OBS, 1)
-
-
 def test_update_policy_weights_answers_the_live_version(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
