@@ -9,7 +9,7 @@ AIRFLOW := .venv-airflow/bin
 AIRFLOW_STAMP := .venv-airflow/setup-$(shell cksum < airflow_dags/constraints.txt | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint dags unit format demo bench clean
+.PHONY: help setup test lint dags unit format demo demo-seeds bench clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -52,6 +52,9 @@ format: setup  ## format, and mend what ruff can mend
 
 demo: setup  ## the main job: a real log becomes a published policy
 	$(BIN)/headrace demo
+
+demo-seeds: setup  ## the demo for three seeds, CartPole included
+	for seed in 1 2 3; do $(BIN)/headrace demo --root data/run/demo-$$seed --seed $$seed || exit 1; done
 
 bench: setup  ## one table of ratios, each against a named baseline
 	$(BIN)/python -m benchmarks

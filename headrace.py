@@ -169,6 +169,7 @@ def demo(
     data: Annotated[Path, typer.Option(help="The folder of the two logs.")] = Path(
         "data/open_bandit"
     ),
+    live: Annotated[bool, typer.Option(help="Part B too: learn CartPole live.")] = True,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -177,7 +178,7 @@ def demo(
 
     make_room(root, data)
     try:
-        found = run_demo(root, data, seed=seed)
+        found = run_demo(root, data, seed=seed, live=live)
     except DemoFailed as error:
         _fail(f"the demo stopped: {error}", 1)
     if as_json:

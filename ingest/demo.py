@@ -28,6 +28,7 @@ import urllib3
 
 from ingest import console, results
 from ingest.client import PolicyClient
+from ingest.demo_live import LiveFailed, run_live, show_live
 from storage.reader import ShardReader
 
 __all__ = ["LOGS", "DemoFailed", "make_room", "run_demo"]
@@ -131,11 +132,14 @@ class Demo:
                 process.stdout.close()
 
 
-def run_demo(root: Path, data: Path, *, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
+def run_demo(
+    root: Path, data: Path, *, seed: int = 0, live: bool = True, quiet: bool = False
+) -> dict[str, Any]:
     """Run all of it under `root`, which must not exist yet; what was found, as plain types.
 
-    `data` holds the logs. `ok` is False when the intervals of the two logs do not overlap or
-    `verify` found something. Raises DemoFailed when a stage fails, OSError.
+    `data` holds the logs; with `live`, part B follows: CartPole, on-policy. `ok` is False when the
+    intervals of the two logs do not overlap, part B missed its goal, or `verify` found something.
+    Raises DemoFailed when a stage fails, OSError.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the collectors end too
     began = time.monotonic()
@@ -158,9 +162,26 @@ def run_demo(root: Path, data: Path, *, seed: int = 0, quiet: bool = False) -> d
     in_order = all(log["verify"]["ok"] for log in demo.found["logs"].values())
     demo.found["accounted"] = in_order
     demo.found["ok"] = in_order and all(demo.found["overlap"].values())
+    if live:
+        demo.found["live"] = _live(demo)
+        demo.found["ok"] = demo.found["ok"] and demo.found["live"]["ok"]
     demo.found["seconds"] = round(time.monotonic() - began, 1)
     (root / "summary.json").write_text(json.dumps(demo.found, indent=1) + "\n")
     return demo.found
+
+
+def _live(demo: Demo) -> dict[str, Any]:
+    """Part B, and whether every step that its clients acted is in a shard, once."""
+    demo.say("Part B: clients learn CartPole-v1 through the shards.")
+    try:
+        found = run_live(demo.root / "cartpole", seed=demo.seed, say=demo.say)
+    except LiveFailed as error:
+        raise DemoFailed(str(error)) from error
+    checked = demo.command("verify", "--root", found["root"], accept=(0, 1))
+    found["verify"] = checked
+    once = found["acted"] == checked["acknowledged"] == checked["in_shards"]
+    found["ok"] = bool(found["reached"] and once and checked["ok"])
+    return found
 
 
 def _categories(data: Path) -> dict[str, list[Any]]:
@@ -286,6 +307,8 @@ def show(found: dict[str, Any]) -> None:
     results.estimates(found["evaluate"]["logs"])
     results.versions(found["versions"])
     _say_the_end(found)
+    if "live" in found:
+        show_live(found["live"])
 
 
 def _say_the_end(found: dict[str, Any]) -> None:

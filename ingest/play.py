@@ -26,6 +26,7 @@ class Seat:
     def __init__(self, client: PolicyClient, env: gymnasium.Env[Any, Any], seed: int) -> None:
         self._client, self._env = client, env
         self._observation, _ = env.reset(seed=seed)
+        self.acted = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -40,6 +41,7 @@ class Seat:
         self._client.log_returns(self._episode, float(reward))
         self._return += float(reward)
         self._length += 1
+        self.acted += 1
         if not (terminated or truncated):
             return None
         ended = {"return": self._return, "steps": self._length}
@@ -52,8 +54,8 @@ class Seat:
         self._client.end_episode(self._episode, self._observation, truncated=truncated)
 
 
-def play(client: PolicyClient, env: str, seats: int, seed: int, stop: threading.Event) -> None:
-    """Play until `stop`; episodes that are open then end as truncated."""
+def play(client: PolicyClient, env: str, seats: int, seed: int, stop: threading.Event) -> int:
+    """Play until `stop`; episodes that are open then end as truncated. Answers the steps acted."""
     taken = [Seat(client, gymnasium.make(env), seed + number) for number in range(seats)]
     while not stop.is_set():
         for seat in taken:
@@ -68,6 +70,7 @@ def play(client: PolicyClient, env: str, seats: int, seed: int, stop: threading.
                 print(json.dumps({**ended, "version": version}), flush=True)
     for seat in taken:
         seat.leave(truncated=True)
+    return sum(seat.acted for seat in taken)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,10 +85,10 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with PolicyClient(given.address) as client:
-        play(client, given.env, given.seats, given.seed, stop)
+        acted = play(client, given.env, given.seats, given.seed, stop)
         client.flush()
         stats = client.stats
-    print(json.dumps({"acknowledged": stats.acknowledged, "refused": stats.refused}), flush=True)
+    print(json.dumps({"acted": acted, "refused": stats.refused}), flush=True)
     return 0
 
 

@@ -26,7 +26,7 @@ def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     """
     root = tmp_path / "demo"
     (root / "old").mkdir(parents=True)
-    result = headrace("demo", "--root", root, "--json")
+    result = headrace("demo", "--root", root, "--no-live", "--json")
     assert result.returncode == 0, result.stderr
     found = answer(result)
     assert (tmp_path / "demo-1" / "old").is_dir()
