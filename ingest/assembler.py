@@ -162,6 +162,8 @@ class EpisodeAssembler:
         episode = self._find(instance, event)
         if episode is None:
             return None
+        if event.seq is None and instance is not None and getattr(event, "step", None) is not None:
+            raise _late(event)
         seq = episode.next_seq if event.seq is None else event.seq
         if seq > episode.next_seq:
             raise Refusal(
@@ -501,3 +503,12 @@ class EpisodeAssembler:
             self.next_key = max(self.next_key, started.key + 1)
             rules = self._schemas[started.policy_id, started.schema_id]
             self._open(OpenEpisode.resumed(carry, rules, now))
+
+
+def _late(event: Any) -> Refusal:
+    """A client's reward for a named step: outside its sequence, for a window that is not open."""
+    text = (
+        f"Episode {event.episode_id}: rewards for a named step are taken within the policy's "
+        "reward_window, which is 0 seconds; log_returns without step adds to the last action"
+    )
+    return Refusal("window_closed", text, "step", event.episode_id)

@@ -153,6 +153,11 @@ class Collector:
         return self._clock() - self._began
 
     @property
+    def submitted_row(self) -> int:
+        """The latest journal row: once it is durable, everything applied so far is."""
+        return self._committer.next_row - 1
+
+    @property
     def steps(self) -> int:
         """Steps accepted over the journal's whole life."""
         return self.assembler.steps

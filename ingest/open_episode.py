@@ -16,7 +16,7 @@ import msgspec
 from ingest.events import Acted, Ended, Started
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
-from storage.episode import Ending, Part
+from storage.episode import SOURCES, Ending, Part
 
 DIGEST_SIZE = 8
 
@@ -153,6 +153,18 @@ class OpenEpisode:
         """The digest of an applied event, None when it lies before the latest recorded cut."""
         at = (seq - self.first_seq) * DIGEST_SIZE
         return bytes(self.digests[at : at + DIGEST_SIZE]) if at >= 0 else None
+
+    def repeats_decision(self, seq: int | None, obs: bytes) -> bool:
+        """Whether a request to act on `obs` as event `seq` is what the open step answered."""
+        on_policy = bool(self.source) and self.source[-1] == SOURCES.index("on_policy")
+        latest = seq is not None and seq == self.open_seq == self.next_seq - 1
+        return on_policy and latest and self.obs.endswith(obs)
+
+    def open_action(self) -> bytes:
+        """The open step's action in canonical bytes."""
+        return bytes(
+            self.actions[self._prefix(self.actions, self.action_lengths, self.rules.action) :]
+        )
 
     def act(self, event: Acted, received: int, row: int) -> None:
         """Close the open step, if any, and open the next."""

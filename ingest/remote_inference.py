@@ -18,9 +18,11 @@ import numpy as np
 
 from ingest.local_inference import Published, load_policy, no_version
 from policy.numpy_policy import NumpyPolicy
+from policy.preprocessors import assemble
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
 from storage.errors import StorageError
+from storage.spaces import Box
 from storage.weights import WeightStore
 
 log = logging.getLogger("headrace.collector")
@@ -131,6 +133,17 @@ class LivePolicies:
         """The live version, None when nothing is published."""
         policy = self._live[policy_id].policy
         return None if policy is None else policy.version
+
+    def sent(self, policy_id: str, action: bytes) -> Any:
+        """A stored action as it goes to a client: Box values clipped to their bounds."""
+        codec = self._live[policy_id].action
+        columns = {
+            leaf.path: np.clip(column, leaf.space.low, leaf.space.high)
+            if isinstance(leaf.space, Box)
+            else column
+            for leaf, column in zip(codec.leaves, codec.columns(action, 1).values(), strict=True)
+        }
+        return assemble(codec.space, columns, 0)
 
     def act(self, policy_id: str, observations: Sequence[bytes], explore: bool) -> list[Choice]:
         """Actions for encoded observations, one forward for all.

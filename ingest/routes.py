@@ -128,11 +128,26 @@ class Routes:
             except Refusal as refusal:
                 answers[index].error = refusal.to_json()
             else:
-                groups.setdefault((policy_id, call.explore), []).append((index, obs))
-        row = 0
+                if not self._repeat(instance, call, obs, answers[index]):
+                    groups.setdefault((policy_id, call.explore), []).append((index, obs))
+        row = self.collector.submitted_row
         for (policy_id, explore), members in groups.items():
             row = max(row, self._decide(instance, policy_id, explore, calls, answers, members))
         return answers, row
+
+    def _repeat(
+        self, instance: str | None, call: wire.GetAction, obs: bytes, answer: wire.ActionReply
+    ) -> bool:
+        """Answer a repeated request, whose first answer was lost, with the decision it made."""
+        episode = self.collector.assembler.episodes[call.episode_id]
+        mine = episode.started.instance == (instance or "")
+        if not mine or not episode.repeats_decision(call.seq, obs):
+            return False
+        logp = episode.logp[-1]
+        answer.action = _plain(self.live.sent(episode.started.policy_id, episode.open_action()))
+        answer.action_logp = logp if math.isfinite(logp) else None
+        answer.policy_version = episode.version[-1]
+        return True
 
     def _observed(self, instance: str | None, call: wire.GetAction) -> tuple[str, bytes]:
         """The policy of a call's episode, and its observation in canonical bytes."""

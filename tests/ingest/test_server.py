@@ -10,6 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from policy.policy import Policy
+from policy.spec import PolicySpec
+from storage.spaces import parse_space
+from storage.weights import WeightStore
 from tests.collector_process import CollectorProcess, declare, shard_rows
 
 OBS = [0.1, -0.2, 0.3, 0.4]
@@ -244,3 +248,47 @@ def test_an_episode_survives_a_kill(tmp_path: Path) -> None:
         collector.post("/v1/episodes/e/end", {})
         assert collector.stop() == 0
     assert [row["actions"] for row in shard_rows(tmp_path)] == [1, 1, 1, 1, 1, 0]
+
+
+def test_a_repeated_get_action_gets_the_decision_that_was_made(tmp_path: Path) -> None:
+    """A client whose answer was lost asks again, and is told what is stored."""
+    declare(tmp_path, action="discrete:80", seal_seconds=60.0)
+    spec = PolicySpec(parse_space("box:4"), parse_space("discrete:80"))
+    store = WeightStore(tmp_path, "default")
+    weights = Policy(spec, seed=1).get_weights()
+    store.publish(store.add_candidate(weights, spec=spec.to_json(), metrics={}, lineage={}))
+    with CollectorProcess(tmp_path) as collector:
+        instance = collector.post("/v1/instances")[1]["instance"]
+        start = {"type": "start", "episode_id": "e", "start": 0}
+        ask = {"episode_id": "e", "seq": 1, "obs": OBS}
+        first = {"instance": instance, "events": [start], "actions": [ask]}
+        answers = [collector.post("/v1/actions", first)[1]["actions"][0] for _ in range(5)]
+        assert "error" not in answers[0]
+        assert all(answer == answers[0] for answer in answers)
+        other = {"instance": instance, "actions": [{**ask, "obs": [1, 1, 1, 1]}]}
+        refused = collector.post("/v1/actions", other)[1]["actions"][0]
+        assert refused["error"]["code"] == "conflict"
+        end = {"type": "end", "episode_id": "e", "seq": 2}
+        assert collector.post("/v1/events", {"instance": instance, "events": [end]})[0] == 200
+        assert collector.stop() == 0
+    (row,) = shard_rows(tmp_path)
+    assert row["actions"] == answers[0]["action"]
+    assert row["action_logp"] == answers[0]["action_logp"]
+
+
+def test_a_clients_late_reward_stays_out_of_its_sequence(
+    collector: CollectorProcess,
+) -> None:
+    """It would take the number of the client's next event; the answer says which setting."""
+    instance = collector.post("/v1/instances")[1]["instance"]
+    name = f"{instance}-n"
+    action = {"type": "log_action", "episode_id": name, "seq": 1, "obs": OBS, "action": 1}
+    late = {"type": "log_returns", "episode_id": name, "reward": 1.0, "step": 0, "reward_id": "r"}
+    end = {"type": "end", "episode_id": name, "seq": 2}
+    events = [{"type": "start", "episode_id": name, "start": 0}, action, late, end]
+    answer = collector.post("/v1/events", {"instance": instance, "events": events})[1]
+    (refused,) = answer["refused"]
+    assert refused["index"] == 2
+    assert refused["error"]["code"] == "window_closed"
+    assert "reward_window" in refused["error"]["message"]
+    assert collector.get(f"/v1/episodes/{name}")[1]["state"] == "terminated"
