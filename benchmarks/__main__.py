@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.report import render
 
-ROOMS = ("client", "collector", "reader")
+ROOMS = ("client", "collector", "live", "reader")
 
 
 def main(names: list[str]) -> None:

@@ -1,0 +1,94 @@
+"""What live clients feel: the cost of an action, and how soon a published version acts."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.report import Figure
+from ingest.client import PolicyClient
+from policy.numpy_policy import NumpyPolicy
+from policy.policy import Policy
+from policy.spec import PolicySpec
+from storage.spaces import parse_space
+from storage.weights import WeightStore
+from tests.collector_process import CollectorProcess, declare
+
+ROUNDS, CALLS, PUBLISHED = 7, 3_000, 40
+SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
+OBS = np.array([0.1, -0.2, 0.3, 0.4], np.float32)
+
+
+def publish(store: WeightStore, seed: int) -> int:
+    weights = Policy(SPEC, seed=seed).get_weights()
+    digest = store.add_candidate(weights, spec=SPEC.to_json(), metrics={"seed": seed}, lineage={})
+    return store.publish(digest).version
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    return (time.perf_counter() - begin) / CALLS * 1e6
+
+
+def action_figure(client: PolicyClient, store: WeightStore) -> Figure:
+    """Local `get_action`, the queued decision included, against the forward alone."""
+    _, weights = store.load(1)
+    bare = NumpyPolicy(SPEC, weights)
+    flat = OBS.reshape(1, 4)
+    episode = client.start_episode()
+    sides: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS):
+        sides[0].append(microseconds(lambda: client.get_action(episode, OBS)))
+        client.flush()
+        sides[1].append(microseconds(lambda: bare.dist_inputs(flat)))
+    client.end_episode(episode)
+    return Figure(
+        name="local get_action",
+        value=statistics.median(sides[0]),
+        unit="us",
+        baseline_name="numpy forward of the same network",
+        baseline_value=statistics.median(sides[1]),
+        aim="<= 3",
+    )
+
+
+def adoption_figures(client: PolicyClient, store: WeightStore) -> list[Figure]:
+    """From the moment a version is live to the first action with it."""
+    episode, found, published = client.start_episode(), [], []
+    for seed in range(PUBLISHED):
+        begin = time.perf_counter()
+        version = publish(store, seed + 100)
+        live = time.perf_counter()
+        while client.acting_version() != version:
+            time.sleep(0.0002)
+        client.get_action(episode, OBS)
+        found.append((time.perf_counter() - live) * 1e3)
+        published.append((live - begin) * 1e3)
+    client.end_episode(episode)
+    return [
+        Figure(
+            name=f"published -> acted with, p{q}",
+            value=float(np.percentile(found, q)),
+            unit="ms",
+            baseline_name="publishing itself, p50",
+            baseline_value=statistics.median(published),
+        )
+        for q in (50, 99)
+    ]
+
+
+def run() -> list[Figure]:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        declare(root)
+        store = WeightStore(root, "default")
+        publish(store, 1)
+        with CollectorProcess(root) as process, PolicyClient(process.address) as client:
+            return [action_figure(client, store), *adoption_figures(client, store)]
