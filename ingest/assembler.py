@@ -159,11 +159,13 @@ class EpisodeAssembler:
         if isinstance(event, wire.Start):
             started = self._judge_start(instance, event)
             return None if started is None else (started, encode_event(started))
+        if event.seq is None and getattr(event, "step", None) is not None:
+            owned = self.episodes.get(event.episode_id)
+            if owned is not None and (instance or owned.started.instance):
+                raise _late(event)
         episode = self._find(instance, event)
         if episode is None:
             return None
-        if event.seq is None and instance is not None and getattr(event, "step", None) is not None:
-            raise _late(event)
         seq = episode.next_seq if event.seq is None else event.seq
         if seq > episode.next_seq:
             raise Refusal(
@@ -308,6 +310,8 @@ class EpisodeAssembler:
             check_step(episode, event)
         if not math.isfinite(event.reward):
             raise invalid(event, f"reward: expected a finite number, got {event.reward}")
+        if seq == episode.next_seq and not math.isfinite(episode.rewards[-1] + event.reward):
+            raise invalid(event, f"reward: expected a finite sum, got {event.reward} more")
         return Rewarded(episode.started.key, seq, event.reward, info_of(event))
 
     def check_values(self, batch: wire.Batch) -> dict[int, Values]:

@@ -244,8 +244,7 @@ class PolicyClient:
         """Add a reward to the episode's last action; several add up.
 
         `info` belongs to that step alone. `step` names an earlier step, of any episode of the
-        collector, and `reward_id` makes such a reward count once however often it is logged;
-        without one, it counts once per call.
+        collector; until policies have reward windows the collector refuses it (`window_closed`).
         """
         if multiagent_done_dict is not None or isinstance(reward, Mapping):
             raise NotImplementedError(

@@ -123,7 +123,7 @@ class Collector:
             self._sealing.add(self.now)
             self._sealing.plan_all()
             await self._until(lambda: not self._sealing.in_flight, deadline)
-        await asyncio.to_thread(self._sealer.close)
+        await asyncio.to_thread(self._sealer.close, deadline - self._clock())
         await asyncio.sleep(0)  # a last shard's record is submitted before the journal closes
         if self._rebuilding is None and self.failure is None:
             self._sealing.settle(all_rows=True)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import msgspec
 
@@ -120,7 +121,7 @@ class Router:
         await _send(send, response)
 
     async def _respond(self, scope: Scope, receive: Receive) -> Response:
-        handler, params = self._find(scope["method"], scope["path"])
+        handler, params = self._find(scope["method"], scope["path"], scope["raw_path"])
         headers = dict(scope["headers"])
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding != b"identity":
@@ -133,11 +134,11 @@ class Router:
         request = Request(scope["method"], scope["path"], headers, body, params, query)
         return await handler(request)
 
-    def _find(self, method: str, path: str) -> tuple[Handler, Mapping[str, str]]:
+    def _find(self, method: str, path: str, raw_path: bytes) -> tuple[Handler, Mapping[str, str]]:
         methods = self._exact.get(path)
         params: Mapping[str, str] = {}
         if methods is None:
-            methods, params = self._match(path)
+            methods, params = self._match(raw_path)
         if method == "HEAD" and "GET" in methods:
             method = "GET"
         if method not in methods:
@@ -145,15 +146,16 @@ class Router:
             raise Refusal("method_not_allowed", f"expected {expected} for {path}, got {method}")
         return methods[method], params
 
-    def _match(self, path: str) -> tuple[dict[str, Handler], Mapping[str, str]]:
-        given = path.split("/")
+    def _match(self, raw_path: bytes) -> tuple[dict[str, Handler], Mapping[str, str]]:
+        """Segments are decoded one by one: an id may hold a slash, as %2F."""
+        given = [unquote(part) for part in raw_path.decode("latin-1").split("/")]
         for parts, methods in self._patterns:
             if len(parts) != len(given):
                 continue
             pairs = list(zip(parts, given, strict=True))
             if all(part == text or (part[:1] == "{" and text) for part, text in pairs):
                 return methods, {part[1:-1]: text for part, text in pairs if part[:1] == "{"}
-        raise Refusal("no_route", f"there is nothing at {path[:200]!r}")
+        raise Refusal("no_route", f"there is nothing at {'/'.join(given)[:200]!r}")
 
     async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         declared = headers.get(b"content-length")

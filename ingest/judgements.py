@@ -105,6 +105,8 @@ def judge_action(
         source = REPLAYED if event.replayed else LOGGED
         if not 0.0 < pass_prob <= 1.0:
             raise invalid(event, f"pass_prob: expected a number in (0, 1], got {pass_prob}")
+    if logp > LOGP_TOLERANCE and not episode.rules.has_densities:
+        raise invalid(event, f"action_logp: expected at most 0, a probability's, got {logp}")
     return Acted(
         episode.started.key,
         seq,
@@ -140,6 +142,10 @@ def _finite_logp(event: wire.LogAction | wire.Decision) -> float:
     if not math.isfinite(logp):
         raise invalid(event, f"action_logp: expected a finite number, got {logp}")
     return logp
+
+
+LOGP_TOLERANCE = 1e-6
+"""A softmax in float32 may say a little more than certain."""
 
 
 def check_step(episode: OpenEpisode, event: wire.LogReturns) -> None:

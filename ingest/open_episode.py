@@ -10,6 +10,7 @@ import json
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 
@@ -17,6 +18,7 @@ from ingest.events import Acted, Ended, Started
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
 from storage.episode import SOURCES, Ending, Part
+from storage.spaces import Box
 
 DIGEST_SIZE = 8
 
@@ -29,6 +31,11 @@ class PolicyRules:
     observation: Codec
     action: Codec
     schema_id: str
+
+    @cached_property
+    def has_densities(self) -> bool:
+        """Whether an action has a density, which may exceed 1, in place of a probability."""
+        return any(isinstance(leaf.space, Box) for leaf in self.action.leaves)
 
     @classmethod
     def of(cls, declaration: PolicyDeclaration) -> PolicyRules:

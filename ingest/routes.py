@@ -81,6 +81,11 @@ class Routes:
 
     async def _accept_single(self, request: Request, event: wire.Event) -> wire.EventsReply:
         """One event as a call of its own: its refusal is the answer."""
+        if b"idempotency-key" in request.headers:
+            text = (
+                "an Idempotency-Key is for /v1/steps: number events with Headrace-Instance and seq"
+            )
+            raise Refusal("invalid", text, "Idempotency-Key", event.episode_id)
         batch = wire.Batch(instance=request.instance, events=[event])
         reply, row = self.collector.accept(batch, single=True)
         await self.collector.durable(row)

@@ -42,6 +42,7 @@ class Writer(Protocol):
 
     def start(self) -> None: ...
     def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> WrittenShard: ...
+    def kill(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -73,12 +74,19 @@ class Sealer:
     def submit(self, job: SealJob) -> None:
         self._jobs.put(job)
 
-    def close(self) -> None:
-        """Finish what was submitted, unless it fails: then it waits for the next start."""
+    def close(self, timeout: float) -> None:
+        """Finish what was submitted, unless it fails: then it waits for the next start.
+
+        A writer that has not answered after `timeout` seconds is killed: its plan is durable.
+        """
         self._closing.set()
         self._jobs.put(None)
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(max(0.0, timeout))
+            if self._thread.is_alive():
+                log.warning("the shard writer does not answer: killed; its plan is kept")
+                self._writer.kill()
+                self._thread.join()
         self._writer.close()
 
     def _run(self) -> None:

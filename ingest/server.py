@@ -28,6 +28,7 @@ from ingest.remote_inference import LivePolicies
 from ingest.routes import MAX_BODY, Routes
 from storage.journal import SqliteJournal
 from storage.policy_files import load_declarations
+from storage.shard_files import next_ordinals
 from storage.writer_process import WriterProcess
 
 log = logging.getLogger("headrace.server")
@@ -73,10 +74,31 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listener.close()
-        raise ServeError(f"cannot bind {host}:{port}: {error.strerror}") from error
+        raise ServeError(f"cannot bind {host}:{port}: {error}") from error
     return listener
+
+
+def notice_restore(journal: SqliteJournal, shards: Path) -> bool:
+    """Whether shards hold ordinals that the journal never gave: then it came from a backup.
+
+    Its ordinals must not be given again, so it takes a new collector id. Episodes that the backup
+    holds open, and that ended after it was made, are sealed once more under the new id.
+    """
+    there = next_ordinals(shards, journal.collector_id)
+    beyond = {name: end for name, end in there.items() if end > journal.next_ordinal(name)}
+    if beyond:
+        old = journal.collector_id
+        new = journal.renew_collector_id()
+        log.error(
+            "the journal is older than its shards (%s): it was restored from a backup. Collector "
+            "%s goes on as %s; what the backup held open may be in shards twice",
+            ", ".join(f"{name} up to {end - 1}" for name, end in sorted(beyond.items())),
+            old,
+            new,
+        )
+    return bool(beyond)
 
 
 class Server:
@@ -92,6 +114,7 @@ class Server:
         self.options = options
         self.socket = bind(options.host, options.port)
         self.journal = SqliteJournal.open(options.root / "journal")
+        notice_restore(self.journal, options.root / "shards")
         writer = WriterProcess(
             options.root / "shards",
             owner=self.journal.collector_id,

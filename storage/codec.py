@@ -12,6 +12,7 @@ Example:
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -327,7 +328,10 @@ def _as_array(value: Any, leaf: Leaf, where: str) -> Array:
 
 
 def _from_parts(value: dict[str, Any], leaf: Leaf, where: str) -> Array:
-    """An array of the wire form `{"dtype", "shape", "data"}`; data is raw little-endian bytes."""
+    """An array of the wire form `{"dtype", "shape", "data"}`.
+
+    `data` is raw little-endian bytes, or their base64 where the message is JSON.
+    """
     if set(value) != {"dtype", "shape", "data"}:
         raise SpaceError(
             f"{where}: expected {describe(leaf.space)} or the keys dtype, shape, data, "
@@ -341,6 +345,11 @@ def _from_parts(value: dict[str, Any], leaf: Leaf, where: str) -> Array:
         )
     if tuple(shape) != leaf.shape:
         raise SpaceError(f"{where}: expected shape {list(leaf.shape)}, got {shape!r:.80}")
+    if isinstance(data, str):
+        try:
+            data = base64.b64decode(data, validate=True)
+        except ValueError as error:
+            raise SpaceError(f"{where}: expected base64 as data, got {data[:40]!r}") from error
     if not isinstance(data, bytes) or len(data) != leaf.dtype.itemsize * math.prod(leaf.shape):
         got = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
         raise SpaceError(

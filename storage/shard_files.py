@@ -79,6 +79,17 @@ class ShardName:
         return f"{self.first:012}-{self.last:012}-{self.digest16}{SUFFIX}"
 
 
+def next_ordinals(directory: Path, collector_id: str) -> dict[str, int]:
+    """stream -> the ordinal after the highest that a shard of this collector's holds."""
+    found: dict[str, int] = {}
+    for folder in directory.glob(f"{check_stream(collector_id)}-*"):
+        names = (ShardName.parse(path.name) for path in folder.iterdir())
+        lasts = [name.last for name in names if name is not None]
+        if lasts:
+            found[folder.name] = max(lasts) + 1
+    return found
+
+
 def check_stream(stream: str) -> str:
     """The stream's name, unless it could be anything but one folder: ids are data, never paths."""
     if not _STREAM.fullmatch(stream):

@@ -261,7 +261,7 @@ def find_shard(directory: Path, stream: str, first: int, last: int) -> ShardInfo
     return None
 
 
-def to_pandas(path: Path) -> pd.DataFrame:
+def to_pandas(path: Path | str) -> pd.DataFrame:
     """A shard as people read it: arrays and numbers in place of bytes. Needs pandas.
 
     Vectors and images come as one array per row; an absent `final_obs` or `action_dist_inputs` as
@@ -269,7 +269,7 @@ def to_pandas(path: Path) -> pd.DataFrame:
     """
     import pandas as pd  # noqa: PLC0415  an optional extra, and only for people
 
-    table = read_shard(path, verify="digest")
+    table = read_shard(Path(path), verify="digest")
     specs = table_specs(table.schema)
     frame: dict[str, Any] = {}
     for name in table.column_names:

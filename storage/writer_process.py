@@ -190,6 +190,12 @@ class WriterProcess:
             code = child.wait()
         return f"died by signal {-code}" if code < 0 else f"ended with status {code}"
 
+    def kill(self) -> None:
+        """End the child at once, from any thread; a `write` that waits raises WriterDied."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
     def close(self) -> None:
         """Let the child finish and leave. No error when it is gone already."""
         child, self._child = self._child, None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import os
+import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
+import numpy as np
 import pytest
 
 from policy.policy import Policy
@@ -292,3 +298,89 @@ def test_a_clients_late_reward_stays_out_of_its_sequence(
     assert refused["error"]["code"] == "window_closed"
     assert "reward_window" in refused["error"]["message"]
     assert collector.get(f"/v1/episodes/{name}")[1]["state"] == "terminated"
+
+
+def test_a_restored_journal_gives_no_ordinal_twice(tmp_path: Path) -> None:
+    """Shards that the journal does not know of: it takes a new collector id, and loses nothing."""
+    declare(tmp_path)
+    backup = tmp_path / "backup"
+
+    def log(name: str) -> None:
+        with CollectorProcess(tmp_path) as collector:
+            collector.post("/v1/episodes", {"episode_id": name})
+            collector.post(f"/v1/episodes/{name}/log_action", {"obs": OBS, "action": 1})
+            collector.post(f"/v1/episodes/{name}/end", {})
+            assert collector.stop() == 0
+
+    log("before")
+    shutil.copytree(tmp_path / "journal", backup)
+    log("between")
+    shutil.rmtree(tmp_path / "journal")
+    backup.rename(tmp_path / "journal")
+    log("after")
+    assert sorted(row["eps_id"] for row in shard_rows(tmp_path)) == ["after", "before", "between"]
+    assert len(list(tmp_path.glob("shards/*"))) == 2
+
+
+def test_a_stuck_writer_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """SIGTERM ends the collector all the same; the next start writes the shard."""
+    declare(tmp_path, seal_seconds=0.1)
+    with CollectorProcess(tmp_path) as collector:
+        writer = collector.writer_pid()
+        assert writer is not None
+        os.kill(writer, signal.SIGSTOP)
+        collector.post("/v1/episodes", {"episode_id": "e"})
+        collector.post("/v1/episodes/e/log_action", {"obs": OBS, "action": 1})
+        collector.post("/v1/episodes/e/end", {})
+        assert collector.stop() == 0
+        assert shard_rows(tmp_path) == []
+        collector.restart()
+        assert collector.stop() == 0
+    assert [row["eps_id"] for row in shard_rows(tmp_path)] == ["e"]
+
+
+def test_sums_of_rewards_stay_finite(collector: CollectorProcess) -> None:
+    name = started(collector)
+    collector.post(f"/v1/episodes/{name}/log_action", {"obs": OBS, "action": 0})
+    large = {"reward": 1.7e308}
+    assert collector.post(f"/v1/episodes/{name}/log_returns", large)[0] == 200
+    status, answer = collector.post(f"/v1/episodes/{name}/log_returns", large)
+    assert (status, "finite sum" in answer["error"]["message"]) == (422, True)
+
+
+def test_a_probability_above_one_is_refused_as_a_logarithm_too(collector: CollectorProcess) -> None:
+    name = started(collector)
+    body = {"obs": OBS, "action": 0, "action_logp": 5.0}
+    status, answer = collector.post(f"/v1/episodes/{name}/log_action", body)
+    assert (status, answer["error"]["path"]) == (422, "$.action_logp")
+
+
+def test_arrays_may_come_as_base64(collector: CollectorProcess) -> None:
+    """The same bytes in JSON; NaN in them is named as such."""
+    name = started(collector)
+    for values, expected in ((OBS, 200), ([1.0, float("nan"), 0.0, 0.0], 422)):
+        data = base64.b64encode(np.array(values, "<f4").tobytes()).decode()
+        obs = {"dtype": "float32", "shape": [4], "data": data}
+        status, answer = collector.post(
+            f"/v1/episodes/{name}/log_action", {"obs": obs, "action": 0}
+        )
+        assert status == expected
+    assert "finite" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["a/b", "../../etc/x", "%2F", "\u00e4 b"])
+def test_any_id_can_be_addressed(collector: CollectorProcess, name: str) -> None:
+    """Ids are data, never paths: a slash is %2F in a URL."""
+    assert collector.post("/v1/episodes", {"episode_id": name})[0] == 201
+    path = f"/v1/episodes/{quote(name, safe='')}"
+    assert collector.post(f"{path}/log_action", {"obs": OBS, "action": 0})[0] == 200
+    assert collector.post(f"{path}/end", {})[0] == 200
+    assert collector.get(path)[1]["state"] == "terminated"
+
+
+def test_an_idempotency_key_that_would_do_nothing_is_refused(collector: CollectorProcess) -> None:
+    name = started(collector)
+    status, answer = collector.request(
+        "POST", f"/v1/episodes/{name}/end", {}, {"idempotency-key": "k"}
+    )
+    assert (status, answer["error"]["path"]) == (422, "Idempotency-Key")
