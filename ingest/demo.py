@@ -315,7 +315,8 @@ def _say_the_end(found: dict[str, Any]) -> None:
     apart = [name for name, overlap in found["overlap"].items() if not overlap]
     acted, root = found["acted"], found["root"]
     print(
-        f"The intervals of both logs overlap ({', '.join(found['overlap'])})."
+        f"The intervals of both logs overlap ({', '.join(found['overlap'])}). dm is left out: its "
+        "interval knows nothing of its model's own error."
         if not apart
         else f"The intervals of the two logs do NOT overlap: {', '.join(apart)}."
     )
