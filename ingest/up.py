@@ -50,7 +50,7 @@ class Child:
     """A headrace command that is kept running; its JSON lines go to `on_line`."""
 
     def __init__(self, words: Sequence[str], on_line: Callable[[dict[str, Any]], None]) -> None:
-        self._words = list(words)
+        self.words = list(words)
         self._on_line = on_line
         self._died: deque[float] = deque(maxlen=RESTARTS_A_MINUTE)
         self.restarts = 0
@@ -58,7 +58,7 @@ class Child:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", *self._words, "--json"],
+            [sys.executable, "-m", "headrace", *self.words, "--json"],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -115,7 +115,7 @@ class Up:
             self.collector.stop()
             raise ValueError("the collector did not start; its message stands above")
         own = self.address.rpartition(":")[2]
-        self.collector._words[-1] = own  # a restart takes the same port
+        self.collector.words[-1] = own  # a restart takes the same port
         words = ["train", "--follow", "--root", str(root), "--policy-id", policy_id]
         words += ["--seed", str(seed), "--steps-per-update", str(steps_per_version)]
         self.trainer = Child(words, lambda said: on_line("train", said))
