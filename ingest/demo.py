@@ -26,9 +26,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import urllib3
 
-from ingest import console, results
 from ingest.client import PolicyClient
 from ingest.demo_live import LiveFailed, run_live, show_live
+from storage import console, results
 from storage.reader import ShardReader
 
 __all__ = ["LOGS", "DemoFailed", "make_room", "run_demo"]

@@ -6,6 +6,7 @@ IngestError
 │   ├── CollectorUnavailable   no answer in time; nothing queued is lost
 │   └── BufferFull             the bounded queue is full and the policy says raise
 ├── ReplayError       a log cannot be imported: the file, its columns, or what was asked for
+├── ServeError        (ingest.server) the collector cannot start: what to change
 └── CollectorFailed   the collector must stop: the journal can no longer be trusted
 
 Refusals of a caller's own call also reach users of PolicyClient as ValueError, with the texts of

@@ -23,6 +23,7 @@ import uvicorn
 import uvloop
 
 from ingest.collector import Collector
+from ingest.errors import IngestError
 from ingest.flow import FlowControl
 from ingest.remote_inference import LivePolicies
 from ingest.routes import MAX_BODY, Routes
@@ -38,7 +39,7 @@ SWITCH_SECONDS = 0.0005
 """How long the event loop may keep the journal's thread waiting (Python's default is 10 times)."""
 
 
-class ServeError(RuntimeError):
+class ServeError(IngestError):
     """The collector cannot start; the text says why and what to do."""
 
 

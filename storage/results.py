@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ingest.console import moment, table
+from storage.console import moment, table
 
 __all__ = ["estimates", "replayed", "streams", "trained", "verified", "versions"]
 

@@ -1,0 +1,241 @@
+"""Commands of the edge, and of what needs the journal: what `headrace` shows of this package.
+
+A command is a plain function that the front door registers; its imports stand inside it, so that
+`--help` loads neither torch nor Arrow, and each command nothing but what it needs.
+"""
+
+# ruff: noqa: PLC0415 - every import inside a function here is a command's lazy door
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from storage.command_options import ROOT, Json, PolicyId, Root, Seed
+
+if TYPE_CHECKING:
+    from ingest.collector import Collector
+
+
+def demo(
+    root: Annotated[
+        Path, typer.Option(help="Where its data stays; what is there is moved aside.")
+    ] = ROOT / "demo",
+    data: Annotated[Path, typer.Option(help="The folder of the two logs.")] = Path(
+        "data/open_bandit"
+    ),
+    live: Annotated[bool, typer.Option(help="Part B too: learn CartPole live.")] = True,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Carry a real production log all the way to a published policy, and check it."""
+    from ingest.demo import DemoFailed, make_room, run_demo, show
+
+    make_room(root, data)
+    try:
+        found = run_demo(root, data, seed=seed, live=live)
+    except DemoFailed as error:
+        print(f"headrace: the demo stopped: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    if as_json:
+        from storage import console
+
+        console.line(found)
+    else:
+        show(found)
+    raise typer.Exit(0 if found["ok"] else 1)
+
+
+def collect(
+    root: Root = ROOT,
+    host: Annotated[str, typer.Option(help="Loopback only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8642,
+    observation: Annotated[str | None, typer.Option(help="A space such as box:4.")] = None,
+    action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
+    env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="A policy file (JSON).")] = None,
+    compression: Annotated[str, typer.Option(help="Of shards: zstd or lz4.")] = "zstd",
+    as_json: Json = False,
+) -> None:
+    """Run the collector until SIGTERM or Ctrl-C, which drain it.
+
+    Declare a policy's spaces with --observation and --action, --env or --policy; they are kept
+    under the root, and later starts need none.
+    """
+    from ingest.declaring import declaration_of, declare
+    from ingest.server import ServeOptions, serve
+    from storage import console
+
+    if compression not in ("zstd", "lz4"):
+        raise ValueError(f"--compression: expected zstd or lz4, got {compression!r}")
+    declared = declaration_of(observation=observation, action=action, env=env, file=policy)
+    if declared is not None:
+        for change in declare(root, declared, spaces_only=policy is None):
+            print(change, file=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    running: list[Collector] = []
+
+    def announce(address: str, collector: Collector) -> None:
+        running.append(collector)
+        told = {"address": address, "root": str(root), "collector_id": collector.collector_id}
+        if as_json:
+            return console.line({**told, "pid": os.getpid()})
+        print(f"Collecting on {address} into {root} for {', '.join(collector.policies)}.")
+        print(f"""Begin with:  curl --json '{{"episode_id": "first"}}' {address}/v1/episodes""")
+        return print("Ctrl-C or SIGTERM drains and stops it.", flush=True)
+
+    status = serve(ServeOptions(root, host, port, compression, version("headrace"), announce))
+    if running and not as_json:
+        print(
+            f"Stopped: {running[0].steps} steps acknowledged so far, "
+            f"{running[0].totals.rows} in shards."
+        )
+    raise typer.Exit(status)
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="CSV, JSON lines or Parquet.")],
+    observation: Annotated[
+        list[str],
+        typer.Option(help="A column, or NAME:categories for codes of its values. Repeat it."),
+    ],
+    action: Annotated[str, typer.Option(help="The column of the action; :categories as well.")],
+    reward: Annotated[str, typer.Option(help="The column of the reward.")],
+    address: Annotated[
+        str, typer.Option(envvar="HEADRACE_ADDRESS", help="Of the collector.")
+    ] = "http://127.0.0.1:8642",
+    action_prob: Annotated[str | None, typer.Option(help="Its probability.")] = None,
+    action_logp: Annotated[str | None, typer.Option(help="Or the logarithm of it.")] = None,
+    episode: Annotated[str | None, typer.Option(help="Default: a row is an episode.")] = None,
+    time: Annotated[str | None, typer.Option(help="Microseconds, or ISO 8601.")] = None,
+    terminated: Annotated[str | None, typer.Option(help="True on an episode's last row.")] = None,
+    truncated: Annotated[str | None, typer.Option(help="Or this: a limit ended it.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN. Repeat it.")] = None,
+    categories: Annotated[
+        Path | None, typer.Option(help="Where codes are kept; default: beside the file.")
+    ] = None,
+    policy_id: Annotated[str | None, typer.Option(help="Default: the collector's only.")] = None,
+    declare: Annotated[
+        Path | None,
+        typer.Option(help="Send nothing: declare what the columns hold under this root."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Log the rows of a file through a collector; running it twice adds nothing."""
+    from ingest.replay import ReplayOptions
+    from ingest.replay import replay as run
+    from ingest.replay_words import declare_columns, tag_columns
+    from storage import console, results
+
+    options = ReplayOptions(
+        path=file,
+        observation=observation,
+        action=action,
+        reward=reward,
+        address=address,
+        action_prob=action_prob,
+        action_logp=action_logp,
+        episode=episode,
+        time=time,
+        terminated=terminated,
+        truncated=truncated,
+        tags=tag_columns(tag or []),
+        policy_id=policy_id,
+        categories=categories,
+    )
+    if declare is not None:
+        declared = declare_columns(declare, options)
+        if as_json:
+            return console.line({"root": str(declare), "policy": declared.to_json()})
+        return print(f"Declared. Now: headrace collect --root {declare}")
+    with console.progress() as on_progress:
+        report = run(options, on_progress=on_progress)
+    document = report.to_dict()
+    return console.line(document) if as_json else results.replayed(document)
+
+
+def up(
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8642,
+    observation: Annotated[str | None, typer.Option(help="A space such as box:4.")] = None,
+    action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
+    env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,
+    steps_per_version: Annotated[int, typer.Option(help="Steps acted between updates.")] = 256,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a collector and a trainer that follows it; clients act with what they learn."""
+    from ingest.declaring import declaration_of, declare
+    from ingest.up import Up
+    from storage import console, results
+    from storage.stop_signal import stop_on_signal
+
+    declared = declaration_of(observation=observation, action=action, env=env, file=None)
+    if declared is not None:
+        declare(root, declared, spaces_only=True)
+
+    def told(who: str, said: dict[str, Any]) -> None:
+        return console.line({who: said}) if as_json else results.heard(root, said)
+
+    with stop_on_signal() as stop:
+        settings = {"port": port, "seed": seed, "steps_per_version": steps_per_version}
+        both = Up(root, policy_id, on_line=told, **settings)
+        well = both.watch(stop)
+        both.close()
+    raise typer.Exit(0 if well else 1)
+
+
+def ls(root: Root = ROOT, as_json: Json = False) -> None:
+    """List streams, their shards and rows, and open episodes when no collector runs."""
+    from ingest.audit import journal_account
+    from storage import console, results
+    from storage.errors import JournalLocked
+    from storage.inventory import list_streams
+    from storage.policy_files import load_declarations
+
+    _require_folder(root)
+    declared = load_declarations(root)
+    listed = [one.to_dict() for one in list_streams(root, declared)]
+    document = {"streams": listed, "policies": sorted(declared), "open_episodes": None, "why": ""}
+    try:
+        with journal_account(root) as account:
+            if account is None:
+                document["why"] = "there is no journal"
+            else:
+                known = dict.fromkeys(declared, 0) | dict(account.open_episodes)
+                document["open_episodes"] = known
+    except JournalLocked as error:
+        document["why"] = str(error)
+    return console.line(document) if as_json else results.streams(document)
+
+
+def verify(
+    root: Root = ROOT,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Move damaged shards to quarantine/.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check that every acknowledged step is at rest exactly once. No collector may run."""
+    from ingest.audit import journal_account
+    from storage import console, results
+    from storage.maintenance import verify as run
+
+    _require_folder(root)
+    with journal_account(root) as account, console.progress() as on_progress:
+        report = run(root, account, quarantine=quarantine, on_progress=on_progress)
+    document = report.to_dict()
+    console.line(document) if as_json else results.verified(document)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _require_folder(root: Path) -> None:
+    if not root.is_dir():
+        raise ValueError(f"--root: expected a folder, found none at {root}")

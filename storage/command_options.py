@@ -1,0 +1,28 @@
+"""Options that commands of several packages share: one name, one environment variable, one help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ROOT = Path("data/run")
+"""Where a run goes unless it is told otherwise."""
+
+Root = Annotated[
+    Path,
+    typer.Option(envvar="HEADRACE_ROOT", help="The folder that holds journal, shards and weights."),
+]
+PolicyId = Annotated[
+    str, typer.Option(envvar="HEADRACE_POLICY_ID", help="Which policy, when there are several.")
+]
+Manifest = Annotated[
+    Path | None,
+    typer.Option(help="Of `freeze`: use nothing else, and do it once, however often asked."),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", envvar="HEADRACE_JSON", help="Print one line of JSON instead."),
+]
+Seed = Annotated[int, typer.Option(envvar="HEADRACE_SEED", help="Same seed, same result.")]
