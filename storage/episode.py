@@ -36,6 +36,18 @@ class EpisodeError(ValueError):
     """A part or an episode breaks a law; the text says which, and for which episode."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedAction:
+    """An action that an environment's own program chose, and how likely that was, if it is known.
+
+    `logp` is the log-probability (or log-density), `version` the policy version that it chose with.
+    """
+
+    action: Any
+    logp: float | None = None
+    version: int = UNKNOWN_VERSION
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """A sealed run of T steps of one episode, as little-endian column buffers.
