@@ -8,8 +8,11 @@ STAMP := .venv/setup-$(shell cat pyproject.toml constraints.txt | cksum | tr ' '
 AIRFLOW := .venv-airflow/bin
 AIRFLOW_STAMP := .venv-airflow/setup-$(shell cksum < airflow_dags/constraints.txt | tr ' ' '-')
 
+# Of the fault suite: the same seed draws the same faults.
+SEED ?= 7
+
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint dags unit format demo demo-seeds bench clean
+.PHONY: help setup test lint dags unit faults faults-long format demo demo-seeds bench clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -45,6 +48,12 @@ dags: setup $(AIRFLOW_STAMP)  ## the Airflow DAGs, in their own environment
 
 unit: setup  ## the tests, the wheel's among them
 	$(BIN)/python -m pytest -n 2
+
+faults: setup  ## what can go wrong, and broken builds that must be caught; SEED=n
+	$(BIN)/python -m tests.faults --seed $(SEED)
+
+faults-long: setup  ## the same scenarios at full size, without the broken builds
+	$(BIN)/python -m tests.faults --seed $(SEED) --long
 
 format: setup  ## format, and mend what ruff can mend
 	$(BIN)/ruff format .

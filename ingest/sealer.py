@@ -91,11 +91,15 @@ class Sealer:
 
     def _run(self) -> None:
         self._try(self._writer.start)
-        while (job := self._jobs.get()) is not None:
-            shard = self._write(job)
-            if shard is None:
-                return
+        while (job := self._jobs.get()) is not None and self._seal(job):
+            continue
+
+    def _seal(self, job: SealJob) -> bool:
+        """Write a plan's shard, then tell; answers False when it waits for the next start."""
+        shard = self._write(job)
+        if shard is not None:
             self._notify(job.done, shard)
+        return shard is not None
 
     def _write(self, job: SealJob) -> WrittenShard | None:
         while True:

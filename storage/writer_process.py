@@ -19,7 +19,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal
+from typing import IO, ClassVar, Literal
 
 import msgspec
 
@@ -110,6 +110,9 @@ class WriterProcess:
     `owner`: the collector id; what its killed predecessors left half-written is removed at start.
     """
 
+    # -P: a folder called `storage` where the user happens to stand is not this package
+    program: ClassVar[tuple[str, ...]] = ("-P", "-m", "storage")
+
     def __init__(
         self,
         directory: Path,
@@ -133,8 +136,7 @@ class WriterProcess:
         """Start the child unless it runs; returns at once. Raises WriterDied if it cannot."""
         if self._child is not None:
             return
-        # -P: a folder called `storage` where the user happens to stand is not this package
-        command = [sys.executable, "-P", "-m", "storage", "write-shards"]
+        command = [sys.executable, *self.program, "write-shards"]
         command += ["--directory", str(self.directory), "--parent", str(os.getpid())]
         try:
             self._child = subprocess.Popen(

@@ -1,10 +1,11 @@
-"""A client process for the tests of kills: logs episodes, and notes what was acknowledged.
+"""A process of clients for the tests of kills: log episodes, and note what was acknowledged.
 
-    python -m tests.ingest.logging_client ADDRESS FILE NUMBER STOP
+    python -m tests.faults.logging_client ADDRESS FOLDER NUMBER...
 
-Every step has a reward that no other step of any client has. Each line of FILE is a JSON list of
-the rewards of a batch: `sent` before it goes out, `acknowledged` once its answer came. It sends a
-batch again, unchanged, until it is answered. It ends what it began and leaves once STOP exists.
+Every step has a reward that no other step of any client has. Each line of FOLDER/notes-NUMBER is a
+JSON object of the rewards of a batch: `sent` before it goes out, `acknowledged` once its answer
+came. A client sends a batch again, unchanged, until it is answered. It ends what it began and
+leaves once FOLDER/stop exists.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import urllib3
 
 MSGPACK = {"content-type": "application/msgpack"}
 AGAIN_SECONDS = 0.02
+PACE_SECONDS = 0.01  # clients that never pause leave a small machine nothing to restart with
 
 
 class LoggingClient:
@@ -92,11 +94,24 @@ class LoggingClient:
 _STEP = {"obs": [0.0, 1.0, 2.0, 3.0], "action": 1}
 
 
-def main(address: str, file: str, number: str, stop: str) -> None:
-    client = LoggingClient(address, Path(file), int(number))
-    while not Path(stop).exists():
+def log(address: str, folder: Path, number: int) -> None:
+    """One client, until it is told to stop."""
+    client = LoggingClient(address, folder / f"notes-{number}", number)
+    while not (folder / "stop").exists():
         client.turn()
+        threading.Event().wait(PACE_SECONDS)
     client.turn(last=True)
+
+
+def main(address: str, folder: str, *numbers: str) -> None:
+    clients = [
+        threading.Thread(target=log, args=(address, Path(folder), int(number)))
+        for number in numbers
+    ]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
 
 
 if __name__ == "__main__":

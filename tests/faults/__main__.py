@@ -1,0 +1,105 @@
+"""`make faults`: every scenario on this build, then on the broken builds that it has to catch.
+
+    python -m tests.faults                                  # all of it, quick
+    python -m tests.faults --long                           # every scenario on this build, in full
+    python -m tests.faults crash --seed 3 --long            # one scenario on this build
+    python -m tests.faults crash --mutant no-dedup          # ... on a planted broken build
+
+One JSON line a run; docs/faults.md explains it. The exit status is 1 when a verdict is not `held`
+or, for a broken build, `caught`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.faults import mutants, scenario
+from tests.faults.mutants import Mutant
+from tests.faults.scenario import Scenario, Trial, Verdict
+
+SEED = 7
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for; answers the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults")
+    parser.add_argument("scenario", nargs="?", help="one of these: " + ", ".join(scenario.NAMES))
+    parser.add_argument("--mutant", help="a planted broken build; see tests/faults/planted.py")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--long", action="store_true")
+    given = parser.parse_args(arguments)
+    good = True
+    for chosen, mutant in runs(given.scenario, given.mutant, pairs=not given.long):
+        line = run(chosen, mutant, given.seed, long=given.long)
+        print(json.dumps(line), flush=True)
+        good = good and line["verdict"] in ("held", "caught")
+    return 0 if good else 1
+
+
+def runs(
+    name: str | None, mutant: str | None, *, pairs: bool = True
+) -> Iterator[tuple[Scenario, Mutant | None]]:
+    """What the command line asks for, in order. `pairs`: go on to the broken builds by itself."""
+    names = scenario.NAMES if name is None else (name,)
+    if mutant is None:
+        for each in names:
+            yield scenario.load(each), None
+    if mutant is None and (name is not None or not pairs):
+        return
+    for broken in mutants.every().values() if mutant is None else [mutants.find(mutant)]:
+        for each in broken.symptoms if name is None else names:
+            yield scenario.load(each), broken
+
+
+def run(
+    chosen: Scenario, mutant: Mutant | None, seed: int, *, long: bool = False
+) -> dict[str, Any]:
+    """One run, and the line that tells of it. What it wrote stays when it ends badly."""
+    folder = Path(tempfile.mkdtemp(prefix=f"headrace-{chosen.name}-"))
+    began = time.monotonic()
+    size = chosen.planted if mutant else chosen.long if long else chosen.quick
+    deadline = float("inf") if long or mutant else began + chosen.seconds
+    try:
+        verdict = chosen.run(Trial(seed, folder, size, mutant, deadline))
+        word = judge(chosen, mutant, verdict)
+    except Exception:  # a scenario that breaks down has shown nothing, whatever the build
+        verdict = Verdict(faults={"error": [traceback.format_exc()]})
+        word = "error"
+    line = {
+        "scenario": chosen.name,
+        "mutant": mutant.name if mutant else None,
+        "verdict": word,
+        "seed": seed,
+        "size": size,
+        "unit": chosen.unit,
+        "counts": {name: round(number, 3) for name, number in verdict.counts.items()},
+        "faults": verdict.faults,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    if word in ("held", "caught"):
+        shutil.rmtree(folder)
+    else:
+        line["folder"] = str(folder)
+    return line
+
+
+def judge(chosen: Scenario, mutant: Mutant | None, verdict: Verdict) -> str:
+    """held or failed; caught or missed on a broken build, which has to show its own symptom."""
+    if mutant is None:
+        return "held" if verdict.ok else "failed"
+    expected = mutant.symptoms.get(chosen.name)
+    caught = bool(verdict.faults) if expected is None else expected in verdict.faults
+    return "caught" if caught else "missed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""What clients noted as acknowledged, against what is in shards. Steps are named by rewards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from storage.shard_files import ShardName
+from tests.faults.scenario import Verdict
+
+
+@dataclass
+class Account:
+    """`partial`: files under a shard's name whose bytes are not the ones that it names."""
+
+    sent: Counter[float] = field(default_factory=Counter)
+    acknowledged: Counter[float] = field(default_factory=Counter)
+    stored: Counter[float] = field(default_factory=Counter)
+    refused: list[object] = field(default_factory=list)
+    partial: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, root: Path, notes: Sequence[Path]) -> Account:
+        account = cls()
+        for path in notes:
+            for line in path.read_text().splitlines() if path.exists() else []:
+                for what, items in json.loads(line).items():
+                    if what == "refused":
+                        account.refused.extend(items)
+                    else:
+                        getattr(account, what).update(items)
+        for path in root.glob("shards/*/*.parquet"):
+            if is_whole(path):
+                rewards = pq.read_table(path, columns=["rewards"])[0].to_pylist()
+                account.stored.update(rewards)
+            else:
+                account.partial.append(path.name)
+        return account
+
+    @property
+    def lost(self) -> list[float]:
+        return [step for step in self.acknowledged if step not in self.stored]
+
+    @property
+    def doubled(self) -> list[float]:
+        return [step for step, count in self.stored.items() if count > 1]
+
+    @property
+    def unknown(self) -> list[float]:
+        return [step for step in self.stored if step not in self.sent]
+
+    def judge(self, verdict: Verdict) -> None:
+        """Add what was counted to a verdict, and what may not be."""
+        verdict.counts |= {
+            "acknowledged": len(self.acknowledged),
+            "stored": self.stored.total(),
+            "lost": len(self.lost),
+            "doubled": len(self.doubled),
+        }
+        for kind in ("lost", "doubled", "unknown", "refused", "partial"):
+            found = getattr(self, kind)
+            verdict.require(not found, kind, f"{len(found)}, such as {found[:3]}")
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file under a shard's name holds the bytes that its name tells."""
+    name = ShardName.parse(path.name)
+    return name is None or hashlib.sha256(path.read_bytes()).hexdigest()[:16] == name.digest16
+
+
+class ShardWatch:
+    """Checks each shard when it is first seen: under its final name it is whole from the start."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._seen: set[Path] = set()
+        self.partial: list[str] = []
+
+    def look(self) -> None:
+        """Note the new shards that are not whole."""
+        new = set(self._root.glob("shards/*/*.parquet")) - self._seen
+        self._seen |= new
+        self.partial += [path.name for path in new if not is_whole(path)]

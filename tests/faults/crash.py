@@ -1,0 +1,164 @@
+"""SIGKILL of the collector or its shard writer at random moments, under eight clients.
+
+Nothing acknowledged is lost, nothing is doubled, no reader ever sees half a shard, and `headrace
+verify` agrees in the end. A client sends a batch again, unchanged, until it is answered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.collector_process import CollectorProcess, declare
+from tests.faults.account import Account, ShardWatch
+from tests.faults.scenario import Scenario, Trial, Verdict
+
+ROOT = Path(__file__).parents[2]
+PROCESSES, CLIENTS_EACH = 2, 4
+SETTLE_SECONDS = 30.0
+PAUSES = ((0.0, 0.1), (0.1, 0.4), (0.4, 1.6))  # short, and long enough for a shard to be written
+PLANTED_PAUSE = (0.5, 1.5)  # longer than a planted fault keeps its window open
+
+
+class Traffic:
+    """A collector under eight clients in two processes. Killed clients are replaced by new ones."""
+
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        program: Sequence[str] = ("-m", "ingest"),
+        *,
+        episode_timeout: float = 20.0,
+    ) -> None:
+        self.root, self._folder = folder / "root", folder
+        declare(self.root, part_steps=3, seal_seconds=0.3, episode_timeout=episode_timeout)
+        self._random = random.Random(seed)
+        self._stack = ExitStack()
+        self.collector = self._stack.enter_context(CollectorProcess(self.root, program=program))
+        self.restart_seconds: list[float] = []
+        self.watch = ShardWatch(self.root)
+        self._notes: list[Path] = []
+        self._processes = [self._clients() for _ in range(PROCESSES)]
+
+    def _clients(self) -> subprocess.Popen[bytes]:
+        first = len(self._notes) + 1
+        numbers = [str(number) for number in range(first, first + CLIENTS_EACH)]
+        self._notes += [self._folder / f"notes-{number}" for number in numbers]
+        command = [sys.executable, "-m", "tests.faults.logging_client", self.collector.address]
+        clients = subprocess.Popen([*command, str(self._folder), *numbers], cwd=ROOT)
+        self._stack.callback(_end, clients)
+        return clients
+
+    def warm_up(self) -> None:
+        """Wait until every client has an answer: what is killed then is under load."""
+        for _ in range(int(SETTLE_SECONDS / 0.05)):
+            if all(path.exists() for path in self._notes):
+                return
+            threading.Event().wait(0.05)
+        raise TimeoutError("a client got no answer")
+
+    def kill(self, target: str, after: tuple[float, float] = (0.05, 0.5)) -> None:
+        """SIGKILL after so many seconds of traffic, at random within the two."""
+        threading.Event().wait(self._random.uniform(*after))
+        if target == "collector":
+            self.collector.kill()
+            self.watch.look()
+            began = time.monotonic()
+            self.collector.restart()
+            self.restart_seconds.append(time.monotonic() - began)
+        elif target == "writer":
+            pid = self.collector.writer_pid()
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+        else:
+            at = self._random.randrange(PROCESSES)
+            _end(self._processes[at])
+            self._processes[at] = self._clients()
+        self.watch.look()
+
+    def settle(self) -> int:
+        """Let clients end what they began, let the rest be abandoned, drain; the exit status."""
+        (self._folder / "stop").touch()
+        for clients in self._processes:
+            clients.wait(SETTLE_SECONDS)
+        for _ in range(int(SETTLE_SECONDS / 0.1)):
+            counts = self.collector.get("/readyz")[1]
+            if counts["episodes_open"] == counts["bytes_waiting"] == 0:
+                break
+            threading.Event().wait(0.1)
+        return self.collector.stop()
+
+    def account(self) -> Account:
+        account = Account.of(self.root, self._notes)
+        account.partial += self.watch.partial
+        return account
+
+    def __enter__(self) -> Traffic:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def verify(root: Path) -> tuple[int, list[str]]:
+    """`headrace verify`: its exit status, and what it found."""
+    command = [sys.executable, "-m", "headrace", "verify", "--root", str(root), "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    findings = json.loads(done.stdout)["findings"] if done.returncode < 2 else [done.stderr]
+    return done.returncode, [str(finding) for finding in findings]
+
+
+def run(trial: Trial) -> Verdict:
+    verdict, chance = Verdict(), random.Random(trial.seed)
+    timeout = 2.0 if trial.mutant else 20.0  # a fault may make clients forget their episodes
+    with Traffic(trial.folder, trial.seed, trial.program, episode_timeout=timeout) as traffic:
+        traffic.warm_up()
+        verdict.counts["clients"] = PROCESSES * CLIENTS_EACH
+        for _ in range(trial.size):
+            if not trial.in_time:
+                break
+            target = "collector" if trial.mutant else chance.choice(("collector", "writer"))
+            traffic.kill(target, PLANTED_PAUSE if trial.mutant else chance.choice(PAUSES))
+            verdict.count(f"{target}_kills")
+        status = traffic.settle()
+        verdict.require(status == 0, "drain", f"expected exit status 0, got {status}")
+        traffic.account().judge(verdict)
+        _tell_restarts(verdict, traffic.restart_seconds)
+    status, findings = verify(traffic.root)
+    verdict.require(status == 0, "verify", findings)
+    return verdict
+
+
+def _tell_restarts(verdict: Verdict, seconds: list[float]) -> None:
+    """How long a killed collector took until it was ready again: reported, not judged."""
+    if len(seconds) > 1:
+        verdict.counts["ready_again_p50"] = statistics.median(seconds)
+        verdict.counts["ready_again_p95"] = statistics.quantiles(seconds, n=20)[-1]
+
+
+SCENARIO = Scenario(
+    name="crash",
+    law="no acknowledged step is lost, none is doubled, no shard is ever seen in part",
+    unit="kills",
+    quick=100,
+    long=200,
+    planted=3,
+    run=run,
+    seconds=40.0,
+)

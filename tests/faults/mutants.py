@@ -1,0 +1,122 @@
+"""Planted broken builds. Each names the scenarios that have to catch it, and by which symptom.
+
+    @mutant(crash="lost")
+    def ack_before_commit(patch: Patch) -> None:
+        '''An answer leaves before its commit.'''
+        patch.method(Collector, "durable", ...)
+
+A mutant is planted in a process: by `launcher` in a collector and its shard writer, by `applied()`
+in the scenario's own. One whose target is not there (any more) is an error, not a no-op.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+FILES = ("planted",)
+"""The modules of this folder that register mutants."""
+
+DELAY_SECONDS = 0.2
+
+Plant: TypeAlias = Callable[["Patch"], None]
+
+
+class MutantError(Exception):
+    """A mutant that cannot be planted would prove nothing."""
+
+
+@dataclass
+class Patch:
+    """Replaces methods and functions, and takes it back.
+
+    `delay`: how long a planted fault keeps its window open in a process that is killed at random; a
+    simulation needs none.
+    """
+
+    delay: float = 0.0
+    _undo: list[tuple[Any, str, Any]] = field(default_factory=list)
+
+    def replace(self, owner: Any, name: str, broken: Callable[..., Any]) -> Callable[..., Any]:
+        """Put `broken` in the place of a class's method or a module's function; answers that."""
+        original = vars(owner).get(name)
+        if original is None:
+            raise MutantError(f"{owner.__name__} has no {name}: the mutant must follow the code")
+        self._undo.append((owner, name, original))
+        setattr(owner, name, broken)
+        sound: Callable[..., Any] = original
+        return sound
+
+    def original(self, owner: Any, name: str) -> Callable[..., Any]:
+        """What is there now, for a mutant that calls it."""
+        if name not in vars(owner):
+            raise MutantError(f"{owner.__name__} has no {name}: the mutant must follow the code")
+        sound: Callable[..., Any] = vars(owner)[name]
+        return sound
+
+    def wait(self, times: float = 1.0) -> None:
+        if self.delay:
+            threading.Event().wait(times * self.delay)
+
+    def undo(self) -> None:
+        while self._undo:
+            owner, name, original = self._undo.pop()
+            setattr(owner, name, original)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A broken build: `symptoms` are scenario -> the kind of fault that it must show there."""
+
+    name: str
+    text: str
+    symptoms: Mapping[str, str]
+    plant: Plant
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        patch = Patch()
+        try:
+            self.plant(patch)
+            yield
+        finally:
+            patch.undo()
+
+
+@contextlib.contextmanager
+def unbroken() -> Iterator[None]:
+    """The build as it is."""
+    yield
+
+
+_REGISTERED: dict[str, Mutant] = {}
+
+
+def mutant(**symptoms: str) -> Callable[[Plant], Plant]:
+    """Register a mutant under its function's name."""
+
+    def register(plant: Plant) -> Plant:
+        name = plant.__name__.replace("_", "-")
+        _REGISTERED[name] = Mutant(name, (plant.__doc__ or "").strip(), symptoms, plant)
+        return plant
+
+    return register
+
+
+def every() -> Mapping[str, Mutant]:
+    """All mutants by name."""
+    for file in FILES:
+        importlib.import_module(f"tests.faults.{file}")
+    return _REGISTERED
+
+
+def find(name: str) -> Mutant:
+    """The mutant of that name. Raises SystemExit, which names the others."""
+    known = every()
+    if name not in known:
+        raise SystemExit(f"mutant: expected one of {', '.join(known)}, got {name!r}")
+    return known[name]

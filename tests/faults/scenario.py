@@ -1,0 +1,103 @@
+"""What a scenario is: a law, sizes, and a function from a trial to a verdict.
+
+A scenario is a module of this folder that defines `SCENARIO` and is named in `NAMES`. It runs once
+on the build as it is, where its law has to hold, and once for every planted broken build that names
+it (see `mutants`), where it has to find the symptom that the broken build must show.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from tests.faults.mutants import Mutant, unbroken
+
+NAMES = ("crash",)
+"""The modules that define a SCENARIO, in the order in which they run."""
+
+SHOWN = 5
+"""Of each kind of fault so many are told."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a scenario. `size` is in the scenario's own unit.
+
+    `deadline` (of `time.monotonic`) is when a quick run stops adding to what it has done; what is
+    not done by then shows in its counts.
+    """
+
+    seed: int
+    folder: Path
+    size: int
+    mutant: Mutant | None = None
+    deadline: float = float("inf")
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """How to start the collector: in place of `-m ingest` for a broken build."""
+        if self.mutant is None:
+            return ("-m", "ingest")
+        return ("-m", "tests.faults.launcher", self.mutant.name, "ingest")
+
+    def planted(self) -> AbstractContextManager[None]:
+        """The broken build within this process, for as long as the block lasts."""
+        return unbroken() if self.mutant is None else self.mutant.applied()
+
+    @property
+    def in_time(self) -> bool:
+        return time.monotonic() < self.deadline
+
+
+@dataclass
+class Verdict:
+    """What was counted, and each kind of fault that was found, with a few examples."""
+
+    counts: dict[str, float] = field(default_factory=dict)
+    faults: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+    def count(self, name: str, more: float = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + more
+
+    def require(self, holds: bool, kind: str, text: object) -> None:
+        """Note a fault of this kind unless the law holds."""
+        if not holds:
+            found = self.faults.setdefault(kind, [])
+            if len(found) < SHOWN:
+                found.append(str(text)[:300])
+
+
+Run: TypeAlias = Callable[[Trial], Verdict]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """`quick`, `long` and `planted` are sizes: of the two targets, and of a run that only has to
+    find a planted fault. `seconds`: when a quick run stops adding."""
+
+    name: str
+    law: str
+    unit: str
+    quick: int
+    long: int
+    planted: int
+    run: Run
+    seconds: float = 45.0
+
+
+def load(name: str) -> Scenario:
+    """The scenario of that name. Raises SystemExit, which names the others."""
+    if name not in NAMES:
+        sys.exit(f"scenario: expected one of {', '.join(NAMES)}, got {name!r}")
+    scenario: Scenario = importlib.import_module(f"tests.faults.{name}").SCENARIO
+    return scenario

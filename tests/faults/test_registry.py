@@ -1,0 +1,77 @@
+"""The fault suite is whole: every scenario loads, every broken build can be planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults import mutants, scenario
+from tests.faults.__main__ import judge, runs
+from tests.faults.mutants import Mutant, MutantError, Patch
+from tests.faults.scenario import Scenario, Verdict
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("name", scenario.NAMES)
+def test_a_scenario_has_a_law_and_sizes(name: str) -> None:
+    """A name in the list is a module with a scenario of that name; long is at least quick."""
+    found = scenario.load(name)
+    assert found.name == name
+    assert found.law
+    assert 0 < found.planted <= found.quick <= found.long
+
+
+def test_no_scenario_is_forgotten() -> None:
+    """A module that defines a scenario is on the list, and one that plants mutants on theirs."""
+    sources = {path.stem: path.read_text() for path in HERE.glob("*.py")}
+    assert {n for n, s in sources.items() if "\nSCENARIO = " in s} == set(scenario.NAMES)
+    assert {n for n, s in sources.items() if "\n@mutant(" in s} == set(mutants.FILES)
+
+
+@pytest.mark.parametrize("name", mutants.every())
+def test_a_mutant_changes_the_build_and_leaves_no_trace(name: str) -> None:
+    """Each replaces something that is there, names scenarios that exist, and is taken back."""
+    mutant = mutants.find(name)
+    assert mutant.text
+    assert mutant.symptoms
+    assert set(mutant.symptoms) <= set(scenario.NAMES)
+    patch = Patch()
+    mutant.plant(patch)
+    changed = [(owner, name, vars(owner)[name], before) for owner, name, before in patch._undo]
+    patch.undo()
+    assert changed
+    for owner, attribute, broken, before in changed:
+        assert broken is not before
+        assert vars(owner)[attribute] is before
+
+
+def test_a_mutant_whose_target_is_gone_is_an_error() -> None:
+    """A renamed method must not turn a planted fault into a sound build."""
+    with pytest.raises(MutantError, match="follow the code"):
+        Patch().replace(Patch, "renamed", lambda self: None)
+    with pytest.raises(MutantError, match="follow the code"):
+        Patch().original(Patch, "renamed")
+
+
+def test_only_its_own_symptom_catches_a_mutant() -> None:
+    """A verdict that fails for another reason says nothing about the planted fault."""
+    law = Scenario(
+        name="s", law="l", unit="u", quick=1, long=1, planted=1, run=lambda trial: Verdict()
+    )
+    mutant = Mutant("m", "text", {"s": "lost"}, lambda patch: None)
+    words = []
+    for kind in ("", "lost", "slow"):
+        verdict = Verdict()
+        verdict.require(not kind, kind, "text")
+        words.append((judge(law, None, verdict), judge(law, mutant, verdict)))
+    assert words == [("held", "missed"), ("failed", "caught"), ("failed", "missed")]
+
+
+def test_all_pairs_run_without_a_name() -> None:
+    """No argument: each scenario on this build, then each broken build where it must show."""
+    pairs = [(s.name, m.name if m else None) for s, m in runs(None, None)]
+    assert pairs[: len(scenario.NAMES)] == [(name, None) for name in scenario.NAMES]
+    planted = [(s, name) for name, m in mutants.every().items() for s in m.symptoms]
+    assert pairs[len(scenario.NAMES) :] == planted
