@@ -7,12 +7,12 @@ truncated row does. A terminated row bootstraps from nothing.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Advantages", "fragment_ends", "gae", "vtrace"]
+__all__ = ["Advantages", "gae", "vtrace"]
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -80,20 +80,6 @@ def vtrace(
     following = np.where(column.cuts, column.bootstraps, np.append(targets[1:], 0.0))
     advantages = rho * (column.rewards + gamma * following - column.values)
     return Advantages(advantages, targets)
-
-
-def fragment_ends(t: npt.ArrayLike, *keys: npt.NDArray[Any]) -> BoolArray:
-    """(N,) where a run of consecutive `t` with the same keys (N,) ends; the last row always does.
-
-    A row that was left out in the middle therefore ends a fragment before it.
-    """
-    times = np.asarray(t)
-    if not len(times):
-        return np.zeros(0, np.bool_)
-    breaks = times[1:] != times[:-1] + 1
-    for key in keys:
-        breaks = breaks | np.asarray(key[1:] != key[:-1], np.bool_)
-    return np.append(breaks, True)
 
 
 class _Columns:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from storage.episode import Episode as Episode
     from storage.input_reader import InputReader as InputReader
     from storage.input_reader import OutputWriter as OutputWriter
+    from storage.multi_agent_batch import MultiAgentBatch as MultiAgentBatch
     from storage.reader import ShardReader as ShardReader
-    from storage.sample_batch import MultiAgentBatch as MultiAgentBatch
     from storage.sample_batch import SampleBatch as SampleBatch
     from storage.shards import ShardWriter as ShardWriter
     from storage.shards import read_shard as read_shard
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ROOMS = {
     "Episode": "storage.episode",
     "InputReader": "storage.input_reader",
-    "MultiAgentBatch": "storage.sample_batch",
+    "MultiAgentBatch": "storage.multi_agent_batch",
     "OutputWriter": "storage.input_reader",
     "SampleBatch": "storage.sample_batch",
     "ShardReader": "storage.reader",

@@ -1,8 +1,12 @@
 """Sample batches: steps as columns, the one currency between readers and learners.
 
-A `SampleBatch` maps column names to arrays of one length. Slices are views, gathers are copies, and
-no operation changes a dtype: timestamps and rewards stay what they are on disk. A space of several
-leaves has one column a leaf, named `obs.<path>`.
+A `SampleBatch` maps column names to arrays of one length. Slices are views, gathers are copies. A
+space of several leaves has one column a leaf, named `obs.<path>`.
+
+No operation changes a dtype on its way: rewards and timestamps are float64 and int64 as on disk,
+and columns of different dtypes are not joined. `with_floats` converts, where somebody asks for it.
+
+`storage.multi_agent_batch` holds the batches of several policies.
 
 This is a pure room: no clock, no file, no thread; torch only inside `to_torch`.
 """
@@ -14,6 +18,9 @@ from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from storage.packed_rows import Codec, is_packed, pack, unpack
+from storage.sequences import fragment_ends, n_step, pad, sequence_lengths, unpad
 
 OBS = "obs"
 ACTIONS = "actions"
@@ -35,7 +42,10 @@ STREAM = "stream"
 ORDINAL = "ordinal"
 EPISODE_ORDINAL = "episode_ordinal"
 
-DEFAULT_POLICY_ID = "default"
+SEQ_LENS = "seq_lens"
+"""Steps in a row of a padded batch, where a row is a sequence."""
+N_STEPS = "n_steps"
+"""How many rewards a row's n-step return sums: gamma to that power discounts its bootstrap."""
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -131,13 +141,15 @@ class SampleBatch(MutableMapping[str, Array]):
     @property
     def nbytes(self) -> int:
         """Bytes of the columns; strings count as references."""
-        return sum(column.nbytes for column in self._columns.values())
+        return sum(_nbytes(column) for column in self._columns.values())
 
     def agent_steps(self) -> int:
-        return self.count
+        """Steps in the batch: its rows, or what the sequences of a padded batch hold."""
+        return int(self[SEQ_LENS].sum()) if SEQ_LENS in self else self.count
 
     def env_steps(self) -> int:
-        return self.count
+        """The same: one agent acts in each."""
+        return self.agent_steps()
 
     # rows
 
@@ -197,9 +209,19 @@ class SampleBatch(MutableMapping[str, Array]):
             found[""] = self._columns[prefix]
         return found
 
-    def copy(self) -> SampleBatch:
-        """A batch with its own, writable arrays."""
+    def copy(self, *, shallow: bool = False) -> SampleBatch:
+        """A batch with its own, writable arrays; `shallow`: of its own columns, shared arrays."""
+        if shallow:
+            return self._trusted(dict(self._columns), self.count)
         return self._trusted({k: v.copy() for k, v in self._columns.items()}, self.count)
+
+    def with_floats(self, dtype: npt.DTypeLike) -> SampleBatch:
+        """A batch whose floating columns have that dtype; the others are shared."""
+        columns = {
+            name: column.astype(dtype, copy=False) if column.dtype.kind == "f" else column
+            for name, column in self._columns.items()
+        }
+        return self._trusted(columns, self.count)
 
     # episodes
 
@@ -241,18 +263,124 @@ class SampleBatch(MutableMapping[str, Array]):
             return self.slice(first, last + 1)
         return self.take(run)
 
+    # sequences
+
+    def right_zero_pad(self, max_seq_len: int) -> SampleBatch:
+        """A batch with one row a sequence: columns (B, max_seq_len, ...), and `seq_lens` (B,).
+
+        A sequence is at most `max_seq_len` rows of one episode and agent with consecutive t; zeros
+        (of strings: empty ones) fill the rest. Rows interleave as they may: sequences come in the
+        order of `split_by_episode`. `unpad` gives the rows back. Raises BatchError for a batch
+        without t, of sequences already, or with compressed columns.
+        """
+        if max_seq_len < 1:
+            raise BatchError(f"max_seq_len: expected 1 or more, got {max_seq_len}")
+        rows = self._in_time("right_zero_pad")
+        lengths = sequence_lengths(rows._fragment_ends(), max_seq_len)
+        padded = {k: pad(v, lengths, max_seq_len) for k, v in rows._columns.items()}
+        return self._trusted({**padded, SEQ_LENS: lengths}, len(lengths))
+
+    def unpad(self) -> SampleBatch:
+        """The rows of a padded batch, in the order of its sequences."""
+        lengths = self[SEQ_LENS]
+        columns = {k: unpad(v, lengths) for k, v in self._columns.items() if k != SEQ_LENS}
+        return self._trusted(columns, int(lengths.sum()))
+
+    def n_step(self, n: int, gamma: float) -> SampleBatch:
+        """The batch with n-step returns as rewards, rows in the order of `split_by_episode`.
+
+            r_t := r_t + gamma r_t+1 + ... + gamma^(m-1) r_t+m-1
+
+        over m = `n_steps` rows: n of them, fewer where the fragment of the episode ends. `new_obs`,
+        `has_new_obs`, `terminateds` and `truncateds` are those of the last of them, so that the
+        target is `rewards + gamma ** n_steps * V(new_obs)` unless terminated (Sutton & Barto 2018,
+        eq. 7.1). `rewards` become float64.
+        """
+        if n < 1 or not 0.0 <= gamma <= 1.0:
+            raise BatchError(f"n_step: expected n >= 1 and gamma in [0, 1], got {n} and {gamma}")
+        rows = self._in_time("n_step")
+        found = n_step(rows[REWARDS], rows._fragment_ends(), n, gamma)
+        columns = {
+            name: column[found.last] if name.partition(".")[0] in _AFTER else column
+            for name, column in rows._columns.items()
+        }
+        columns |= {REWARDS: found.returns, N_STEPS: found.steps}
+        return self._trusted(columns, self.count)
+
+    def _in_time(self, what: str) -> SampleBatch:
+        """The rows of each episode behind each other, ordered by t."""
+        if T not in self or SEQ_LENS in self:
+            raise BatchError(f"{what}: expected steps with a column {T!r}, got {sorted(self)}")
+        packed = [name for name, column in self._columns.items() if is_packed(column)]
+        if packed:
+            raise BatchError(f"{what}: compressed: {packed}; decompress_if_needed comes first")
+        pieces = self.split_by_episode()
+        return concat_samples(pieces) if pieces else self
+
+    def _fragment_ends(self) -> Array:
+        """(N,) where a fragment ends: another episode or agent, a missing t, a terminal row."""
+        ends = fragment_ends(self[T], self._episode_labels()) if self.count else np.zeros(0, bool)
+        for name in (TERMINATEDS, TRUNCATEDS):
+            if name in self:
+                ends = ends | self[name].astype(np.bool_, copy=False)
+        return np.asarray(ends, np.bool_)
+
+    # compression
+
+    def compress(
+        self,
+        *,
+        bulk: bool = False,
+        columns: Sequence[str] | None = None,
+        codec: Codec = "zstd",
+    ) -> None:
+        """Compress columns in place, by default those of `obs` and `new_obs`.
+
+        `bulk` compresses a column as one block, else each row is a block of its own; either way
+        rows can be sliced, shuffled and joined as they are, and `decompress_if_needed` gives the
+        arrays back. "zstd" and "lz4" need pyarrow, "zlib" nothing. Raises BatchError for a named
+        column that holds no numbers.
+        """
+        for name in self._of(columns):
+            column = self._columns[name]
+            if is_packed(column) or not len(column):
+                continue
+            if column.dtype.kind not in "biuf":
+                if columns is None:
+                    continue
+                raise BatchError(f"compress: column {name!r}: expected numbers, got {column.dtype}")
+            self._columns[name] = pack(column, codec, bulk=bulk)
+
+    def decompress_if_needed(self, columns: Sequence[str] | None = None) -> SampleBatch:
+        """Undo `compress` in place, of all columns or the named ones; answers this batch."""
+        for name in list(self) if columns is None else self._of(columns):
+            column = self._columns[name]
+            if is_packed(column):
+                self._columns[name] = unpack(column)
+        return self
+
+    def _of(self, columns: Sequence[str] | None) -> list[str]:
+        if columns is None:
+            return [name for name in self if name.partition(".")[0] in (OBS, NEXT_OBS)]
+        for name in columns:
+            self[name]  # a missing one is named
+        return list(columns)
+
     # the way out
 
     def to_torch(self, device: Any = None, *, dtype: Any = None) -> dict[str, Any]:
         """The numeric columns as torch tensors; columns of strings are left out.
 
         `dtype` (for example torch.float32) is what floating columns become; None keeps theirs.
-        Arrays that are read-only are copied. Needs the [train] extra.
+        Arrays that are read-only are copied. Needs the [train] extra. Raises BatchError for a
+        compressed column.
         """
         import torch  # noqa: PLC0415  an optional extra
 
         tensors: dict[str, Any] = {}
         for name, column in self._columns.items():
+            if is_packed(column):
+                raise BatchError(f"column {name!r}: compressed; decompress_if_needed comes first")
             if column.dtype.kind in "OUST":
                 continue
             own = np.require(column, requirements=["C", "W"])
@@ -266,11 +394,15 @@ class SampleBatch(MutableMapping[str, Array]):
 _TORCH_DTYPES: dict[str, Any] = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 """What torch cannot compute with becomes the next wider signed integer."""
 
+_AFTER = (NEXT_OBS, HAS_NEXT_OBS, TERMINATEDS, TRUNCATEDS)
+"""Columns, by the first part of their names, that say what came after a row's last step."""
+
 
 def concat_samples(batches: Sequence[SampleBatch]) -> SampleBatch:
     """The rows of all batches behind each other; empty batches do not count.
 
-    Raises BatchError when the columns' names or shapes differ.
+    Raises BatchError when the columns' names, shapes or dtypes differ: float32 and float64 are not
+    joined in silence.
     """
     filled = [batch for batch in batches if batch.count]
     if len(filled) <= 1:
@@ -284,50 +416,6 @@ def concat_samples(batches: Sequence[SampleBatch]) -> SampleBatch:
     return SampleBatch._trusted(columns, sum(batch.count for batch in filled))
 
 
-class MultiAgentBatch:
-    """Batches by policy id, and how many steps of the environment they stand for.
-
-    `count` is environment steps; `agent_steps()` counts every agent's.
-    """
-
-    def __init__(self, policy_batches: Mapping[str, SampleBatch], env_steps: int) -> None:
-        if env_steps < 0:
-            raise BatchError(f"env_steps: expected 0 or more, got {env_steps}")
-        self.policy_batches = dict(policy_batches)
-        self.count = env_steps
-
-    def env_steps(self) -> int:
-        return self.count
-
-    def agent_steps(self) -> int:
-        return sum(batch.count for batch in self.policy_batches.values())
-
-    def copy(self) -> MultiAgentBatch:
-        copies = {name: batch.copy() for name, batch in self.policy_batches.items()}
-        return MultiAgentBatch(copies, self.count)
-
-    def __repr__(self) -> str:
-        return f"MultiAgentBatch({self.count} env steps; {self.policy_batches})"
-
-    @staticmethod
-    def wrap_as_needed(
-        policy_batches: Mapping[str, SampleBatch], env_steps: int
-    ) -> SampleBatch | MultiAgentBatch:
-        """A lone default policy's batch itself, else a MultiAgentBatch."""
-        if set(policy_batches) == {DEFAULT_POLICY_ID}:
-            return policy_batches[DEFAULT_POLICY_ID]
-        return MultiAgentBatch(policy_batches, env_steps)
-
-    @staticmethod
-    def concat_samples(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
-        grouped: dict[str, list[SampleBatch]] = {}
-        for batch in batches:
-            for name, rows in batch.policy_batches.items():
-                grouped.setdefault(name, []).append(rows)
-        joined = {name: concat_samples(rows) for name, rows in grouped.items()}
-        return MultiAgentBatch(joined, sum(batch.count for batch in batches))
-
-
 def _as_column(name: str, column: npt.ArrayLike) -> Array:
     array = np.asarray(column)
     if array.ndim == 0:
@@ -336,10 +424,26 @@ def _as_column(name: str, column: npt.ArrayLike) -> Array:
 
 
 def _join(name: str, columns: Sequence[Array]) -> Array:
-    shapes = {column.shape[1:] for column in columns}
+    kinds = {_kind(column) for column in columns}
+    shapes = {shape for _, shape in kinds}
     if len(shapes) > 1:
         raise BatchError(f"column {name!r}: expected one shape per row, got {sorted(shapes)}")
+    if len(kinds) > 1:
+        dtypes = sorted(dtype for dtype, _ in kinds)
+        raise BatchError(f"column {name!r}: expected one dtype, got {dtypes}; see with_floats")
     return np.concatenate(columns)
+
+
+def _kind(column: Array) -> tuple[str, tuple[int, ...]]:
+    """(dtype, shape of a row), of what a compressed column holds too."""
+    if is_packed(column):
+        block = column[0].block
+        return f"compressed {block.dtype}", block.shape[1:]
+    return str(column.dtype), column.shape[1:]
+
+
+def _nbytes(column: Array) -> int:
+    return int(sum(row.nbytes for row in column)) if is_packed(column) else column.nbytes
 
 
 def _same(a: Array, b: Array) -> bool:

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from policy.advantages import fragment_ends, gae
+from policy.advantages import gae
 from policy.algorithms.algorithm import RowsLeftOut
 from policy.losses import clipped_surrogate, k1, k3
 from policy.policy import Policy
@@ -51,6 +51,7 @@ from storage.sample_batch import (
     SampleBatch,
     T,
 )
+from storage.sequences import fragment_ends
 
 __all__ = ["PPO", "PPOConfig"]
 

@@ -95,6 +95,14 @@ def test_the_pages_read_the_shards(home: Path, collector: CollectorProcess) -> N
         assert run_python(code, home, collector)
 
 
+def test_the_sample_batch_page_runs(home: Path, collector: CollectorProcess) -> None:
+    """Its blocks in order; a line that ends in a comment of what it prints, prints that."""
+    code = "\n".join(blocks("docs/sample_batch.md", "python"))
+    printed = run_python(code, home, collector).splitlines()
+    promised = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert promised == printed[-len(promised) :]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):

@@ -24,7 +24,10 @@ PURE = [
     "policy/estimators.py",
     "storage/codec.py",
     "storage/episode.py",
+    "storage/multi_agent_batch.py",
+    "storage/packed_rows.py",
     "storage/sample_batch.py",
+    "storage/sequences.py",
     "storage/spaces.py",
 ]
 LONGEST_FILE = 600

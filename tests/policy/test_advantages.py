@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.advantages import fragment_ends, gae, vtrace
+from policy.advantages import gae, vtrace
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "losses.json").read_text())
 CASE = GOLDEN["gae"]
@@ -87,14 +87,6 @@ def test_vtrace_on_policy_is_gae_with_lambda_one(case):
     np.testing.assert_allclose(
         traced.value_targets, gae(r, v, after, lam=1.0, **forms).value_targets
     )
-
-
-def test_a_row_that_was_left_out_ends_the_fragment_before_it():
-    """Runs are of consecutive t within one episode."""
-    t = np.array([0, 1, 3, 4, 5, 0])
-    episode = np.array([7, 7, 7, 7, 8, 8])
-    assert fragment_ends(t, episode).tolist() == [False, True, False, True, True, True]
-    assert fragment_ends([]).tolist() == []
 
 
 def test_columns_that_do_not_fit_are_refused():

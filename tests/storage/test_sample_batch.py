@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from storage.sample_batch import (
     BatchError,
-    MultiAgentBatch,
     SampleBatch,
     concat_samples,
 )
@@ -209,14 +208,26 @@ def test_to_torch_copies_read_only_columns_and_leaves_strings_out():
     assert batch["rewards"][0] == 0
 
 
-def test_a_multi_agent_batch_counts_env_steps_and_agent_steps_apart():
-    """count is steps of the environment, agent_steps the sum over agents."""
-    both = MultiAgentBatch({"a": batch_of(3), "b": batch_of(2)}, 3)
-    assert (both.count, both.agent_steps()) == (3, 5)
-    twice = MultiAgentBatch.concat_samples([both, both.copy()])
-    assert (twice.count, twice.agent_steps()) == (6, 10)
-    lone = MultiAgentBatch.wrap_as_needed({"default": batch_of(2)}, 2)
-    assert isinstance(lone, SampleBatch)
-    assert isinstance(MultiAgentBatch.wrap_as_needed({"a": batch_of(2)}, 2), MultiAgentBatch)
-    with pytest.raises(BatchError, match="env_steps"):
-        MultiAgentBatch({}, -1)
+def test_no_operation_changes_a_dtype_and_floats_are_converted_on_request():
+    """float64 stays float64 through concat, which joins it with nothing else; with_floats asks."""
+    wide = SampleBatch(rewards=np.array([0.1]), t=[1])
+    narrow = SampleBatch(rewards=np.array([0.1], np.float32), t=[2])
+    assert concat_samples([wide, wide])["rewards"].dtype == np.float64
+    with pytest.raises(
+        BatchError, match=r"'rewards': expected one dtype, got \['float32', 'float64"
+    ):
+        concat_samples([wide, narrow])
+    joined = concat_samples([wide.with_floats(np.float32), narrow])
+    assert joined["rewards"].dtype == np.float32
+    assert joined["t"].dtype == np.int64
+    assert wide["rewards"].dtype == np.float64
+
+
+def test_a_shallow_copy_shares_arrays_but_not_columns():
+    """A column that is added or replaced stays the copy's own."""
+    batch = batch_of(3)
+    copy = batch.copy(shallow=True)
+    copy["more"] = [1, 2, 3]
+    copy["t"] = [7, 8, 9]
+    assert batch == batch_of(3)
+    assert np.shares_memory(copy["rewards"], batch["rewards"])
