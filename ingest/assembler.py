@@ -21,6 +21,10 @@ What each event means in each state of its episode:
 A repeated sequence number with equal content is a retry in every state; with other content it is a
 conflict; a number too far on is a gap. Content is compared back to the episode's latest cut: what
 lies before it, or in an episode that is over, counts as a retry by its number alone.
+
+An event that follows a get_action names the decision that was acted on. Where the open step holds
+another one (the collector was killed before its disk had it, and was asked once more), the event is
+refused as `decision_unknown`, and the `decision` that the client sends then takes its place.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ from ingest.events import (
     Ended,
     Event,
     Opened,
+    Redecided,
     Rewarded,
     Started,
     digest,
@@ -176,20 +181,32 @@ class EpisodeAssembler:
                 episode.next_seq,
             )
         if seq < episode.next_seq:
-            self._judge_repeated(episode, event, seq)
-            return None
+            redecided = self._judge_repeated(episode, event, seq)
+            return None if redecided is None else (redecided, encode_event(redecided))
+        if event.decided is not None and event.decided != episode.decision():
+            raise _decision_unknown(episode)
         judged = self._judge_event(episode, event, seq, values)
         return judged, encode_event(judged)
 
-    def _judge_repeated(self, episode: OpenEpisode, event: wire.Event, seq: int) -> None:
-        """A number that is known: a retry, unless it comes with other content than before."""
+    def _judge_repeated(
+        self, episode: OpenEpisode, event: wire.Event, seq: int
+    ) -> Redecided | None:
+        """A number that is known: a retry, unless it comes with other content than before.
+
+        The decision that a client acted on wins over the open step's, as nothing follows it yet.
+        """
         if seq > 0:
             known = episode.digest_of(seq)
             if known is None:
-                return
+                return None
             with contextlib.suppress(Refusal):  # content that is refused now was not taken then
-                if known == digest(encode_event(self._judge_event(episode, event, seq, None))):
-                    return
+                judged = self._judge_event(episode, event, seq, None)
+                if known == digest(encode_event(judged)):
+                    return None
+                answered = isinstance(event, wire.Decision) and event.answered
+                latest = seq == episode.open_seq == episode.next_seq - 1
+                if answered and latest and isinstance(judged, Acted) and episode.decision():
+                    return Redecided(judged)
         raise Refusal(
             "conflict",
             f"Episode {event.episode_id}: seq {seq} was acknowledged with other content"
@@ -386,6 +403,8 @@ class EpisodeAssembler:
             self._apply_started(event, row, now)
         elif isinstance(event, Cut):
             self._apply_cut(event, row, now)
+        elif isinstance(event, Redecided):
+            self._apply_redecided(event, row, received, now)
         else:
             episode = self._by_key.get(event.key)
             if episode is None or event.seq < episode.next_seq:
@@ -444,6 +463,14 @@ class EpisodeAssembler:
         episode.part_since = now
         carry = Carry(episode.started, episode.open_seq, episode.t0, episode.part, -1)
         self.sealed.append(Sealed(event.key, part, tuple(sorted(rows)), carry=carry))
+
+    def _apply_redecided(self, event: Redecided, row: int, received: int, now: float) -> None:
+        episode = self._by_key.get(event.key)
+        if episode is None or not event.seq == episode.open_seq == episode.next_seq - 1:
+            return  # its part is recorded already
+        if episode.correct(event.seq, digest(encode_event(event.acted)), row, now):
+            self._need(row)
+        episode.redecide(event.acted, received)
 
     def _apply_ended(self, episode: OpenEpisode, event: Ended) -> None:
         started = episode.started
@@ -507,6 +534,16 @@ class EpisodeAssembler:
             self.next_key = max(self.next_key, started.key + 1)
             rules = self._schemas[started.policy_id, started.schema_id]
             self._open(OpenEpisode.resumed(carry, rules, now))
+
+
+def _decision_unknown(episode: OpenEpisode) -> Refusal:
+    name, acting = episode.started.episode_id, bool(episode.decision())
+    expected = episode.open_seq if acting else episode.next_seq
+    text = (
+        f"Episode {name}: the event follows another decision than the one known here: expected "
+        f"the decision that was acted on, as event {expected}"
+    )
+    return Refusal("decision_unknown", text, "decided", name, expected)
 
 
 def _late(event: Any) -> Refusal:

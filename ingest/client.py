@@ -120,7 +120,9 @@ class PolicyClient:
         self._actor = LocalActor(
             self._transport, self._outbox, self._sender, update_interval, long_poll=long_poll
         )
-        self._remote = RemoteActor(self._book, self._outbox, self._sender, timeout)
+        self._remote = RemoteActor(
+            self._book, self._outbox, self._sender, timeout, wait_for_disk=sync
+        )
         self._put = self._outbox.put
         self._largest = max_pending_bytes
         self._spec: CollectorSpec | None = None
@@ -220,11 +222,14 @@ class PolicyClient:
             step.action_prob, step.action_logp = propensity(episode_id, action_prob, action_logp)
         if policy_version != -1:
             step.policy_version = int(policy_version)
+        if episode.decided is not None:
+            step.decided = episode.decided
         size = EVENT_BYTES + len(obs) + len(act)
         if size > self._largest or not self._sender.running:
             self._require_room(episode_id, size)
         episode.step_index = self._put(step, size)
         episode.step = step
+        episode.decided = None
         episode.seq = seq + 1
         episode.acted = True
         if self._sync:
@@ -273,6 +278,7 @@ class PolicyClient:
             reward=amount,
             info=raw,
             ts=time_ns() // 1000 if ts is None else ts,
+            decided=episode.decided,
         )
         self._queue(event, EVENT_BYTES + size_of(raw))
         episode.step = None  # later rewards go behind this one
@@ -299,6 +305,7 @@ class PolicyClient:
             obs=final,
             truncated=bool(truncated),
             ts=time_ns() // 1000 if ts is None else ts,
+            decided=episode.decided,
         )
         self._queue(event, EVENT_BYTES + (0 if final is None else len(final)))
         self._book.end(episode_id)

@@ -117,6 +117,7 @@ class ClientEpisode:
 
     __slots__ = (
         "acted",
+        "decided",
         "episode_id",
         "error",
         "policy",
@@ -132,6 +133,7 @@ class ClientEpisode:
         self.policy = policy
         self.seq = 1  # of the next event; the start is 0
         self.acted = False
+        self.decided: bytes | None = None  # the name of a remote decision of the open step
         self.step: LogAction | Decision | None = None  # takes rewards while it is queued
         self.step_index = -1
         self.since = since  # no event of it that waits in the outbox has a lower index

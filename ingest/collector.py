@@ -158,6 +158,11 @@ class Collector:
         return self._committer.next_row - 1
 
     @property
+    def durable_row(self) -> int:
+        """The latest journal row that is on disk."""
+        return self._durable
+
+    @property
     def steps(self) -> int:
         """Steps accepted over the journal's whole life."""
         return self.assembler.steps

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import struct
 from typing import TypeAlias
 
 import msgspec
@@ -83,7 +84,21 @@ class Cut(Struct, array_like=True, tag=5, frozen=True):
     part: int
 
 
-Event: TypeAlias = Opened | Started | Acted | Rewarded | Ended | Cut
+class Redecided(Struct, array_like=True, tag=6, frozen=True):
+    """The open step's decision as the client acted on it, in place of the one that is known."""
+
+    acted: Acted
+
+    @property
+    def key(self) -> int:
+        return self.acted.key
+
+    @property
+    def seq(self) -> int:
+        return self.acted.seq
+
+
+Event: TypeAlias = Opened | Started | Acted | Rewarded | Ended | Cut | Redecided
 
 encode_event = msgspec.msgpack.Encoder().encode
 
@@ -117,6 +132,20 @@ def decode_row(blob: bytes) -> Row:
 def digest(encoded: bytes) -> bytes:
     """8 bytes that tell whether a repeated event has the content that was acknowledged."""
     return hashlib.blake2b(encoded, digest_size=8).digest()
+
+
+def decision_hash(
+    obs: bytes, action: bytes, logp: float, version: int, dist_inputs: bytes
+) -> bytes:
+    """8 bytes that name a decision: what was seen, what was chosen, by which version and how.
+
+    Neither the episode's key nor a time is in it: the same decision has the same name in a
+    collector that had to be told of it.
+    """
+    state = hashlib.blake2b(struct.pack("<dqqq", logp, version, len(obs), len(action)))
+    for piece in (obs, action, dist_inputs):
+        state.update(piece)
+    return state.digest()[:8]
 
 
 UNKNOWN_LOGP = math.nan

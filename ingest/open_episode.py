@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
 
-from ingest.events import Acted, Ended, Started
+from ingest.events import Acted, Ended, Started, decision_hash
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
 from storage.episode import SOURCES, Ending, Part
 from storage.spaces import Box
 
 DIGEST_SIZE = 8
+ON_POLICY = SOURCES.index("on_policy")
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class OpenEpisode:
         "digests",
         "dist_inputs",
         "dist_lengths",
+        "durable_seq",
         "first_seq",
         "infos",
         "logp",
@@ -89,6 +92,7 @@ class OpenEpisode:
         "started",
         "t0",
         "ts",
+        "unsynced",
         "version",
     )
 
@@ -100,6 +104,8 @@ class OpenEpisode:
         self.open_seq = 0
         self.next_seq = 1  # the start is 0
         self.first_seq = 1  # seq of digests[0]
+        self.durable_seq = -1  # of those that replies were given for
+        self.unsynced: deque[tuple[int, int]] = deque()  # (row, seq) that replies ran ahead with
         self.digests = bytearray()
         self.part = 0
         self.t0 = 0
@@ -156,6 +162,12 @@ class OpenEpisode:
             self.rows.append(row)
         return new
 
+    def correct(self, seq: int, digest: bytes, row: int, now: float) -> bool:
+        """Note that event `seq`, the latest, was replaced from `row`; is that row new here?"""
+        at = (seq - self.first_seq) * DIGEST_SIZE
+        del self.digests[at:]
+        return self.remember(seq, digest, row, now)
+
     def digest_of(self, seq: int) -> bytes | None:
         """The digest of an applied event, None when it lies before the latest recorded cut."""
         at = (seq - self.first_seq) * DIGEST_SIZE
@@ -163,7 +175,7 @@ class OpenEpisode:
 
     def repeats_decision(self, seq: int | None, obs: bytes) -> bool:
         """Whether a request to act on `obs` as event `seq` is what the open step answered."""
-        on_policy = bool(self.source) and self.source[-1] == SOURCES.index("on_policy")
+        on_policy = bool(self.source) and self.source[-1] == ON_POLICY
         latest = seq is not None and seq == self.open_seq == self.next_seq - 1
         return on_policy and latest and self.obs.endswith(obs)
 
@@ -172,6 +184,46 @@ class OpenEpisode:
         return bytes(
             self.actions[self._prefix(self.actions, self.action_lengths, self.rules.action) :]
         )
+
+    def decision(self) -> bytes:
+        """The name of the open step's decision; nothing where no policy decided."""
+        if not self.source or self.source[-1] != ON_POLICY:
+            return b""
+        obs = self.obs[self._prefix(self.obs, self.obs_lengths, self.rules.observation) :]
+        return decision_hash(
+            bytes(obs),
+            self.open_action(),
+            self.logp[-1],
+            self.version[-1],
+            self.open_dist_inputs(),
+        )
+
+    def open_dist_inputs(self) -> bytes:
+        """The inputs of the open step's action distribution, float32; empty when unknown."""
+        return bytes(self.dist_inputs[len(self.dist_inputs) - self._open_dist() :])
+
+    def replied(self, row: int, seq: int) -> None:
+        """Note that a reply for event `seq` leaves before row `row` is durable."""
+        self.unsynced.append((row, seq))
+
+    def synced(self, row: int) -> int:
+        """The latest seq that a reply was given for and that is durable, given row `row` is."""
+        while self.unsynced and self.unsynced[0][0] <= row:
+            self.durable_seq = self.unsynced.popleft()[1]
+        return self.durable_seq
+
+    def redecide(self, event: Acted, received: int) -> None:
+        """Put another decision in place of the open step's; nothing came after it yet."""
+        del self.obs[self._prefix(self.obs, self.obs_lengths, self.rules.observation) :]
+        del self.actions[self._prefix(self.actions, self.action_lengths, self.rules.action) :]
+        del self.dist_inputs[len(self.dist_inputs) - self._open_dist() :]
+        for name in _PER_STEP:
+            del getattr(self, name)[-1:]
+        self.infos.pop(len(self.rewards), None)
+        self.act(event, received, self.open_row)
+
+    def _open_dist(self) -> int:
+        return self.dist_lengths[-1] if self.dist_lengths else 0
 
     def act(self, event: Acted, received: int, row: int) -> None:
         """Close the open step, if any, and open the next."""

@@ -347,6 +347,26 @@ class Outbox:
             self._filled.notify()
             self._changed.notify_all()
 
+    def put_again(self, events: Sequence[Event], *, first: bool = False) -> None:
+        """Queue events that had left as judged, and are to be judged once more."""
+        if not events:
+            return
+        with self._lock:
+            self.pending += len(events)
+            self._bytes += sum(map(weight, events))
+            self._requeues += 1
+            if first:
+                self._return(events)
+            else:
+                self._queue.extend(events)
+            self._filled.notify()
+
+    def carries(self, episode_id: str) -> bool:
+        """Whether events of an episode are queued or in flight."""
+        with self._lock:
+            waiting = (*self._flight, *self._queue)
+            return any(e is not None and e.episode_id == episode_id for e in waiting)
+
     def _return(self, events: Sequence[Event]) -> None:
         """To the head; the index of the tail, and of what is behind, stays as it is."""
         self._queue[:0] = events

@@ -1,36 +1,63 @@
 """`get_action` in remote mode: the collector's live policy acts, and records the decision.
 
 What is queued of an episode travels with the request for its next action. An answer that was lost
-can be asked for again, with the same observation.
+can be asked for again, with the same observation. The answer leaves the collector before its disk
+has the decision: what it acknowledges is kept until it is durable, and sent again when a killed
+collector does not know it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from time import time_ns
 from typing import Any
 
+import msgspec
+
+from ingest import wire
 from ingest.client_book import ClientEpisode, EpisodeBook
 from ingest.errors import ClientError, CollectorUnavailable, Refusal
-from ingest.outbox import Outbox
+from ingest.kept import LOST, undecided
+from ingest.outbox import Outbox, Pulled
 from ingest.sender import Sender
-from ingest.transport import refusal_from_json
-from ingest.wire import ActionReply, GetAction
+from ingest.transport import Delivery, refusal_from_json
+from ingest.wire import ActionReply, Decision, Event, GetAction
+
+HOLD_SECONDS = 30.0
+"""How long a client waits for a newer version while its policy is held, as in local mode."""
 
 _ENDING = frozenset(
     {"completed", "abandoned", "broken", "not_found", "conflict", "gap", "unknown_instance"}
 )
+_MSGPACK = {"Content-Type": wire.MSGPACK}
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class RemoteActor:
-    """Asks for the actions of one client. `durable`: the collector keeps what it acknowledges."""
+    """Asks for the actions of one client.
 
-    def __init__(self, book: EpisodeBook, outbox: Outbox, sender: Sender, timeout: float) -> None:
+    `wait_for_disk`: answers are durable before they come. `durable`: the collector has a disk;
+    without one there is nothing to keep for it. `holds_given_up` counts answers by a version that
+    was held, after the longest wait.
+    """
+
+    def __init__(
+        self,
+        book: EpisodeBook,
+        outbox: Outbox,
+        sender: Sender,
+        timeout: float,
+        *,
+        wait_for_disk: bool,
+    ) -> None:
         self._book = book
         self._outbox = outbox
         self._sender = sender
         self._timeout = timeout
+        self._wait_for_disk = wait_for_disk
         self.durable = True
+        self.holds_given_up = 0
 
     def act(self, observations: dict[str, Any]) -> dict[str, Any]:
         """Actions for some episodes by one request."""
@@ -43,7 +70,7 @@ class RemoteActor:
         since = min((episode.since for episode in episodes.values()), default=0)
         end = self._outbox.end
         try:
-            replies = self._sender.act(wanted, since, self.durable, self._timeout)
+            replies = self._ask(wanted, since)
         except CollectorUnavailable as error:
             if error.maybe_applied:
                 for name, episode in episodes.items():
@@ -54,9 +81,10 @@ class RemoteActor:
                 f"Episode {', '.join(episodes)}: no action in time: {error}"
             ) from error
         self._raise_refused(episodes, wanted, replies)
-        for episode in episodes.values():
+        for name, episode in episodes.items():
             episode.seq += 1
             episode.acted = True
+            episode.decided = replies[name].decision
             episode.unanswered = None
             episode.since = end
         return {
@@ -69,13 +97,137 @@ class RemoteActor:
         obs = episode.policy.observe(name, observation)
         before = episode.unanswered
         if before is None:
-            return GetAction(episode_id=name, seq=episode.seq, obs=obs, ts=time_ns() // 1000)
+            return GetAction(
+                episode_id=name,
+                seq=episode.seq,
+                obs=obs,
+                ts=time_ns() // 1000,
+                decided=episode.decided,
+            )
         if before.obs != obs:
             raise ClientError(
                 f"Episode {name}: the answer to its last get_action was lost; expected the same "
                 f"observation again"
             )
         return before
+
+    def _ask(self, wanted: dict[str, GetAction], since: int) -> dict[str, ActionReply]:
+        """Actions for some episodes; their queued events travel in the same request.
+
+        Raises TimeoutError, CollectorUnavailable, or Refusal when the request as a whole failed.
+        """
+        sender, deadline = self._sender, time.monotonic() + self._timeout
+        replies: dict[str, ActionReply] = {}
+        while missing := wanted.keys() - replies.keys():
+            sender.register(max(0.0, deadline - time.monotonic()))
+            pulled = self._outbox.pull(missing, since, deadline)
+            if pulled is not None:
+                requests = [request for name, request in wanted.items() if name in pulled.ids]
+                replies |= self._exchange(pulled, requests, deadline)
+        return replies
+
+    def _exchange(
+        self, pulled: Pulled, requests: list[GetAction], deadline: float
+    ) -> dict[str, ActionReply]:
+        """One request; without the replies of episodes that must be asked for anew."""
+        back: Sequence[Event] = pulled.events
+        try:
+            delivery = self._delivery(pulled, requests, deadline)
+            answer = delivery.run(wire.ActionsReply, max(0.0, deadline - time.monotonic()))
+            replies = {reply.episode_id: reply for reply in answer.actions}
+            unexpected = {request.episode_id for request in requests} ^ replies.keys()
+            if unexpected:
+                raise CollectorUnavailable(f"expected one action each, not for {unexpected}")
+            errors = {item.index: refusal_from_json(item.error) for item in answer.refused}
+            fine = [event for i, event in enumerate(pulled.events) if i not in errors]
+            if answer.durable or not self.durable:
+                self._sender.count(acknowledged=len(fine))
+            else:
+                self._keep(fine, requests, replies)
+            back, wait = self._again(pulled, errors, replies, delivery.maybe_applied)
+            if wait and not delivery.wait(wait, at_most=max(0.0, deadline - time.monotonic())):
+                raise ClientError("the client is closed")
+            for request in requests:
+                if request.episode_id not in replies:
+                    undecided(request)
+            return replies
+        finally:
+            self._finish(pulled, back)
+
+    def _delivery(self, pulled: Pulled, requests: list[GetAction], deadline: float) -> Delivery:
+        batch = wire.ActionBatch(
+            instance=pulled.instance,
+            events=pulled.events,
+            actions=requests,
+            durable=self._wait_for_disk,
+            wait=min(HOLD_SECONDS, max(0.0, deadline - time.monotonic()) / 2),
+        )
+        transport, backoff = self._sender.transport, self._sender.backoff
+        return Delivery(transport, "POST", "/v1/actions", _encode(batch), _MSGPACK, backoff)
+
+    def _again(
+        self,
+        pulled: Pulled,
+        errors: Mapping[int, Refusal],
+        replies: dict[str, ActionReply],
+        maybe_applied: bool,
+    ) -> tuple[list[Event], float]:
+        """Which events to send again, after how many seconds; their episodes lose their replies."""
+        events, sender = pulled.events, self._sender
+        again, wait, forgotten = sender.sort(events, errors, maybe_applied)
+        lost = self._take_lost(events, errors, replies)
+        again += [undecided(events[i]) for i in errors if events[i].episode_id in lost]
+        repeated = set(map(id, again))
+        for index, refusal in errors.items():
+            if id(events[index]) not in repeated:
+                sender.refuse_one(events[index], refusal)
+        if forgotten:
+            sender.forget(pulled.instance, again)
+        for name in lost.union(event.episode_id for event in again):
+            replies.pop(name, None)
+        return again, wait
+
+    def _take_lost(
+        self,
+        events: Sequence[Event],
+        errors: Mapping[int, Refusal],
+        replies: Mapping[str, ActionReply],
+    ) -> set[str]:
+        """The episodes of which the collector has lost what it had, which is queued again."""
+        refusals = [(events[index].episode_id, refusal) for index, refusal in errors.items()]
+        for name, reply in replies.items():
+            if reply.error is not None:
+                refusals.append((name, refusal_from_json(reply.error)))
+        lost = self._sender.take_lost(refusals)
+        for kept in lost.values():
+            self._outbox.put_again(kept)
+        carried = {name for name, refusal in refusals if refusal.code in LOST}
+        return {name for name in carried if name in lost or self._outbox.carries(name)}
+
+    def _keep(
+        self,
+        events: Sequence[Event],
+        requests: Sequence[GetAction],
+        replies: Mapping[str, ActionReply],
+    ) -> None:
+        """Keep what a reply that ran ahead of the disk has taken, until it is durable."""
+        kept = self._sender.kept
+        for event in events:
+            kept.keep(event.episode_id, [event])
+        for request in requests:
+            reply = replies[request.episode_id]
+            self.holds_given_up += reply.hold
+            if reply.error is None:
+                kept.keep(request.episode_id, [_decision(request, reply)])
+                durable = kept.durable(request.episode_id, reply.durable_seq)
+                self._sender.count(acknowledged=len(durable))
+
+    def _finish(self, pulled: Pulled, back: Sequence[Event]) -> None:
+        again = set(map(id, back))
+        if back:
+            self._outbox.return_pulled(back, pulled.ticket)
+        done = [event for event in pulled.events if id(event) not in again]
+        self._outbox.judged(done, pulled.ticket)
 
     def _raise_refused(
         self,
@@ -99,3 +251,18 @@ class RemoteActor:
             if replies[name].error is None:
                 episode.unanswered = wanted[name]
         raise first
+
+
+def _decision(request: GetAction, reply: ActionReply) -> Decision:
+    """The decision that a reply told, in full, for a collector that has lost it."""
+    return Decision(
+        episode_id=request.episode_id,
+        seq=request.seq,
+        obs=request.obs,
+        action=reply.stored,
+        action_logp=reply.action_logp,
+        policy_version=reply.policy_version,
+        action_dist_inputs=reply.action_dist_inputs,
+        ts=request.ts,
+        answered=True,
+    )

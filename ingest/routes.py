@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import html
-import math
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from ingest import bulk, wire
+from ingest.acting import Acting
 from ingest.collector import Collector
 from ingest.errors import Refusal, not_found
 from ingest.http import Request, Response, Router
 from ingest.publication import Publication
 from ingest.remote_inference import LivePolicies
-from storage.spaces import SpaceError, space_to_json
+from storage.spaces import space_to_json
 
 MAX_BODY = 64_000_000
 
@@ -28,6 +27,7 @@ class Routes:
     def __init__(self, collector: Collector, live: LivePolicies, *, version: str = "") -> None:
         self.collector = collector
         self.live = live
+        self.acting = Acting(collector, live)
         self._version = version
 
     def router(self, max_body: int = MAX_BODY) -> Router:
@@ -101,113 +101,16 @@ class Routes:
     # --- acting ----------------------------------------------------------------------------
 
     async def action(self, request: Request) -> Response:
+        """One action, durable before the reply."""
         call = _named(request, wire.GetAction)
-        reply, row = self._act(request.instance, [call])
-        await self.collector.durable(row)
-        (answer,) = reply
+        reply = await self.acting.act(wire.ActionBatch(instance=request.instance, actions=[call]))
+        (answer,) = reply.actions
         if answer.error is not None:
             raise Refusal(**answer.error)
         return Response.of(answer, request)
 
     async def actions(self, request: Request) -> Response:
-        """Pending events first, then one action for each observation; durable before the reply."""
-        message = request.decode(wire.ActionBatch)
-        events = wire.Batch(instance=message.instance, events=message.events)
-        reply, row = self.collector.accept(events)
-        answers, acted = self._act(message.instance, message.actions)
-        await self.collector.durable(max(row, acted))
-        return Response.of(
-            wire.ActionsReply(durable=True, actions=answers, refused=reply.refused), request
-        )
-
-    def _act(
-        self, instance: str | None, calls: list[wire.GetAction]
-    ) -> tuple[list[wire.ActionReply], int]:
-        """Choose an action for each call and accept it as a decision."""
-        self.live.refresh()
-        answers = [wire.ActionReply(episode_id=call.episode_id) for call in calls]
-        groups: dict[tuple[str, bool], list[tuple[int, bytes]]] = {}
-        for index, call in enumerate(calls):
-            try:
-                policy_id, obs = self._observed(instance, call)
-            except Refusal as refusal:
-                answers[index].error = refusal.to_json()
-            else:
-                if not self._repeat(instance, call, obs, answers[index]):
-                    groups.setdefault((policy_id, call.explore), []).append((index, obs))
-        row = self.collector.submitted_row
-        for (policy_id, explore), members in groups.items():
-            row = max(row, self._decide(instance, policy_id, explore, calls, answers, members))
-        return answers, row
-
-    def _repeat(
-        self, instance: str | None, call: wire.GetAction, obs: bytes, answer: wire.ActionReply
-    ) -> bool:
-        """Answer a repeated request, whose first answer was lost, with the decision it made."""
-        episode = self.collector.assembler.episodes[call.episode_id]
-        mine = episode.started.instance == (instance or "")
-        if not mine or not episode.repeats_decision(call.seq, obs):
-            return False
-        logp = episode.logp[-1]
-        answer.action = _plain(self.live.sent(episode.started.policy_id, episode.open_action()))
-        answer.action_logp = logp if math.isfinite(logp) else None
-        answer.policy_version = episode.version[-1]
-        return True
-
-    def _observed(self, instance: str | None, call: wire.GetAction) -> tuple[str, bytes]:
-        """The policy of a call's episode, and its observation in canonical bytes."""
-        episode = self.collector.assembler.episodes.get(call.episode_id)
-        if episode is None:
-            ended = self.collector.assembler.finished.get(call.episode_id)
-            raise ended.refusal() if ended else not_found(call.episode_id)
-        try:
-            obs = episode.rules.observation.from_wire(call.obs, "obs")
-        except SpaceError as error:
-            place, _, text = str(error).partition(": ")
-            text = f"Episode {call.episode_id}: {text}"
-            raise Refusal("invalid", text, place, call.episode_id) from error
-        return episode.started.policy_id, obs
-
-    def _decide(
-        self,
-        instance: str | None,
-        policy_id: str,
-        explore: bool,
-        calls: list[wire.GetAction],
-        answers: list[wire.ActionReply],
-        members: list[tuple[int, bytes]],
-    ) -> int:
-        try:
-            choices = self.live.act(policy_id, [obs for _, obs in members], explore)
-        except Refusal as refusal:
-            for index, _ in members:
-                answers[index].error = refusal.to_json()
-            return 0
-        decisions: list[wire.Event] = [
-            wire.Decision(
-                episode_id=calls[index].episode_id,
-                seq=calls[index].seq,
-                obs=obs,
-                action=choice.action,
-                action_logp=choice.logp if math.isfinite(choice.logp) else None,
-                policy_version=choice.version,
-                action_dist_inputs=choice.dist_inputs,
-                ts=calls[index].ts,
-            )
-            for (index, obs), choice in zip(members, choices, strict=True)
-        ]
-        reply, row = self.collector.accept(
-            wire.Batch(instance=instance, events=decisions), single=True
-        )
-        refused = {item.index: item.error for item in reply.refused}
-        for i, ((index, _), choice) in enumerate(zip(members, choices, strict=True)):
-            if i in refused:
-                answers[index].error = {k: v for k, v in refused[i].items() if k != "path"}
-                continue
-            answers[index].action = _plain(choice.action_env)
-            answers[index].action_logp = choice.logp if math.isfinite(choice.logp) else None
-            answers[index].policy_version = choice.version
-        return row
+        return Response.of(await self.acting.act(request.decode(wire.ActionBatch)), request)
 
     # --- asking ----------------------------------------------------------------------------
 
@@ -307,14 +210,3 @@ def _named(request: Request, kind: type[wire.M]) -> wire.M:
         raise Refusal("invalid", text, "$.episode_id", name)
     replaced: wire.M = msgspec.structs.replace(message, episode_id=name)
     return replaced
-
-
-def _plain(value: Any) -> Any:
-    """An action as JSON and msgpack can carry it: arrays become nested lists."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value

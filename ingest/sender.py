@@ -26,7 +26,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,9 +34,10 @@ import msgspec
 
 from ingest import wire
 from ingest.errors import STATUS, ClientError, CollectorUnavailable, Refusal
-from ingest.outbox import Outbox, Pulled
+from ingest.kept import LOST, Kept, seq_of, undecided
+from ingest.outbox import Outbox
 from ingest.transport import UNAVAILABLE, Backoff, Delivery, M, Transport, refusal_from_json
-from ingest.wire import Event, GetAction, Start
+from ingest.wire import Event, Start
 
 log = logging.getLogger("headrace.client")
 
@@ -88,10 +89,11 @@ class Sender:
     ) -> None:
         self.transport = transport
         self.outbox = outbox
+        self.kept = Kept()
         self.known_starts: list[tuple[int, int]] = []
         self._name = name
         self._book = book
-        self._backoff = backoff or Backoff()
+        self.backoff = backoff or Backoff()
         self._reset()
         _senders.add(self)
 
@@ -113,14 +115,20 @@ class Sender:
         """A forked child starts with nothing queued, no thread, and its own instance."""
         self.transport.after_fork()
         self.outbox.reset()
+        self.kept.clear()
         self._book.clear()
         self._reset()
+
+    @property
+    def pending(self) -> int:
+        """Events that are not acknowledged yet."""
+        return self.outbox.pending + len(self.kept)
 
     @property
     def stats(self) -> ClientStats:
         counts = self._counts
         return ClientStats(
-            pending=self.outbox.pending,
+            pending=self.pending,
             acknowledged=counts["acknowledged"],
             duplicates=counts["duplicates"],
             refused=dict(self._refused),
@@ -158,7 +166,7 @@ class Sender:
         except _Closing:
             pass
         except Exception as error:
-            log.exception("the sending thread failed; %d events wait", self.outbox.pending)
+            log.exception("the sending thread failed; %d events wait", self.pending)
             self._failure = error
         finally:
             self.running = False
@@ -172,7 +180,7 @@ class Sender:
             chunk, body = self._pack(chunk, instance)
             if not chunk:
                 continue
-            delivery = Delivery(self.transport, "POST", "/v1/events", body, _MSGPACK, self._backoff)
+            delivery = Delivery(self.transport, "POST", "/v1/events", body, _MSGPACK, self.backoff)
             delivery.maybe_applied = tried
             try:
                 reply = self._patiently(delivery, wire.EventsReply)
@@ -188,7 +196,7 @@ class Sender:
                 duplicates = reply.duplicates
                 self.held.update(reply.hold)
                 self._settle(chunk, errors, duplicates, instance, delivery.maybe_applied)
-        self._count(batches=1)
+        self.count(batches=1)
 
     def _pack(self, events: list[Event], instance: str) -> tuple[list[Event], bytes]:
         """The body of a batch; what cannot be encoded is refused on its own."""
@@ -203,7 +211,7 @@ class Sender:
                     fine.append(event)
                 except (TypeError, ValueError, OverflowError) as error:
                     text = f"cannot be encoded: {error}"
-                    self._refuse_one(event, Refusal("invalid", text, None, event.episode_id))
+                    self.refuse_one(event, Refusal("invalid", text, None, event.episode_id))
                     self.outbox.judged([event])
             batch.events = raw  # type: ignore[assignment]  # encoded events stand for events
             return fine, _encode(batch)
@@ -218,26 +226,50 @@ class Sender:
     ) -> None:
         """Sort the answers for a part of the flight: done, refused, or to be sent again."""
         if not errors:
-            self._count(acknowledged=len(events), duplicates=duplicates)
+            self.count(acknowledged=len(events), duplicates=duplicates)
+            self.release(events)
             self.outbox.judged(events)
             return
         refused = {index: refusal for index, refusal in errors if 0 <= index < len(events)}
-        again, wait, forgotten = self._sort(events, refused, maybe_applied)
+        again, wait, forgotten = self.sort(events, refused, maybe_applied)
+        lost = self.take_lost((events[i].episode_id, refusal) for i, refusal in refused.items())
+        again += [undecided(events[i]) for i in refused if events[i].episode_id in lost]
         repeated = set(map(id, again))
         for index, refusal in refused.items():
             if id(events[index]) not in repeated:
-                self._refuse_one(events[index], refusal)
-        self._count(acknowledged=len(events) - len(refused), duplicates=duplicates)
+                self.refuse_one(events[index], refusal)
+        self.count(acknowledged=len(events) - len(refused), duplicates=duplicates)
         if forgotten:
-            self._forget(instance, again)
+            self.forget(instance, again)
+        done = [event for index, event in enumerate(events) if index not in refused]
+        self.release(done)
         self.outbox.judged([event for event in events if id(event) not in repeated])
         if again:
             self.outbox.return_flight(again)
-        if wait and self.transport.closing.wait(self._backoff.delay(4, wait)):
+            for kept in lost.values():
+                self.outbox.put_again(kept, first=True)
+        if wait and self.transport.closing.wait(self.backoff.delay(4, wait)):
             raise _Closing
 
-    def _sort(
-        self, events: Sequence[Event], refused: dict[int, Refusal], maybe_applied: bool
+    def release(self, durable: Sequence[Event]) -> None:
+        """Let go of what was kept of the episodes up to these events, which are on disk now."""
+        for event in durable if self.kept else ():
+            seq = seq_of(event)
+            dropped = self.kept.durable(event.episode_id, seq)  # itself too, if it is a copy
+            self.count(acknowledged=sum(seq_of(kept) < seq for kept in dropped))
+
+    def take_lost(self, refusals: Iterable[tuple[str, Refusal]]) -> dict[str, list[Event]]:
+        """What was kept of the episodes whose events are refused because the collector lost it."""
+        first: dict[str, int] = {}
+        for name, refusal in refusals if self.kept else ():
+            if refusal.code in LOST:
+                expected = refusal.expected_seq or 0
+                first[name] = min(first.get(name, expected), expected)
+        found = {name: self.kept.take(name, seq) for name, seq in first.items()}
+        return {name: events for name, events in found.items() if events}
+
+    def sort(
+        self, events: Sequence[Event], refused: Mapping[int, Refusal], maybe_applied: bool
     ) -> tuple[list[Event], float, bool]:
         """Which refused events to send again, after how many seconds; is the instance forgotten?
 
@@ -259,7 +291,7 @@ class Sender:
                 again.append(event)
         return again, wait, forgotten
 
-    def _forget(self, instance: str, again: Sequence[Event]) -> None:
+    def forget(self, instance: str, again: Sequence[Event]) -> None:
         log.error(
             "%s does not know this client's instance any more: registering a new one. Episodes "
             "whose start may have arrived are not repeated",
@@ -267,7 +299,7 @@ class Sender:
         )
         self.outbox.renew(instance, again, self._book.open_ids())
 
-    def _refuse_one(self, event: Event, refusal: Refusal) -> None:
+    def refuse_one(self, event: Event, refusal: Refusal) -> None:
         if refusal.episode_id is None:
             refusal.episode_id = event.episode_id
         with self._state:
@@ -277,8 +309,10 @@ class Sender:
         if first:
             log.warning("an event of episode %s was refused: %s", event.episode_id, refusal)
         self._book.refuse(event, refusal)
+        if refusal.code != "window_closed":
+            self.kept.drop(event.episode_id)
 
-    def _count(self, **more: int) -> None:
+    def count(self, **more: int) -> None:
         with self._state:
             self._counts.update(more)
 
@@ -298,7 +332,7 @@ class Sender:
                 self._set_trouble(refusal, refusal)  # a token, a path: for a person to mend
                 delivery.failures += 1
                 retry_after = 1.0
-            self._count(retries=1)
+            self.count(retries=1)
             if not delivery.wait(retry_after):
                 raise _Closing
 
@@ -316,7 +350,7 @@ class Sender:
 
     def _registration(self) -> Delivery:
         body = _encode(wire.Register(name=self._name))
-        return Delivery(self.transport, "POST", "/v1/instances", body, _MSGPACK, self._backoff)
+        return Delivery(self.transport, "POST", "/v1/instances", body, _MSGPACK, self.backoff)
 
     def _register_patiently(self) -> None:
         with self._registering:
@@ -356,7 +390,7 @@ class Sender:
             instance, event.start = claim or self._claim(deadline)
             headers = {**_MSGPACK, "Headrace-Instance": instance}
             delivery = Delivery(
-                self.transport, "POST", "/v1/episodes", _encode(event), headers, self._backoff
+                self.transport, "POST", "/v1/episodes", _encode(event), headers, self.backoff
             )
             try:
                 delivery.run(dict, max(0.0, deadline - time.monotonic()))
@@ -368,7 +402,7 @@ class Sender:
             except Refusal as refusal:
                 if refusal.code != "unknown_instance" or last:
                     raise
-                self._forget(instance, ())
+                self.forget(instance, ())
                 claim = None
         return None
 
@@ -379,74 +413,11 @@ class Sender:
             if instance is not None:
                 return instance, number
 
-    def act(
-        self, wanted: dict[str, GetAction], since: int, durable: bool, timeout: float
-    ) -> dict[str, wire.ActionReply]:
-        """Actions for some episodes; their queued events travel in the same request.
-
-        Raises TimeoutError, CollectorUnavailable, or Refusal when the request as a whole failed.
-        """
-        deadline = time.monotonic() + timeout
-        replies: dict[str, wire.ActionReply] = {}
-        while missing := wanted.keys() - replies.keys():
-            self.register(max(0.0, deadline - time.monotonic()))
-            pulled = self.outbox.pull(missing, since, deadline)
-            if pulled is not None:
-                requests = [request for name, request in wanted.items() if name in pulled.ids]
-                replies |= self._act(pulled, requests, durable, deadline)
-        return replies
-
-    def _act(
-        self, pulled: Pulled, requests: list[GetAction], durable: bool, deadline: float
-    ) -> dict[str, wire.ActionReply]:
-        """One request; without the replies of episodes that must be asked for anew."""
-        events = pulled.events
-        batch = wire.ActionBatch(instance=pulled.instance, events=events, actions=requests)
-        back: list[Event] = events
-        try:
-            delivery = Delivery(
-                self.transport, "POST", "/v1/actions", _encode(batch), _MSGPACK, self._backoff
-            )
-            reply = delivery.run(wire.ActionsReply, max(0.0, deadline - time.monotonic()))
-            replies = {action.episode_id: action for action in reply.actions}
-            unexpected = {request.episode_id for request in requests} ^ replies.keys()
-            if unexpected:
-                raise CollectorUnavailable(f"expected one action each, not for {unexpected}")
-            lasting = durable and not reply.durable  # what is not on disk yet is sent again
-            errors = {item.index: refusal_from_json(item.error) for item in reply.refused}
-            again, wait, forgotten = self._sort(events, errors, delivery.maybe_applied)
-            repeated = set(map(id, again))
-            for index, refusal in errors.items():
-                if id(events[index]) not in repeated:
-                    self._refuse_one(events[index], refusal)
-            if forgotten:
-                self._forget(pulled.instance, again)
-            back = [
-                event
-                for index, event in enumerate(events)
-                if id(event) in repeated
-                or (lasting and index not in errors and not _is_durable(event, replies))
-            ]
-            if wait and not delivery.wait(wait, at_most=max(0.0, deadline - time.monotonic())):
-                raise ClientError("the client is closed")
-            for event in again:
-                replies.pop(event.episode_id, None)
-            return replies
-        finally:
-            self._finish_pull(pulled, back)
-
-    def _finish_pull(self, pulled: Pulled, back: Sequence[Event]) -> None:
-        keep = set(map(id, back))
-        done = [event for event in pulled.events if id(event) not in keep]
-        self._count(acknowledged=len(done))
-        if back:
-            self.outbox.return_pulled(back, pulled.ticket)
-        self.outbox.judged(done, pulled.ticket)
-
     # --- the end -----------------------------------------------------------------------------
 
     def flush(self, timeout: float | None) -> None:
         """Wait until all that was logged before is acknowledged; see PolicyClient.flush."""
+        self._settle_kept()
         done = self.outbox.drained(timeout, self._is_stuck)
         with self._state:
             refused, self._unreported = self._unreported, []
@@ -460,6 +431,13 @@ class Sender:
             )
         if refused:
             raise _summary(refused)
+
+    def _settle_kept(self) -> None:
+        """Have everything acknowledged that the collector may still lose."""
+        kept = self.kept.copies()
+        if kept:
+            self.ensure_running()
+            self.outbox.put_again(kept)
 
     def _is_stuck(self) -> bool:
         return self._failure is not None or self._trouble is not None
@@ -476,23 +454,19 @@ class Sender:
 
     def retire(self) -> None:
         """Take nothing new; the thread ends when the queue is empty."""
+        if self.running:
+            self.outbox.put_again(self.kept.copies())
         self.running = False
         self.outbox.close()
 
     def finish(self) -> None:
         """At the end of the process: deliver what is queued, within EXIT_SECONDS."""
-        if self._thread is None or not self.outbox.pending or self.transport.closing.is_set():
+        if not self.pending or self.transport.closing.is_set():
             return
         try:
             self.flush(min(EXIT_SECONDS, self.transport.timeout))
         except Exception as error:
             log.error("at exit: %s (%d events were not delivered)", error, self.outbox.pending)
-
-
-def _is_durable(event: Event, replies: dict[str, wire.ActionReply]) -> bool:
-    reply = replies.get(event.episode_id)
-    seq = 0 if isinstance(event, Start) else event.seq
-    return reply is not None and (seq is None or reply.durable_seq >= seq)
 
 
 def _summary(refused: list[Refusal]) -> Refusal:

@@ -11,6 +11,9 @@ Values (`obs`, `action`) are nested lists, numbers, strings and mappings, or
 In a single call (`POST /v1/episodes/{id}/log_action`, ...) the path names the episode; in a batch
 each event does.
 
+`decided` names the decision that the open step was acted with: an event that follows a get_action
+repeats what its reply called `decision`.
+
 This is a pure room: bytes in, structs out.
 """
 
@@ -69,6 +72,7 @@ class LogAction(
     info: dict[str, Any] | None = None
     ts: Micros | None = None
     replayed: bool = False
+    decided: bytes | None = None
 
 
 class Decision(
@@ -77,6 +81,8 @@ class Decision(
     """An action that a published policy chose: `get_action` in local mode, or a lost reply.
 
     `action_logp` is null where the action has no density: the mode of a continuous distribution.
+    `answered`: the collector itself chose it in an answer to get_action, and the client acted on
+    it; it takes the place of what a collector that has lost that answer would tell.
     """
 
     episode_id: OptionalId = ""
@@ -89,6 +95,8 @@ class Decision(
     reward: float = 0.0
     info: dict[str, Any] | None = None
     ts: Micros | None = None
+    answered: bool = False
+    decided: bytes | None = None
 
 
 class LogReturns(
@@ -103,6 +111,7 @@ class LogReturns(
     step: Count | None = None
     reward_id: Id | None = None
     ts: Micros | None = None
+    decided: bytes | None = None
 
 
 class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -113,6 +122,7 @@ class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_
     obs: Any = None
     truncated: bool = False
     ts: Micros | None = None
+    decided: bytes | None = None
 
 
 class GetAction(
@@ -125,6 +135,7 @@ class GetAction(
     obs: Any
     explore: bool = True
     ts: Micros | None = None
+    decided: bytes | None = None
 
 
 Event: TypeAlias = Start | LogAction | Decision | LogReturns | End
@@ -138,11 +149,19 @@ class Batch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 
 
 class ActionBatch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """`POST /v1/actions`: pending events of the episodes, then the observations to act on."""
+    """`POST /v1/actions`: pending events of the episodes, then the observations to act on.
+
+    With `durable` the reply leaves when all of it is on disk. Without, it leaves at once: the
+    caller numbers its events, keeps them and the decisions until `durable_seq` reaches them, and
+    sends what a killed collector has lost again. `wait`: seconds that the caller waits at most for
+    a newer version while its policy is held.
+    """
 
     instance: Id | None = None
     events: Annotated[list[Event], Meta(max_length=MAX_EVENTS)] = []
     actions: Annotated[list[GetAction], Meta(max_length=MAX_EVENTS)]
+    durable: bool = True
+    wait: Annotated[float, Meta(ge=0.0)] = 10.0
 
 
 class Register(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -180,13 +199,23 @@ class EventsReply(Struct, omit_defaults=True, kw_only=True):
 
 
 class ActionReply(Struct, omit_defaults=True, kw_only=True):
-    """One action of the live policy, or the error of that item."""
+    """One action of the live policy, or the error of that item.
+
+    In a reply that leaves at once: events of the episode up to `durable_seq` are on disk;
+    `decision` names the decision, `stored` is the action and `action_dist_inputs` its distribution
+    in canonical bytes, for the `decision` event that a lost answer needs. `hold`: the version acted
+    with has its steps, and no newer one came in time.
+    """
 
     episode_id: str
     action: Any = None
     action_logp: float | None = None
     policy_version: int = -1
     durable_seq: int = -1
+    hold: bool = False
+    decision: bytes | None = None
+    stored: bytes | None = None
+    action_dist_inputs: bytes | None = None
     error: dict[str, Any] | None = None
 
 

@@ -1,0 +1,251 @@
+"""Remote inference: requests for actions, answered by one forward for all that wait.
+
+Requests that arrive while a forward runs are answered by the next one: there is no timer, and a
+lone request waits for nobody. A policy that is held by flow control is waited for, as long as its
+caller says; then it acts with what is live.
+
+A reply that does not wait for the disk may be lost with the collector. It says up to which event
+its episode is durable, and the client sends what lies behind that again (see `wire.ActionBatch`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ingest import wire
+from ingest.collector import Collector
+from ingest.errors import Refusal, not_found
+from ingest.remote_inference import Choice, LivePolicies
+from storage.spaces import SpaceError
+
+MAX_HOLD_SECONDS = 60.0
+MAX_AHEAD = 1024
+"""Journal rows that replies run ahead of the disk at most; beyond that they wait for it."""
+
+
+@dataclass(eq=False)
+class _Request:
+    """The calls of one request, their answers so far, and who waits for them."""
+
+    instance: str | None
+    calls: list[wire.GetAction]
+    held: Mapping[str, int]
+    durable: bool
+    done: asyncio.Future[int]  # the journal row of its decisions
+    answers: list[wire.ActionReply] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.answers = [wire.ActionReply(episode_id=call.episode_id) for call in self.calls]
+
+
+@dataclass(frozen=True)
+class _Question:
+    request: _Request
+    index: int
+    obs: bytes
+
+
+class Acting:
+    """Chooses actions with the live policies, and gives them to the collector as decisions.
+
+    `requests` and `forwards` count both; `holds` counts requests that waited for a newer version,
+    `holds_given_up` those for which none came.
+    """
+
+    def __init__(self, collector: Collector, live: LivePolicies) -> None:
+        self._collector = collector
+        self._live = live
+        self._waiting: list[_Request] = []
+        self.requests = self.forwards = self.holds = self.holds_given_up = 0
+
+    async def act(self, message: wire.ActionBatch) -> wire.ActionsReply:
+        """Pending events first, then one action for each observation."""
+        events = wire.Batch(instance=message.instance, events=message.events)
+        reply, row = self._collector.accept(events)
+        held = await self._unheld(reply.hold, message)
+        done = asyncio.get_running_loop().create_future()
+        request = _Request(message.instance, message.actions, held, message.durable, done)
+        self._submit(request)
+        row = max(row, await done)
+        await self._collector.durable(row if message.durable else row - MAX_AHEAD)
+        return wire.ActionsReply(
+            durable=message.durable, actions=request.answers, refused=reply.refused
+        )
+
+    def _submit(self, request: _Request) -> None:
+        self.requests += 1
+        self._waiting.append(request)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._drain)
+
+    async def _unheld(
+        self, hold: Mapping[str, int], message: wire.ActionBatch
+    ) -> Mapping[str, int]:
+        """Wait for newer versions than those held; answers what is still held in the end."""
+        episodes = self._collector.assembler.episodes
+        named = {call.episode_id for call in message.actions}
+        acting = {episodes[name].started.policy_id for name in named if name in episodes}
+        held = {policy: hold[policy] for policy in acting if policy in hold}
+        if not held:
+            return held
+        self.holds += 1
+        try:
+            async with asyncio.timeout(min(message.wait, MAX_HOLD_SECONDS)):
+                while (held := self._still(held)) and not self._live.closing:
+                    await self._live.changed(next(iter(held)))
+        except TimeoutError:
+            self.holds_given_up += 1
+        return held
+
+    def _still(self, held: Mapping[str, int]) -> dict[str, int]:
+        return {name: old for name, old in held.items() if self._live.version(name) == old}
+
+    # --- one forward for all -----------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Answer every request that waits."""
+        waiting, self._waiting = self._waiting, []
+        try:
+            self._answer(waiting)
+        except Exception as error:
+            for request in waiting:
+                if not request.done.done():
+                    request.done.set_exception(error)
+
+    def _answer(self, waiting: list[_Request]) -> None:
+        self._live.refresh()
+        groups: dict[tuple[str, bool], list[_Question]] = {}
+        for request in waiting:
+            for index, call in enumerate(request.calls):
+                try:
+                    policy_id, obs = self._observed(call)
+                except Refusal as refusal:
+                    request.answers[index].error = refusal.to_json()
+                    continue
+                if not self._repeat(request, call, obs, request.answers[index]):
+                    question = _Question(request, index, obs)
+                    groups.setdefault((policy_id, call.explore), []).append(question)
+        chosen: dict[_Request, list[tuple[_Question, Choice]]] = {}
+        for (policy_id, explore), questions in groups.items():
+            for question, choice in self._choose(policy_id, explore, questions):
+                chosen.setdefault(question.request, []).append((question, choice))
+        for request in waiting:
+            try:
+                row = self._decide(request, chosen.get(request, []))
+            except Exception as error:
+                request.done.set_exception(error)
+            else:
+                if not request.durable:
+                    self._mark(request.answers, row)
+                request.done.set_result(row)
+
+    def _observed(self, call: wire.GetAction) -> tuple[str, bytes]:
+        """The policy of a call's episode, and its observation in canonical bytes."""
+        episode = self._collector.assembler.episodes.get(call.episode_id)
+        if episode is None:
+            ended = self._collector.assembler.finished.get(call.episode_id)
+            raise ended.refusal() if ended else not_found(call.episode_id)
+        try:
+            obs = episode.rules.observation.from_wire(call.obs, "obs")
+        except SpaceError as error:
+            place, _, text = str(error).partition(": ")
+            text = f"Episode {call.episode_id}: {text}"
+            raise Refusal("invalid", text, place, call.episode_id) from error
+        return episode.started.policy_id, obs
+
+    def _choose(
+        self, policy_id: str, explore: bool, questions: list[_Question]
+    ) -> list[tuple[_Question, Choice]]:
+        try:
+            choices = self._live.act(policy_id, [item.obs for item in questions], explore)
+        except Refusal as refusal:
+            for item in questions:
+                item.request.answers[item.index].error = refusal.to_json()
+            return []
+        self.forwards += 1
+        return list(zip(questions, choices, strict=True))
+
+    def _decide(self, request: _Request, chosen: list[tuple[_Question, Choice]]) -> int:
+        """Accept a request's decisions; answers the row that makes its answers durable."""
+        if not chosen:
+            return self._collector.submitted_row
+        decisions: list[wire.Event] = [
+            _decision(request.calls[question.index], question.obs, choice)
+            for question, choice in chosen
+        ]
+        batch = wire.Batch(instance=request.instance, events=decisions)
+        reply, row = self._collector.accept(batch, single=True)
+        refused = {item.index: item.error for item in reply.refused}
+        for i, (question, choice) in enumerate(chosen):
+            answer = request.answers[question.index]
+            if i in refused:
+                answer.error = {k: v for k, v in refused[i].items() if k != "path"}
+                continue
+            answer.action = plain(choice.action_env)
+            self._fill(answer, request)
+        return max(row, self._collector.submitted_row)
+
+    def _repeat(
+        self, request: _Request, call: wire.GetAction, obs: bytes, answer: wire.ActionReply
+    ) -> bool:
+        """Answer a repeated request, whose first answer was lost, with the decision it made."""
+        episode = self._collector.assembler.episodes[call.episode_id]
+        mine = episode.started.instance == (request.instance or "")
+        if not mine or not episode.repeats_decision(call.seq, obs):
+            return False
+        sent = self._live.sent(episode.started.policy_id, episode.open_action())
+        answer.action = plain(sent)
+        self._fill(answer, request)
+        return True
+
+    def _fill(self, answer: wire.ActionReply, request: _Request) -> None:
+        """Say how the open step of an answer's episode was decided."""
+        episode = self._collector.assembler.episodes[answer.episode_id]
+        logp = episode.logp[-1]
+        answer.action_logp = logp if math.isfinite(logp) else None
+        answer.policy_version = episode.version[-1]
+        answer.hold = episode.started.policy_id in request.held
+
+    # --- ahead of the disk -------------------------------------------------------------------
+
+    def _mark(self, answers: list[wire.ActionReply], row: int) -> None:
+        """Tell how far each episode is durable, and all of the decision that may not be."""
+        for answer in answers:
+            episode = self._collector.assembler.episodes.get(answer.episode_id)
+            if answer.error is None and episode is not None:
+                answer.decision = episode.decision()
+                answer.stored = episode.open_action()
+                answer.action_dist_inputs = episode.open_dist_inputs()
+                episode.replied(row, episode.open_seq)
+                answer.durable_seq = episode.synced(self._collector.durable_row)
+
+
+def _decision(call: wire.GetAction, obs: bytes, choice: Choice) -> wire.Decision:
+    return wire.Decision(
+        episode_id=call.episode_id,
+        seq=call.seq,
+        obs=obs,
+        action=choice.action,
+        action_logp=choice.logp if math.isfinite(choice.logp) else None,
+        policy_version=choice.version,
+        action_dist_inputs=choice.dist_inputs,
+        ts=call.ts,
+        decided=call.decided,
+    )
+
+
+def plain(value: Any) -> Any:
+    """An action as JSON and msgpack can carry it: arrays become nested lists."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
