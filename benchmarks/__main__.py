@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.report import render
 
-ROOMS = ("client", "collector", "live", "reader")
+ROOMS = ("client", "collector", "live", "acting", "reader", "steps")
 
 
 def main(names: list[str]) -> None:

@@ -1,6 +1,7 @@
 """A server that does nothing: the collector's own HTTP layer with an empty handler.
 
-`python -m benchmarks.empty_server` prints its address and answers every POST with a small reply.
+`python -m benchmarks.empty_server` prints its address and answers every request of a client with a
+small reply.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import uvloop
 from ingest import wire
 from ingest.http import Request, Response, Router
 from ingest.server import bind
+from storage.spaces import parse_space, space_to_json
 
 REPLY = wire.EventsReply(durable=True, accepted=1)
 
@@ -22,10 +24,32 @@ async def _nothing(request: Request) -> Response:
     return Response.of(REPLY, request)
 
 
+async def _spec(request: Request) -> Response:
+    spaces = {
+        "observation": space_to_json(parse_space("box:4")),
+        "action": space_to_json(parse_space("discrete:2")),
+    }
+    document = {"protocol": 1, "durable": True, "policies": {"default": spaces}}
+    return Response.of(document, request)
+
+
+async def _register(request: Request) -> Response:
+    return Response.of(wire.Registered(instance="nobody"), request, 201)
+
+
+async def _act(request: Request) -> Response:
+    """The same action for everybody: no episode is known, nothing is decided."""
+    asked = request.decode(wire.ActionBatch)
+    actions = [wire.ActionReply(episode_id=a.episode_id, action=1) for a in asked.actions]
+    return Response.of(wire.ActionsReply(durable=True, actions=actions), request)
+
+
 async def _serve() -> None:
     router = Router(64_000_000)
-    for path in ("/v1/events", "/v1/actions"):
-        router.add("POST", path, _nothing)
+    router.add("POST", "/v1/events", _nothing)
+    router.add("POST", "/v1/actions", _act)
+    router.add("POST", "/v1/instances", _register)
+    router.add("GET", "/v1/spec", _spec)
     listener = bind("127.0.0.1", 0)
     config = uvicorn.Config(
         router, http="httptools", loop="none", lifespan="off", ws="none", access_log=False,

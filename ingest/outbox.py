@@ -332,10 +332,14 @@ class Outbox:
                 self._pulls.discard(pull)
                 self._changed.notify_all()
 
-    def return_flight(self, events: Sequence[Event]) -> None:
-        """Events of the flight go back to the head of the queue: they are sent again."""
+    def return_flight(self, events: Sequence[Event], lost: Sequence[Event] = ()) -> None:
+        """Events of the flight go back to the head of the queue: they are sent again.
+
+        `lost` goes before them: events that had left as judged, and must be judged first.
+        """
         with self._lock:
-            self._return(events)
+            self._readmit(lost)
+            self._return([*lost, *events])
             self._land(len(events))
 
     def return_pulled(self, events: Sequence[Event], pull: int) -> None:
@@ -347,19 +351,17 @@ class Outbox:
             self._filled.notify()
             self._changed.notify_all()
 
-    def put_again(self, events: Sequence[Event], *, first: bool = False) -> None:
+    def put_again(self, events: Sequence[Event]) -> None:
         """Queue events that had left as judged, and are to be judged once more."""
-        if not events:
-            return
         with self._lock:
-            self.pending += len(events)
-            self._bytes += sum(map(weight, events))
-            self._requeues += 1
-            if first:
-                self._return(events)
-            else:
-                self._queue.extend(events)
+            self._readmit(events)
+            self._queue.extend(events)
             self._filled.notify()
+
+    def _readmit(self, events: Sequence[Event]) -> None:
+        self.pending += len(events)
+        self._bytes += sum(map(weight, events))
+        self._requeues += bool(events)
 
     def carries(self, episode_id: str) -> bool:
         """Whether events of an episode are queued or in flight."""

@@ -245,9 +245,8 @@ class Sender:
         self.release(done)
         self.outbox.judged([event for event in events if id(event) not in repeated])
         if again:
-            self.outbox.return_flight(again)
-            for kept in lost.values():
-                self.outbox.put_again(kept, first=True)
+            kept = [event for events in lost.values() for event in events]
+            self.outbox.return_flight(again, kept)
         if wait and self.transport.closing.wait(self.backoff.delay(4, wait)):
             raise _Closing
 

@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from policy.algorithms.ppo import PPOConfig
 from policy.follow import CHECKPOINT, follow, set_flow_control
@@ -278,3 +279,15 @@ def test_through_kills_each_row_is_trained_on_exactly_once(root, tmp_path):
     live = store.live().version
     assert store.lineage(live)[STREAM].ranges() == [(0, 32)]
     assert store.manifest(live).metrics["rows_trained"] == 1200
+
+
+def test_tensorboard_reads_what_each_update_said(root, tmp_path):
+    """Every metric of every update is an event, over the rows trained on."""
+    write(root, *(part(i) for i in range(30)))
+    _, told = run(root, 3, tensorboard=tmp_path / "events")
+    events = EventAccumulator(str(tmp_path / "events")).Reload()
+    assert set(events.Tags()["scalars"]) == {f"train/{name}" for name in told[0]}
+    lags = events.Scalars("train/policy_lag_mean")
+    assert [(e.step, e.value) for e in lags] == [
+        (m["rows_trained"], m["policy_lag_mean"]) for m in told
+    ]
