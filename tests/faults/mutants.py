@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-FILES = ("planted",)
+FILES = ("planted", "planted_acting")
 """The modules of this folder that register mutants."""
 
 DELAY_SECONDS = 0.2

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from tests.faults.mutants import Mutant, unbroken
 
-NAMES = ("crash",)
+NAMES = ("crash", "decisions")
 """The modules that define a SCENARIO, in the order in which they run."""
 
 SHOWN = 5

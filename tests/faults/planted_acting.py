@@ -1,0 +1,38 @@
+"""Broken builds around remote inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ingest import wire
+from ingest.assembler import EpisodeAssembler
+from ingest.kept import Kept
+from tests.faults.mutants import Patch, mutant
+
+
+@mutant(decisions="differs")
+def decisions_ignored(patch: Patch) -> None:
+    """The collector does not look which decision an event follows."""
+    judge = patch.original(EpisodeAssembler, "judge")
+
+    def unnamed(
+        self: EpisodeAssembler, instance: str | None, event: wire.Event, values: Any = None
+    ) -> Any:
+        if not isinstance(event, wire.Start):
+            event = msgspec.structs.replace(event, decided=None)
+        return judge(self, instance, event, values)
+
+    patch.replace(EpisodeAssembler, "judge", unnamed)
+
+
+@mutant(decisions="refused")
+def nothing_kept(patch: Patch) -> None:
+    """The client takes the reply to get_action for an acknowledgement."""
+
+    def forget(self: Kept, episode_id: str, events: Iterable[wire.Event]) -> None:
+        return
+
+    patch.replace(Kept, "keep", forget)
