@@ -19,6 +19,8 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -173,7 +175,7 @@ class ShardMetadata:
 
     def space_pair(self) -> tuple[Space, Space]:
         """(observation, action)."""
-        return spaces_from_canonical_json(self.spaces)
+        return _known(self.spaces).spaces
 
     def to_footer(self) -> dict[bytes, bytes]:
         """The key-value pairs of the Parquet footer."""
@@ -185,7 +187,7 @@ class ShardMetadata:
             "ranges": json.dumps(self.ranges, separators=(",", ":")),
             "rows": str(self.rows),
             "parts": str(self.parts),
-            "columns": json.dumps([asdict(spec) for spec in self.columns.values()]),
+            "columns": f"[{', '.join(map(_spec_json, self.columns.values()))}]",
             "schema_hash": self.schema_hash,
         }
         return {(PREFIX + key).encode(): value.encode() for key, value in values.items()}
@@ -244,19 +246,47 @@ def metadata_for(
 ) -> tuple[ShardMetadata, pa.Schema]:
     """The footer and the schema of a shard that is about to be written."""
     try:
-        observation, action = spaces_from_canonical_json(canonical_json)
+        known = _known(canonical_json)
     except (KeyError, TypeError, ValueError) as error:
         raise SpaceError(f"spaces: expected canonical JSON, got {canonical_json!r:.200}") from error
-    schema = columns_for(observation, action)
     metadata = ShardMetadata(
         FORMAT_VERSION,
         canonical_json,
-        schema_id(observation, action),
+        known.schema_id,
         stream,
         ranges,
         rows,
         parts,
-        column_specs(observation, action),
+        known.columns,
+        known.hash,
+    )
+    return metadata, known.schema.with_metadata(metadata.to_footer())
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What follows from a pair of spaces."""
+
+    spaces: tuple[Space, Space]
+    schema_id: str
+    schema: pa.Schema
+    columns: Mapping[str, ColumnSpec]
+    hash: str
+
+
+@lru_cache(maxsize=64)  # parts that are read as they come would work it out for each
+def _known(canonical_json: str) -> _Known:
+    observation, action = spaces_from_canonical_json(canonical_json)
+    schema = columns_for(observation, action)
+    return _Known(
+        (observation, action),
+        schema_id(observation, action),
+        schema,
+        MappingProxyType(column_specs(observation, action)),
         schema_hash(schema),
     )
-    return metadata, schema.with_metadata(metadata.to_footer())
+
+
+@lru_cache(maxsize=1024)
+def _spec_json(spec: ColumnSpec) -> str:
+    return json.dumps(asdict(spec))
