@@ -1,5 +1,7 @@
 """One shard's bytes -> verified, decoded, filtered columns: what the prefetch thread does.
 
+Parts whose shard is not written yet become the same columns without the bytes.
+
 Rows come as a `SampleBatch` with columns of this package's own beside the public ones: `_stream`
 (int32, an index), `_row` (int32, the row within its ordinal), `_final` (bool: the row's next
 observation is a part's stored final observation).
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,6 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.arrow_columns import decode_column, present
+from storage.block_columns import BlockColumns
+from storage.part_block import UnwrittenParts
 from storage.sample_batch import (
     ACTION_LOGP,
     AGENT_ID,
@@ -36,9 +40,9 @@ from storage.sample_batch import (
     SampleBatch,
     T,
 )
-from storage.schema import ShardMetadata
+from storage.schema import ShardMetadata, metadata_for
 from storage.shard_files import ShardDamaged, ShardError
-from storage.sources import ShardFile
+from storage.sources import Content, ShardFile
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -150,6 +154,15 @@ class Loaded:
     rows: SampleBatch
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The columns of a shard, written or not; `read` gives some of them as a table."""
+
+    metadata: ShardMetadata
+    names: Sequence[str]
+    read: Callable[[list[str]], pa.Table]
+
+
 class ShardLoader:
     """Bytes -> `Loaded`. Safe to call from another thread: it has no state.
 
@@ -160,21 +173,46 @@ class ShardLoader:
         self.columns = tuple(columns)
         self.filter = parts
 
-    def load(self, shard: ShardFile, content: bytes | memoryview, stream_index: int) -> Loaded:
+    def load(self, shard: ShardFile, content: Content, stream_index: int) -> Loaded:
         """Raises ShardDamaged when the bytes are not those that the name proves."""
+        if isinstance(content, UnwrittenParts):
+            return self._load_parts(shard, content, stream_index)
         check_digest(shard, content)
         try:
             with pq.ParquetFile(pa.BufferReader(content), read_dictionary=_TEXTS) as file:
                 metadata = _footer(file, shard)
-                parts, keys = self._parts(file)
-                rows = self._rows(file, metadata, parts, keys, stream_index)
+                opened = _Opened(
+                    metadata,
+                    file.schema_arrow.names,
+                    lambda names: file.read(columns=names, use_threads=False),
+                )
+                parts, rows = self._decode(opened, stream_index)
         except pa.ArrowException as error:
             raise ShardDamaged(f"{shard.place}: {error}") from error
         return Loaded(shard, metadata, len(content), parts, rows)
 
-    def _parts(self, file: pq.ParquetFile) -> tuple[PartTable, dict[str, Array]]:
+    def _load_parts(self, shard: ShardFile, found: UnwrittenParts, stream_index: int) -> Loaded:
+        """The same columns as from the shard that these parts will be written to."""
+        block = found.block
+        metadata, schema = metadata_for(
+            shard.stream,
+            found.canonical_json,
+            ((shard.first, shard.last),),
+            rows=block.rows,
+            parts=len(block.scalars.steps),
+        )
+        table = BlockColumns(block, metadata, schema).table(0, block.rows)
+        opened = _Opened(metadata, schema.names, lambda names: _with_dictionaries(table, names))
+        parts, rows = self._decode(opened, stream_index)
+        return Loaded(shard, metadata, block.nbytes, parts, rows)
+
+    def _decode(self, opened: _Opened, stream_index: int) -> tuple[PartTable, SampleBatch]:
+        parts, keys = self._parts(opened)
+        return parts, self._rows(opened, parts, keys, stream_index)
+
+    def _parts(self, opened: _Opened) -> tuple[PartTable, dict[str, Array]]:
         names = [*IDENTITY, *self.filter.columns()]
-        table = file.read(columns=names, use_threads=False)
+        table = opened.read(names)
         keys = {name: column_of(table, name) for name in names}
         ordinals = keys[ORDINAL]
         starts = run_starts(ordinals)
@@ -184,21 +222,19 @@ class ShardLoader:
 
     def _rows(
         self,
-        file: pq.ParquetFile,
-        metadata: ShardMetadata,
+        opened: _Opened,
         parts: PartTable,
         keys: Mapping[str, Array],
         stream_index: int,
     ) -> SampleBatch:
-        names = [name for name in self._stored(metadata) if name not in keys]
-        known = file.schema_arrow.names
-        unknown = [name for name in names if name not in known]
+        names = [name for name in self._stored(opened.metadata) if name not in keys]
+        unknown = [name for name in names if name not in opened.names]
         if unknown:
-            raise ShardError(f"expected columns of {', '.join(known)}, got {unknown}")
+            raise ShardError(f"expected columns of {', '.join(opened.names)}, got {unknown}")
         kept = parts.verdicts == 0
         if not kept.any():
             return SampleBatch()
-        table = file.read(columns=names, use_threads=False)
+        table = opened.read(names)
         columns = {name: column_of(table, name) for name in names if not _is_final(name)}
         columns.update(keys)
         if NEXT_OBS in self.columns or HAS_NEXT_OBS in self.columns:
@@ -293,6 +329,15 @@ def column_of(table: pa.Table, name: str) -> Array:
             return pieces[0]
         return np.concatenate(pieces) if pieces else np.zeros(0, object)
     return decode_column(table, name)
+
+
+def _with_dictionaries(table: pa.Table, names: list[str]) -> pa.Table:
+    """Some columns, texts as a file gives them."""
+    columns = [
+        table.column(name).dictionary_encode() if name in _TEXTS else table.column(name)
+        for name in names
+    ]
+    return pa.Table.from_arrays(columns, names).replace_schema_metadata(table.schema.metadata)
 
 
 def _texts(chunk: pa.DictionaryArray) -> Array:

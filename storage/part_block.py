@@ -86,6 +86,11 @@ class PartBlock:
     def last(self) -> int:
         return max(self.scalars.ordinal)
 
+    @property
+    def nbytes(self) -> int:
+        """Raw size, as `Part.nbytes` counts it."""
+        return len(self.obs) + len(self.actions) + len(self.dist_inputs) + 49 * self.rows
+
     def to_frames(self) -> list[bytes]:
         """The scalars as msgpack, then the buffers in their order."""
         return [_encode(self.scalars), *(getattr(self, name) for name in _BUFFERS)]
@@ -100,6 +105,14 @@ class PartBlock:
         except msgspec.MsgspecError as error:
             raise ShardError(f"block: expected per-part values as msgpack: {error}") from error
         return cls(scalars=scalars, **dict(zip(_BUFFERS, frames[1:], strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class UnwrittenParts:
+    """What a shard would be made of, for a reader that does not wait for it."""
+
+    canonical_json: str  # the spaces
+    block: PartBlock
 
 
 _BUFFERS = tuple(f.name for f in fields(PartBlock))[1:]

@@ -11,7 +11,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from storage.loading import Loaded
 from storage.shard_files import ShardDamaged
-from storage.sources import ShardFile, ShardSource
+from storage.sources import Content, ShardFile, ShardSource
 
 Item = TypeVar("Item")
 
@@ -94,7 +94,7 @@ class Prefetcher:
         self,
         source: ShardSource,
         wanted: Callable[[list[ShardFile]], list[ShardFile]],
-        load: Callable[[ShardFile, bytes | memoryview], Loaded],
+        load: Callable[[ShardFile, Content], Loaded],
         *,
         follow: bool,
         depth: int,

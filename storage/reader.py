@@ -47,7 +47,7 @@ from storage.reader_state import Position, restore_rows
 from storage.row_stages import Cutter, EpisodeJoiner, Mode, ShuffleWindow, unit_bounds
 from storage.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
 from storage.shard_choice import ShardChoice
-from storage.sources import POLL_INTERVAL, DirectorySource, ShardFile, ShardSource
+from storage.sources import POLL_INTERVAL, Content, DirectorySource, ShardFile, ShardSource
 from storage.spaces import Space
 from storage.split import held_out
 from storage.torch_dataset import to_torch_dataset
@@ -108,6 +108,7 @@ class ShardReader(InputReader):
       of its steps.
     - `columns`: public names instead of `DEFAULT_COLUMNS`; `obs` stands for `obs.<path>` too.
     - `shuffle`: rows of the shuffle window, 0 for the order at rest; `prefetch`: shards read ahead.
+    - `eager`: a batch is what is there, at most `batch_size` rows, and never waits for more.
     - `follow`: wait for new shards instead of ending; the directory is scanned again when
       something changes and every `poll_interval` seconds.
     - `state`: a position of `state_dict()` to go on from.
@@ -125,6 +126,7 @@ class ShardReader(InputReader):
         mode: Mode = "transitions",
         batch_size: int = 4096,
         follow: bool = False,
+        eager: bool = False,
         shuffle: int = 0,
         seed: int = 0,
         prefetch: int = 2,
@@ -146,6 +148,7 @@ class ShardReader(InputReader):
         self.batch_size = batch_size
         self.stats = ReaderStats()
         self._follow = follow
+        self._eager = eager
         self._prefetch = prefetch
         self._poll_interval = poll_interval
         self._select = select
@@ -202,6 +205,11 @@ class ShardReader(InputReader):
         return self._metadata.space_pair() if self._metadata else None
 
     @property
+    def taken(self) -> Ledger:
+        """What is not read from a source again; other threads may ask it."""
+        return self._ledger
+
+    @property
     def ledger(self) -> dict[str, list[list[int]]]:
         """Stream -> ranges of the ordinals all of whose rows have reached the caller."""
         ledger: dict[str, list[list[int]]] = self.state_dict()["ledger"]
@@ -228,7 +236,7 @@ class ShardReader(InputReader):
             raise ReaderError("expected an open reader, this one is closed")
         left = deadline_after(timeout)
         self._start()
-        while self._cutter.rows < size and not self._ended:
+        while self._cutter.rows < (1 if self._eager else size) and not self._ended:
             if self._failed is not None:
                 raise self._failed
             found = self._prefetcher.get(left()) if self._prefetcher else None
@@ -335,7 +343,7 @@ class ShardReader(InputReader):
                 f"{found.metadata.schema_id} ({found.shard.place}): pass schema_id="
             )
 
-    def _load(self, shard: ShardFile, content: bytes | memoryview) -> Loaded:
+    def _load(self, shard: ShardFile, content: Content) -> Loaded:
         if shard.stream not in self._streams:
             self._streams.append(shard.stream)
         return self._loader.load(shard, content, self._streams.index(shard.stream))

@@ -16,7 +16,7 @@ from storage.row_stages import join_rows
 from storage.sample_batch import ORDINAL, SampleBatch
 from storage.schema import ShardMetadata
 from storage.shard_files import ShardDamaged
-from storage.sources import ShardFile, ShardSource
+from storage.sources import Content, ShardFile, ShardSource
 
 FORMAT_VERSION = 1
 _STAGES = ("joiner", "window", "cutter")
@@ -111,7 +111,7 @@ class RestoredRows:
 def restore_rows(
     position: Position,
     source: ShardSource,
-    load: Callable[[ShardFile, bytes | memoryview], Loaded],
+    load: Callable[[ShardFile, Content], Loaded],
 ) -> RestoredRows:
     """Find the pending rows in the source's shards, in the order of the position."""
     result = RestoredRows()
@@ -136,7 +136,7 @@ def restore_rows(
 def _shards_with(
     pending: Ledger,
     source: ShardSource,
-    load: Callable[[ShardFile, bytes | memoryview], Loaded],
+    load: Callable[[ShardFile, Content], Loaded],
 ) -> list[Loaded]:
     """Shards reduced to pending rows; each ordinal once. A file that cannot be read is passed by:
     another may hold the same ordinals, and what none holds is counted as lost."""

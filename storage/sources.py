@@ -13,14 +13,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
+from storage.part_block import UnwrittenParts
 from storage.shard_files import ShardName
 
+Content: TypeAlias = bytes | memoryview | UnwrittenParts
 SHARDS = "shards"
 POLL_INTERVAL = 2.0  # s
 
@@ -51,8 +53,8 @@ class ShardSource(Protocol):
     def scan(self) -> list[ShardFile]:
         """Every shard there now, sorted; a stream or a root that is not there yet has none."""
 
-    def read(self, shard: ShardFile) -> bytes | memoryview:
-        """The whole content of one shard, unchecked."""
+    def read(self, shard: ShardFile) -> Content:
+        """The whole content of one shard, unchecked; or the parts of one that is not written."""
 
     def wait(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds; True when something happened since `scan` was called."""
