@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from policy.preprocessors import assemble
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
 from storage.errors import StorageError
+from storage.memory_weights import MemoryWeightStore
 from storage.spaces import Box
 from storage.weights import WeightStore
 
@@ -44,11 +44,10 @@ class Choice:
 
 @dataclass
 class _Live:
-    store: WeightStore
-    path: Path
+    store: WeightStore | MemoryWeightStore
     observation: Codec
     action: Codec
-    stamp: tuple[int, int] | None = None
+    stamp: Hashable = None
     generation: int = -1
     policy: NumpyPolicy | None = None
     published: Published | None = None
@@ -58,9 +57,9 @@ class _Live:
 
 @dataclass
 class LivePolicies:
-    """The live version of every declared policy under one root."""
+    """The live version of every declared policy under one root; without one, in memory."""
 
-    root: Path
+    root: Path | None
     policies: Mapping[str, PolicyDeclaration]
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
 
@@ -69,18 +68,14 @@ class LivePolicies:
         self._live = {name: self._follow(policy) for name, policy in self.policies.items()}
 
     def _follow(self, policy: PolicyDeclaration) -> _Live:
-        store = WeightStore(self.root, policy.policy_id)
-        path = self.root / "weights" / policy.policy_id / "live.json"
-        return _Live(store, path, Codec(policy.observation), Codec(policy.action))
+        name = policy.policy_id
+        store = MemoryWeightStore(name) if self.root is None else WeightStore(self.root, name)
+        return _Live(store, Codec(policy.observation), Codec(policy.action))
 
     def refresh(self) -> None:
         """Take up newly published versions. What cannot be loaded is logged; the last one stays."""
         for name, live in self._live.items():
-            try:
-                status = os.stat(live.path)
-            except OSError:
-                continue
-            stamp = (status.st_mtime_ns, status.st_ino)
+            stamp = live.store.stamp()
             if stamp == live.stamp:
                 continue
             live.stamp = stamp
@@ -118,7 +113,7 @@ class LivePolicies:
         for live in self._live.values():
             live.changed.set()
 
-    def store(self, policy_id: str) -> WeightStore:
+    def store(self, policy_id: str) -> WeightStore | MemoryWeightStore:
         return self._live[policy_id].store
 
     def etag(self, policy_id: str) -> str | None:

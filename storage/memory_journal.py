@@ -41,11 +41,18 @@ class _Content:
 class MemoryJournal:
     """The in-memory twin of SqliteJournal: same laws, lost with the process.
 
-    `crash()` gives what a restart would find: a new journal with only committed content.
+    `crash()` gives what a restart would find: a new journal with only committed content. Without
+    `keep_records` it forgets recorded shards, and grows with what is not recorded alone.
     """
 
-    def __init__(self, *, collector_id_factory: Callable[[], str] = new_collector_id) -> None:
+    def __init__(
+        self,
+        *,
+        keep_records: bool = True,
+        collector_id_factory: Callable[[], str] = new_collector_id,
+    ) -> None:
         self._factory = collector_id_factory
+        self._keep_records = keep_records
         self._content = _Content(collector_id_factory())
 
     @property
@@ -83,7 +90,8 @@ class MemoryJournal:
             content.streams[plan.stream] = plan.last + 1
         if record is not None:
             del content.plans[record.plan_id]
-            content.shards[record.plan_id] = record
+            if self._keep_records:
+                content.shards[record.plan_id] = record
         for key in delete:
             content.state.pop(key, None)
         content.state.update(put)

@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -97,17 +97,8 @@ class WeightStore:
         `lineage`: stream -> the ordinal ranges trained on. Raises ValueError for weights that are
         not finite numbers and for what JSON cannot hold.
         """
-        files = {
-            WEIGHTS_FILE: encode_weights(weights),
-            LINEAGE_FILE: seal_document("lineage", {"streams": _ranges_of(lineage)}),
-        }
-        candidate = Candidate(
-            policy_id=self.policy_id,
-            spec=_plain(spec, "spec"),
-            filter_state=None if filter_state is None else _plain(filter_state, "filter_state"),
-            metrics=_plain(metrics, "metrics"),
-            checkpoint=checkpoint,
-            digests={name: sha256(data) for name, data in files.items()},
+        candidate, files = candidate_files(
+            self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint
         )
         digest = candidate.digest
         files["candidate.json"] = seal_document("candidate", candidate.to_json())
@@ -190,6 +181,14 @@ class WeightStore:
         except FileNotFoundError:
             return None
         return Live.from_json(open_document("live", data, path), path)
+
+    def stamp(self) -> Hashable:
+        """Changes when something else is live, as cheap as a look at one file's dates."""
+        try:
+            status = os.stat(self.directory / "live.json")
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_ino
 
     def set_live(
         self,
@@ -351,6 +350,31 @@ class WeightStore:
                 with contextlib.suppress(OSError):
                     if path.stat().st_mtime < limit:
                         shutil.rmtree(path)
+
+
+def candidate_files(
+    policy_id: str,
+    weights: Weights,
+    spec: dict[str, Json],
+    metrics: dict[str, Json],
+    lineage: Lineage,
+    filter_state: dict[str, Json] | None,
+    checkpoint: str | None,
+) -> tuple[Candidate, dict[str, bytes]]:
+    """A candidate and its files' content by name. Raises ValueError, as `add_candidate` says."""
+    files = {
+        WEIGHTS_FILE: encode_weights(weights),
+        LINEAGE_FILE: seal_document("lineage", {"streams": _ranges_of(lineage)}),
+    }
+    candidate = Candidate(
+        policy_id=policy_id,
+        spec=_plain(spec, "spec"),
+        filter_state=None if filter_state is None else _plain(filter_state, "filter_state"),
+        metrics=_plain(metrics, "metrics"),
+        checkpoint=checkpoint,
+        digests={name: sha256(data) for name, data in files.items()},
+    )
+    return candidate, files
 
 
 def _visible(folder: Path) -> list[Path]:
