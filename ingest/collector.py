@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections import deque
@@ -29,7 +30,9 @@ from ingest.flow import FlowControl
 from ingest.recovery import Recovered, Totals, policies_state, recover
 from ingest.sealer import Sealer, Writer
 from ingest.sealing import Sealing
+from ingest.tap import Gate, Tap
 from storage.declarations import PolicyDeclaration
+from storage.episode import Part
 from storage.journal import Journal
 
 log = logging.getLogger("headrace.collector")
@@ -60,7 +63,8 @@ class Collector:
 
     `journal` is open; `writer` is not started yet. `max_pending` bounds the bytes of parts that
     wait for a shard: beyond it events get 429. After a full disk nothing is taken for
-    `retry_seconds`.
+    `retry_seconds`. `tap` gets parts as soon as they are durable. `durable` is what replies say of
+    what they acknowledge: False for a journal in memory.
     """
 
     def __init__(
@@ -70,6 +74,8 @@ class Collector:
         policies: Mapping[str, PolicyDeclaration],
         *,
         flow: FlowControl | None = None,
+        tap: Tap | None = None,
+        durable: bool = True,
         limits: Limits | None = None,
         max_pending: int = 256_000_000,
         retry_seconds: float = 0.5,
@@ -80,7 +86,10 @@ class Collector:
         self.stats = CollectorStats()
         self.draining = False
         self.failure: Exception | None = None
+        self.keeps = durable
         self._flow = flow
+        self._tap = tap
+        self._gate = Gate(tap) if tap is not None else None
         self._limits = limits
         self._max_pending = max_pending
         self._retry_seconds = retry_seconds
@@ -123,16 +132,26 @@ class Collector:
             self._sealing.add(self.now)
             self._sealing.plan_all()
             await self._until(lambda: not self._sealing.in_flight, deadline)
-        await asyncio.to_thread(self._sealer.close, deadline - self._clock())
+        self._sealer.stop()
+        if not await self._ended(self._sealer, deadline):
+            self._sealer.kill()
+            await self._ended(self._sealer)
         await asyncio.sleep(0)  # a last shard's record is submitted before the journal closes
         if self._rebuilding is None and self.failure is None:
             self._sealing.settle(all_rows=True)
-        await asyncio.to_thread(self._committer.close)
+        self._committer.stop()
+        await self._ended(self._committer)
         self._on_failed(CollectorFailed("the collector was stopped"))
 
     async def _until(self, done: Callable[[], bool], deadline: float) -> None:
         while not done() and self._clock() < deadline and self.failure is None:
             await asyncio.sleep(0.01)
+
+    async def _ended(self, worker: Sealer | Committer, deadline: float = math.inf) -> bool:
+        """Wait for a thread without one of our own: at interpreter exit none can be started."""
+        while worker.running and self._clock() < deadline:
+            await asyncio.sleep(0.01)
+        return not worker.running
 
     def _notify(self, function: Callable[..., Any], *args: Any) -> None:
         """Run a function on the loop, from any thread."""
@@ -173,6 +192,11 @@ class Collector:
         return self._sealing.pending_bytes
 
     @property
+    def next_ordinals(self) -> dict[str, int]:
+        """Stream -> the ordinal that its next part gets."""
+        return self._sealing.next_ordinals
+
+    @property
     def totals(self) -> Totals:
         """Counts over the journal's whole life, as of the latest recorded shard."""
         return self._sealing.totals
@@ -202,7 +226,7 @@ class Collector:
         values = assembler.check_values(batch) if many else {}
         row = self._committer.next_row
         encoded: list[bytes] = []
-        reply = wire.EventsReply(durable=True, accepted=0)
+        reply = wire.EventsReply(durable=self.keeps, accepted=0)
         for index, event in enumerate(batch.events):
             try:
                 judged = assembler.judge(batch.instance, event, values.get(index))
@@ -246,13 +270,16 @@ class Collector:
             found = self.assembler.instances.named(request.name)
             known = None if found is None else self.assembler.instances.get(found)
             if found is not None and known is not None:
-                reply = wire.Registered(instance=found, starts=known.starts.ranges())
+                reply = wire.Registered(
+                    instance=found, starts=known.starts.ranges(), durable=self.keeps
+                )
                 return reply, self._committer.next_row - 1
         opened = self.assembler.open_instance(secrets.token_hex(8), request.name)
         encoded: list[bytes] = []
         row, received = self._committer.next_row, self._wall()
         self._apply(opened, encode_event(opened), encoded, row, received)
-        return wire.Registered(instance=opened.instance), self._append(encoded, received)
+        registered = wire.Registered(instance=opened.instance, durable=self.keeps)
+        return registered, self._append(encoded, received)
 
     async def durable(self, row: int) -> None:
         """Wait until journal row `row` is on disk.
@@ -276,6 +303,8 @@ class Collector:
         if self.pending_bytes > self._max_pending:
             text = f"{self.pending_bytes} bytes wait to be written to shards"
             raise Refusal("busy", text, retry_after=0.5)
+        if self._tap is not None and self._tap.full:
+            raise Refusal("busy", "nobody reads what is here already", retry_after=0.5)
 
     def _apply(
         self, event: Event, blob: bytes, encoded: list[bytes], row: int, received: int
@@ -314,6 +343,8 @@ class Collector:
 
     def _on_durable(self, row: int) -> None:
         self._durable = row
+        if self._gate is not None:
+            self._gate.open(row)
         waiters = self._waiters
         while waiters and waiters[0][0] <= row:
             future = waiters.popleft()[1]
@@ -378,7 +409,22 @@ class Collector:
         if self.damage:
             log.error("journal damage: %s", self.damage)
         self._durable = recovered.last_row
-        self._sealing = Sealing(recovered, self._sealer, transact=self._transact, guard=self._guard)
+        if self._gate is not None:
+            self._gate.forget()
+        self._sealing = Sealing(
+            recovered,
+            self._sealer,
+            transact=self._transact,
+            guard=self._guard,
+            fresh=self._hold_back if self._tap is not None else None,
+            written=self._tap.written if self._tap is not None else None,
+        )
+
+    def _hold_back(self, stream: str, canonical_json: str, parts: list[Part]) -> None:
+        """Parts go to the tap once the row that sealed them, the latest one, is on disk."""
+        if self._gate is not None:
+            self._gate.hold(self.submitted_row, stream, canonical_json, parts)
+            self._gate.open(self._durable)
 
     def _resume(self) -> None:
         """Go on with what was planned, waiting or torn when the state was taken up."""

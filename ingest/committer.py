@@ -98,13 +98,18 @@ class Committer:
         """Number rows from the journal's own end again."""
         self.next_row = last_row + 1
 
-    def close(self) -> None:
-        """Commit what was submitted, then close the journal."""
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Commit what was submitted, then close the journal.
+
+        Returns at once; `running` is False when it is done.
+        """
         self._tasks.put(None)
         if self._thread.ident is None:
             self._journal.close()
-        else:
-            self._thread.join()
 
     def _run(self) -> None:
         try:

@@ -74,25 +74,30 @@ class Sealer:
     def submit(self, job: SealJob) -> None:
         self._jobs.put(job)
 
-    def close(self, timeout: float) -> None:
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
         """Finish what was submitted, unless it fails: then it waits for the next start.
 
-        A writer that has not answered after `timeout` seconds is killed: its plan is durable.
+        Returns at once; `running` is False when it is done.
         """
         self._closing.set()
         self._jobs.put(None)
-        if self._thread.is_alive():
-            self._thread.join(max(0.0, timeout))
-            if self._thread.is_alive():
-                log.warning("the shard writer does not answer: killed; its plan is kept")
-                self._writer.kill()
-                self._thread.join()
-        self._writer.close()
+
+    def kill(self) -> None:
+        """Give up on a writer that does not answer: its plan is durable."""
+        log.warning("the shard writer does not answer: killed; its plan is kept")
+        self._writer.kill()
 
     def _run(self) -> None:
         self._try(self._writer.start)
-        while (job := self._jobs.get()) is not None and self._seal(job):
-            continue
+        try:
+            while (job := self._jobs.get()) is not None and self._seal(job):
+                continue
+        finally:
+            self._writer.close()
 
     def _seal(self, job: SealJob) -> bool:
         """Write a plan's shard, then tell; answers False when it waits for the next start."""

@@ -1,18 +1,20 @@
 """From sealed parts to recorded shards: the two-step sealing.
 
-    add -> (stream is large or old enough) -> plan: ordinals, durable -> writer -> record: durable,
+    add: ordinals -> (stream is large or old enough) -> plan: durable -> writer -> record: durable,
     rows dropped
 
-A part waits here until its stream is planned, and is forgotten once its shard is recorded. All of
-it runs on the collector's loop. Changes of the journal go through `transact(change, then)`, which
-runs `then` once the change is durable, unless the state was rebuilt in between.
+A part gets its ordinal when it is sealed, waits here until its stream is planned, and is forgotten
+once its shard is recorded. Its ordinal is its place among the parts of its stream in the order of
+the journal's rows, so that a replay before the plan gives the same one. All of it runs on the
+collector's loop. Changes of the journal go through `transact(change, then)`, which runs `then` once
+the change is durable, unless the state was rebuilt in between.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ingest.assembler import EpisodeAssembler, Sealed
 from ingest.committer import Transaction
@@ -38,11 +40,13 @@ MAX_IDLE_ROWS = 64
 
 @dataclass
 class _Ready:
-    """Parts of one stream that wait for a plan; `rule` says how long."""
+    """Parts of one stream that wait for a plan, from ordinal `first`; `rule` says how long."""
 
     rule: PolicyDeclaration
     schema_id: str
     since: float
+    first: int
+    told: int = 0  # how many of the parts were handed to `fresh`
     parts: list[Sealed] = field(default_factory=list)
     nbytes: int = 0
 
@@ -51,6 +55,8 @@ class Sealing:
     """The parts on their way to shards, as of one state of the journal.
 
     A rebuilt collector makes a new one: what the old one still waits for is `guard`ed away.
+    `fresh(stream, canonical_json, parts)` is told of parts that got their ordinals, and
+    `written(stream, first, last)` of shards.
     """
 
     def __init__(
@@ -60,8 +66,11 @@ class Sealing:
         *,
         transact: Callable[[Transaction, Callable[[], None]], None],
         guard: Callable[[Callable[[WrittenShard], None]], Callable[[WrittenShard], None]],
+        fresh: Callable[[str, str, list[Part]], None] | None = None,
+        written: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self._sealer = sealer
+        self._fresh, self._told_written = fresh, written
         self._transact = transact
         self._guard = guard
         self._assembler: EpisodeAssembler = recovered.assembler
@@ -86,13 +95,20 @@ class Sealing:
         """Raw bytes of parts that wait for a plan or for their shard."""
         return self._in_flight_bytes + sum(ready.nbytes for ready in self._ready.values())
 
+    @property
+    def next_ordinals(self) -> dict[str, int]:
+        """Stream -> the ordinal that its next part gets."""
+        return dict(self._ordinals)
+
     def resume(self, now: float) -> None:
         """Write what was planned and not recorded, queue what was sealed and not planned."""
-        for plan, parts in self._planned:
-            rule = self._rule(parts)
+        for plan, found in self._planned:
+            rule = self._rule(found)
             if rule is not None:  # else nothing of it can be made again: the journal was damaged
-                self._count(1, _size(parts))
-                self._write(plan, parts, rule)
+                sealed = [self._numbered(item, plan.first + i) for i, item in enumerate(found)]
+                self._count(1, _size(sealed))
+                self._tell(plan.stream, rule, sealed)
+                self._write(plan, sealed, rule)
         self._assembler.sealed[:0] = self._waiting
         self._planned, self._waiting = [], []
         self.add(now)
@@ -108,17 +124,37 @@ class Sealing:
             else:
                 self._queue(item, item.part, now)
         for stream, ready in list(self._ready.items()):
+            self._tell(stream, ready.rule, ready.parts[ready.told :])
+            ready.told = len(ready.parts)
             if ready.nbytes >= ready.rule.seal_bytes:
                 self._plan(stream)
+
+    def _tell(self, stream: str, rule: PolicyDeclaration, sealed: list[Sealed]) -> None:
+        """Tell of parts that have their ordinals now."""
+        if self._fresh is None:
+            return
+        parts = [item.part for item in sealed if item.part is not None]
+        if parts:
+            self._fresh(stream, rule.canonical_spaces, parts)
 
     def _queue(self, item: Sealed, part: Part, now: float) -> None:
         stream = f"{self.collector_id}-{part.schema_id}"
         ready = self._ready.get(stream)
         if ready is None:
             rules = self._assembler.rules_of(part.policy_id, part.schema_id)
-            ready = self._ready[stream] = _Ready(rules.declaration, part.schema_id, now)
-        ready.parts.append(item)
+            first = self._ordinals.get(stream, 0)
+            ready = self._ready[stream] = _Ready(rules.declaration, part.schema_id, now, first)
+        ordinal = ready.first + len(ready.parts)
+        self._ordinals[stream] = ordinal + 1
+        ready.parts.append(self._numbered(item, ordinal))
         ready.nbytes += part.nbytes
+
+    def _numbered(self, item: Sealed, ordinal: int) -> Sealed:
+        """With its part's ordinals; the rows of a damaged journal may not make the part again."""
+        if item.part is None:
+            return item
+        first = self._episode_ordinals.setdefault(item.key, ordinal)
+        return replace(item, part=item.part.with_ordinals(ordinal, first))
 
     def plan_due(self, now: float) -> None:
         """Plan the streams whose first part has waited long enough."""
@@ -131,11 +167,9 @@ class Sealing:
             self._plan(stream)
 
     def _plan(self, stream: str) -> None:
-        """Give the waiting parts of a stream their ordinals, durably; then write them."""
+        """Write the ordinals of a stream's waiting parts down, durably; then write the parts."""
         ready = self._ready.pop(stream)
-        first = self._ordinals.get(stream, 0)
-        last = first + len(ready.parts) - 1
-        self._ordinals[stream] = last + 1
+        first, last = ready.first, ready.first + len(ready.parts) - 1
         plan = Plan(self._next_plan, stream, ready.schema_id, first, last, plan_blob(ready.parts))
         self._next_plan += 1
         self._count(1, ready.nbytes)
@@ -151,11 +185,7 @@ class Sealing:
 
     def _write(self, plan: Plan, sealed: list[Sealed], rule: PolicyDeclaration) -> None:
         """Hand a durable plan to the writer."""
-        parts: list[Part] = []
-        for ordinal, item in enumerate(sealed, plan.first):
-            if item.part is not None:
-                first = self._episode_ordinals.setdefault(item.key, ordinal)
-                parts.append(item.part.with_ordinals(ordinal, first))
+        parts = [item.part for item in sealed if item.part is not None]
         done = self._guard(lambda shard: self._written(plan, sealed, shard))
         self._sealer.submit(SealJob(plan, rule.canonical_spaces, parts, done))
 
@@ -178,6 +208,8 @@ class Sealing:
         self.totals.rows += shard.rows
         self.totals.shards += 1
         self.totals.parts += len(sealed)
+        if self._told_written is not None:
+            self._told_written(plan.stream, plan.first, plan.last)
         self._record(sealed, record, _size(sealed))
 
     def settle(self, *, all_rows: bool = False) -> None:

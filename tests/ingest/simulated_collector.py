@@ -14,6 +14,7 @@ from ingest import wire
 from ingest.assembler import Limits
 from ingest.collector import Collector
 from ingest.errors import CollectorFailed, Refusal
+from ingest.tap import Tap
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
 from storage.errors import JournalFailed
@@ -131,6 +132,7 @@ class Simulation:
     policies: Mapping[str, PolicyDeclaration]
     fault: Fault = field(default_factory=lambda: Fault(0))
     limits: Limits | None = None
+    tap: Tap | None = None
     now: float = 0.0
     max_pending: int = 256_000_000
     writer: MemoryWriter = field(default_factory=MemoryWriter)
@@ -147,6 +149,7 @@ class Simulation:
                     self.writer,
                     self.policies,
                     limits=self.limits,
+                    tap=self.tap,
                     max_pending=self.max_pending,
                     retry_seconds=0.0,
                     clock=lambda: self.now,
