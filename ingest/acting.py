@@ -75,7 +75,9 @@ class Acting:
         row = max(row, await done)
         await self._collector.durable(row if message.durable else row - MAX_AHEAD)
         return wire.ActionsReply(
-            durable=message.durable, actions=request.answers, refused=reply.refused
+            durable=message.durable and self._collector.keeps,
+            actions=request.answers,
+            refused=reply.refused,
         )
 
     def _submit(self, request: _Request) -> None:

@@ -51,7 +51,7 @@ async def import_steps(request: Request, collector: Collector) -> wire.EventsRep
         registered, row = collector.register(wire.Register(name=key))
         await collector.durable(row)
         instance, known = registered.instance, RangeSet(registered.starts)
-    reply = wire.EventsReply(durable=True, accepted=0)
+    reply = wire.EventsReply(durable=collector.keeps, accepted=0)
     for group in _groups([episode for episode in episodes if episode.number not in known]):
         await _accept(group, instance, collector, reply)
     return reply

@@ -70,7 +70,8 @@ class Routes:
         if not event.episode_id:
             event = msgspec.structs.replace(event, episode_id=secrets.token_hex(16))
         await self._accept_single(request, event)
-        return Response.of({"episode_id": event.episode_id}, request, 201)
+        reply = wire.Started(episode_id=event.episode_id, durable=self.collector.keeps)
+        return Response.of(reply, request, 201)
 
     def _single(self, kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
         async def handler(request: Request) -> Response:
@@ -107,6 +108,7 @@ class Routes:
         (answer,) = reply.actions
         if answer.error is not None:
             raise Refusal(**answer.error)
+        answer.durable = reply.durable
         return Response.of(answer, request)
 
     async def actions(self, request: Request) -> Response:
@@ -136,7 +138,7 @@ class Routes:
             "protocol": wire.PROTOCOL_VERSION,
             "version": self._version,
             "collector_id": self.collector.collector_id,
-            "durable": True,
+            "durable": self.collector.keeps,
             "policies": policies,
             "limits": {"max_body": MAX_BODY, "max_events": wire.MAX_EVENTS},
         }

@@ -25,12 +25,10 @@ import uvloop
 from ingest.collector import Collector
 from ingest.errors import IngestError
 from ingest.flow import FlowControl
-from ingest.remote_inference import LivePolicies
 from ingest.routes import MAX_BODY, Routes
-from storage.journal import SqliteJournal
+from ingest.stores import Stores, stores_under
+from ingest.tap import Tap
 from storage.policy_files import load_declarations
-from storage.shard_files import next_ordinals
-from storage.writer_process import WriterProcess
 
 log = logging.getLogger("headrace.server")
 
@@ -81,49 +79,31 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def notice_restore(journal: SqliteJournal, shards: Path) -> bool:
-    """Whether shards hold ordinals that the journal never gave: then it came from a backup.
-
-    Its ordinals must not be given again, so it takes a new collector id. Episodes that the backup
-    holds open, and that ended after it was made, are sealed once more under the new id.
-    """
-    there = next_ordinals(shards, journal.collector_id)
-    beyond = {name: end for name, end in there.items() if end > journal.next_ordinal(name)}
-    if beyond:
-        old = journal.collector_id
-        new = journal.renew_collector_id()
-        log.error(
-            "the journal is older than its shards (%s): it was restored from a backup. Collector "
-            "%s goes on as %s; what the backup held open may be in shards twice",
-            ", ".join(f"{name} up to {end - 1}" for name, end in sorted(beyond.items())),
-            old,
-            new,
-        )
-    return bool(beyond)
-
-
 class Server:
-    """A collector with its routes on a socket, for an event loop that already runs."""
+    """A collector with its routes on a socket, for an event loop that already runs.
 
-    def __init__(self, options: ServeOptions) -> None:
-        policies = load_declarations(options.root)
-        if not policies:
-            raise ServeError(
-                f"no policy is declared under {options.root / 'policies'}: start with "
-                "--observation box:4 --action discrete:2, --env CartPole-v1 or --policy FILE"
-            )
+    `stores` are opened once the socket is bound, so that a taken port changes nothing on disk.
+    """
+
+    def __init__(
+        self, options: ServeOptions, stores: Callable[[], Stores], tap: Tap | None = None
+    ) -> None:
         self.options = options
         self.socket = bind(options.host, options.port)
-        self.journal = SqliteJournal.open(options.root / "journal")
-        notice_restore(self.journal, options.root / "shards")
-        writer = WriterProcess(
-            options.root / "shards",
-            owner=self.journal.collector_id,
-            compression=options.compression,  # type: ignore[arg-type]  # the command line checks it
+        try:
+            kept = stores()
+        except BaseException:
+            self.socket.close()
+            raise
+        self.live = kept.live
+        self.collector = Collector(
+            kept.journal,
+            kept.writer,
+            kept.policies,
+            flow=FlowControl(kept.policies, self.live.version),
+            tap=tap,
+            durable=kept.durable,
         )
-        self.live = LivePolicies(options.root, policies)
-        flow = FlowControl(policies, self.live.version)
-        self.collector = Collector(self.journal, writer, policies, flow=flow)
         routes = Routes(self.collector, self.live, version=options.version)
         config = uvicorn.Config(
             routes.router(MAX_BODY),
@@ -194,4 +174,9 @@ async def _serve_until_signal(options: ServeOptions) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    return await Server(options).run(stop)
+    if not load_declarations(options.root):
+        raise ServeError(
+            f"no policy is declared under {options.root / 'policies'}: start with "
+            "--observation box:4 --action discrete:2, --env CartPole-v1 or --policy FILE"
+        )
+    return await Server(options, lambda: stores_under(options.root, options.compression)).run(stop)

@@ -175,6 +175,14 @@ class Registered(Struct, omit_defaults=True, kw_only=True):
 
     instance: str
     starts: list[tuple[int, int]] = []
+    durable: bool = True  # left out when true
+
+
+class Started(Struct, omit_defaults=True, kw_only=True):
+    """The answer to the single call that starts an episode."""
+
+    episode_id: str
+    durable: bool = True  # left out when true
 
 
 class ItemError(Struct, omit_defaults=True, kw_only=True):
@@ -212,6 +220,7 @@ class ActionReply(Struct, omit_defaults=True, kw_only=True):
     action_logp: float | None = None
     policy_version: int = -1
     durable_seq: int = -1
+    durable: bool = True  # left out when true
     hold: bool = False
     decision: bytes | None = None
     stored: bytes | None = None
