@@ -16,9 +16,11 @@ if not hasattr(storage, "__headrace__"):
 
 if TYPE_CHECKING:
     from ingest.client import PolicyClient as PolicyClient
+    from ingest.policy_server_input import PolicyServerInput as PolicyServerInput
 
 _ROOMS = {
     "PolicyClient": "ingest.client",
+    "PolicyServerInput": "ingest.policy_server_input",
 }
 __all__ = sorted(_ROOMS)
 __headrace__ = True
