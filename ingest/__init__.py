@@ -16,9 +16,13 @@ if not hasattr(storage, "__headrace__"):
 
 if TYPE_CHECKING:
     from ingest.client import PolicyClient as PolicyClient
+    from ingest.external_env import ExternalEnv as ExternalEnv
+    from ingest.external_multi_agent_env import ExternalMultiAgentEnv as ExternalMultiAgentEnv
     from ingest.policy_server_input import PolicyServerInput as PolicyServerInput
 
 _ROOMS = {
+    "ExternalEnv": "ingest.external_env",
+    "ExternalMultiAgentEnv": "ingest.external_multi_agent_env",
     "PolicyClient": "ingest.client",
     "PolicyServerInput": "ingest.policy_server_input",
 }

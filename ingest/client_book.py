@@ -59,6 +59,13 @@ class ClientPolicy:
         except SpaceError as error:
             raise SpaceError(f"Episode {episode_id}: {error}") from error
 
+    def encode_action(self, episode_id: str, action: Any) -> bytes:
+        """Canonical bytes of an action; raises SpaceError."""
+        try:
+            return self._encode_action(action, "action")
+        except SpaceError as error:
+            raise SpaceError(f"Episode {episode_id}: {error}") from error
+
     def encode_decision(self, action: Any) -> bytes:
         """Canonical bytes of an action that the policy chose: Box parts may leave their bounds."""
         return self._encode_action(action, "action", check_range=False)

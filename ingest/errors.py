@@ -5,6 +5,7 @@ IngestError
 ├── ClientError       what PolicyClient raises when the collector cannot be used
 │   ├── CollectorUnavailable   no answer in time; nothing queued is lost
 │   └── BufferFull             the bounded queue is full and the policy says raise
+├── ServingStopped    the program behind an ExternalEnv, or its worker, has gone
 ├── ReplayError       a log cannot be imported: the file, its columns, or what was asked for
 ├── ServeError        (ingest.server) the collector cannot start: what to change
 └── CollectorFailed   the collector must stop: the journal can no longer be trusted
@@ -112,6 +113,10 @@ class CollectorUnavailable(ClientError, ConnectionError):
 
 class BufferFull(ClientError):
     """More events wait for the collector than the client may hold."""
+
+
+class ServingStopped(IngestError):
+    """The program behind an ExternalEnv has gone, or the worker that served it."""
 
 
 class ReplayError(IngestError):
