@@ -80,8 +80,13 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Create `directory` and its parents, each name durable. No error when it exists."""
+    """Create `directory` and its parents, each name durable. No error when it exists.
+
+    One that exists is synced too: who made it may have been killed before its own sync.
+    """
     if directory.is_dir():
+        with contextlib.suppress(PermissionError):  # a folder that we may enter and not read
+            sync_directory(directory.parent)
         return
     make_directory(directory.parent)
     directory.mkdir(exist_ok=True)

@@ -83,6 +83,7 @@ class SqliteJournal:
             self._load()
         try:
             self._count_missing_rows()
+            self._make_durable()
         except BaseException:
             self._disconnect()
             raise
@@ -205,6 +206,16 @@ class SqliteJournal:
             previous_collector_id=previous,
             reason=self._damage.reason or "the database ends before the high-water mark",
         )
+
+    def _make_durable(self) -> None:
+        """Copy the log into the database, synced, before anybody hears what is here.
+
+        A process that died because a sync failed leaves a log which reads well and is not on the
+        disk; the kernel takes its pages for written, so that no later sync writes them.
+        """
+        busy, *_ = self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+        if busy:
+            raise JournalFailed(f"the journal in {self.directory}: its log cannot be taken over")
 
     # what it holds
 

@@ -123,6 +123,22 @@ class ShardWriter:
             raise ShardWriteError(f"{folder / str(name)}: {error}", error.errno) from error
         return _info(folder / str(name), digest, metadata, len(data))
 
+    def adopt(self, stream: str, first: int, last: int) -> ShardInfo | None:
+        """The shard of exactly these ordinals that a killed writer left behind, now durable.
+
+        It died after its rename; whether it came to sync the folder, nobody knows.
+        Raises ShardWriteError.
+        """
+        found = find_shard(self.directory, stream, first, last)
+        if found is None:
+            return None
+        try:
+            make_directory(found.path.parent)
+            self._sync_folder(found.path.parent)
+        except OSError as error:
+            raise ShardWriteError(f"{found.path}: {error}", error.errno) from error
+        return found
+
     def _encode(self, columns: BlockColumns, schema: pa.Schema) -> bytes:
         sink = pa.BufferOutputStream()
         rows = max(1, int(self._row_group_bytes / columns.bytes_per_row))
@@ -155,6 +171,14 @@ class ShardWriter:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        try:
+            self._sync_folder(folder)
+        except BaseException:
+            # A second sync that succeeds would not tell whether this name is durable.
+            (folder / name).unlink(missing_ok=True)
+            raise
+
+    def _sync_folder(self, folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self._fsync(descriptor)

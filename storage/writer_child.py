@@ -12,7 +12,7 @@ import msgspec
 
 from storage.part_block import PartBlock
 from storage.shard_files import ShardError, ShardWriteError, remove_leftovers
-from storage.shards import ShardWriter, find_shard
+from storage.shards import ShardWriter
 from storage.writer_process import Reply, WriteRequest, encode_reply, read_message, write_message
 
 
@@ -51,8 +51,7 @@ def _answer(writer: ShardWriter, frames: list[bytes]) -> Reply:
         request = msgspec.msgpack.decode(frames[0], type=WriteRequest)
         block = PartBlock.from_frames(frames[1:])
         ordinals = block.scalars.ordinal
-        # A writer that was killed after its rename left the shard of this very plan behind.
-        found = find_shard(writer.directory, request.stream, ordinals[0], ordinals[-1])
+        found = writer.adopt(request.stream, ordinals[0], ordinals[-1])
         return Reply(found or writer.write(request.stream, request.canonical_json, block))
     except ShardWriteError as error:
         return Reply(error=str(error), errno=error.errno)

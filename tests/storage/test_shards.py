@@ -225,6 +225,33 @@ def test_a_failed_sync_leaves_nothing(tmp_path: Path) -> None:
     assert visible(tmp_path) == []
 
 
+def folders_fail(descriptor: int) -> None:
+    if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_failed_sync_of_the_folder_leaves_nothing(tmp_path: Path) -> None:
+    """Law: a name that may not be durable is not there for the next try to find."""
+    with pytest.raises(ShardWriteError, match="Input/output error"):
+        ShardWriter(tmp_path, fsync=folders_fail).write(STREAM, CANONICAL, parts_of(2))
+    assert visible(tmp_path) == []
+
+
+def test_an_adopted_shard_is_made_durable(tmp_path: Path) -> None:
+    """Law: its writer may have been killed between the rename and the sync of the folder."""
+    info = ShardWriter(tmp_path).write(STREAM, CANONICAL, parts_of(2))
+    synced: list[str] = []
+    adopting = ShardWriter(
+        tmp_path, fsync=lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+    )
+    assert adopting.adopt(STREAM, 0, 1) == info
+    assert synced == [str(info.path.parent)]
+    assert adopting.adopt(STREAM, 0, 7) is None
+    with pytest.raises(ShardWriteError, match="Input/output error"):
+        ShardWriter(tmp_path, fsync=folders_fail).adopt(STREAM, 0, 1)
+    assert info.path.exists()
+
+
 def damage(change: Callable[[Path], object], folder: Path) -> Callable[[int], None]:
     def fsync(descriptor: int) -> None:
         for path in folder.glob("*/.*.tmp"):
