@@ -121,8 +121,11 @@ class Collector:
         self._resume()
         self._ticker = asyncio.ensure_future(self._tick_forever())
 
-    async def drain(self, timeout: float = 4.0) -> None:
-        """Refuse new events, seal what has ended, wait for its shards, close the journal."""
+    async def drain(self, timeout: float = 3.0) -> None:
+        """Refuse new events, seal what has ended, wait for its shards, close the journal.
+
+        When the journal has failed nobody waits: no shard can be recorded any more.
+        """
         self.draining = True
         if self._ticker is not None:
             self._ticker.cancel()
@@ -133,7 +136,7 @@ class Collector:
             self._sealing.plan_all()
             await self._until(lambda: not self._sealing.in_flight, deadline)
         self._sealer.stop()
-        if not await self._ended(self._sealer, deadline):
+        if self.failure is not None or not await self._ended(self._sealer, deadline):
             self._sealer.kill()
             await self._ended(self._sealer)
         await asyncio.sleep(0)  # a last shard's record is submitted before the journal closes

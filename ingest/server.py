@@ -113,7 +113,7 @@ class Server:
             ws="none",
             access_log=False,
             log_config=None,
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=1,  # drained in 3 s, gone in 5
             server_header=False,
             date_header=False,
             proxy_headers=False,
@@ -148,7 +148,7 @@ class Server:
         await self.collector.drain()
         self._server.should_exit = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(serving, 2.0)
+            await asyncio.wait_for(serving, 1.0)
         if failed is not None:
             log.error("the journal failed: %s; start again to recover", failed)
         return 1 if failed is not None else 0

@@ -92,6 +92,7 @@ class ShardWriter:
         self._compression: Literal["zstd", "lz4"] = compression
         self._row_group_bytes = row_group_bytes
         self._fsync = fsync
+        self._durable: set[Path] = set()
 
     def write(
         self, stream: str, canonical_json: str, block: PartBlock | Sequence[Part]
@@ -133,7 +134,7 @@ class ShardWriter:
         if found is None:
             return None
         try:
-            make_directory(found.path.parent)
+            self._make_folder(found.path.parent)
             self._sync_folder(found.path.parent)
         except OSError as error:
             raise ShardWriteError(f"{found.path}: {error}", error.errno) from error
@@ -159,7 +160,7 @@ class ShardWriter:
         return data
 
     def _place(self, folder: Path, name: str, data: bytes, metadata: ShardMetadata) -> None:
-        make_directory(folder)
+        self._make_folder(folder)
         temporary = folder / temporary_name(metadata.first, metadata.last)
         try:
             with temporary.open("wb") as file:
@@ -177,6 +178,12 @@ class ShardWriter:
             # A second sync that succeeds would not tell whether this name is durable.
             (folder / name).unlink(missing_ok=True)
             raise
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make sure that a stream's folder is there and durable, once for each."""
+        if folder not in self._durable or not folder.is_dir():
+            make_directory(folder)
+            self._durable.add(folder)
 
     def _sync_folder(self, folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

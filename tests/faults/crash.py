@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -40,12 +40,15 @@ class Traffic:
         program: Sequence[str] = ("-m", "ingest"),
         *,
         episode_timeout: float = 20.0,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.root, self._folder = folder / "root", folder
         declare(self.root, part_steps=3, seal_seconds=0.3, episode_timeout=episode_timeout)
         self._random = random.Random(seed)
         self._stack = ExitStack()
-        self.collector = self._stack.enter_context(CollectorProcess(self.root, program=program))
+        self.collector = self._stack.enter_context(
+            CollectorProcess(self.root, program=program, env=env)
+        )
         self.restart_seconds: list[float] = []
         self.watch = ShardWatch(self.root)
         self._notes: list[Path] = []

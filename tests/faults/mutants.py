@@ -18,7 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-FILES = ("planted", "planted_acting")
+FILES = (
+    "planted",
+    "planted_acting",
+    "planted_disk",
+)
 """The modules of this folder that register mutants."""
 
 DELAY_SECONDS = 0.2

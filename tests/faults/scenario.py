@@ -18,7 +18,13 @@ from typing import TypeAlias
 
 from tests.faults.mutants import Mutant, unbroken
 
-NAMES = ("crash", "decisions")
+NAMES = (
+    "crash",
+    "decisions",
+    "power_loss",
+    "syscalls",
+    "full_disk",
+)
 """The modules that define a SCENARIO, in the order in which they run."""
 
 SHOWN = 5

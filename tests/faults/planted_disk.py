@@ -1,0 +1,105 @@
+"""Broken builds around syncs: what only a loss of power shows."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from typing import Any
+
+import storage.files
+import storage.journal
+import storage.journal_database
+import storage.shards
+from storage.journal import SqliteJournal
+from storage.shards import ShardWriter, find_shard
+from tests.faults.disk import Disk
+from tests.faults.mutants import Patch, mutant
+
+
+def _unsynced(patch: Patch, level: str) -> None:
+    connect = patch.original(storage.journal, "connect")
+
+    def broken(*given: Any) -> sqlite3.Connection:
+        database: sqlite3.Connection = connect(*given)
+        database.execute(f"PRAGMA synchronous = {level}")
+        return database
+
+    patch.replace(storage.journal, "connect", broken)
+
+
+@mutant(power_loss="lost")
+def no_sync(patch: Patch) -> None:
+    """The journal leaves it to the kernel when to write."""
+    _unsynced(patch, "OFF")
+
+
+@mutant(power_loss="lost")
+def synchronous_normal(patch: Patch) -> None:
+    """The journal's log is synced at its checkpoints only."""
+    _unsynced(patch, "NORMAL")
+
+
+@mutant(power_loss="lost")
+def no_directory_sync(patch: Patch) -> None:
+    """Files are synced, and the folders that hold their names are not."""
+    for module in (storage.files, storage.journal, storage.journal_database):
+        patch.replace(module, "sync_directory", lambda directory: None)
+    patch.replace(ShardWriter, "_sync_folder", lambda self, folder: None)
+
+
+@mutant(power_loss="lost")
+def shard_not_synced(patch: Patch) -> None:
+    """A shard gets its name before its content is on the disk."""
+    begin = patch.original(ShardWriter, "__init__")
+
+    def broken(self: ShardWriter, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named, fsync=_sync_folders)
+
+    patch.replace(ShardWriter, "__init__", broken)
+
+
+def _sync_folders(descriptor: int) -> None:
+    if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+        os.fsync(descriptor)
+
+
+@mutant(power_loss="lost")
+def adopted_unsynced(patch: Patch) -> None:
+    """What a killed writer left is taken for durable."""
+
+    def adopt(self: ShardWriter, stream: str, first: int, last: int) -> Any:
+        return find_shard(self.directory, stream, first, last)
+
+    patch.replace(ShardWriter, "adopt", adopt)
+
+
+@mutant(syscalls="lost")
+def retry_after_a_failed_sync(patch: Patch) -> None:
+    """A sync that failed is called again, and believed."""
+    begin = patch.original(SqliteJournal, "__init__")
+
+    def broken(self: SqliteJournal, *given: Any) -> None:
+        Disk.of_environment().retry_failed_syncs()
+        begin(self, *given)
+
+    patch.replace(SqliteJournal, "__init__", broken)
+
+
+@mutant(syscalls="went_on")
+def failed_sync_ignored(patch: Patch) -> None:
+    """A commit that failed is rolled back, and acknowledged."""
+    write = patch.original(SqliteJournal, "_write")
+
+    def broken(self: SqliteJournal, statements: Any) -> None:
+        try:
+            write(self, statements)
+        except storage.journal.JournalFailed:
+            self._failed = None
+
+    patch.replace(SqliteJournal, "_write", broken)
+
+
+@mutant(syscalls="lost")
+def log_trusted_after_a_failed_sync(patch: Patch) -> None:
+    """The next start believes the log that a failed sync left."""
+    patch.replace(SqliteJournal, "_make_durable", lambda self: None)
