@@ -116,6 +116,8 @@ def _command_line() -> typer.Typer:
     app.callback()(_options)
     for command in _commands():
         app.command()(command)
+    for group in _groups():
+        app.add_typer(group)
     return app
 
 
@@ -130,6 +132,13 @@ def _commands() -> tuple[Callable[..., None], ...]:
     judging = (learning.freeze, learning.train, learning.evaluate, learning.publish)
     looking = (at_rest.versions, edge.ls, edge.verify)
     return (*whole_way, *collecting, *judging, *looking)
+
+
+def _groups() -> tuple[typer.Typer, ...]:
+    """Commands that have commands of their own."""
+    from ingest import token_commands
+
+    return (token_commands.app,)
 
 
 def _show_version(wanted: bool) -> None:

@@ -13,8 +13,9 @@ import uvicorn
 import uvloop
 
 from ingest import wire
+from ingest.auth import NOBODY_NEEDED
 from ingest.http import Request, Response, Router
-from ingest.server import bind
+from ingest.listening import Listening, bind
 from storage.spaces import parse_space, space_to_json
 
 REPLY = wire.EventsReply(durable=True, accepted=1)
@@ -46,11 +47,14 @@ async def _act(request: Request) -> Response:
 
 async def _serve() -> None:
     router = Router(64_000_000)
-    router.add("POST", "/v1/events", _nothing)
-    router.add("POST", "/v1/actions", _act)
-    router.add("POST", "/v1/instances", _register)
-    router.add("GET", "/v1/spec", _spec)
-    listener = bind("127.0.0.1", 0)
+    for method, path, handler in (
+        ("POST", "/v1/events", _nothing),
+        ("POST", "/v1/actions", _act),
+        ("POST", "/v1/instances", _register),
+        ("GET", "/v1/spec", _spec),
+    ):
+        router.add(method, path, handler, NOBODY_NEEDED)
+    listener = bind(Listening(port=0))
     config = uvicorn.Config(
         router, http="httptools", loop="none", lifespan="off", ws="none", access_log=False,
         log_config=None, server_header=False, date_header=False, proxy_headers=False,

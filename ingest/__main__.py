@@ -7,7 +7,8 @@ import logging
 import sys
 from pathlib import Path
 
-from ingest.server import ServeError, ServeOptions, serve
+from ingest.listening import Listening, ServeError
+from ingest.server import ServeOptions, serve
 from storage.errors import StorageError
 
 
@@ -20,12 +21,22 @@ def main(arguments: list[str] | None = None) -> int:
     collect.add_argument("--host", default="127.0.0.1")
     collect.add_argument("--port", type=int, default=8642)
     collect.add_argument("--compression", choices=("zstd", "lz4"), default="zstd")
+    collect.add_argument("--tls-cert", type=Path)
+    collect.add_argument("--tls-key", type=Path)
+    collect.add_argument("--allow-host", action="append", default=[])
+    collect.add_argument("--insecure-no-tls", action="store_true")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     options = ServeOptions(
         root=given.root,
-        host=given.host,
-        port=given.port,
+        listening=Listening(
+            host=given.host,
+            port=given.port,
+            tls_cert=given.tls_cert,
+            tls_key=given.tls_key,
+            insecure=given.insecure_no_tls,
+            allow_hosts=tuple(given.allow_host),
+        ),
         compression=given.compression,
         announce=lambda address, _: print(f"ready {address}", flush=True),
     )

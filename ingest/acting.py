@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ingest import wire
+from ingest.auth import NOBODY, Caller
 from ingest.collector import Collector
 from ingest.errors import Refusal, not_found
 from ingest.remote_inference import Choice, LivePolicies
@@ -64,10 +65,10 @@ class Acting:
         self._waiting: list[_Request] = []
         self.requests = self.forwards = self.holds = self.holds_given_up = 0
 
-    async def act(self, message: wire.ActionBatch) -> wire.ActionsReply:
+    async def act(self, message: wire.ActionBatch, caller: Caller = NOBODY) -> wire.ActionsReply:
         """Pending events first, then one action for each observation."""
         events = wire.Batch(instance=message.instance, events=message.events)
-        reply, row = self._collector.accept(events)
+        reply, row = self._collector.accept(events, caller=caller)
         held = await self._unheld(reply.hold, message)
         done = asyncio.get_running_loop().create_future()
         request = _Request(message.instance, message.actions, held, message.durable, done)

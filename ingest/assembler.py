@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -139,6 +139,7 @@ class EpisodeAssembler:
         self.episodes: dict[str, OpenEpisode] = {}
         self.finished: OrderedDict[str, Finished] = OrderedDict()
         self.instances = Instances()
+        self.open_of: Counter[str] = Counter()  # token id -> its open episodes
         self.sealed: list[Sealed] = []
         self.next_key = 0
         self.anonymous_starts = 0
@@ -449,6 +450,8 @@ class EpisodeAssembler:
         self.episodes[started.episode_id] = episode
         self._by_key[started.key] = episode
         self.instances.count_open(started.instance, 1)
+        if started.owner:
+            self.open_of[started.owner] += 1
 
     def _apply_cut(self, event: Cut, row: int, now: float) -> None:
         episode = self._by_key.get(event.key)
@@ -488,6 +491,8 @@ class EpisodeAssembler:
         del self.episodes[started.episode_id]
         del self._by_key[started.key]
         self.instances.count_open(started.instance, -1)
+        if started.owner:
+            self.open_of[started.owner] -= 1
         self.remember_finished(finished)
 
     def _need(self, row: int) -> None:

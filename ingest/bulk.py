@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ingest import wire
+from ingest.auth import Caller
 from ingest.bulk_columns import BulkColumns, BulkEpisode, place_of, policy_of
 from ingest.collector import Collector
 from ingest.errors import Refusal
@@ -53,7 +54,8 @@ async def import_steps(request: Request, collector: Collector) -> wire.EventsRep
         instance, known = registered.instance, RangeSet(registered.starts)
     reply = wire.EventsReply(durable=collector.keeps, accepted=0)
     for group in _groups([episode for episode in episodes if episode.number not in known]):
-        await _accept(group, instance, collector, reply)
+        await _accept(group, instance, collector, reply, request.caller)
+    request.caller.charge(reply.accepted)
     return reply
 
 
@@ -110,13 +112,17 @@ def _groups(episodes: list[BulkEpisode]) -> Iterator[list[BulkEpisode]]:
 
 
 async def _accept(
-    group: list[BulkEpisode], instance: str | None, collector: Collector, reply: wire.EventsReply
+    group: list[BulkEpisode],
+    instance: str | None,
+    collector: Collector,
+    reply: wire.EventsReply,
+    caller: Caller,
 ) -> None:
     """Accept the events of some episodes as one batch, and wait until they are durable."""
     batch = wire.Batch(
         instance=instance, events=[event for episode in group for event in episode.events]
     )
-    answer, row = collector.accept(batch)
+    answer, row = collector.accept(batch, caller=caller)
     await collector.durable(row)
     reply.accepted += answer.accepted
     reply.duplicates += answer.duplicates

@@ -19,6 +19,7 @@ import logging
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from time import time_ns
 from types import TracebackType
 from typing import Any
@@ -38,7 +39,7 @@ from ingest.local_actor import LocalActor
 from ingest.outbox import EVENT_BYTES, OnFull, Outbox
 from ingest.remote_actor import RemoteActor
 from ingest.sender import ClientStats, Sender
-from ingest.transport import HttpSession, Transport
+from ingest.transport import HttpSession, Token, Transport
 from ingest.wire import End, LogAction, LogReturns, Start
 
 log = logging.getLogger("headrace.client")
@@ -54,7 +55,10 @@ class PolicyClient:
         session: a `requests.Session` to use for everything; the caller closes it.
         policy_id: the policy of new episodes; default: the collector's only one.
         sync: every logging call waits until its event is acknowledged, and raises its refusal.
-        token: sent as `Authorization: Bearer`.
+        token: sent as `Authorization: Bearer`; a function is asked for it before each request, so
+            that a renewed token needs no new client.
+        ca: a file of PEM certificates to trust in place of the system's, for `https`; a session
+            brings its own.
         timeout: seconds that a call waits at most: for an answer, for room in the queue.
         max_pending: events that may wait for the collector.
         max_pending_bytes: the same in bytes.
@@ -80,7 +84,8 @@ class PolicyClient:
         *,
         policy_id: str | None = None,
         sync: bool = False,
-        token: str | None = None,
+        token: Token = None,
+        ca: str | Path | None = None,
         timeout: float = 30.0,
         max_pending: int = 100_000,
         max_pending_bytes: int = 256_000_000,
@@ -106,7 +111,7 @@ class PolicyClient:
         self._timeout = timeout
         self._named = instance_name is not None
         self._book = EpisodeBook()
-        self._transport = Transport(address, session=session, token=token, timeout=timeout)
+        self._transport = Transport(address, session=session, token=token, ca=ca, timeout=timeout)
         self._outbox = Outbox(
             max_events=max_pending,
             max_bytes=max_pending_bytes,

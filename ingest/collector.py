@@ -21,11 +21,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import msgspec
+
 from ingest import wire
 from ingest.assembler import Limits
+from ingest.auth import NOBODY, Caller
 from ingest.committer import Committer, Transaction
 from ingest.errors import CollectorFailed, Refusal
-from ingest.events import Event, encode_event, encode_row
+from ingest.events import Event, Started, encode_event, encode_row
 from ingest.flow import FlowControl
 from ingest.recovery import Recovered, Totals, policies_state, recover
 from ingest.sealer import Sealer, Writer
@@ -206,15 +209,18 @@ class Collector:
 
     # --- accepting -------------------------------------------------------------------------
 
-    def accept(self, batch: wire.Batch, *, single: bool = False) -> tuple[wire.EventsReply, int]:
+    def accept(
+        self, batch: wire.Batch, *, single: bool = False, caller: Caller = NOBODY
+    ) -> tuple[wire.EventsReply, int]:
         """Judge and apply a batch; answers the reply, to be sent once the row is durable.
 
         A refused event names itself in the reply. Unless `single`, one that is refused for its
-        content closes its episode as broken. Raises Refusal when nothing can be accepted now.
+        content closes its episode as broken. `caller` owns the episodes that start. Raises Refusal
+        when nothing can be accepted now.
         """
         self._require_open()
         try:
-            return self._accept(batch, single)
+            return self._accept(batch, single, caller)
         except Refusal:
             raise
         except Exception:
@@ -223,7 +229,9 @@ class Collector:
             self._rebuild(Refusal("busy", "the state is being rebuilt", retry_after=1.0))
             raise
 
-    def _accept(self, batch: wire.Batch, single: bool) -> tuple[wire.EventsReply, int]:
+    def _accept(
+        self, batch: wire.Batch, single: bool, caller: Caller
+    ) -> tuple[wire.EventsReply, int]:
         assembler, received = self.assembler, self._wall()
         many = len(batch.events) >= CHECK_TOGETHER
         values = assembler.check_values(batch) if many else {}
@@ -233,6 +241,8 @@ class Collector:
         for index, event in enumerate(batch.events):
             try:
                 judged = assembler.judge(batch.instance, event, values.get(index))
+                if judged is not None and caller.token_id and isinstance(judged[0], Started):
+                    judged = self._owned(judged[0], caller)
             except Refusal as refusal:
                 self.stats.refused += 1
                 reply.refused.append(_item_error(index, refusal))
@@ -252,6 +262,20 @@ class Collector:
         if fresh:
             self._sealing.plan_all()
         return reply, waits_for
+
+    def _owned(self, started: Started, caller: Caller) -> tuple[Event, bytes]:
+        """A start with its owner. Raises Refusal when the owner's open episodes are too many."""
+        quota, there = caller.open_episodes, self.assembler.open_of[caller.token_id]
+        if quota is not None and there >= quota:
+            raise Refusal(
+                "busy",
+                f"token {caller.token_id} may have {quota} open episodes, and has {there}",
+                None,
+                started.episode_id,
+                retry_after=1.0,
+            )
+        owned = msgspec.structs.replace(started, owner=caller.token_id)
+        return owned, encode_event(owned)
 
     def _hold(
         self, reply: wire.EventsReply, encoded: list[bytes], row: int, received: int

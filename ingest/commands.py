@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from storage.command_options import ROOT, Json, PolicyId, Root, Seed
+from storage.command_options import ADDRESS, ROOT, Address, Ca, Json, PolicyId, Root, Seed, Token
 
 if TYPE_CHECKING:
     from ingest.collector import Collector
@@ -54,13 +54,23 @@ def demo(
 
 def collect(
     root: Root = ROOT,
-    host: Annotated[str, typer.Option(help="Loopback only.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Other than loopback it takes tokens and TLS.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8642,
     observation: Annotated[str | None, typer.Option(help="A space such as box:4.")] = None,
     action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
     env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,
     policy: Annotated[Path | None, typer.Option(help="A policy file (JSON).")] = None,
     compression: Annotated[str, typer.Option(help="Of shards: zstd or lz4.")] = "zstd",
+    tls_cert: Annotated[Path | None, typer.Option(help="A PEM chain: serve HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key; default: in the chain.")] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name by which it may be called. Repeat it.")
+    ] = None,
+    insecure_no_tls: Annotated[
+        bool, typer.Option("--insecure-no-tls", help="Let tokens travel in clear text.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run the collector until SIGTERM or Ctrl-C, which drain it.
@@ -69,6 +79,7 @@ def collect(
     under the root, and later starts need none.
     """
     from ingest.declaring import declaration_of, declare
+    from ingest.listening import Listening
     from ingest.server import ServeOptions, serve
     from storage import console
 
@@ -90,7 +101,8 @@ def collect(
         print(f"""Begin with:  curl --json '{{"episode_id": "first"}}' {address}/v1/episodes""")
         return print("Ctrl-C or SIGTERM drains and stops it.", flush=True)
 
-    status = serve(ServeOptions(root, host, port, compression, version("headrace"), announce))
+    where = Listening(host, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_host or ()))
+    status = serve(ServeOptions(root, where, compression, version("headrace"), announce))
     if running and not as_json:
         print(
             f"Stopped: {running[0].steps} steps acknowledged so far, "
@@ -107,9 +119,9 @@ def replay(
     ],
     action: Annotated[str, typer.Option(help="The column of the action; :categories as well.")],
     reward: Annotated[str, typer.Option(help="The column of the reward.")],
-    address: Annotated[
-        str, typer.Option(envvar="HEADRACE_ADDRESS", help="Of the collector.")
-    ] = "http://127.0.0.1:8642",
+    address: Address = ADDRESS,
+    token: Token = None,
+    ca: Ca = None,
     action_prob: Annotated[str | None, typer.Option(help="Its probability.")] = None,
     action_logp: Annotated[str | None, typer.Option(help="Or the logarithm of it.")] = None,
     episode: Annotated[str | None, typer.Option(help="Default: a row is an episode.")] = None,
@@ -139,6 +151,8 @@ def replay(
         action=action,
         reward=reward,
         address=address,
+        token=token,
+        ca=ca,
         action_prob=action_prob,
         action_logp=action_logp,
         episode=episode,

@@ -6,8 +6,9 @@ IngestError
 │   ├── CollectorUnavailable   no answer in time; nothing queued is lost
 │   └── BufferFull             the bounded queue is full and the policy says raise
 ├── ServingStopped    the program behind an ExternalEnv, or its worker, has gone
+├── TokenError        (ingest.auth) a token cannot be made, found or read
 ├── ReplayError       a log cannot be imported: the file, its columns, or what was asked for
-├── ServeError        (ingest.server) the collector cannot start: what to change
+├── ServeError        (ingest.listening) the collector cannot start: what to change
 └── CollectorFailed   the collector must stop: the journal can no longer be trusted
 
 Refusals of a caller's own call also reach users of PolicyClient as ValueError, with the texts of

@@ -39,6 +39,7 @@ class Started(Struct, array_like=True, tag=1, frozen=True):
     tags: str
     continues: str | None
     ts: int | None
+    owner: str = ""  # the id of the token that it was started with
 
 
 class Acted(Struct, array_like=True, tag=2, frozen=True):

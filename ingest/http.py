@@ -11,12 +11,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
 
 from ingest import wire
+from ingest.auth import LOCAL, NOBODY, Caller
 from ingest.errors import CollectorFailed, Refusal
 
 log = logging.getLogger("headrace.server")
@@ -39,6 +40,7 @@ class Request:
     body: bytes
     params: Mapping[str, str] = field(default_factory=dict)
     query: str = ""
+    caller: Caller = NOBODY
 
     @property
     def content_type(self) -> str:
@@ -77,31 +79,47 @@ class Response:
         headers: tuple[tuple[bytes, bytes], ...] = ()
         if refusal.retry_after is not None:
             headers = ((b"retry-after", str(max(1, round(refusal.retry_after))).encode()),)
+        if refusal.code == "unauthorized":
+            headers += ((b"www-authenticate", b'Bearer realm="headrace"'),)
         body = msgspec.json.encode({"error": refusal.to_json()})
         return cls(refusal.status, body, headers=headers)
 
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+Admit: TypeAlias = Callable[[Scope, frozenset[str]], Caller]
+
+
+class Route(NamedTuple):
+    """A handler, and the scopes of which its caller needs one."""
+
+    handler: Handler
+    needed: frozenset[str]
 
 
 class Router:
-    """Routes by method and path; `{name}` in a path matches one segment."""
+    """Routes by method and path; `{name}` in a path matches one segment.
 
-    def __init__(self, max_body: int) -> None:
+    `admit` answers who makes a request, given the scopes that its route needs, or raises Refusal;
+    without one everybody is a local caller.
+    """
+
+    def __init__(self, max_body: int, *, admit: Admit | None = None) -> None:
         self._max_body = max_body
-        self._exact: dict[str, dict[str, Handler]] = {}
-        self._patterns: list[tuple[list[str], dict[str, Handler]]] = []
+        self._admit = admit or (lambda scope, needed: LOCAL)
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._patterns: list[tuple[list[str], dict[str, Route]]] = []
 
-    def add(self, method: str, path: str, handler: Handler) -> None:
+    def add(self, method: str, path: str, handler: Handler, needed: frozenset[str]) -> None:
+        route = Route(handler, needed)
         if "{" not in path:
-            self._exact.setdefault(path, {})[method] = handler
+            self._exact.setdefault(path, {})[method] = route
             return
         parts = path.split("/")
         for known, methods in self._patterns:
             if known == parts:
-                methods[method] = handler
+                methods[method] = route
                 return
-        self._patterns.append((parts, {method: handler}))
+        self._patterns.append((parts, {method: route}))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -121,7 +139,8 @@ class Router:
         await _send(send, response)
 
     async def _respond(self, scope: Scope, receive: Receive) -> Response:
-        handler, params = self._find(scope["method"], scope["path"], scope["raw_path"])
+        route, params = self._find(scope["method"], scope["path"], scope["raw_path"])
+        caller = self._admit(scope, route.needed)
         headers = dict(scope["headers"])
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding != b"identity":
@@ -131,10 +150,10 @@ class Router:
             )
         body = await self._body(headers, receive)
         query = scope["query_string"].decode("latin-1")
-        request = Request(scope["method"], scope["path"], headers, body, params, query)
-        return await handler(request)
+        request = Request(scope["method"], scope["path"], headers, body, params, query, caller)
+        return await route.handler(request)
 
-    def _find(self, method: str, path: str, raw_path: bytes) -> tuple[Handler, Mapping[str, str]]:
+    def _find(self, method: str, path: str, raw_path: bytes) -> tuple[Route, Mapping[str, str]]:
         methods = self._exact.get(path)
         params: Mapping[str, str] = {}
         if methods is None:
@@ -146,7 +165,7 @@ class Router:
             raise Refusal("method_not_allowed", f"expected {expected} for {path}, got {method}")
         return methods[method], params
 
-    def _match(self, raw_path: bytes) -> tuple[dict[str, Handler], Mapping[str, str]]:
+    def _match(self, raw_path: bytes) -> tuple[dict[str, Route], Mapping[str, str]]:
         """Segments are decoded one by one: an id may hold a slash, as %2F."""
         given = [unquote(part) for part in raw_path.decode("latin-1").split("/")]
         for parts, methods in self._patterns:

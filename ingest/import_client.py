@@ -8,6 +8,7 @@ what it lacks, and an import that was killed anywhere is repeated without doubli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -16,7 +17,7 @@ from ingest.client_book import ClientPolicy
 from ingest.client_checks import check_id, check_tags, number, propensity, size_of, too_large
 from ingest.errors import Refusal
 from ingest.outbox import EVENT_BYTES
-from ingest.transport import Delivery
+from ingest.transport import Delivery, Token
 from ingest.wire import End, Event, LogAction, Start
 
 
@@ -54,7 +55,8 @@ class ImportClient(PolicyClient):
         *,
         name: str,
         policy_id: str | None = None,
-        token: str | None = None,
+        token: Token = None,
+        ca: Path | None = None,
         timeout: float = 60.0,
     ) -> None:
         super().__init__(
@@ -62,6 +64,7 @@ class ImportClient(PolicyClient):
             "remote",
             policy_id=policy_id,
             token=token,
+            ca=ca,
             timeout=timeout,
             max_pending=20_000,
             instance_name=name,

@@ -33,6 +33,7 @@ import uvloop
 from ingest.collector import Collector
 from ingest.declaring import declare
 from ingest.errors import CollectorFailed
+from ingest.listening import Listening
 from ingest.server import ServeOptions, Server
 from ingest.stores import Stores, stores_in_memory, stores_under
 from storage.declarations import PolicyDeclaration
@@ -78,9 +79,10 @@ class PolicyServerInput(InputReader):
     - `policy_id`: whose steps `next` gives; needed when the policies' spaces differ.
     - `mode`, `batch_size`, `columns`, `training_disabled`, `state`: as `ShardReader` has them,
       except that a batch is what is there, at most `batch_size` rows.
+    - `tls_cert`, `tls_key`, `allow_hosts`, `insecure_no_tls`: as `headrace collect` has them.
 
-    Raises from the constructor ServeError for a port that is taken and an address that is not
-    loopback, JournalLocked for a root that another collector has, ValueError for policies that do
+    Raises from the constructor ServeError for a port that is taken and an address other
+    than loopback without a token under its `root` and TLS, JournalLocked for a root that another collector has, ValueError for policies that do
     not fit. `next` raises CollectorFailed when the collector had to stop. One thread at a time may
     read; `publish` and `close` may be called from any.
     """
@@ -102,6 +104,10 @@ class PolicyServerInput(InputReader):
         columns: Sequence[str] | None = None,
         training_disabled: bool = False,
         state: Mapping[str, Any] | None = None,
+        tls_cert: Path | None = None,
+        tls_key: Path | None = None,
+        allow_hosts: Sequence[str] = (),
+        insecure_no_tls: bool = False,
     ) -> None:
         self.idle_timeout = idle_timeout
         self._root = None if root is None else Path(root)
@@ -129,7 +135,8 @@ class PolicyServerInput(InputReader):
             eager=True,
         )
         self._source.taken = lambda: self._reader.taken
-        self._host = _Host(self._serve_on(address, port, given), self._source.fail)
+        where = Listening(address, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_hosts))
+        self._host = _Host(self._serve_on(where, given), self._source.fail)
         try:
             self.address, self._collector_id, self._next_ordinals = self._host.start()
             atexit.register(self.close)
@@ -140,7 +147,7 @@ class PolicyServerInput(InputReader):
             raise
 
     def _serve_on(
-        self, address: str, port: int, given: Sequence[PolicyDeclaration]
+        self, where: Listening, given: Sequence[PolicyDeclaration]
     ) -> Callable[[Callable[[str, Collector], None]], Server]:
         """Makes the server, on the loop that it will run on."""
         root = self._root
@@ -154,9 +161,7 @@ class PolicyServerInput(InputReader):
             return stores_under(root)
 
         def make(announce: Callable[[str, Collector], None]) -> Server:
-            options = ServeOptions(
-                root or Path(), host=address, port=port, version="", announce=announce
-            )
+            options = ServeOptions(root, where, announce=announce)
             server = Server(options, stores, tap=self._source)
             self._live = server.live
             return server

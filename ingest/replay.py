@@ -97,6 +97,7 @@ def replay(options: ReplayOptions, *, on_progress: Progress | None = None) -> Re
         name=name,
         policy_id=options.policy_id,
         token=options.token,
+        ca=options.ca,
         timeout=options.timeout,
     )
     try:

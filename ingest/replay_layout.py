@@ -40,6 +40,7 @@ class ReplayOptions:
     policy_id: str | None = None
     categories: Path | None = None
     token: str | None = field(default=None, repr=False)
+    ca: Path | None = None
     timeout: float = 60.0
     bad_shown: int = 100
 
@@ -69,7 +70,7 @@ class ReplayOptions:
 
     def meaning(self) -> dict[str, Any]:
         """The options that change what is imported."""
-        apart = ("path", "address", "categories", "token", "timeout", "bad_shown")
+        apart = ("path", "address", "categories", "token", "ca", "timeout", "bad_shown")
         document = {**asdict(self), "observation": list(self.observation), "tags": dict(self.tags)}
         return {name: value for name, value in document.items() if name not in apart}
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import html
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from ingest import bulk, wire
 from ingest.acting import Acting
+from ingest.auth import (
+    ACTING,
+    ANY,
+    EITHER,
+    LOGGING,
+    NOBODY,
+    NOBODY_NEEDED,
+    READING,
+    Caller,
+)
 from ingest.collector import Collector
 from ingest.errors import Refusal, not_found
-from ingest.http import Request, Response, Router
+from ingest.http import Admit, Request, Response, Router
 from ingest.publication import Publication
 from ingest.remote_inference import LivePolicies
 from storage.spaces import space_to_json
@@ -30,33 +40,34 @@ class Routes:
         self.acting = Acting(collector, live)
         self._version = version
 
-    def router(self, max_body: int = MAX_BODY) -> Router:
-        router = Router(max_body)
-        for method, path, handler in (
-            ("POST", "/v1/events", self.events),
-            ("POST", "/v1/actions", self.actions),
-            ("POST", "/v1/instances", self.instances),
-            ("POST", "/v1/steps", self.steps),
-            ("GET", "/v1/spec", self.spec),
-            ("POST", "/v1/episodes", self.start),
-            ("GET", "/v1/episodes/{id}", self.episode),
-            ("POST", "/v1/episodes/{id}/log_action", self._single(wire.LogAction)),
-            ("POST", "/v1/episodes/{id}/log_returns", self._single(wire.LogReturns)),
-            ("POST", "/v1/episodes/{id}/end", self._single(wire.End)),
-            ("POST", "/v1/episodes/{id}/action", self.action),
-            ("GET", "/v1/policies/{id}/weights", Publication(self.live).weights),
-            ("GET", "/healthz", self.healthz),
-            ("GET", "/readyz", self.readyz),
-            ("GET", "/", self.status_page),
+    def router(self, max_body: int = MAX_BODY, *, admit: Admit | None = None) -> Router:
+        router = Router(max_body, admit=admit)
+        for method, path, handler, needed in (
+            ("POST", "/v1/events", self.events, LOGGING),
+            ("POST", "/v1/actions", self.actions, ACTING),
+            ("POST", "/v1/instances", self.instances, EITHER),
+            ("POST", "/v1/steps", self.steps, LOGGING),
+            ("GET", "/v1/spec", self.spec, ANY),
+            ("POST", "/v1/episodes", self.start, LOGGING),
+            ("GET", "/v1/episodes/{id}", self.episode, EITHER),
+            ("POST", "/v1/episodes/{id}/log_action", self._single(wire.LogAction), LOGGING),
+            ("POST", "/v1/episodes/{id}/log_returns", self._single(wire.LogReturns), LOGGING),
+            ("POST", "/v1/episodes/{id}/end", self._single(wire.End), LOGGING),
+            ("POST", "/v1/episodes/{id}/action", self.action, ACTING),
+            ("GET", "/v1/policies/{id}/weights", Publication(self.live).weights, READING),
+            ("GET", "/healthz", self.healthz, NOBODY_NEEDED),
+            ("GET", "/readyz", self.readyz, NOBODY_NEEDED),
+            ("GET", "/", self.status_page, ANY),
         ):
-            router.add(method, path, handler)
+            router.add(method, path, handler, needed)
         return router
 
     # --- logging ---------------------------------------------------------------------------
 
     async def events(self, request: Request) -> Response:
         batch = request.decode(wire.Batch)
-        reply, row = self.collector.accept(batch)
+        _require_events(request.caller, batch.events)
+        reply, row = self.collector.accept(batch, caller=request.caller)
         await self.collector.durable(row)
         return Response.of(reply, request)
 
@@ -88,7 +99,7 @@ class Routes:
             )
             raise Refusal("invalid", text, "Idempotency-Key", event.episode_id)
         batch = wire.Batch(instance=request.instance, events=[event])
-        reply, row = self.collector.accept(batch, single=True)
+        reply, row = self.collector.accept(batch, single=True, caller=request.caller)
         await self.collector.durable(row)
         if reply.refused:
             error = dict(reply.refused[0].error)
@@ -112,7 +123,10 @@ class Routes:
         return Response.of(answer, request)
 
     async def actions(self, request: Request) -> Response:
-        return Response.of(await self.acting.act(request.decode(wire.ActionBatch)), request)
+        message = request.decode(wire.ActionBatch)
+        _require_events(request.caller, message.events)
+        request.caller.charge(len(message.actions))
+        return Response.of(await self.acting.act(message, request.caller), request)
 
     # --- asking ----------------------------------------------------------------------------
 
@@ -173,7 +187,8 @@ class Routes:
 
     async def readyz(self, request: Request) -> Response:
         ready = self.collector.failure is None and not self.collector.draining
-        return Response.of({"ready": ready, **self._counts()}, request, 200 if ready else 503)
+        counts = self._counts() if request.caller is not NOBODY else {}
+        return Response.of({"ready": ready, **counts}, request, 200 if ready else 503)
 
     def _counts(self) -> dict[str, Any]:
         collector = self.collector
@@ -201,6 +216,15 @@ class Routes:
             f"<h1>Headrace collector</h1><table>{rows}</table>"
         )
         return Response(200, page.encode(), "text/html; charset=utf-8")
+
+
+def _require_events(caller: Caller, events: Sequence[wire.Event]) -> None:
+    """Raise Refusal unless the caller may log, and send the decisions among them; count them."""
+    if events:
+        caller.require(LOGGING, "an event")
+    if not caller.may(ACTING) and any(type(event) is wire.Decision for event in events):
+        caller.require(ACTING, "a decision")
+    caller.charge(len(events))
 
 
 def _named(request: Request, kind: type[wire.M]) -> wire.M:

@@ -417,14 +417,14 @@ class Sender:
     def flush(self, timeout: float | None) -> None:
         """Wait until all that was logged before is acknowledged; see PolicyClient.flush."""
         self._settle_kept()
-        done = self.outbox.drained(timeout, self._is_stuck)
+        done, trouble = self._drain(timeout)
         with self._state:
             refused, self._unreported = self._unreported, []
         if self._failure is not None:
             raise ClientError(f"the sending thread failed: {self._failure}") from self._failure
         if not done:
-            if self._trouble is not None:
-                raise self._trouble
+            if trouble is not None:
+                raise trouble
             raise TimeoutError(
                 f"{self.outbox.pending} events still wait for {self.transport.address}"
             )
@@ -437,6 +437,19 @@ class Sender:
         if kept:
             self.ensure_running()
             self.outbox.put_again(kept)
+
+    def _drain(self, timeout: float | None) -> tuple[bool, Refusal | None]:
+        """Whether all was delivered in time, and else what stands in the way.
+
+        A trouble that is over by the time it is looked at is waited out.
+        """
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while True:
+            left = None if timeout is None else max(0.0, deadline - time.monotonic())
+            done, trouble = self.outbox.drained(left, self._is_stuck), self._trouble
+            over = self._failure is not None or time.monotonic() >= deadline
+            if done or trouble is not None or over:
+                return done, trouble
 
     def _is_stuck(self) -> bool:
         return self._failure is not None or self._trouble is not None

@@ -1,7 +1,7 @@
 """`headrace collect`: the collector as a process.
 
-One process, one event loop, one journal. It binds to loopback only: anything else needs tokens,
-which this version does not have. SIGTERM and SIGINT drain: new events get 503, what has ended
+One process, one event loop, one journal. It binds to loopback unless there are tokens and TLS
+(`ingest.listening`). SIGTERM and SIGINT drain: new events get 503, what has ended
 becomes shards, and the exit status is 0. When the journal fails it exits with status 1 and leaves
 recovery to its next start.
 """
@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
 import uvloop
 
 from ingest.collector import Collector
-from ingest.errors import IngestError
 from ingest.flow import FlowControl
+from ingest.listening import Access, Listening, ServeError, bind
 from ingest.routes import MAX_BODY, Routes
 from ingest.stores import Stores, stores_under
 from ingest.tap import Tap
@@ -37,46 +35,15 @@ SWITCH_SECONDS = 0.0005
 """How long the event loop may keep the journal's thread waiting (Python's default is 10 times)."""
 
 
-class ServeError(IngestError):
-    """The collector cannot start; the text says why and what to do."""
-
-
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where and how a collector serves. Port 0 takes a free one."""
+    """Where and how a collector serves. Without a root there are no tokens: loopback alone."""
 
-    root: Path
-    host: str = "127.0.0.1"
-    port: int = 8642
+    root: Path | None
+    listening: Listening = field(default_factory=Listening)
     compression: str = "zstd"
     version: str = ""
     announce: Callable[[str, Collector], None] | None = None
-
-
-def require_loopback(host: str) -> None:
-    """Raise ServeError unless `host` is this machine only."""
-    try:
-        address = ipaddress.ip_address(socket.gethostbyname(host))
-    except (OSError, ValueError) as error:
-        raise ServeError(f"host: expected a name or an address, got {host!r}: {error}") from error
-    if not address.is_loopback:
-        raise ServeError(
-            f"host {host!r} is not loopback: without access tokens the collector serves only this "
-            "machine; bind to 127.0.0.1 and put an authenticating proxy before it"
-        )
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ServeError when the port is taken."""
-    require_loopback(host)
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise ServeError(f"cannot bind {host}:{port}: {error}") from error
-    return listener
 
 
 class Server:
@@ -89,7 +56,8 @@ class Server:
         self, options: ServeOptions, stores: Callable[[], Stores], tap: Tap | None = None
     ) -> None:
         self.options = options
-        self.socket = bind(options.host, options.port)
+        self.access = Access(options.root, options.listening)
+        self.socket = bind(options.listening)
         try:
             kept = stores()
         except BaseException:
@@ -106,7 +74,7 @@ class Server:
         )
         routes = Routes(self.collector, self.live, version=options.version)
         config = uvicorn.Config(
-            routes.router(MAX_BODY),
+            routes.router(MAX_BODY, admit=self.access.admission),
             http="httptools",
             loop="none",
             lifespan="off",
@@ -120,17 +88,20 @@ class Server:
             timeout_keep_alive=75,
             backlog=1024,
         )
+        config.load()
+        config.ssl = self.access.tls  # ours, so that a renewed certificate can be read into it
         self._server = _Server(config)
 
     @property
     def address(self) -> str:
         host, port = self.socket.getsockname()[:2]
-        return f"http://{host}:{port}"
+        scheme = "http" if self.access.tls is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop` is set or the journal fails; answers the exit status."""
         self.collector.start()
-        following = asyncio.create_task(self.live.follow())
+        following = [asyncio.create_task(one.follow()) for one in (self.live, self.access)]
         serving = asyncio.create_task(self._server.serve(sockets=[self.socket]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.002)
@@ -142,7 +113,7 @@ class Server:
         ]
         await asyncio.wait([serving, *ended], return_when=asyncio.FIRST_COMPLETED)
         failed = self.collector.failure
-        for task in (*ended, following):
+        for task in (*ended, *following):
             task.cancel()
         self.live.close()
         await self.collector.drain()
@@ -174,9 +145,10 @@ async def _serve_until_signal(options: ServeOptions) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if not load_declarations(options.root):
+    root = options.root
+    if root is None or not load_declarations(root):
         raise ServeError(
-            f"no policy is declared under {options.root / 'policies'}: start with "
+            f"no policy is declared under {(root or Path()) / 'policies'}: start with "
             "--observation box:4 --action discrete:2, --env CartPole-v1 or --policy FILE"
         )
-    return await Server(options, lambda: stores_under(options.root, options.compression)).run(stop)
+    return await Server(options, lambda: stores_under(root, options.compression)).run(stop)

@@ -9,12 +9,15 @@ protocol v1 that changes something can be told from its own repetition.
 from __future__ import annotations
 
 import random
+import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import urllib3
@@ -42,7 +45,11 @@ _FALLBACK_CODES = {
 _LONGEST_RETRY_AFTER = 60.0
 _CONNECTIONS = 64  # kept open at most; more threads than that open and close their own
 
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+
 M = TypeVar("M")
+Token: TypeAlias = str | Callable[[], str] | None
+"""A bearer token, or what answers the one to send now: so it can be renewed."""
 
 
 class HttpSession(Protocol):
@@ -106,7 +113,8 @@ class Transport:
         address: str,
         *,
         session: HttpSession | None = None,
-        token: str | None = None,
+        token: Token = None,
+        ca: str | Path | None = None,
         timeout: float = 30.0,
     ) -> None:
         url = parse_url(address if "://" in address else f"http://{address}")
@@ -120,13 +128,20 @@ class Transport:
         self.timeout = timeout
         self._session = session
         self._headers = {"Accept": wire.MSGPACK, "User-Agent": "headrace"}
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
+        if isinstance(token, str) and not _TOKEN.fullmatch(token):
+            raise ValueError("token: expected printable ASCII without spaces")  # and not the token
+        self._token = token
+        if ca is not None and session is not None:
+            raise ValueError("ca: expected none beside a session, which verifies by its own")
+        if ca is not None and not Path(ca).is_file():
+            raise ValueError(f"ca: expected a file of PEM certificates, got {str(ca)!r}")
+        self._ca = None if ca is None else str(ca)
         self.closing = threading.Event()
         self._pool = self._new_pool()
 
     def _new_pool(self) -> urllib3.HTTPConnectionPool:
-        return urllib3.connection_from_url(self._base, maxsize=_CONNECTIONS, retries=False)
+        trust = {} if self._ca is None else {"ca_certs": self._ca}
+        return urllib3.connection_from_url(self._base, maxsize=_CONNECTIONS, retries=False, **trust)
 
     def after_fork(self) -> None:
         """In a forked child: never write to the parent's connections."""
@@ -153,6 +168,8 @@ class Transport:
         Raises CollectorUnavailable when it may be sent again, Refusal when it was judged.
         """
         sent = {**self._headers, **(headers or {})}
+        if self._token is not None:
+            sent["Authorization"] = _authorization(self._token)
         status, found, content = self._exchange(method, path, body, sent, timeout or self.timeout)
         if 200 <= status < 300 or status == _NOT_MODIFIED:
             return Answer(status, found, content)
@@ -170,6 +187,8 @@ class Transport:
     ) -> tuple[int, Mapping[str, str], bytes]:
         try:
             if self._session is not None:
+                # by itself a session forgets its own authority where the environment names one
+                verify = getattr(self._session, "verify", None)
                 answer = self._session.request(
                     method,
                     self.address + path,
@@ -177,6 +196,7 @@ class Transport:
                     headers=headers,
                     timeout=timeout,
                     allow_redirects=False,
+                    **({"verify": verify} if isinstance(verify, str) else {}),
                 )
                 return answer.status_code, _lower(answer.headers), answer.content
             response = self._pool.urlopen(
@@ -192,7 +212,20 @@ class Transport:
             raise CollectorUnavailable(
                 f"{self.address}: {type(error).__name__}: {error}",
                 maybe_applied=not _never_connected(error),
+                retry_after=_LONGEST_RETRY_AFTER if _is_distrusted(error) else None,
             ) from error
+
+
+def _authorization(token: str | Callable[[], str]) -> str:
+    """The header of a token. Raises Refusal (401) without one; its text never holds a token."""
+    try:
+        text = token if isinstance(token, str) else token()
+    except Exception as error:
+        name = type(error).__name__
+        raise Refusal("unauthorized", f"token: its function raised {name}") from error
+    if not isinstance(text, str) or not _TOKEN.fullmatch(text):
+        raise Refusal("unauthorized", "token: expected printable ASCII without spaces")
+    return f"Bearer {text}"
 
 
 _NOT_MODIFIED = 304  # the answer to a conditional request
@@ -295,9 +328,18 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 def _never_connected(error: BaseException) -> bool:
     """Whether no connection was made, so that no byte of the request left this machine."""
+    return _has_cause(error, (NewConnectionError, ssl.SSLCertVerificationError))
+
+
+def _is_distrusted(error: BaseException) -> bool:
+    """Whether the server's certificate is not trusted: trying again soon will not mend that."""
+    return _has_cause(error, (ssl.SSLCertVerificationError,))
+
+
+def _has_cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
     seen: BaseException | None = error
-    for _ in range(4):  # requests wraps MaxRetryError, which wraps the cause
-        if isinstance(seen, NewConnectionError):
+    for _ in range(5):  # requests wraps MaxRetryError, which wraps the cause
+        if isinstance(seen, kinds):
             return True
         inner = getattr(seen, "reason", None) or (seen.args[0] if seen and seen.args else None)
         if not isinstance(inner, BaseException):

@@ -10,6 +10,9 @@ import typer
 ROOT = Path("data/run")
 """Where a run goes unless it is told otherwise."""
 
+ADDRESS = "http://127.0.0.1:8642"
+"""Where a collector is unless it is told otherwise."""
+
 Root = Annotated[
     Path,
     typer.Option(envvar="HEADRACE_ROOT", help="The folder that holds journal, shards and weights."),
@@ -26,3 +29,11 @@ Json = Annotated[
     typer.Option("--json", envvar="HEADRACE_JSON", help="Print one line of JSON instead."),
 ]
 Seed = Annotated[int, typer.Option(envvar="HEADRACE_SEED", help="Same seed, same result.")]
+Address = Annotated[str, typer.Option(envvar="HEADRACE_ADDRESS", help="Of the collector.")]
+Token = Annotated[
+    str | None,
+    typer.Option(envvar="HEADRACE_TOKEN", help="Better by its variable: `ps` shows options."),
+]
+Ca = Annotated[
+    Path | None, typer.Option(envvar="HEADRACE_CA", help="PEM certificates to trust for https.")
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -37,7 +38,8 @@ def declare(
 class CollectorProcess:
     """`python -m ingest collect` on a root; `kill` is SIGKILL, `stop` is SIGTERM.
 
-    `program` is what runs in place of `-m ingest`.
+    `program` is what runs in place of `-m ingest`; `options` are further options of `collect`; `ca`
+    is what `request` trusts; `log` takes what the process writes to stderr.
     """
 
     def __init__(
@@ -47,24 +49,34 @@ class CollectorProcess:
         port: int = 0,
         env: Mapping[str, str] | None = None,
         program: Sequence[str] = ("-m", "ingest"),
+        options: Sequence[str] = (),
+        ca: Path | None = None,
+        log: Path | None = None,
     ) -> None:
         self.root = root
         self.port = port
+        self._options = list(options)
+        self._log = log
         self._program = program
         self._env = {**os.environ, **(env or {})}
-        self._pool = urllib3.PoolManager(retries=False, timeout=20.0)
+        self._pool = urllib3.PoolManager(
+            retries=False, timeout=20.0, ca_certs=None if ca is None else str(ca)
+        )
         self.process = self._spawn()
 
     def _spawn(self) -> subprocess.Popen[str]:
         command = [sys.executable, *self._program, "collect", "--root", str(self.root)]
-        command += ["--port", str(self.port)]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=self._env,
-            cwd=Path(__file__).parent.parent,
-        )
+        command += ["--port", str(self.port), *self._options]
+        with contextlib.ExitStack() as files:
+            told = None if self._log is None else files.enter_context(self._log.open("a"))
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=told,
+                text=True,
+                env=self._env,
+                cwd=Path(__file__).parent.parent,
+            )
         if process.stdout is None:
             raise RuntimeError("the collector has no output")
         line = process.stdout.readline()
