@@ -21,6 +21,7 @@ from storage.command_options import ADDRESS, ROOT, Address, Ca, Json, PolicyId, 
 
 if TYPE_CHECKING:
     from ingest.collector import Collector
+    from ingest.replay import ReplayOptions
 
 
 def demo(
@@ -142,7 +143,7 @@ def replay(
     """Log the rows of a file through a collector; running it twice adds nothing."""
     from ingest.replay import ReplayOptions
     from ingest.replay import replay as run
-    from ingest.replay_words import declare_columns, tag_columns
+    from ingest.replay_words import tag_columns
     from storage import console, results
 
     options = ReplayOptions(
@@ -164,14 +165,21 @@ def replay(
         categories=categories,
     )
     if declare is not None:
-        declared = declare_columns(declare, options)
-        if as_json:
-            return console.line({"root": str(declare), "policy": declared.to_json()})
-        return print(f"Declared. Now: headrace collect --root {declare}")
+        return _declare(declare, options, as_json)
     with console.progress() as on_progress:
         report = run(options, on_progress=on_progress)
     document = report.to_dict()
     return console.line(document) if as_json else results.replayed(document)
+
+
+def _declare(root: Path, options: ReplayOptions, as_json: bool) -> None:
+    from ingest.replay_words import declare_columns
+    from storage import console
+
+    declared = declare_columns(root, options)
+    if as_json:
+        return console.line({"root": str(root), "policy": declared.to_json()})
+    return print(f"Declared. Now: headrace collect --root {root}")
 
 
 def up(
