@@ -81,10 +81,11 @@ class PolicyServerInput(InputReader):
       except that a batch is what is there, at most `batch_size` rows.
     - `tls_cert`, `tls_key`, `allow_hosts`, `insecure_no_tls`: as `headrace collect` has them.
 
-    Raises from the constructor ServeError for a port that is taken and an address other
-    than loopback without a token under its `root` and TLS, JournalLocked for a root that another collector has, ValueError for policies that do
-    not fit. `next` raises CollectorFailed when the collector had to stop. One thread at a time may
-    read; `publish` and `close` may be called from any.
+    Raises from the constructor ServeError for a port that is taken and for an address other than
+    loopback without TLS and a token under its `root`, JournalLocked for a root that another
+    collector has, ValueError for policies that do not fit. `next` raises CollectorFailed when the
+    collector had to stop. One thread at a time may read; `publish` and `close` may be called from
+    any.
     """
 
     def __init__(
