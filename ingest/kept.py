@@ -67,17 +67,17 @@ class Kept:
             self._events.pop(episode_id, None)
 
     def take(self, episode_id: str, seq: int) -> list[Event]:
-        """Take out an episode's events from `seq` on, to send them again.
+        """Take out all of an episode, to send it again: the collector misses event `seq`.
 
+        What lies before `seq` too: a decision may have been drawn anew, and not be known as lost.
         Empty when `seq` itself is not kept: then the collector misses what was durable once.
         """
         with self._lock:
             events = self._events.get(episode_id, [])
-            found = [event for event in events if seq_of(event) >= seq]
-            if not found or seq_of(found[0]) != seq:
+            if seq not in map(seq_of, events):
                 return []
             del self._events[episode_id]
-        return [undecided(event) for event in found]
+        return [undecided(event) for event in events]
 
     def copies(self) -> list[Event]:
         """Everything, to have it acknowledged: it stays here until it is."""

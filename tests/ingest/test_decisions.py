@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ingest import wire
 from ingest.client import PolicyClient
+from ingest.kept import Kept, seq_of
 from ingest.recovery import recover
 from tests.collector_process import CollectorProcess, declare
 from tests.faults import decisions, mutants, slow_disk
@@ -136,3 +137,12 @@ def test_a_replay_knows_the_decisions_that_won(
     shell.send(wire.End(episode_id="e", seq=seq))
     stored = b"".join(part.actions for part in shell.parts("e"))
     assert list(stored[::8]) == acted
+
+
+def test_all_that_may_be_lost_is_sent_again() -> None:
+    """A collector that misses event 2 may hold another decision as event 1, and not know it."""
+    kept = Kept()
+    kept.keep("e", [decision(1, 0, answered=True), decision(2, 1, answered=True)])
+    assert kept.take("e", 4) == []
+    assert [seq_of(event) for event in kept.take("e", 2)] == [1, 2]
+    assert not kept
