@@ -77,8 +77,8 @@ class PolicyServerInput(InputReader):
       told to wait.
     - `policies`: declarations, kept under `root` if there is one, beside those that are there.
     - `policy_id`: whose steps `next` gives; needed when the policies' spaces differ.
-    - `mode`, `batch_size`, `columns`, `training_disabled`, `state`: as `ShardReader` has them,
-      except that a batch is what is there, at most `batch_size` rows.
+    - `mode`, `batch_size`, `columns`, `training_disabled`, `state`: as `ShardReader` has them. A
+      batch is what is there, at most `batch_size` rows; without `eager` it is exactly those.
     - `tls_cert`, `tls_key`, `allow_hosts`, `insecure_no_tls`: as `headrace collect` has them.
 
     Raises from the constructor ServeError for a port that is taken and for an address other than
@@ -102,6 +102,7 @@ class PolicyServerInput(InputReader):
         max_sample_queue_bytes: int = 64_000_000,
         mode: Mode = "transitions",
         batch_size: int = 4096,
+        eager: bool = True,
         columns: Sequence[str] | None = None,
         training_disabled: bool = False,
         state: Mapping[str, Any] | None = None,
@@ -133,7 +134,7 @@ class PolicyServerInput(InputReader):
             columns=columns,
             training_disabled=training_disabled,
             follow=True,
-            eager=True,
+            eager=eager,
         )
         self._source.taken = lambda: self._reader.taken
         where = Listening(address, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_hosts))
@@ -172,7 +173,7 @@ class PolicyServerInput(InputReader):
     # reading
 
     def next(self, timeout: float | None = None) -> SampleBatch:
-        """What is there, at most `batch_size` rows; empty after `timeout` or `idle_timeout` s.
+        """The next batch; an empty one after `timeout`, else `idle_timeout`, seconds without it.
 
         Raises CollectorFailed once everything that was durable before the failure is read,
         MixedSchemas when a root holds steps of other spaces under the policy's id, ReaderError

@@ -1,0 +1,91 @@
+"""The two programs of docs/two_files.md run: updates happen, and what clients act with rises."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from storage.reader import ShardReader
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/two_files.md").read_text()
+SERVER, CLIENT = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+ROWS = 768
+UPDATES = ROWS // 256
+
+
+class Program:
+    """A Python process whose output is read line by line; ended at the latest by `close`."""
+
+    def __init__(self, *words: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *words],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    def line(self) -> str:
+        if self._process.stdout is None:
+            raise RuntimeError("the program has no output")
+        return self._process.stdout.readline()
+
+    def rest(self) -> tuple[int, list[str]]:
+        output, _ = self._process.communicate(timeout=120)
+        return self._process.returncode, output.splitlines()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def test_the_programs_fit_a_screen() -> None:
+    """25 lines each at most, blank ones aside."""
+    for program in (SERVER, CLIENT):
+        assert len([line for line in program.splitlines() if line]) <= 25
+
+
+def test_two_servers_and_their_clients_learn(tmp_path: Path) -> None:
+    """Two ports on one machine, one with a root and a local client, one in memory and a remote
+    client; on each also a client with two episodes open at once. Every version is acted with."""
+    server, client = tmp_path / "server.py", tmp_path / "client.py"
+    server.write_text(SERVER.replace("100_000", str(ROWS)))
+    client.write_text(CLIENT)
+    root = tmp_path / "root"
+    with ExitStack() as stack:
+
+        def run(*words: str) -> Program:
+            program = Program(*words)
+            stack.callback(program.close)
+            return program
+
+        servers = [run(str(server), "0", str(root)), run(str(server), "0")]
+        for one in servers:
+            words = one.line().split()
+            assert words[:3] == ["version", "1", "at"]
+            run("-m", "ingest.play", words[3], "CartPole-v1", "--seats", "2")
+            run(str(client), words[3], "local" if one is servers[0] else "remote")
+        for one in servers:
+            code, lines = one.rest()
+            assert code == 0
+            assert [line.split()[:2] for line in lines] == [
+                ["version", str(version)] for version in range(2, UPDATES + 2)
+            ]
+    with ShardReader(root, columns=("policy_version", "source")) as reader:
+        rows = reader.next()
+    assert set(rows["source"]) == {"on_policy"}
+    assert rows["policy_version"].max() >= UPDATES - 1
+    assert rows.count >= ROWS
+
+
+@pytest.mark.parametrize("program", [SERVER, CLIENT], ids=["server", "client"])
+def test_the_programs_use_public_names(program: str) -> None:
+    """Nothing private is needed."""
+    assert not re.search(r"\._|import _", program)
