@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import urllib3
 
 from benchmarks.report import Figure
 from ingest.client import PolicyClient
+from ingest.policy_server_input import PolicyServerInput
 from policy.numpy_policy import NumpyPolicy
 from policy.policy import Policy
 from policy.spec import PolicySpec
+from storage.declarations import PolicyDeclaration
 from storage.spaces import parse_space
 from storage.weights import WeightStore
 from tests.collector_process import CollectorProcess, declare
 
 ROUNDS, CALLS, PUBLISHED = 7, 3_000, 40
+ENDED, STEPS = 200, 20
 SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
 OBS = np.array([0.1, -0.2, 0.3, 0.4], np.float32)
 
@@ -84,6 +91,44 @@ def adoption_figures(client: PolicyClient, store: WeightStore) -> list[Figure]:
     ]
 
 
+def arrival_figures(root: Path | None) -> list[Figure]:
+    """From `end_episode` in a client's process to the batch in the trainer's."""
+    rules = PolicyDeclaration(observation=SPEC.observation, action=SPEC.action)
+    found, bare = [], []
+    with PolicyServerInput(None, "127.0.0.1", 0, root=root, policies=rules) as inputs:
+        command = [sys.executable, "-m", "benchmarks.ending_client", inputs.address, str(STEPS)]
+        with (
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as client,
+            contextlib.ExitStack() as stack,
+        ):
+            if client.stdin is None or client.stdout is None:
+                raise RuntimeError("the client has no pipes")
+            stack.callback(client.stdin.close)
+            for _ in range(ENDED):
+                client.stdout.readline()
+                asked = time.perf_counter()
+                urllib3.request("GET", f"{inputs.address}/healthz")
+                bare.append((time.perf_counter() - asked) * 1e3)
+                client.stdin.write("end\n")
+                client.stdin.flush()
+                if inputs.next(5.0).count != STEPS:
+                    raise RuntimeError("expected one episode")
+                arrived = time.perf_counter()
+                found.append((arrived - float(client.stdout.readline())) * 1e3)
+    return [
+        Figure(
+            name=f"end_episode -> next(), {'root' if root else 'memory'}, p{q}",
+            value=float(np.percentile(found, q)),
+            unit="ms",
+            baseline_name="an empty request to it, p50",
+            baseline_value=statistics.median(bare),
+        )
+        for q in (50, 99)
+    ]
+
+
 def run() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -91,4 +136,5 @@ def run() -> list[Figure]:
         store = WeightStore(root, "default")
         publish(store, 1)
         with CollectorProcess(root) as process, PolicyClient(process.address) as client:
-            return [action_figure(client, store), *adoption_figures(client, store)]
+            figures = [action_figure(client, store), *adoption_figures(client, store)]
+        return figures + arrival_figures(None) + arrival_figures(root / "hosted")

@@ -13,9 +13,8 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.ingest.test_kills import Account
-
-from ingest.server import bind
+from ingest.listening import Listening, bind
+from tests.faults.account import Account
 
 ROOT = Path(__file__).parents[2]
 SETTLE_SECONDS = 30.0
@@ -51,6 +50,14 @@ class Trainer:
             self.process.stdout.close()
         return code
 
+    def await_more(self, known: int) -> None:
+        """Wait until it has read more than so many steps: what is killed then is under load."""
+        for _ in range(int(SETTLE_SECONDS / 0.02)):
+            if self.read.total() > known:
+                return
+            threading.Event().wait(0.02)
+        raise TimeoutError(f"{known} steps were read, and no more come")
+
     @property
     def read(self) -> Counter[float]:
         if not self.checkpoint.exists():
@@ -59,7 +66,7 @@ class Trainer:
 
 
 def traffic(folder: Path, kills: int, kind: str = "") -> tuple[Counter[float], Account]:
-    """Two clients log while the trainer is killed: what it read, what they noted, what is stored."""
+    """Two clients log while the trainer is killed: what it read, and what they noted."""
     chance, notes = random.Random(7), [folder / "notes-1", folder / "notes-2"]
     with ExitStack() as stack:
         trainer = Trainer(folder, kind)
@@ -69,7 +76,8 @@ def traffic(folder: Path, kills: int, kind: str = "") -> tuple[Counter[float], A
         stack.callback(clients.wait)
         stack.callback(clients.kill)
         for _ in range(kills):
-            threading.Event().wait(chance.uniform(0.2, 0.8))
+            trainer.await_more(trainer.read.total())
+            threading.Event().wait(chance.uniform(0.0, 0.5))
             trainer.end(signal.SIGKILL)
             trainer.start()
         threading.Event().wait(0.3)
