@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 
+from ingest.limits import ServerLimits
 from ingest.listening import Listening, ServeError
+from ingest.logs import LEVELS, configure
 from ingest.server import ServeOptions, serve
 from storage.errors import StorageError
 
@@ -25,22 +26,26 @@ def main(arguments: list[str] | None = None) -> int:
     collect.add_argument("--tls-key", type=Path)
     collect.add_argument("--allow-host", action="append", default=[])
     collect.add_argument("--insecure-no-tls", action="store_true")
+    collect.add_argument("--limit", action="append", default=[], metavar="NAME=NUMBER")
+    collect.add_argument("--log-format", choices=("text", "json"), default="text")
+    collect.add_argument("--log-level", choices=LEVELS, default="warning")
     given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    options = ServeOptions(
-        root=given.root,
-        listening=Listening(
-            host=given.host,
-            port=given.port,
-            tls_cert=given.tls_cert,
-            tls_key=given.tls_key,
-            insecure=given.insecure_no_tls,
-            allow_hosts=tuple(given.allow_host),
-        ),
-        compression=given.compression,
-        announce=lambda address, _: print(f"ready {address}", flush=True),
-    )
+    configure(given.log_format, given.log_level)
     try:
+        options = ServeOptions(
+            root=given.root,
+            listening=Listening(
+                host=given.host,
+                port=given.port,
+                tls_cert=given.tls_cert,
+                tls_key=given.tls_key,
+                insecure=given.insecure_no_tls,
+                allow_hosts=tuple(given.allow_host),
+            ),
+            compression=given.compression,
+            announce=lambda address, _: print(f"ready {address}", flush=True),
+            limits=ServerLimits.of(given.limit),
+        )
         return serve(options)
     except (ServeError, StorageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

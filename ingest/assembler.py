@@ -145,6 +145,7 @@ class EpisodeAssembler:
         self.anonymous_starts = 0
         self.on_closed: Callable[[str, int], None] | None = None  # (policy, version) per step
         self.steps = 0
+        self.open_bytes = 0  # what the open episodes take in memory, about
         self.needed: dict[int, int] = {}  # journal row -> unrecorded parts that need it
         self._by_key: dict[int, OpenEpisode] = {}
         self.done = RangeSet()  # keys of the episodes that are recorded to their end
@@ -413,6 +414,7 @@ class EpisodeAssembler:
             if event.seq > episode.next_seq:  # only when the journal has lost rows
                 self.torn.add(event.key)
                 return
+            held = episode.held
             if episode.remember(event.seq, digest(encoded), row, now):
                 self._need(row)
             if self.on_closed is not None and not isinstance(event, Rewarded):
@@ -424,6 +426,9 @@ class EpisodeAssembler:
                 episode.reward(event.reward, event.info)
             else:
                 self._apply_ended(episode, event)
+                self.open_bytes -= held
+                return
+            self.open_bytes += episode.held - held
 
     def _tell_closed(self, episode: OpenEpisode) -> None:
         """Tell of the step that is closed now, if it is experience for on-policy training."""
@@ -449,6 +454,7 @@ class EpisodeAssembler:
         started = episode.started
         self.episodes[started.episode_id] = episode
         self._by_key[started.key] = episode
+        self.open_bytes += episode.held
         self.instances.count_open(started.instance, 1)
         if started.owner:
             self.open_of[started.owner] += 1
@@ -459,8 +465,9 @@ class EpisodeAssembler:
             return
         # The cut's own row too: without it a replay would not make this part again.
         rows = {row, *(held for held in episode.rows if held <= episode.open_row)}
-        before = {*episode.rows}
+        before, held = {*episode.rows}, episode.held
         part = episode.cut()
+        self.open_bytes += episode.held - held
         for held in rows.intersection(episode.rows) | (rows - before):
             self._need(held)
         episode.part_since = now

@@ -16,9 +16,9 @@ import logging
 import math
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,8 +28,9 @@ from ingest.assembler import Limits
 from ingest.auth import NOBODY, Caller
 from ingest.committer import Committer, Transaction
 from ingest.errors import CollectorFailed, Refusal
-from ingest.events import Event, Started, encode_event, encode_row
+from ingest.events import Ended, Event, Started, encode_event, encode_row
 from ingest.flow import FlowControl
+from ingest.histogram import Histogram
 from ingest.recovery import Recovered, Totals, policies_state, recover
 from ingest.sealer import Sealer, Writer
 from ingest.sealing import Sealing
@@ -45,6 +46,8 @@ T = TypeVar("T")
 CHECK_TOGETHER = 32
 """From so many events on, validating a batch's values at once is cheaper than one by one."""
 
+_GROWING = (wire.Start, wire.LogAction, wire.Decision)
+
 TICK_SECONDS = 0.1
 TIMEOUT_CHECK_SECONDS = 1.0
 
@@ -59,15 +62,17 @@ class CollectorStats:
     broken: int = 0
     abandoned: int = 0
     rebuilt: int = 0
+    refused_by: Counter[str] = field(default_factory=Counter)  # code -> events
+    ended: Counter[str] = field(default_factory=Counter)  # how -> episodes
 
 
 class Collector:
     """Accepts events, makes them durable, turns them into shards.
 
     `journal` is open; `writer` is not started yet. `max_pending` bounds the bytes of parts that
-    wait for a shard: beyond it events get 429. After a full disk nothing is taken for
-    `retry_seconds`. `tap` gets parts as soon as they are durable. `durable` is what replies say of
-    what they acknowledge: False for a journal in memory.
+    wait for a shard, `max_open` what open episodes hold: beyond them events get 429. After a full
+    disk nothing is taken for `retry_seconds`. `tap` gets parts as soon as they are durable.
+    `durable` is what replies say of what they acknowledge: False for a journal in memory.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Collector:
         durable: bool = True,
         limits: Limits | None = None,
         max_pending: int = 256_000_000,
+        max_open: int = 1_000_000_000,
         retry_seconds: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = lambda: time.time_ns() // 1000,
@@ -94,7 +100,7 @@ class Collector:
         self._tap = tap
         self._gate = Gate(tap) if tap is not None else None
         self._limits = limits
-        self._max_pending = max_pending
+        self._max_pending, self._max_open = max_pending, max_open
         self._retry_seconds = retry_seconds
         self._clock, self._wall = clock, wall
         self._began = clock()
@@ -188,6 +194,25 @@ class Collector:
         return self._durable
 
     @property
+    def rows(self) -> int:
+        """Journal rows that are kept because shards do not hold all of them yet."""
+        return len(self.assembler.needed) + len(self._sealing.idle_rows)
+
+    @property
+    def commits(self) -> Histogram:
+        """How long commits took."""
+        return self._committer.latency
+
+    @property
+    def writer_failures(self) -> int:
+        """Writes of a shard that had to be repeated."""
+        return self._sealer.failures
+
+    def held(self) -> dict[str, int]:
+        """Policies whose live version has acted enough steps, and that version."""
+        return {} if self._flow is None else self._flow.held()
+
+    @property
     def steps(self) -> int:
         """Steps accepted over the journal's whole life."""
         return self.assembler.steps
@@ -219,6 +244,7 @@ class Collector:
         when nothing can be accepted now.
         """
         self._require_open()
+        self._require_room(batch)
         try:
             return self._accept(batch, single, caller)
         except Refusal:
@@ -245,6 +271,7 @@ class Collector:
                     judged = self._owned(judged[0], caller)
             except Refusal as refusal:
                 self.stats.refused += 1
+                self.stats.refused_by[refusal.code] += 1
                 reply.refused.append(_item_error(index, refusal))
                 breaks = refusal.breaks_episode and not isinstance(event, wire.Start)
                 if breaks and not single:
@@ -333,6 +360,13 @@ class Collector:
         if self._tap is not None and self._tap.full:
             raise Refusal("busy", "nobody reads what is here already", retry_after=0.5)
 
+    def _require_room(self, batch: wire.Batch) -> None:
+        """Refuse what makes open episodes larger while they fill their memory; ends may come."""
+        held = self.assembler.open_bytes
+        if held > self._max_open and any(isinstance(event, _GROWING) for event in batch.events):
+            text = f"open episodes hold {held} bytes, at most {self._max_open} are set aside"
+            raise Refusal("busy", text, retry_after=1.0)
+
     def _apply(
         self, event: Event, blob: bytes, encoded: list[bytes], row: int, received: int
     ) -> None:
@@ -340,6 +374,8 @@ class Collector:
         assembler, now = self.assembler, self.now
         assembler.apply(event, blob, row=row, received=received, now=now)
         encoded.append(blob)
+        if isinstance(event, Ended):
+            self.stats.ended[event.how] += 1
         key = getattr(event, "key", None)
         cut = assembler.cut_for_size(key) if key is not None else None
         if cut is not None:
@@ -486,6 +522,9 @@ class Collector:
             if getattr(event, "how", None) == "abandoned":
                 self.stats.abandoned += 1
             self._apply(event, encode_event(event), encoded, row, received)
+        if self.assembler.open_bytes > self._max_open * 3 // 4:
+            for cut in list(self.assembler.cuts(self.policies)):
+                self._apply(cut, encode_event(cut), encoded, row, received)
         self._append(encoded, received)
 
 

@@ -8,7 +8,6 @@ A command is a plain function that the front door registers; its imports stand i
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from importlib.metadata import version
@@ -72,6 +71,12 @@ def collect(
     insecure_no_tls: Annotated[
         bool, typer.Option("--insecure-no-tls", help="Let tokens travel in clear text.")
     ] = False,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=NUMBER, such as max_connections=200; see docs/operations.md."),
+    ] = None,
+    log_format: Annotated[str, typer.Option(help="text or json, a line for an event.")] = "text",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     as_json: Json = False,
 ) -> None:
     """Run the collector until SIGTERM or Ctrl-C, which drain it.
@@ -80,9 +85,10 @@ def collect(
     under the root, and later starts need none.
     """
     from ingest.declaring import declaration_of, declare
+    from ingest.limits import ServerLimits
     from ingest.listening import Listening
+    from ingest.logs import configure
     from ingest.server import ServeOptions, serve
-    from storage import console
 
     if compression not in ("zstd", "lz4"):
         raise ValueError(f"--compression: expected zstd or lz4, got {compression!r}")
@@ -90,26 +96,34 @@ def collect(
     if declared is not None:
         for change in declare(root, declared, spaces_only=policy is None):
             print(change, file=sys.stderr)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    configure(log_format, log_level)  # type: ignore[arg-type]  # it checks
     running: list[Collector] = []
 
     def announce(address: str, collector: Collector) -> None:
         running.append(collector)
-        told = {"address": address, "root": str(root), "collector_id": collector.collector_id}
-        if as_json:
-            return console.line({**told, "pid": os.getpid()})
-        print(f"Collecting on {address} into {root} for {', '.join(collector.policies)}.")
-        print(f"""Begin with:  curl --json '{{"episode_id": "first"}}' {address}/v1/episodes""")
-        return print("Ctrl-C or SIGTERM drains and stops it.", flush=True)
+        _greet(address, collector, root, as_json)
 
     where = Listening(host, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_host or ()))
-    status = serve(ServeOptions(root, where, compression, version("headrace"), announce))
+    limits = ServerLimits.of(limit or ())
+    status = serve(ServeOptions(root, where, compression, version("headrace"), announce, limits))
     if running and not as_json:
         print(
             f"Stopped: {running[0].steps} steps acknowledged so far, "
             f"{running[0].totals.rows} in shards."
         )
     raise typer.Exit(status)
+
+
+def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> None:
+    """Say where the collector is, once it listens."""
+    from storage import console
+
+    if as_json:
+        told = {"address": address, "root": str(root), "collector_id": collector.collector_id}
+        return console.line({**told, "pid": os.getpid()})
+    print(f"Collecting on {address} into {root} for {', '.join(collector.policies)}.")
+    print(f"""Begin with:  curl --json '{{"episode_id": "first"}}' {address}/v1/episodes""")
+    return print("Ctrl-C or SIGTERM drains and stops it.", flush=True)
 
 
 def replay(

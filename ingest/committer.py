@@ -12,11 +12,13 @@ state from the journal.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from ingest.histogram import Histogram
 from storage.errors import JournalFull
 from storage.journal import Journal, Plan, ShardRecord
 
@@ -69,6 +71,7 @@ class Committer:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="headrace-journal", daemon=True)
         self._broken_epoch = -1
+        self.latency = Histogram()  # of commits of rows
         self.epoch = 0
         self.next_row = journal.last_row + 1
 
@@ -145,11 +148,13 @@ class Committer:
             return False
         if not rows:
             return True
+        began = time.perf_counter()
         try:
             self._journal.commit(rows)
         except JournalFull as error:
             self._full(epoch, error)
             return False
+        self.latency.observe(time.perf_counter() - began)
         self._notify(self._on_durable, rows[-1][0])
         return True
 

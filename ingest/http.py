@@ -8,7 +8,10 @@ of its content.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -19,6 +22,8 @@ import msgspec
 from ingest import wire
 from ingest.auth import LOCAL, NOBODY, Caller
 from ingest.errors import CollectorFailed, Refusal
+from ingest.histogram import Histogram
+from ingest.limits import Budget, ServerLimits
 
 log = logging.getLogger("headrace.server")
 
@@ -26,8 +31,8 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-BODY_SECONDS = 30.0
-"""How long a client may take to send a body."""
+LONG_BODY = 65_536
+MAX_REFUSED_PATH = 200
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Request:
     params: Mapping[str, str] = field(default_factory=dict)
     query: str = ""
     caller: Caller = NOBODY
+    max_values: int = ServerLimits.max_values
 
     @property
     def content_type(self) -> str:
@@ -56,7 +62,28 @@ class Request:
 
     def decode(self, kind: type[wire.M]) -> wire.M:
         """The body as a message. Raises Refusal."""
-        return wire.decode(self.body, self.content_type, kind)
+        if len(self.body) <= LONG_BODY:
+            return wire.decode(self.body, self.content_type, kind)
+        if len(self.body) > self.max_values:
+            self._require_few_values()
+        # Each collection of garbage would walk all that was decoded so far: seconds for megabytes.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return wire.decode(self.body, self.content_type, kind)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _require_few_values(self) -> None:
+        """Refuse a body whose lists and objects would take many times its size in memory."""
+        count = wire.count_containers(self.body, self.content_type, self.max_values)
+        if count > self.max_values:
+            raise Refusal(
+                "too_large",
+                f"expected at most {self.max_values} lists and objects, got some {count}: send "
+                "arrays as bytes",
+            )
 
 
 @dataclass(frozen=True)
@@ -100,12 +127,22 @@ class Router:
     """Routes by method and path; `{name}` in a path matches one segment.
 
     `admit` answers who makes a request, given the scopes that its route needs, or raises Refusal;
-    without one everybody is a local caller.
+    without one everybody is a local caller. `budget` is what all bodies in memory share.
     """
 
-    def __init__(self, max_body: int, *, admit: Admit | None = None) -> None:
-        self._max_body = max_body
+    def __init__(
+        self,
+        limits: ServerLimits | None = None,
+        *,
+        budget: Budget | None = None,
+        admit: Admit | None = None,
+    ) -> None:
+        self._limits = limits or ServerLimits()
         self._admit = admit or (lambda scope, needed: LOCAL)
+        self.budget = budget or Budget(self._limits.max_bodies)
+        self.latency = Histogram()  # from a whole body to a 2xx answer, of what changes something
+        self.statuses: Counter[int] = Counter()  # answers so far
+        self.refusals: Counter[str] = Counter()  # of them refusals, by code
         self._exact: dict[str, dict[str, Route]] = {}
         self._patterns: list[tuple[list[str], dict[str, Route]]] = []
 
@@ -124,11 +161,14 @@ class Router:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        held = _Held(self.budget)
         try:
-            response = await self._respond(scope, receive)
+            response = await self._respond(scope, receive, held)
         except Refusal as refusal:
+            self.refusals[refusal.code] += 1
             response = Response.refused(refusal)
         except CollectorFailed as error:
+            self.refusals["draining"] += 1
             response = Response.refused(Refusal("draining", str(error), retry_after=1.0))
         except asyncio.CancelledError:
             raise
@@ -136,9 +176,14 @@ class Router:
             log.exception("%s %s failed", scope["method"], scope["path"])
             body = b'{"error":{"code":"internal","message":"internal error; see the log"}}'
             response = Response(500, body)
+        finally:
+            held.give_back()
+        self.statuses[response.status] += 1
+        if log.isEnabledFor(logging.DEBUG):
+            self._log(scope, response)
         await _send(send, response)
 
-    async def _respond(self, scope: Scope, receive: Receive) -> Response:
+    async def _respond(self, scope: Scope, receive: Receive, held: _Held) -> Response:
         route, params = self._find(scope["method"], scope["path"], scope["raw_path"])
         caller = self._admit(scope, route.needed)
         headers = dict(scope["headers"])
@@ -146,12 +191,24 @@ class Router:
         if encoding != b"identity":
             raise Refusal(
                 "unsupported_media",
-                f"expected an uncompressed body, got {encoding.decode('latin-1')}",
+                f"expected an uncompressed body, got {encoding[:40].decode('latin-1')!r}",
             )
-        body = await self._body(headers, receive)
+        body = await self._body(headers, receive, held)
         query = scope["query_string"].decode("latin-1")
-        request = Request(scope["method"], scope["path"], headers, body, params, query, caller)
-        return await route.handler(request)
+        most = self._limits.max_values
+        request = Request(
+            scope["method"], scope["path"], headers, body, params, query, caller, most
+        )
+        began = time.perf_counter()
+        response = await route.handler(request)
+        if request.method == "POST":
+            self.latency.observe(time.perf_counter() - began)
+        return response
+
+    def _log(self, scope: Scope, response: Response) -> None:
+        number, code = self.statuses.total(), response.status
+        client, path = scope.get("client"), scope["path"][:MAX_REFUSED_PATH]
+        log.debug("request %d of %s: %s %s -> %d", number, client, scope["method"], path, code)
 
     def _find(self, method: str, path: str, raw_path: bytes) -> tuple[Route, Mapping[str, str]]:
         methods = self._exact.get(path)
@@ -162,7 +219,8 @@ class Router:
             method = "GET"
         if method not in methods:
             expected = ", ".join(sorted(methods))
-            raise Refusal("method_not_allowed", f"expected {expected} for {path}, got {method}")
+            shown = path[:MAX_REFUSED_PATH]
+            raise Refusal("method_not_allowed", f"expected {expected} for {shown}, got {method}")
         return methods[method], params
 
     def _match(self, raw_path: bytes) -> tuple[dict[str, Route], Mapping[str, str]]:
@@ -174,32 +232,53 @@ class Router:
             pairs = list(zip(parts, given, strict=True))
             if all(part == text or (part[:1] == "{" and text) for part, text in pairs):
                 return methods, {part[1:-1]: text for part, text in pairs if part[:1] == "{"}
-        raise Refusal("no_route", f"there is nothing at {'/'.join(given)[:200]!r}")
+        raise Refusal("no_route", f"there is nothing at {'/'.join(given)[:MAX_REFUSED_PATH]!r}")
 
-    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive, held: _Held) -> bytes:
+        bulk = headers.get(b"content-type", b"").startswith(wire.ARROW.encode())
+        limit = self._limits.max_bulk if bulk else self._limits.max_message
         declared = headers.get(b"content-length")
-        if declared is not None and declared.isdigit() and int(declared) > self._max_body:
-            raise self._too_large(declared.decode())
+        if declared is not None and declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit, declared.decode())
         chunks: list[bytes] = []
         size, more = 0, True
         try:
-            async with asyncio.timeout(BODY_SECONDS):
+            async with asyncio.timeout(self._limits.body_seconds):
                 while more:
                     message = await receive()
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
-                    if size > self._max_body:
-                        raise self._too_large(f"{size} or more")
+                    if size > limit:
+                        raise _too_large(limit, f"{size} or more")
+                    held.take(len(chunks[-1]))
                     more = message.get("more_body", False)
         except TimeoutError as error:
-            text = f"expected the whole body within {BODY_SECONDS:.0f} s"
-            raise Refusal("malformed", text) from error
+            text = f"expected the whole body within {self._limits.body_seconds:.0f} s"
+            raise Refusal("too_slow", text) from error
         if message["type"] == "http.disconnect":
             raise Refusal("malformed", "the client went away within its body")
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def _too_large(self, size: str) -> Refusal:
-        return Refusal("too_large", f"expected at most {self._max_body} bytes, got {size}")
+
+class _Held:
+    """What one request holds of the bytes that all bodies share."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._size = 0
+
+    def take(self, nbytes: int) -> None:
+        """Raises Refusal when other bodies fill the budget."""
+        if not self._budget.take(nbytes):
+            raise self._budget.refusal()
+        self._size += nbytes
+
+    def give_back(self) -> None:
+        self._budget.give(self._size)
+
+
+def _too_large(limit: int, size: str) -> Refusal:
+    return Refusal("too_large", f"expected at most {limit} bytes, got {size[:40]}")
 
 
 async def _send(send: Send, response: Response) -> None:

@@ -24,6 +24,9 @@ from storage.spaces import Box
 DIGEST_SIZE = 8
 ON_POLICY = SOURCES.index("on_policy")
 
+OPEN_BYTES = 2_500
+"""What an open episode takes beside its columns: its buffers' own sizes, its place in the maps."""
+
 
 @dataclass(frozen=True)
 class PolicyRules:
@@ -73,6 +76,7 @@ class OpenEpisode:
         "dist_lengths",
         "durable_seq",
         "first_seq",
+        "info_bytes",
         "infos",
         "logp",
         "next_seq",
@@ -138,6 +142,7 @@ class OpenEpisode:
         self.dist_inputs = bytearray()
         self.dist_lengths = array("I")
         self.infos: dict[int, str] = {}
+        self.info_bytes = 0
 
     @property
     def steps(self) -> int:
@@ -150,7 +155,14 @@ class OpenEpisode:
 
     @property
     def nbytes(self) -> int:
-        return len(self.obs) + len(self.actions) + len(self.dist_inputs) + 49 * len(self.rewards)
+        """Bytes of the part that the buffered steps would be."""
+        columns = len(self.obs) + len(self.actions) + len(self.dist_inputs) + self.info_bytes
+        return columns + 49 * len(self.rewards)
+
+    @property
+    def held(self) -> int:
+        """Bytes that this takes in memory, about."""
+        return OPEN_BYTES + self.nbytes + len(self.digests) + 40 * len(self.rows)
 
     def remember(self, seq: int, digest: bytes, row: int, now: float) -> bool:
         """Note that event `seq` was applied from `row`; answers whether that row is new here."""
@@ -246,7 +258,7 @@ class OpenEpisode:
             self.dist_inputs += event.dist_inputs
             self.dist_lengths.append(len(event.dist_inputs))
         if event.info:
-            self.infos[len(self.rewards) - 1] = event.info
+            self._note(event.info)
         self.open_row = row
         self.open_seq = event.seq
 
@@ -254,8 +266,14 @@ class OpenEpisode:
         """Add to the open step's reward, and to its info."""
         self.rewards[-1] += amount
         if info:
-            at = len(self.rewards) - 1
-            self.infos[at] = merge_infos(self.infos[at], info) if at in self.infos else info
+            self._note(info)
+
+    def _note(self, info: str) -> None:
+        """Add to the open step's info."""
+        at = len(self.rewards) - 1
+        known = self.infos.get(at, "")
+        self.infos[at] = merge_infos(known, info) if known else info
+        self.info_bytes += len(self.infos[at]) - len(known)
 
     def finish(self, ended: Ended) -> Part | None:
         """The last part; None when no step is buffered."""
@@ -286,6 +304,7 @@ class OpenEpisode:
         for name in _PER_STEP:
             setattr(self, name, getattr(self, name)[closed:])
         self.infos = {row - closed: text for row, text in self.infos.items() if row >= closed}
+        self.info_bytes = sum(map(len, self.infos.values()))
         self.t0 += closed
         self.part += 1
         self.rows = [row for row in self.rows if row >= self.open_row]

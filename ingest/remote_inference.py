@@ -129,6 +129,10 @@ class LivePolicies:
         policy = self._live[policy_id].policy
         return None if policy is None else policy.version
 
+    def generation(self, policy_id: str) -> int:
+        """The live generation, -1 when nothing is published."""
+        return self._live[policy_id].generation
+
     def sent(self, policy_id: str, action: bytes) -> Any:
         """A stored action as it goes to a client: Box values clipped to their bounds."""
         codec = self._live[policy_id].action

@@ -9,57 +9,55 @@ from typing import Any
 
 import msgspec
 
-from ingest import bulk, wire
+from ingest import bulk, openapi, wire
 from ingest.acting import Acting
-from ingest.auth import (
-    ACTING,
-    ANY,
-    EITHER,
-    LOGGING,
-    NOBODY,
-    NOBODY_NEEDED,
-    READING,
-    Caller,
-)
+from ingest.auth import ACTING, LOGGING, NOBODY, Caller
 from ingest.collector import Collector
+from ingest.connections import ConnectionWatch
 from ingest.errors import Refusal, not_found
 from ingest.http import Admit, Request, Response, Router
+from ingest.limits import Budget, ServerLimits
 from ingest.publication import Publication
 from ingest.remote_inference import LivePolicies
+from ingest.route_table import ROUTES
 from storage.spaces import space_to_json
-
-MAX_BODY = 64_000_000
 
 
 class Routes:
-    """Binds a collector and its live policies to paths. `version` is the program's own."""
+    """Binds a collector and its live policies to the routes of `route_table`.
 
-    def __init__(self, collector: Collector, live: LivePolicies, *, version: str = "") -> None:
+    `version` is the program's own.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        live: LivePolicies,
+        *,
+        version: str = "",
+        limits: ServerLimits | None = None,
+        connections: ConnectionWatch | None = None,
+    ) -> None:
         self.collector = collector
         self.live = live
         self.acting = Acting(collector, live)
+        self.limits = limits or ServerLimits()
         self._version = version
+        self._connections = connections
+        self._openapi = b""
+        self._router: Router | None = None
+        self._metrics: Any = None
+        self.weights = Publication(live).weights
+        self.log_action = self._single(wire.LogAction)
+        self.log_returns = self._single(wire.LogReturns)
+        self.end = self._single(wire.End)
 
-    def router(self, max_body: int = MAX_BODY, *, admit: Admit | None = None) -> Router:
-        router = Router(max_body, admit=admit)
-        for method, path, handler, needed in (
-            ("POST", "/v1/events", self.events, LOGGING),
-            ("POST", "/v1/actions", self.actions, ACTING),
-            ("POST", "/v1/instances", self.instances, EITHER),
-            ("POST", "/v1/steps", self.steps, LOGGING),
-            ("GET", "/v1/spec", self.spec, ANY),
-            ("POST", "/v1/episodes", self.start, LOGGING),
-            ("GET", "/v1/episodes/{id}", self.episode, EITHER),
-            ("POST", "/v1/episodes/{id}/log_action", self._single(wire.LogAction), LOGGING),
-            ("POST", "/v1/episodes/{id}/log_returns", self._single(wire.LogReturns), LOGGING),
-            ("POST", "/v1/episodes/{id}/end", self._single(wire.End), LOGGING),
-            ("POST", "/v1/episodes/{id}/action", self.action, ACTING),
-            ("GET", "/v1/policies/{id}/weights", Publication(self.live).weights, READING),
-            ("GET", "/healthz", self.healthz, NOBODY_NEEDED),
-            ("GET", "/readyz", self.readyz, NOBODY_NEEDED),
-            ("GET", "/", self.status_page, ANY),
-        ):
-            router.add(method, path, handler, needed)
+    def router(self, budget: Budget | None = None, *, admit: Admit | None = None) -> Router:
+        """The application; `budget` is what all bodies in memory share, `admit` lets callers in."""
+        router = Router(self.limits, budget=budget, admit=admit)
+        for route in ROUTES:
+            router.add(route.method, route.path, getattr(self, route.handler), route.needed)
+        self._router = router
         return router
 
     # --- logging ---------------------------------------------------------------------------
@@ -154,7 +152,11 @@ class Routes:
             "collector_id": self.collector.collector_id,
             "durable": self.collector.keeps,
             "policies": policies,
-            "limits": {"max_body": MAX_BODY, "max_events": wire.MAX_EVENTS},
+            "limits": {
+                "max_body": self.limits.max_message,
+                "max_bulk": self.limits.max_bulk,
+                "max_events": wire.MAX_EVENTS,
+            },
         }
         return Response.of(document, request)
 
@@ -163,21 +165,42 @@ class Routes:
         assembler = self.collector.assembler
         episode = assembler.episodes.get(name)
         if episode is not None:
-            document: dict[str, Any] = {
-                "episode_id": name,
-                "state": "open",
-                "next_seq": episode.next_seq,
-                "steps": episode.t_next,
-                "policy_id": episode.started.policy_id,
-            }
-            return Response.of(document, request)
+            state = wire.EpisodeState(
+                episode_id=name,
+                state="open",
+                next_seq=episode.next_seq,
+                steps=episode.t_next,
+                policy_id=episode.started.policy_id,
+            )
+            return Response.of(state, request)
         ended = assembler.finished.get(name)
         if ended is None:
             raise not_found(name)
-        document = {"episode_id": name, "state": ended.how, "next_seq": ended.next_seq}
-        if ended.cause:
-            document["cause"] = ended.cause
-        return Response.of(document, request)
+        state = wire.EpisodeState(
+            episode_id=name,
+            state=ended.how,
+            next_seq=ended.next_seq,
+            cause=ended.cause or None,
+        )
+        return Response.of(state, request)
+
+    async def openapi(self, request: Request) -> Response:
+        if not self._openapi:
+            self._openapi = msgspec.json.encode(openapi.document(self._version))
+        return Response(200, self._openapi)
+
+    async def metrics(self, request: Request) -> Response:
+        from ingest import metrics  # noqa: PLC0415 - the first scrape loads it, not the start
+
+        if self._router is None:
+            raise Refusal("no_route", "there is no router to read metrics from")
+        if self._metrics is None:
+            self._metrics = metrics.Metrics(
+                metrics.Sources(
+                    self.collector, self.live, self._router, self.acting, self._connections
+                )
+            )
+        return Response(200, self._metrics.text(), metrics.CONTENT_TYPE)
 
     async def healthz(self, request: Request) -> Response:
         failed = self.collector.failure

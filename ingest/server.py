@@ -21,9 +21,17 @@ import uvicorn
 import uvloop
 
 from ingest.collector import Collector
+from ingest.connections import ConnectionWatch
 from ingest.flow import FlowControl
+from ingest.limits import (
+    BACKLOG,
+    Budget,
+    ServerLimits,
+    allow_all_descriptors,
+    room_for_connections,
+)
 from ingest.listening import Access, Listening, ServeError, bind
-from ingest.routes import MAX_BODY, Routes
+from ingest.routes import Routes
 from ingest.stores import Stores, stores_under
 from ingest.tap import Tap
 from storage.policy_files import load_declarations
@@ -44,6 +52,7 @@ class ServeOptions:
     compression: str = "zstd"
     version: str = ""
     announce: Callable[[str, Collector], None] | None = None
+    limits: ServerLimits = field(default_factory=ServerLimits)
 
 
 class Server:
@@ -71,11 +80,23 @@ class Server:
             flow=FlowControl(kept.policies, self.live.version),
             tap=tap,
             durable=kept.durable,
+            max_pending=options.limits.max_pending,
+            max_open=options.limits.max_open,
         )
-        routes = Routes(self.collector, self.live, version=options.version)
+        limits = options.limits
+        budget = Budget(limits.max_bodies)
+        room = room_for_connections(limits.max_connections)
+        self._watch = ConnectionWatch(limits, max_connections=room, budget=budget)
+        routes = Routes(
+            self.collector,
+            self.live,
+            version=options.version,
+            limits=limits,
+            connections=self._watch,
+        )
         config = uvicorn.Config(
-            routes.router(MAX_BODY, admit=self.access.admission),
-            http="httptools",
+            routes.router(budget, admit=self.access.admission),
+            http=self._watch.protocol(),
             loop="none",
             lifespan="off",
             ws="none",
@@ -85,8 +106,8 @@ class Server:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            timeout_keep_alive=75,
-            backlog=1024,
+            timeout_keep_alive=int(limits.idle_seconds) + 60,  # the watch closes them before
+            backlog=BACKLOG,
         )
         config.load()
         config.ssl = self.access.tls  # ours, so that a renewed certificate can be read into it
@@ -101,7 +122,8 @@ class Server:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop` is set or the journal fails; answers the exit status."""
         self.collector.start()
-        following = [asyncio.create_task(one.follow()) for one in (self.live, self.access)]
+        watched = (self.live, self.access, self._watch)
+        following = [asyncio.create_task(one.follow()) for one in watched]
         serving = asyncio.create_task(self._server.serve(sockets=[self.socket]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.002)
@@ -136,6 +158,7 @@ class _Server(uvicorn.Server):
 def serve(options: ServeOptions) -> int:
     """Run a collector in this process until a signal; answers the exit status."""
     sys.setswitchinterval(SWITCH_SECONDS)
+    allow_all_descriptors()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve_until_signal(options))
 

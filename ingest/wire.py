@@ -236,6 +236,34 @@ class ActionsReply(Struct, omit_defaults=True, kw_only=True):
     refused: list[ItemError] = []
 
 
+class EpisodeState(Struct, omit_defaults=True, kw_only=True):
+    """How far an episode is: `open` with its steps and policy, or how it ended and why."""
+
+    episode_id: str
+    state: str
+    next_seq: int
+    steps: int | None = None
+    policy_id: str | None = None
+    cause: str | None = None
+
+
+class ErrorBody(Struct, omit_defaults=True, kw_only=True):
+    """Why a request was refused: a code, what was expected and what came, and where."""
+
+    code: str
+    message: str
+    path: str | None = None
+    episode_id: str | None = None
+    expected_seq: int | None = None
+    retry_after: float | None = None
+
+
+class ErrorReply(Struct, kw_only=True):
+    """The one shape of every error."""
+
+    error: ErrorBody
+
+
 M = TypeVar("M")
 
 _encode_json = msgspec.json.Encoder().encode
@@ -261,6 +289,40 @@ def decode(body: bytes, content_type: str, kind: type[M]) -> M:
         name = "JSON" if content_type == JSON else "msgpack"
         raise Refusal("malformed", f"expected {name}: {error}", "$") from error
     return message
+
+
+# The bytes that open a list or an object: in msgpack fixmap, fixarray, array 16 / 32, map 16 / 32.
+_MSGPACK_CONTAINERS = bytes([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
+_MSGPACK_RAW = frozenset([*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB])
+_fields = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
+_items = msgspec.msgpack.Decoder(list[dict[str, msgspec.Raw]]).decode
+
+
+def count_containers(body: bytes, content_type: str, enough: int) -> int:
+    """At least how many lists and objects a body opens, exactly only beyond `enough`.
+
+    Each takes some 70 bytes of memory, and a msgpack body opens one with a single byte. Brackets in
+    the strings of JSON count too, and so do bytes within the numbers of msgpack lists that look
+    like an opening; raw values and strings of msgpack do not.
+    """
+    if content_type == JSON:
+        return body.count(b"[") + body.count(b"{")
+    count = _openings(body)
+    if count <= enough:
+        return count
+    try:
+        fields = _fields(body)
+        values = [value for name, value in fields.items() if name not in ("events", "actions")]
+        for name in fields.keys() & {"events", "actions"}:
+            for item in _items(fields[name]):
+                values += item.values()
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return count
+    return sum(_openings(bytes(value)) for value in values if bytes(value)[0] not in _MSGPACK_RAW)
+
+
+def _openings(body: bytes) -> int:
+    return len(body) - len(body.translate(None, _MSGPACK_CONTAINERS))
 
 
 def _decoder(content_type: str, kind: type[M]) -> Any:

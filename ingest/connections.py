@@ -1,0 +1,300 @@
+"""Connections with the limits that the HTTP server does not have.
+
+`BoundedProtocol` is uvicorn's protocol over httptools (llhttp), which does the parsing. Added here:
+
+- so many connections and no more: beyond them the one that has been idle or half-open longest makes
+  room, and when all are busy the new one hears 429;
+- a header must be complete within a time, a size and a count; the framing of a body (chunk
+  extensions, trailers) is bounded by the body;
+- a peer that does not read its answer, and one that goes on sending after it, are cut off;
+- what is no HTTP is answered in the one JSON shape of errors.
+
+A `ConnectionWatch` looks at all connections once a second, so that a request costs no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from ingest.errors import Refusal
+from ingest.limits import Budget, ServerLimits
+
+SWEEP_SECONDS = 1.0
+LINGER_SECONDS = 2.0
+"""How long an early answer (413, say) waits to be read by a client that still sends."""
+
+
+class Phase(Enum):
+    """What is being read from a connection."""
+
+    WAITING = "waiting"  # for a request, or for our answer to one that is complete
+    HEADER = "header"
+    BODY = "body"
+    LINGERING = "lingering"  # a body whose request is answered already; it is thrown away
+
+
+class ConnectionWatch:
+    """All connections of a server: their count, their common budget, and who is too slow."""
+
+    def __init__(self, limits: ServerLimits, *, max_connections: int, budget: Budget) -> None:
+        self.limits = limits
+        self.max_connections = max_connections
+        self.budget = budget
+        self.open: set[BoundedProtocol] = set()
+        self.idle: dict[BoundedProtocol, None] = {}  # without a request, the longest so first
+        self.refused = 0
+        self.cut_off = dict.fromkeys(("header", "idle", "body", "send", "linger", "room"), 0)
+        self.malformed = 0
+
+    def protocol(self) -> Any:
+        """What uvicorn takes for `http=`."""
+        return partial(BoundedProtocol, watch=self)
+
+    def admit(self, connection: BoundedProtocol) -> bool:
+        """Whether a new connection may stay; the one that is idle longest goes if it must."""
+        if len(self.open) >= self.max_connections:
+            if not self.idle:
+                self.refused += 1
+                return False
+            self.cut(next(iter(self.idle)), "room")
+        self.open.add(connection)
+        self.idle[connection] = None
+        return True
+
+    def forget(self, connection: BoundedProtocol) -> None:
+        self.open.discard(connection)
+        self.idle.pop(connection, None)
+
+    def cut(self, connection: BoundedProtocol, why: str) -> None:
+        """Close a connection without another word."""
+        self.cut_off[why] += 1
+        self.forget(connection)
+        connection.transport.abort()
+
+    async def follow(self) -> None:
+        """Look after all connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep(loop.time())
+
+    def sweep(self, now: float) -> None:
+        for connection in list(self.open):
+            why = connection.overdue(now)
+            if why == "header" and connection.answering is False:
+                connection.refuse(
+                    Refusal("too_slow", "expected the header within its time; see header_seconds")
+                )
+                self.cut_off[why] += 1
+            elif why is not None:
+                self.cut(connection, why)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. See the module's docstring."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        watch: ConnectionWatch,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._watch = watch
+        self._limits = watch.limits
+        self._phase = Phase.WAITING
+        self._since = self.loop.time()
+        self._raw = 0  # bytes read since the request began, but those of its first read
+        self._body = 0  # of them, body
+        self._names = 0  # header lines of the request
+        self._header = 0  # bytes of its complete header lines
+        self._held = 0  # of the common budget, for an incomplete header
+        self._refusal: Refusal | None = None
+        self._unread = 0  # bytes of an answer that the peer did not take yet
+        self._unread_since = self._since
+
+    @property
+    def answering(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    # --- the life of a connection ----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base
+        self._since = self.loop.time()
+        if self._watch.admit(self):
+            super().connection_made(transport)
+            return
+        self.transport = transport
+        text = f"{self._watch.max_connections} connections are open"
+        self._write(Refusal("busy", text, retry_after=1.0))
+        transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch.forget(self)
+        self._give_back()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._raw += len(data)
+        super().data_received(data)
+        if self._phase is Phase.HEADER:
+            self._hold(len(data))
+        elif self._phase is Phase.LINGERING and self._raw > self._limits.max_message:
+            self._watch.cut(self, "linger")
+        elif self._phase is Phase.BODY and self._is_mostly_framing():
+            self._watch.cut(self, "body")
+
+    def _is_mostly_framing(self) -> bool:
+        """Whether a body is chunk extensions and trailers. A chunk of one byte has five more."""
+        return self._raw - self._body > self._limits.max_header + 16 * self._body
+
+    def overdue(self, now: float) -> str | None:
+        """Why this connection should be closed now, None when it should not."""
+        limits, waited = self._limits, now - self._since
+        if self._is_stuck(now):
+            return "send"
+        if self.transport.is_closing():
+            return None
+        if self._phase is Phase.HEADER and waited > limits.header_seconds:
+            return "header"
+        if self._phase is Phase.LINGERING and waited > LINGER_SECONDS:
+            return "linger"
+        if self._phase is Phase.BODY and waited > limits.body_seconds + LINGER_SECONDS:
+            return "body"
+        if self._phase is Phase.WAITING and not self.answering:
+            if self.cycle is None and waited > limits.header_seconds:
+                return "idle"
+            if waited > limits.idle_seconds:
+                return "idle"
+        return None
+
+    def _is_stuck(self, now: float) -> bool:
+        """Whether the peer has taken nothing of what is written to it, for too long."""
+        unread = self.transport.get_write_buffer_size()
+        if unread == 0 or unread != self._unread:
+            self._unread, self._unread_since = unread, now
+            return False
+        return now - self._unread_since > self._limits.send_seconds
+
+    # --- the parser's calls ----------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._enter(Phase.HEADER)
+        self._raw = self._body = self._names = self._header = 0
+        if len(self.pipeline) >= self._limits.max_pipelined:
+            raise self._refused("malformed", f"at most {self._limits.max_pipelined} in a pipeline")
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A line of the header, or of the trailer behind a chunked body, which nobody reads."""
+        self._names += 1
+        self._count(len(name) + len(value))
+        if self._names > self._limits.max_headers:
+            text = f"expected at most {self._limits.max_headers} header lines"
+            raise self._refused("header_too_large", text)
+        if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            raise self._refused("malformed", "expected no transfer encoding but chunked")
+        if self._phase is Phase.HEADER:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            raise self._refused("malformed", "expected HTTP/1.1")
+        if self.parser.should_upgrade():
+            raise self._refused("malformed", "expected HTTP/1.1 without an upgrade or CONNECT")
+        self._give_back()
+        self._enter(Phase.BODY)
+        self._watch.idle.pop(self, None)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._enter(Phase.WAITING)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self._phase is Phase.BODY and self.cycle.response_complete:
+            self._enter(Phase.LINGERING)
+        else:
+            self._since = self.loop.time()
+        super().on_response_complete()
+        if not self.answering and not self.transport.is_closing():
+            self._watch.idle[self] = None
+
+    # --- refusing --------------------------------------------------------------------------
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer what is no request, and close."""
+        self._write(refusal)
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to what its parser refuses, in our words.
+
+        Within a pipeline there is none: it would be taken for the answer to another request.
+        """
+        self._watch.malformed += 1
+        if not self.answering:
+            self._write(self._refusal or Refusal("malformed", f"expected HTTP/1.1: {msg}"))
+        self.transport.close()
+
+    def _write(self, refusal: Refusal) -> None:
+        body = msgspec.json.encode({"error": refusal.to_json()})
+        phrase = http.HTTPStatus(refusal.status).phrase
+        head = f"HTTP/1.1 {refusal.status} {phrase}\r\ncontent-type: application/json\r\n"
+        if refusal.retry_after is not None:
+            head += f"retry-after: {max(1, round(refusal.retry_after))}\r\n"
+        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
+
+    def _refused(self, code: str, text: str) -> Refusal:
+        """The refusal to raise in a parser's call: the parser stops, and we answer with it."""
+        self._refusal = Refusal(code, text)
+        return self._refusal
+
+    def _count(self, nbytes: int) -> None:
+        self._header += nbytes
+        if self._header > self._limits.max_header:
+            raise self._refused("header_too_large", self._too_large())
+
+    def _too_large(self) -> str:
+        return f"expected a header of at most {self._limits.max_header} bytes"
+
+    def _hold(self, nbytes: int) -> None:
+        """Count a read that left the header incomplete: the parser keeps it."""
+        if self._raw > self._limits.max_header:
+            self.refuse(Refusal("header_too_large", self._too_large()))
+        elif self._watch.budget.take(nbytes):
+            self._held += nbytes
+        else:
+            self.refuse(self._watch.budget.refusal())
+
+    def _give_back(self) -> None:
+        self._watch.budget.give(self._held)
+        self._held = 0
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._since = self.loop.time()

@@ -1,0 +1,106 @@
+"""What the collector spends at most on anybody: bytes, seconds, counts, connections."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ingest.errors import Refusal
+
+OWN_DESCRIPTORS = 64
+"""Descriptors that the collector needs beside its connections: journal, pipes, files it reads."""
+
+BACKLOG = 256
+"""Connections that may wait to be accepted; so many may come at once beyond the limit."""
+
+MAX_DEPTH = 32
+"""Lists and objects within each other, in an info."""
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Bounds on connections, requests and memory; sizes in bytes, times in seconds.
+
+    `max_message` bounds a JSON or msgpack body, `max_bulk` an Arrow one, `max_bodies` all bodies
+    that are in memory at once, `max_values` the lists and objects of one message. `max_open` bounds
+    what open episodes hold in memory, `max_pending` what waits for the shard writer.
+    """
+
+    max_connections: int = 4_096
+    header_seconds: float = 10.0
+    idle_seconds: float = 75.0
+    body_seconds: float = 60.0
+    send_seconds: float = 30.0
+    max_header: int = 32_768
+    max_headers: int = 100
+    max_pipelined: int = 16
+    max_message: int = 8_000_000
+    max_bulk: int = 64_000_000
+    max_bodies: int = 256_000_000
+    max_values: int = 1_250_000
+    max_open: int = 1_000_000_000
+    max_pending: int = 256_000_000
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected more than 0, got {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, words: Iterable[str]) -> ServerLimits:
+        """The limits with some of them changed: `["max_connections=200", "body_seconds=5"]`.
+
+        Raises ValueError for an unknown name or what is no number.
+        """
+        defaults, changed = cls(), {}
+        for word in words:
+            name, _, text = word.partition("=")
+            known = getattr(defaults, name, None) if name in cls.__dataclass_fields__ else None
+            if known is None:
+                names = ", ".join(cls.__dataclass_fields__)
+                raise ValueError(f"limit: expected NAME=NUMBER of {names}, got {word!r}")
+            try:
+                changed[name] = type(known)(text)
+            except ValueError as error:
+                raise ValueError(f"limit {name}: expected a number, got {text!r}") from error
+        return cls(**changed)
+
+
+class Budget:
+    """Bytes that several requests share. Used on one event loop, so it needs no lock."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.held = 0
+        self.refused = 0
+
+    def take(self, nbytes: int) -> bool:
+        """Take so many bytes if they are there."""
+        if self.held + nbytes > self.size:
+            self.refused += 1
+            return False
+        self.held += nbytes
+        return True
+
+    def give(self, nbytes: int) -> None:
+        """Give back what was taken."""
+        self.held -= nbytes
+
+    def refusal(self) -> Refusal:
+        text = f"the bodies of other requests fill the {self.size} bytes that are set aside"
+        return Refusal("busy", text, retry_after=1.0)
+
+
+def allow_all_descriptors() -> None:
+    """Raise this process's soft limit on open files to its hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def room_for_connections(wanted: int) -> int:
+    """How many connections the process may hold: `wanted`, or what its descriptors allow."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, soft - OWN_DESCRIPTORS - min(BACKLOG, soft // 4)))

@@ -1,0 +1,62 @@
+"""Bytes on a socket, for what no HTTP client would send."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+
+HOST = b"Host: localhost\r\n"
+_LENGTH = re.compile(rb"content-length: (\d+)\r\n(?:[^\r]+\r\n)*\r\n")
+_STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What came back: everything, and whether the other side closed."""
+
+    data: bytes
+    closed: bool
+
+    @property
+    def statuses(self) -> list[int]:
+        """The status of every answer, in order."""
+        return [int(found) for found in _STATUS.findall(self.data)]
+
+
+def connect(port: int, timeout: float = 5.0) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout)
+
+
+def exchange(port: int, data: bytes, *, patience: float = 5.0, answers: int = 1) -> Heard:
+    """Send bytes; answers what comes until the end, so many answers, or `patience` seconds."""
+    with connect(port, patience) as connection:
+        try:
+            connection.sendall(data)
+        except OSError:
+            return Heard(b"", closed=True)
+        return listen(connection, answers=answers)
+
+
+def whole_answers(data: bytes) -> int:
+    """How many answers have come to their end, by their Content-Length."""
+    count = 0
+    while (found := _LENGTH.search(data)) and len(data) >= found.end() + int(found[1]):
+        data = data[found.end() + int(found[1]) :]
+        count += 1
+    return count
+
+
+def listen(connection: socket.socket, *, answers: int = 1) -> Heard:
+    """What comes until the end, so many whole answers, or the socket's time-out."""
+    data = b""
+    try:
+        while chunk := connection.recv(65_536):
+            data += chunk
+            if answers and whole_answers(data) >= answers:
+                return Heard(data, closed=False)
+    except TimeoutError:
+        return Heard(data, closed=False)
+    except OSError:
+        return Heard(data, closed=True)
+    return Heard(data, closed=True)
