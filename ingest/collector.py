@@ -85,7 +85,7 @@ class Collector:
         tap: Tap | None = None,
         durable: bool = True,
         limits: Limits | None = None,
-        max_pending: int = 256_000_000,
+        max_pending: int = 40_000_000,
         max_open: int = 1_000_000_000,
         retry_seconds: float = 0.5,
         clock: Callable[[], float] = time.monotonic,

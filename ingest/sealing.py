@@ -37,6 +37,9 @@ from storage.journal import Plan, ShardRecord
 MAX_IDLE_ROWS = 64
 """So many journal rows that nothing needs may wait for the next record."""
 
+MOST_WAITING = 16_000_000
+"""So many bytes of parts, over all streams, do not wait to become larger shards."""
+
 
 @dataclass
 class _Ready:
@@ -128,6 +131,8 @@ class Sealing:
             ready.told = len(ready.parts)
             if ready.nbytes >= ready.rule.seal_bytes:
                 self._plan(stream)
+        if self.pending_bytes - self._in_flight_bytes >= MOST_WAITING:
+            self.plan_all()
 
     def _tell(self, stream: str, rule: PolicyDeclaration, sealed: list[Sealed]) -> None:
         """Tell of parts that have their ordinals now."""

@@ -22,6 +22,7 @@ FILES = (
     "planted",
     "planted_acting",
     "planted_disk",
+    "planted_shell",
 )
 """The modules of this folder that register mutants."""
 

@@ -24,6 +24,10 @@ NAMES = (
     "power_loss",
     "syscalls",
     "full_disk",
+    "drain",
+    "clock",
+    "slow_writer",
+    "two_collectors",
 )
 """The modules that define a SCENARIO, in the order in which they run."""
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,10 +48,13 @@ class GatedJournal(MemoryJournal):
 
 @asynccontextmanager
 async def running(
-    journal: MemoryJournal, writer: MemoryWriter | None = None, **given: Any
+    journal: MemoryJournal,
+    writer: MemoryWriter | None = None,
+    policy: PolicyDeclaration = DEFAULT,
+    **given: Any,
 ) -> AsyncIterator[Collector]:
     collector = Collector(
-        journal, writer or MemoryWriter(), {"default": DEFAULT}, retry_seconds=0.01, **given
+        journal, writer or MemoryWriter(), {"default": policy}, retry_seconds=0.01, **given
     )
     collector.start()
     try:
@@ -219,6 +223,23 @@ def test_parts_that_wait_for_the_disk_push_back() -> None:
             while collector.pending_bytes:
                 await asyncio.sleep(0.01)
             assert collector.accept(batch(instance, "b", 1))[0].accepted == 3
+
+    run(body)
+
+
+def test_parts_of_many_bytes_do_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before max_pending they are planned, whatever the seal times and sizes say."""
+    monkeypatch.setattr("ingest.sealing.MOST_WAITING", 500)
+
+    async def body() -> None:
+        writer, patient = MemoryWriter(), replace(DEFAULT, seal_seconds=600.0)
+        async with running(MemoryJournal(), writer, patient) as collector:
+            instance = await registered(collector)
+            for number in range(100):
+                await collector.durable(collector.accept(batch(instance, f"e{number}", number))[1])
+            while collector.pending_bytes > 500:
+                await asyncio.sleep(0.01)
+            assert len(writer.parts) > 50
 
     run(body)
 

@@ -1,0 +1,46 @@
+"""Broken builds around time, ends, locks and memory."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ingest.collector import Collector
+from ingest.sealer import Sealer
+from storage.files import FileLock
+from tests.faults.mutants import Patch, mutant
+
+
+@mutant(drain="slow")
+def drain_waits_for_the_writer(patch: Patch) -> None:
+    """A shard writer that does not answer holds up the end."""
+    patch.replace(Sealer, "kill", lambda self: None)
+
+
+@mutant(two_collectors="unclear")
+def lock_ignored(patch: Patch) -> None:
+    """Whoever asks for a lock has it: only SQLite still refuses, and names nobody."""
+    patch.replace(FileLock, "acquire", lambda self, *, blocking=True: True)
+
+
+@mutant(clock="refused")
+def wall_clock(patch: Patch) -> None:
+    """Time-outs follow the wall clock."""
+    begin = patch.original(Collector, "__init__")
+
+    def broken(self: Collector, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named, clock=time.time)
+
+    patch.replace(Collector, "__init__", broken)
+
+
+@mutant(slow_writer="grew")
+def no_back_pressure(patch: Patch) -> None:
+    """Parts wait for their shard in any number."""
+    begin = patch.original(Collector, "__init__")
+
+    def broken(self: Collector, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named)
+        self._max_pending = 2**40
+
+    patch.replace(Collector, "__init__", broken)
