@@ -38,7 +38,7 @@ def ack_before_commit(patch: Patch) -> None:
     patch.replace(Collector, "durable", durable)
 
 
-@mutant(crash="doubled")
+@mutant(crash="doubled", network="refused")
 def no_dedup(patch: Patch) -> None:
     """A retry is taken for something new; answers take their time, so that kills cut them off."""
     judge = patch.original(EpisodeAssembler, "judge")

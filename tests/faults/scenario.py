@@ -24,6 +24,7 @@ NAMES = (
     "power_loss",
     "syscalls",
     "full_disk",
+    "network",
     "drain",
     "clock",
     "slow_writer",
