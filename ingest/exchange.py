@@ -338,12 +338,12 @@ class Exchange:
         if episode.answer is not None:
             return episode.answer
         self._require_open()
-        if episode.news:  # the question itself: nothing can come behind it
-            news = episode.news.popleft()
-            episode.said = news.said
+        if episode.news:  # its last is the question itself: nothing can come behind it
+            episode.said = episode.news.pop().said
             episode.asked = None
             self._pending -= 1
-            del self._ready[episode.episode_id]
+            if not episode.news:
+                del self._ready[episode.episode_id]
         raise TimeoutError(f"Episode {episode.episode_id}: no action in {self._timeout:g} s")
 
     def _take(self) -> Poll:

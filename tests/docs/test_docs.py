@@ -95,11 +95,15 @@ def test_the_pages_read_the_shards(home: Path, collector: CollectorProcess) -> N
         assert run_python(code, home, collector)
 
 
-def test_the_sample_batch_page_runs(home: Path, collector: CollectorProcess) -> None:
-    """Its blocks in order; a line that ends in a comment of what it prints, prints that."""
-    code = "\n".join(blocks("docs/sample_batch.md", "python"))
+@pytest.mark.parametrize("page", ["sample_batch", "external_env"])
+def test_a_page_that_needs_no_collector_runs(
+    page: str, home: Path, collector: CollectorProcess
+) -> None:
+    """Its blocks in order; a print that ends in a comment of what it prints, prints that."""
+    code = "\n".join(blocks(f"docs/{page}.md", "python"))
     printed = run_python(code, home, collector).splitlines()
-    promised = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    promised = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert promised
     assert promised == printed[-len(promised) :]
 
 
