@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ingest import wire
+
 
 def number(episode_id: str, name: str, value: Any) -> float:
     """A finite float of a Python or numpy number."""
@@ -52,6 +54,7 @@ def encode_info(episode_id: str, info: Mapping[str, Any]) -> Any:
     """
     try:
         plain = msgspec.to_builtins(dict(info), str_keys=True, enc_hook=_plain)
+        wire.require_shallow(plain)
         return msgspec.Raw(msgspec.msgpack.encode(plain))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"Episode {episode_id}: info: expected JSON values: {error}") from error

@@ -175,6 +175,7 @@ def info_of(event: Any) -> str:
     if not event.info:
         return ""
     try:
+        wire.require_shallow(event.info)
         return json.dumps(event.info, ensure_ascii=False, allow_nan=False, default=_refuse_info)
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, SpaceError):

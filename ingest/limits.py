@@ -14,9 +14,6 @@ OWN_DESCRIPTORS = 64
 BACKLOG = 256
 """Connections that may wait to be accepted; so many may come at once beyond the limit."""
 
-MAX_DEPTH = 32
-"""Lists and objects within each other, in an info."""
-
 
 @dataclass(frozen=True)
 class ServerLimits:

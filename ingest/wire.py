@@ -32,6 +32,9 @@ MSGPACK = "application/msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
 
 MAX_EVENTS = 10_000
+MAX_DEPTH = 32
+"""Lists and objects within each other, in an info: what any reader of its JSON can take."""
+
 Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 OptionalId: TypeAlias = Annotated[str, Meta(max_length=256)]
 Micros: TypeAlias = Annotated[int, Meta(ge=-(2**62), le=2**62)]
@@ -289,6 +292,21 @@ def decode(body: bytes, content_type: str, kind: type[M]) -> M:
         name = "JSON" if content_type == JSON else "msgpack"
         raise Refusal("malformed", f"expected {name}: {error}", "$") from error
     return message
+
+
+def require_shallow(info: Any) -> None:
+    """Raise ValueError for an info with more than MAX_DEPTH lists and objects within each other."""
+    level = [info]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return
+    raise ValueError(f"at most {MAX_DEPTH} lists and objects within each other")
 
 
 # The bytes that open a list or an object: in msgpack fixmap, fixarray, array 16 / 32, map 16 / 32.

@@ -269,6 +269,11 @@ def test_the_callers_info_is_taken_as_it_is_now(
     client.log_action(name, OBS, 1)
     with pytest.raises(ValueError, match=f"Episode {name}: info: expected JSON values"):
         client.log_returns(name, 0.0, {"x": object()})
+    deep: list[Any] = []
+    for _ in range(40):
+        deep = [deep]
+    with pytest.raises(ValueError, match="at most 32 lists and objects"):
+        client.log_returns(name, 0.0, {"x": deep})
     client.flush()
     assert info == {"clicks": [1, 2]}
     assert collector.episodes[name].infos == [{"clicks": [1]}, {}]

@@ -297,3 +297,16 @@ def test_a_reader_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
 
         wait_until(is_cut)
         assert metric(collector, "headrace_connections") == 1
+
+
+def test_an_info_is_not_deeper_than_its_readers(tmp_path: Path) -> None:
+    """32 levels are kept, 33 are refused with their place; nothing that is stored is unreadable."""
+    declare(tmp_path)
+    with CollectorProcess(tmp_path) as collector:
+        collector.post("/v1/episodes", {"episode_id": "e"})
+        for levels, expected in ((31, 200), (32, 422), (900, 422)):
+            info = b'{"a":' + b"[" * levels + b"]" * levels + b"}"
+            body = b'{"obs":[1,2,3,4],"action":0,"info":' + info + b"}"
+            status, answer = collector.request("POST", "/v1/episodes/e/log_action", body)
+            assert (levels, status) == (levels, expected)
+        assert answer["error"]["path"] == "$.info"
