@@ -130,7 +130,7 @@ def _commands() -> tuple[Callable[..., None], ...]:
     whole_way = (edge.demo, edge.up)
     collecting = (edge.collect, edge.replay)
     judging = (learning.freeze, learning.train, learning.evaluate, learning.publish)
-    looking = (at_rest.versions, edge.ls, edge.verify)
+    looking = (at_rest.versions, edge.ls, edge.verify, edge.pseudonym)
     return (*whole_way, *collecting, *judging, *looking)
 
 

@@ -200,7 +200,9 @@ class Acting:
         """Answer a repeated request, whose first answer was lost, with the decision it made."""
         episode = self._collector.assembler.episodes[call.episode_id]
         mine = episode.started.instance == (request.instance or "")
-        if not mine or not episode.repeats_decision(call.seq, obs):
+        if not mine or not episode.repeats_decision(
+            call.seq, self._collector.redacted_observation(episode, obs)
+        ):
             return False
         sent = self._live.sent(episode.started.policy_id, episode.open_action())
         answer.action = plain(sent)

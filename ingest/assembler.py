@@ -136,6 +136,7 @@ class EpisodeAssembler:
         self.rules = {name: PolicyRules.of(policy) for name, policy in policies.items()}
         every = [*(PolicyRules.of(policy) for policy in past), *self.rules.values()]
         self._schemas = {(r.declaration.policy_id, r.schema_id): r for r in every}
+        self.redacts = any(rules.declaration.redact for rules in every)
         self.episodes: dict[str, OpenEpisode] = {}
         self.finished: OrderedDict[str, Finished] = OrderedDict()
         self.instances = Instances()
@@ -340,6 +341,12 @@ class EpisodeAssembler:
     def rules_of(self, policy_id: str, schema_id: str) -> PolicyRules:
         """The rules that an episode began under: today's declaration or an earlier one."""
         return self._schemas[policy_id, schema_id]
+
+    def rules_for(self, event: wire.Event) -> PolicyRules | None:
+        """The rules that an event is judged by; None where it will be refused anyway."""
+        if isinstance(event, wire.Start):
+            return self._rules_of("", {"": event.policy_id})
+        return self._rules_of(event.episode_id, {})
 
     def _rules_of(self, episode_id: str, starting: Mapping[str, str | None]) -> PolicyRules | None:
         episode = self.episodes.get(episode_id)

@@ -31,7 +31,9 @@ from ingest.errors import CollectorFailed, Refusal
 from ingest.events import Ended, Event, Started, encode_event, encode_row
 from ingest.flow import FlowControl
 from ingest.histogram import Histogram
+from ingest.open_episode import OpenEpisode
 from ingest.recovery import Recovered, Totals, policies_state, recover
+from ingest.redaction import Redactor
 from ingest.sealer import Sealer, Writer
 from ingest.sealing import Sealing
 from ingest.tap import Gate, Tap
@@ -73,6 +75,7 @@ class Collector:
     wait for a shard, `max_open` what open episodes hold: beyond them events get 429. After a full
     disk nothing is taken for `retry_seconds`. `tap` gets parts as soon as they are durable.
     `durable` is what replies say of what they acknowledge: False for a journal in memory.
+    `redaction_key` makes the pseudonyms of redacted fields.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Collector:
         flow: FlowControl | None = None,
         tap: Tap | None = None,
         durable: bool = True,
+        redaction_key: bytes = b"",
         limits: Limits | None = None,
         max_pending: int = 40_000_000,
         max_open: int = 1_000_000_000,
@@ -96,6 +100,7 @@ class Collector:
         self.draining = False
         self.failure: Exception | None = None
         self.keeps = durable
+        self._redactor = Redactor(redaction_key)
         self._flow = flow
         self._tap = tap
         self._gate = Gate(tap) if tap is not None else None
@@ -260,12 +265,14 @@ class Collector:
     ) -> tuple[wire.EventsReply, int]:
         assembler, received = self.assembler, self._wall()
         many = len(batch.events) >= CHECK_TOGETHER
-        values = assembler.check_values(batch) if many else {}
+        values = assembler.check_values(batch) if many and not assembler.redacts else {}
         row = self._committer.next_row
         encoded: list[bytes] = []
         reply = wire.EventsReply(durable=self.keeps, accepted=0)
         for index, event in enumerate(batch.events):
             try:
+                if assembler.redacts:
+                    event = self._redacted(event)
                 judged = assembler.judge(batch.instance, event, values.get(index))
                 if judged is not None and caller.token_id and isinstance(judged[0], Started):
                     judged = self._owned(judged[0], caller)
@@ -289,6 +296,17 @@ class Collector:
         if fresh:
             self._sealing.plan_all()
         return reply, waits_for
+
+    def _redacted(self, event: wire.Event) -> wire.Event:
+        """The event without what its policy's file takes out. Raises Refusal."""
+        rules = self.assembler.rules_for(event)
+        redaction = None if rules is None else self._redactor.of(rules)
+        return event if redaction is None else redaction.event(event)
+
+    def redacted_observation(self, episode: OpenEpisode, obs: bytes) -> bytes:
+        """An observation, in canonical bytes, as it is kept of an episode."""
+        redaction = self._redactor.of(episode.rules)
+        return obs if redaction is None else redaction.observation(obs)
 
     def _owned(self, started: Started, caller: Caller) -> tuple[Event, bytes]:
         """A start with its owner. Raises Refusal when the owner's open episodes are too many."""

@@ -272,6 +272,22 @@ def verify(
     raise typer.Exit(0 if report.ok else 1)
 
 
+def pseudonym(
+    value: Annotated[str, typer.Argument(help="What was redacted by `hash`.")],
+    root: Root = ROOT,
+    as_json: Json = False,
+) -> None:
+    """Show what stands for a redacted value under this root, to find or erase its rows."""
+    from ingest.redaction import pseudonym as stand_in
+    from ingest.redaction_key import redaction_key
+    from storage import console
+    from storage.policy_files import load_declarations
+
+    _require_folder(root)
+    found = stand_in(redaction_key(root, load_declarations(root).values()), value)
+    return console.line({"pseudonym": found}) if as_json else print(found)
+
+
 def _require_folder(root: Path) -> None:
     if not root.is_dir():
         raise ValueError(f"--root: expected a folder, found none at {root}")

@@ -80,6 +80,7 @@ class Server:
             flow=FlowControl(kept.policies, self.live.version),
             tap=tap,
             durable=kept.durable,
+            redaction_key=kept.redaction_key,
             max_pending=options.limits.max_pending,
             max_open=options.limits.max_open,
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingest.redaction_key import KEY_BYTES, redaction_key
 from ingest.remote_inference import LivePolicies
 from ingest.sealer import Writer
 from storage.declarations import PolicyDeclaration
@@ -29,11 +31,13 @@ class Stores:
     writer: Writer
     live: LivePolicies
     durable: bool
+    redaction_key: bytes
 
 
 def stores_under(root: Path, compression: str = "zstd") -> Stores:
     """The stores of a root directory. Raises JournalLocked, StorageError, OSError."""
     policies = load_declarations(root)
+    key = redaction_key(root, policies.values())
     journal = SqliteJournal.open(root / "journal")
     notice_restore(journal, root / "shards")
     writer = WriterProcess(
@@ -41,13 +45,15 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
         owner=journal.collector_id,
         compression=compression,  # type: ignore[arg-type]  # the command line checks it
     )
-    return Stores(policies, journal, writer, LivePolicies(root, policies), durable=True)
+    live = LivePolicies(root, policies)
+    return Stores(policies, journal, writer, live, durable=True, redaction_key=key)
 
 
 def stores_in_memory(policies: Mapping[str, PolicyDeclaration]) -> Stores:
     """Stores that leave nothing behind. Parts are for a tap: there is no shard to read later."""
     journal = MemoryJournal(keep_records=False)
-    return Stores(policies, journal, _NoShards(), LivePolicies(None, policies), durable=False)
+    live, key = LivePolicies(None, policies), secrets.token_bytes(KEY_BYTES)
+    return Stores(policies, journal, _NoShards(), live, durable=False, redaction_key=key)
 
 
 class _NoShards:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from storage.episode import DEFAULT_POLICY
+from storage.redaction_rules import check_redaction
 from storage.spaces import Space, canonical_json, schema_id, space_from_json, space_to_json
 
 FORMAT_VERSION = 1
@@ -49,6 +50,7 @@ class PolicyDeclaration:
     # flow control of on-policy training: when clients are held until newer weights are live
     steps_per_version: int | None = None  # steps acted with one version; None: never held by this
     max_policy_lag: int | None = None  # versions by which a client may be behind; None: any
+    redact: Mapping[str, str] = field(default_factory=dict)  # see storage.redaction_rules
 
     def __post_init__(self) -> None:
         check_policy_id(self.policy_id)
@@ -66,6 +68,10 @@ class PolicyDeclaration:
                 )
         if self.reward_window < 0:
             raise DeclarationError(f"reward_window: expected >= 0, got {self.reward_window!r}")
+        try:
+            check_redaction(self.redact, self.observation)
+        except ValueError as error:
+            raise DeclarationError(str(error)) from error
 
     @property
     def schema_id(self) -> str:

@@ -1,0 +1,198 @@
+"""Taking out of events what must not reach the disk, before anything is made of them.
+
+A `Redaction` knows one policy's `redact` rules (`storage.redaction_rules`). It is applied to a wire
+event before the event is judged, so that neither journal nor shard, neither a message about the
+event nor the cause of a broken episode can hold what it takes out. The same event gives the same
+result: a retry is still known as one.
+
+A pseudonym is an HMAC under the root's own key (`keys/redaction.key`): the same value has the same
+one in every field and every episode of that root, and without the key nobody can try values out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ingest import wire
+from ingest.errors import Refusal
+from ingest.open_episode import PolicyRules
+from storage.codec import Codec
+from storage.leaf import Leaf, bounds_of
+from storage.redaction_rules import HASH_DIGITS, leaf_rules
+from storage.spaces import Discrete, MultiDiscrete, SpaceError, Text
+
+__all__ = ["Redaction", "Redactor", "pseudonym"]
+
+
+def pseudonym(key: bytes, value: Any) -> str:
+    """32 hex digits that stand for a value; a number and its text have the same."""
+    return _digest(key, value).hex()[:HASH_DIGITS]
+
+
+def _digest(key: bytes, value: Any) -> bytes:
+    return hmac.digest(key, _text(value).encode("utf-8", "surrogatepass"), hashlib.sha256)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):  # what JSON cannot say is refused afterwards
+        return repr(value)
+
+
+class Redaction:
+    """The rules of one policy, applied to its events."""
+
+    def __init__(self, redact: Mapping[str, str], observation: Codec, key: bytes) -> None:
+        self._key = key
+        self._observation = observation
+        self._leaves = leaf_rules(redact, observation.space)
+        self._infos = _paths(redact, "infos")
+        self._tags = _paths(redact, "tags")
+
+    def event(self, event: wire.Event) -> wire.Event:
+        """The event without what the rules take out. Raises Refusal for an invalid observation."""
+        changes: dict[str, Any] = {}
+        if isinstance(event, wire.Start):
+            if event.tags and self._tags:
+                changes["tags"] = self._mapping(event.tags, self._tags, nested=False)
+        else:
+            obs = getattr(event, "obs", None)
+            if obs is not None and self._leaves:
+                changes["obs"] = self._checked(event.episode_id, obs)
+            info = getattr(event, "info", None)
+            if info and self._infos:
+                changes["info"] = self._mapping(info, self._infos, nested=True)
+        return msgspec.structs.replace(event, **changes) if changes else event
+
+    def _checked(self, episode_id: str, obs: Any) -> bytes:
+        try:
+            data = self._observation.from_wire(obs, "obs")
+        except SpaceError:
+            # not from it: its text shows the values that came
+            raise Refusal(
+                "invalid",
+                f"Episode {episode_id}: expected an observation of the policy's space; what came "
+                "is not shown, because parts of it are redacted",
+                "obs",
+                episode_id,
+            ) from None
+        return self.observation(data)
+
+    def observation(self, data: bytes) -> bytes:
+        """Canonical bytes of an observation with other values in the leaves that have a rule."""
+        if not self._leaves:
+            return data
+        columns = dict(self._observation.columns(data, 1, [len(data)]))
+        for leaf, rule in self._leaves:
+            value = columns[leaf.path][0]
+            columns[leaf.path] = (
+                [self._stand_in(leaf, rule, value)]
+                if leaf.is_text
+                else np.asarray(self._stand_in(leaf, rule, value), leaf.dtype)[None]
+            )
+        return self._observation.encode_columns(columns, 1)[0]
+
+    def _stand_in(self, leaf: Leaf, rule: str, value: Any) -> Any:
+        if rule == "drop":
+            return _nothing(leaf)
+        space = leaf.space
+        if isinstance(space, Text):
+            return self._pseudonym(value)[: space.max_length]
+        if isinstance(space, Discrete):
+            return self._code(int(value), space.n, space.start)
+        if not isinstance(space, MultiDiscrete):
+            raise TypeError(f"{leaf.path}: {type(space).__name__} has no pseudonym")
+        ranges = zip(space.nvec, space.start, strict=True)
+        return [self._code(int(item), *one) for item, one in zip(value, ranges, strict=True)]
+
+    def _pseudonym(self, value: Any) -> str:
+        return pseudonym(self._key, value)
+
+    def _code(self, value: int, n: int, start: int) -> int:
+        return start + int.from_bytes(_digest(self._key, value)[:16], "big") % n
+
+    def _mapping(
+        self, given: Mapping[str, Any], rules: Mapping[str, str], *, nested: bool
+    ) -> dict[str, Any]:
+        if "" in rules:
+            return {}
+        result: Any = dict(given)
+        for path, rule in rules.items():
+            change = None if rule == "drop" else self._pseudonym
+            result = _replaced(result, path.split(".") if nested else [path], change)
+        changed: dict[str, Any] = result
+        return changed
+
+
+def _paths(redact: Mapping[str, str], part: str) -> dict[str, str]:
+    """Path below `part` -> rule, the longest first; "" is all of it."""
+    found = {
+        path.partition(".")[2]: rule
+        for path, rule in redact.items()
+        if path.partition(".")[0] == part
+    }
+    return {path: found[path] for path in sorted(found, key=len, reverse=True)}
+
+
+def _replaced(value: Any, path: list[str], change: Callable[[Any], str] | None) -> Any:
+    """A copy of a nested value without, or with another value at, whatever a path names.
+
+    The items of a list are looked into one by one. A key may itself hold dots: every way to read
+    the path is taken, for what is named must not slip through.
+    """
+    if isinstance(value, (list, tuple)):
+        return [_replaced(item, path, change) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    result = dict(value)
+    for size in range(1, len(path) + 1):
+        name = ".".join(path[:size])
+        if name not in result:
+            continue
+        if size < len(path):
+            result[name] = _replaced(result[name], path[size:], change)
+        elif change is None:
+            del result[name]
+        else:
+            result[name] = change(result[name])
+    return result
+
+
+def _nothing(leaf: Leaf) -> Any:
+    """The legal value nearest to zero; the shortest text."""
+    space = leaf.space
+    if isinstance(space, Text):
+        return (space.charset or "-")[0] * space.min_length
+    bounds = bounds_of(space)
+    zero = np.zeros(leaf.shape, leaf.dtype)
+    return zero if bounds is None else np.clip(zero, *bounds).astype(leaf.dtype)
+
+
+class Redactor:
+    """The redactions of one collector's policies."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._known: dict[tuple[str, str], Redaction] = {}
+
+    def of(self, rules: PolicyRules) -> Redaction | None:
+        """The redaction of an episode's rules, None where nothing is taken out."""
+        declared = rules.declaration
+        if not declared.redact:
+            return None
+        name = declared.policy_id, rules.schema_id
+        found = self._known.get(name)
+        if found is None:
+            found = Redaction(declared.redact, rules.observation, self._key)
+            self._known[name] = found
+        return found
