@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
 
-from ingest.auth import LOCAL, NOBODY, Allowance, Caller, TokenBook, require_allowance
+from ingest.auth import LOCAL, NOBODY, Allowance, Caller, TokenBook, masked, require_allowance
 from ingest.errors import Refusal
 
 __all__ = ["Admission", "Hosts", "audit"]
@@ -24,19 +23,13 @@ __all__ = ["Admission", "Hosts", "audit"]
 _audit = logging.getLogger("headrace.audit")
 _audit.setLevel(logging.INFO)  # what may not be missing is not a matter of verbosity
 
-_SECRET = re.compile(r"(hr_[0-9a-f]{8})_[A-Za-z0-9_-]+")
-
 AUDIT_RATE = 10.0
 """Refusals told in the log a second at most; those beyond are counted."""
 
 
 def audit(event: str, **fields: Any) -> None:
-    """One line for whoever looks later: the event and its fields as JSON. Never a secret.
-
-    A token that strayed into a path is masked: its place is a header, but people paste.
-    """
-    line = msgspec.json.encode({"audit": event, **fields}).decode()
-    _audit.info("%s", _SECRET.sub(r"\1_***", line))
+    """One line for whoever looks later: the event and its fields as JSON. Never a secret."""
+    _audit.info("%s", masked(msgspec.json.encode({"audit": event, **fields}).decode()))
 
 
 class Hosts:

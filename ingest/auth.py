@@ -34,6 +34,7 @@ NOBODY_NEEDED: frozenset[str] = frozenset()
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"[0-9a-f]{8}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_SENT = re.compile(r"(hr_[0-9a-f]{8})_[A-Za-z0-9_-]+")
 _NOTHING = "0" * 64
 
 
@@ -94,6 +95,11 @@ def hashed(secret: str) -> str:
 def bearer(token_id: str, secret: str) -> str:
     """The text that a client sends."""
     return f"hr_{token_id}_{secret}"
+
+
+def masked(text: str) -> str:
+    """A text without the secrets in it: a token's place is a header, but people paste."""
+    return _SENT.sub(r"\1_***", text)
 
 
 @dataclass

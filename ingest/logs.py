@@ -1,7 +1,7 @@
 """Log lines: one event is one line, for people or for machines.
 
 A message may hold what a stranger sent (an episode id, say): control characters are written as
-escapes, so that nobody forges a line.
+escapes, so that nobody forges a line; and a token that strayed into it is masked.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import json
 import logging
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
+
+from ingest.auth import masked
 
 LogFormat: TypeAlias = Literal["text", "json"]
 LEVELS = ("debug", "info", "warning", "error")
@@ -35,9 +37,11 @@ class TextLines(logging.Formatter):
     """`2026-01-31T12:00:00.123+00:00 WARNING headrace.collector: text`; a traceback follows."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = record.getMessage().translate(_ESCAPES)
+        said = masked(record.getMessage()).translate(_ESCAPES)
         line = f"{_time(record)} {record.levelname} {record.name}: {said}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if record.exc_info:
+            line += "\n" + masked(self.formatException(record.exc_info))
+        return line
 
 
 class JsonLines(logging.Formatter):
@@ -48,10 +52,10 @@ class JsonLines(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": masked(record.getMessage()),
         }
         if record.exc_info:
-            document["error"] = self.formatException(record.exc_info)
+            document["error"] = masked(self.formatException(record.exc_info))
         return json.dumps(document)
 
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +37,7 @@ def create(
 ) -> None:
     """Make a token and print it: this once, for only its hash is kept."""
     from ingest.admission import audit
+    from ingest.logs import configure
     from ingest.token_file import create_token
     from storage import console
 
@@ -45,7 +45,7 @@ def create(
     token, text = create_token(
         root, name, scope, lives=lives, rate=rate, open_episodes=open_episodes
     )
-    _tell_audit()
+    configure()
     audit("token_created", id=token.id, name=token.name, scopes=token.scopes)
     if as_json:
         return console.line({"token": text, **_document(token)})
@@ -74,20 +74,16 @@ def revoke(
 ) -> None:
     """Revoke a token; a running collector refuses it within a second."""
     from ingest.admission import audit
+    from ingest.logs import configure
     from ingest.token_file import revoke_token
     from storage import console
 
     token = revoke_token(root, which)
-    _tell_audit()
+    configure()
     audit("token_revoked", id=token.id, name=token.name)
     if as_json:
         return console.line(_document(token))
     return print(f"Revoked {token.name} ({token.id}).")
-
-
-def _tell_audit() -> None:
-    """Audit lines of a command go to stderr."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
 
 
 def _seconds(text: str) -> float:
