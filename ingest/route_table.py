@@ -51,8 +51,9 @@ class Route:
 
     `needed` are the scopes of which a caller needs one. `handler` is the name of the method of
     `ingest.routes.Routes` that answers. `body` is the message that is taken (JSON or msgpack), or
-    the media type of what is no message; `reply` likewise. `refuses` are codes beside those of EVERYWHERE; `query` and `headers` are the names
-    that mean something here, each with what it says.
+    the media type of what is no message; `reply` likewise. `refuses` are codes beside those of
+    EVERYWHERE; `query` and `headers` are the names that mean something here, each with what it
+    says.
     """
 
     method: str
