@@ -22,7 +22,7 @@ import logging
 import math
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -108,12 +108,8 @@ class ExternalEnv:
         self.observation_space = observation_space
         self._exchange = Exchange(timeout=action_timeout, max_pending=max_pending)
         self._owned = PolicyClient(collector) if isinstance(collector, str) else None
-        client = collector if self._owned is None else self._owned
-        self._here: EpisodesHere | None = None
-        if isinstance(client, PolicyClient):
-            self._episodes: Episodes = client
-        else:
-            self._episodes = self._here = self._in_process()
+        self._here = self._in_process() if collector is None else None
+        self._episodes = self._here or self._owned or _client(collector)
         self._thread = threading.Thread(target=self._main, name=type(self).__name__, daemon=True)
         self._error: BaseException | None = None
         self._stop = threading.Event()
@@ -140,13 +136,19 @@ class ExternalEnv:
         """
         return self._episodes.start_episode(episode_id, training_enabled)
 
-    def get_action(self, episode_id: str, observation: Any) -> Any:
+    def get_action(self, episode_id: str | Sequence[str], observation: Any) -> Any:
         """The policy's action on an observation, recorded as the episode's next step.
+
+        With a list of ids and a mapping id -> observation it answers a dict id -> action.
 
         TimeoutError names the episode. It is then as it was before the call, unless the worker has
         seen the observation: then the call is to be repeated with it, and others are refused.
         """
-        return self._episodes.get_action(episode_id, observation)
+        if isinstance(episode_id, str) or self._here is None:
+            return self._episodes.get_action(episode_id, observation)
+        if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
+            raise ValueError("get_action: expected a mapping of the given ids to observations")
+        return {name: self._here.get_action(name, observation[name]) for name in episode_id}
 
     def log_action(
         self,
@@ -349,6 +351,13 @@ class _SingleAgent:
             obs = self._policy.observe(episode_id, observation)
             seen = {DEFAULT_AGENT: self._policy.observation.decode(obs)}
         self._exchange.end(episode_id, seen, truncated=bool(truncated))
+
+
+def _client(collector: Any) -> Episodes:
+    """The client that was given. Raises TypeError for what is none."""
+    if not callable(getattr(collector, "start_episode", None)):
+        raise TypeError(f"collector: expected an address or a PolicyClient, got {collector!r:.80}")
+    return collector  # type: ignore[no-any-return]  # as it says
 
 
 def open_episode(exchange: Exchange, episode_id: str | None, training_enabled: bool) -> str:

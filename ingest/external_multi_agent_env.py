@@ -10,7 +10,7 @@ names only the agents that it concerns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingest.client_book import ClientPolicy
@@ -40,9 +40,11 @@ class ExternalMultiAgentEnv(ExternalEnv):
     def _in_process(self) -> EpisodesHere:
         return _ManyAgents(self._exchange, self.observation_space, self.action_space)
 
-    def get_action(self, episode_id: str, observation: Mapping[Any, Any]) -> dict[Any, Any]:
+    def get_action(
+        self, episode_id: str | Sequence[str], observation: Mapping[Any, Any]
+    ) -> dict[Any, Any]:
         """Actions of the policy by agent, for every agent that is observed and goes on."""
-        return dict(self._episodes.get_action(episode_id, observation))
+        return dict(super().get_action(episode_id, observation))
 
     def log_action(
         self,

@@ -312,6 +312,28 @@ def test_different_episodes_are_concurrent():
     base.stop()
 
 
+def test_a_list_of_episodes_gets_a_dict_of_actions():
+    """get_action takes ids and a mapping of observations, as the client's does."""
+
+    def body(env: ExternalEnv) -> None:
+        names = [env.start_episode(name) for name in ("a", "b")]
+        assert env.get_action(names, {"a": obs(3), "b": obs(4)}) == {"a": 3, "b": 4}
+        with pytest.raises(ValueError, match="expected a mapping of the given ids"):
+            env.get_action(names, {"a": obs(3)})
+        for name in names:
+            env.end_episode(name)
+
+    assert [seen.steps[0][1] for seen in served(body).values()] == [3, 4]
+
+
+def test_a_collector_is_an_address_or_a_client():
+    """Anything else is refused, not taken for a worker in this process."""
+    with pytest.raises(
+        TypeError, match="collector: expected an address or a PolicyClient, got 8642"
+    ):
+        ExternalEnv(ACTION, OBSERVATION, collector=8642)
+
+
 def test_one_episode_is_strictly_serial(idle):
     """A second thread in an episode that waits for its action is refused, and harms nothing."""
     env = idle()
