@@ -13,13 +13,22 @@ pushes, one large one, and a merge of filters agree.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FILTERS", "Filter", "MeanStdFilter", "NoFilter", "RunningStat", "make_filter"]
+__all__ = [
+    "FILTERS",
+    "ConcurrentMeanStdFilter",
+    "Filter",
+    "MeanStdFilter",
+    "NoFilter",
+    "RunningStat",
+    "make_filter",
+]
 
 FloatArray = npt.NDArray[np.float64]
 # Keeps the quotient finite where a feature never changes.
@@ -181,8 +190,20 @@ class MeanStdFilter:
     def clear_buffer(self) -> None:
         self.buffer = RunningStat(self.size)
 
+    def take_buffer(self) -> MeanStdFilter:
+        """A copy as it is, whose buffer is then cleared here: nothing falls between the two."""
+        taken = self.as_serialisable()
+        self.clear_buffer()
+        return taken
+
     def copy(self) -> Self:
         twin = type(self)(self.size, clip=self.clip)
+        twin.sync(self)
+        return twin
+
+    def as_serialisable(self) -> MeanStdFilter:
+        """A plain copy without a lock, buffer included: what travels between processes."""
+        twin = MeanStdFilter(self.size, clip=self.clip)
         twin.sync(self)
         return twin
 
@@ -210,6 +231,58 @@ class MeanStdFilter:
         # Together, once per change: a client applies them to every single observation.
         self._mean: FloatArray = self.stats.mean
         self._scale: FloatArray = 1.0 / (self.stats.std + _EPSILON)
+
+
+class ConcurrentMeanStdFilter(MeanStdFilter):
+    """A MeanStdFilter that several threads may push to, read and merge at once.
+
+    It filters alike and its state is that of a MeanStdFilter: concurrency is its process's matter,
+    so that no spec names it. Sampling in a background thread demands it.
+    """
+
+    def __init__(self, size: int, *, clip: float | None = None) -> None:
+        self._lock = threading.RLock()
+        super().__init__(size, clip=clip)
+
+    def __call__(self, flat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        with self._lock:
+            return super().__call__(flat)
+
+    def push(self, flat: npt.ArrayLike) -> None:
+        with self._lock:
+            super().push(flat)
+
+    def apply_changes(self, other: MeanStdFilter, *, with_buffer: bool = False) -> None:
+        # a private copy, so that two filters that merge each other never wait for each other
+        theirs = other.copy()
+        with self._lock:
+            super().apply_changes(theirs, with_buffer=with_buffer)
+
+    def sync(self, other: MeanStdFilter) -> None:
+        theirs = other if type(other) is MeanStdFilter else other.as_serialisable()
+        with self._lock:
+            super().sync(theirs)
+
+    def clear_buffer(self) -> None:
+        with self._lock:
+            super().clear_buffer()
+
+    def take_buffer(self) -> MeanStdFilter:
+        with self._lock:
+            return super().take_buffer()
+
+    def copy(self) -> Self:
+        twin = type(self)(self.size, clip=self.clip)
+        twin.sync(self)
+        return twin
+
+    def as_serialisable(self) -> MeanStdFilter:
+        with self._lock:
+            return super().as_serialisable()
+
+    def to_json(self) -> dict[str, Any]:
+        with self._lock:
+            return super().to_json()
 
 
 FILTERS: Mapping[str, Callable[[Any, int], NoFilter | MeanStdFilter]] = {

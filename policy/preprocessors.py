@@ -21,7 +21,7 @@ import numpy.typing as npt
 from storage.codec import Leaf, leaves
 from storage.spaces import Array, Box, Dict, Discrete, MultiDiscrete, Space, SpaceError, Tuple
 
-__all__ = ["Flattener", "assemble", "columns_of", "flatten_observation"]
+__all__ = ["Flattener", "assemble", "columns_of", "flatten_observation", "leaf_values"]
 
 FloatArray = npt.NDArray[np.float32]
 _FLOAT32 = np.dtype("float32")
@@ -54,7 +54,7 @@ class Flattener:
                 raise _wrong_shape(box, value.shape)
             flat: FloatArray = value if value.ndim == 1 else value.reshape(-1)
             return flat
-        rows = [np.asarray(item)[None] for item in _leaf_values(self.space, value, "observation")]
+        rows = [np.asarray(item)[None] for item in leaf_values(self.space, value, "observation")]
         one: FloatArray = self._joined(rows, 1)[0]
         return one
 
@@ -117,19 +117,19 @@ def _leaf_size(leaf: Leaf) -> int:
     return math.prod(leaf.shape)
 
 
-def _leaf_values(space: Space, value: Any, where: str) -> Iterator[Any]:
+def leaf_values(space: Space, value: Any, where: str) -> Iterator[Any]:
     """The leaves' values in canonical order."""
     if isinstance(space, Dict):
         names = {name for name, _ in space.spaces}
         if not isinstance(value, Mapping) or set(value) != names:
             raise SpaceError(f"{where}: expected the keys {sorted(names)}, got {value!r:.80}")
         for name, inner in space.spaces:
-            yield from _leaf_values(inner, value[name], f"{where}.{name}")
+            yield from leaf_values(inner, value[name], f"{where}.{name}")
     elif isinstance(space, Tuple):
         if not isinstance(value, (list, tuple)) or len(value) != len(space.spaces):
             raise SpaceError(f"{where}: expected {len(space.spaces)} items, got {value!r:.80}")
         for i, inner in enumerate(space.spaces):
-            yield from _leaf_values(inner, value[i], f"{where}[{i}]")
+            yield from leaf_values(inner, value[i], f"{where}[{i}]")
     else:
         yield value
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from policy.advantages import gae
+from policy.advantages import Advantages, gae
 from policy.algorithms.algorithm import RowsLeftOut
 from policy.losses import clipped_surrogate, k1, k3
 from policy.policy import Policy
@@ -53,7 +53,10 @@ from storage.sample_batch import (
 )
 from storage.sequences import fragment_ends
 
-__all__ = ["PPO", "PPOConfig"]
+__all__ = ["ADVANTAGES", "PPO", "VALUE_TARGETS", "PPOConfig"]
+
+ADVANTAGES, VALUE_TARGETS = "advantages", "value_targets"
+"""Columns of what a worker computed when it sampled; batches of shards do not have them."""
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -112,7 +115,7 @@ class PPOConfig:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """A batch as tensors; N rows. All but `observed` and `actions` are (N,) float64."""
 
     observed: Tensor  # (N, D) float32
@@ -121,8 +124,8 @@ class _Rows:
     advantages: Tensor
     value_targets: Tensor
 
-    def take(self, index: Tensor) -> _Rows:
-        return _Rows(
+    def take(self, index: Tensor) -> Rows:
+        return Rows(
             self.observed[index],
             [leaf[index] for leaf in self.actions],
             self.behaviour_logp[index],
@@ -177,29 +180,34 @@ class PPO:
     ) -> dict[str, float]:
         """Learn from a batch of usable rows; the order of its rows means nothing.
 
-        Raises FloatingPointError when the loss is not finite. Metrics: see `_metrics`.
+        Raises FloatingPointError when the loss is not finite. Metrics: see `metrics`.
         """
-        rows, before = self._rows(_in_order(batch))
-        clip = self._schedule()
+        rows, before = self.rows(_in_order(batch))
+        clip = self.schedule()
         total = self.config.epochs * math.ceil(len(rows) / self.config.minibatch)
         for done, index in enumerate(self._minibatches(len(rows), rng), 1):
             self._step(rows.take(index), clip)
             on_progress("training", done, total)
         self.trained += len(rows)
-        return {**before, **self._metrics(rows, clip)}
+        return {**before, **self.metrics(rows, clip)}
 
-    def loss(self, rows: _Rows, clip: float) -> Tensor:
-        """L of the module docstring over a minibatch; a float64 scalar."""
+    def loss(self, rows: Rows, clip: float, *, normalise: bool = True) -> Tensor:
+        """L of the module docstring over a minibatch; a float64 scalar.
+
+        `normalise=False` takes the advantages as they are: for gradients that are averaged over
+        several processes, where each would normalise by its own rows.
+        """
         config = self.config
         dist = self.policy.distribution(rows.observed)
         log_ratio = dist.logp(rows.actions) - rows.behaviour_logp
-        gain = clipped_surrogate(log_ratio, _normalised(rows.advantages), clip).mean()
+        advantages = _normalised(rows.advantages) if normalise else rows.advantages
+        gain = clipped_surrogate(log_ratio, advantages, clip).mean()
         values = self.policy.values(rows.observed)
         value_loss = (values - rows.value_targets).square().mean()
         entropy = dist.entropy().mean()
         return -gain + config.value_coeff * value_loss - config.entropy_coeff * entropy
 
-    def _step(self, rows: _Rows, clip: float) -> None:
+    def _step(self, rows: Rows, clip: float) -> None:
         loss = self.loss(rows, clip)
         if not torch.isfinite(loss):
             raise FloatingPointError(f"ppo: the loss became {loss.item()}; try a smaller lr")
@@ -213,7 +221,7 @@ class PPO:
             order = torch.from_numpy(rng.permutation(count)).to(self.policy.device)
             yield from order.split(self.config.minibatch)
 
-    def _schedule(self) -> float:
+    def schedule(self) -> float:
         """Set the learning rate for the rows trained on so far; the clip range."""
         config = self.config
         share = 1.0
@@ -225,25 +233,19 @@ class PPO:
         return config.clip * share
 
     @torch.no_grad()
-    def _rows(self, batch: SampleBatch) -> tuple[_Rows, dict[str, float]]:
-        """The batch as tensors, and what is to be said of it before the update."""
+    def rows(self, batch: SampleBatch) -> tuple[Rows, dict[str, float]]:
+        """The batch as tensors, and what is to be said of it before the update.
+
+        Columns `advantages` and `value_targets` are taken where the batch has them.
+        """
         policy = self.policy
         observed = policy.observe(policy.flat_observations(batch))
-        following = policy.observe(policy.flat_observations(batch, NEXT_OBS))
         actions = policy.stored_actions(batch)
         values = policy.values(observed).double().cpu().numpy()
-        result = gae(
-            batch[REWARDS],
-            values,
-            policy.values(following).double().cpu().numpy(),
-            terminated=batch[TERMINATEDS],
-            ends=fragment_ends(batch[T], *(batch[name] for name in _EPISODE)),
-            gamma=self.config.gamma,
-            lam=self.config.lam,
-        )
+        result = self.advantages(batch, values)
         behaviour_logp = self._tensor(batch[ACTION_LOGP])
         log_ratio = policy.distribution(observed).logp(actions) - behaviour_logp
-        rows = _Rows(
+        rows = Rows(
             observed,
             actions,
             behaviour_logp,
@@ -256,11 +258,31 @@ class PPO:
             "explained_variance": _explained_variance(values, result.value_targets),
         }
 
+    @torch.no_grad()
+    def advantages(self, batch: SampleBatch, values: FloatArray | None = None) -> Advantages:
+        """Those of the batch's columns, else computed: rows in order, `values` of their obs."""
+        if ADVANTAGES in batch:
+            return Advantages(batch[ADVANTAGES], batch[VALUE_TARGETS])
+        policy = self.policy
+        if values is None:
+            observed = policy.observe(policy.flat_observations(batch))
+            values = policy.values(observed).double().cpu().numpy()
+        following = policy.observe(policy.flat_observations(batch, NEXT_OBS))
+        return gae(
+            batch[REWARDS],
+            values,
+            policy.values(following).double().cpu().numpy(),
+            terminated=batch[TERMINATEDS],
+            ends=fragment_ends(batch[T], *(batch[name] for name in _EPISODE)),
+            gamma=self.config.gamma,
+            lam=self.config.lam,
+        )
+
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.array(array, np.float64)).to(self.policy.device)
 
     @torch.no_grad()
-    def _metrics(self, rows: _Rows, clip: float) -> dict[str, float]:
+    def metrics(self, rows: Rows, clip: float) -> dict[str, float]:
         """Over the whole batch after the update.
 
         Beside these stand, of the policy before it: `ess`, the effective sample size of the weights

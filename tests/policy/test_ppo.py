@@ -121,7 +121,7 @@ def test_what_a_fragments_last_row_bootstraps_from(last):
     if last == "terminated":
         after[2] = 0.0
     used, _ = learner.usable(batch)
-    rows, _ = learner.algorithm._rows(used)
+    rows, _ = learner.algorithm.rows(used)
     expected, carried = [], 0.0
     for t in reversed(range(used.count)):
         carried = 1.0 + 0.9 * after[t] - values[t] + 0.72 * carried
@@ -135,8 +135,8 @@ def test_an_episode_carries_nothing_into_another():
     learner = new_learner()
     first = one_episode(learner)
     second = changed(first, t=first["t"] + 3, episode_ordinal=first["episode_ordinal"] + 1)
-    alone, _ = learner.algorithm._rows(first)
-    together, _ = learner.algorithm._rows(concat_samples([first, second]))
+    alone, _ = learner.algorithm.rows(first)
+    together, _ = learner.algorithm.rows(concat_samples([first, second]))
     np.testing.assert_allclose(together.advantages, np.tile(alone.advantages, 2), atol=1e-6)
 
 

@@ -1,0 +1,205 @@
+"""What collects experience: the abstract env runner, and how it survives failing environments.
+
+    class Mine(EnvRunner):
+        def make_env(self): self.env = gymnasium.make(self.config["env"])
+        def sample(self, **kwargs): ... self._try_env_step(action) ...
+        def get_spaces(self): ...
+        def assert_healthy(self): ...
+
+A copy of an environment that raises is made anew, a bounded number of times with growing pauses
+between, and only its own partial episode is lost: `Restarts` counts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+__all__ = ["ENV_STEP_FAILURE", "EnvFailed", "EnvRunner", "RestartLimits", "Restarts"]
+
+_log = logging.getLogger(__name__)
+
+ENV_STEP_FAILURE: Final = "env_step_failure"
+"""What `_try_env_step` answers after the copy was made anew: discard its episode and reset."""
+
+Spaces: TypeAlias = dict[str, tuple[Any, Any]]
+"""Module id -> (observation space, action space)."""
+
+
+class EnvFailed(RuntimeError):
+    """An environment failed more often in a row than its restarts allow; the text says how often,
+    which copy, and what it raised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartLimits:
+    """`most` failures in a row of one copy are mended, with pauses of `backoff` seconds that double
+    up to `longest`. A row of failures ends when the copy completes an episode or a fragment."""
+
+    most: int = 5
+    backoff: float = 0.1
+    longest: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.most < 0 or self.backoff < 0 or self.longest < 0:
+            raise ValueError(f"restart limits: expected numbers >= 0, got {self}")
+
+
+@dataclass
+class Restarts:
+    """Failures of copies, counted and bounded. `total` is of all copies since the beginning."""
+
+    limits: RestartLimits = field(default_factory=RestartLimits)
+    pause: Callable[[float], None] = time.sleep
+    total: int = 0
+    discarded: int = 0  # partial episodes
+    in_a_row: dict[Any, int] = field(default_factory=dict)
+
+    def failed(self, copy: Any, error: BaseException) -> None:
+        """Note a failure and pause. Raises EnvFailed when the copy has used up its restarts."""
+        count = self.in_a_row.get(copy, 0) + 1
+        self.in_a_row[copy] = count
+        self.total += 1
+        # str() of an exception without arguments is empty: repr always says its type.
+        if count > self.limits.most:
+            raise EnvFailed(
+                f"env copy {copy}: failed {count} times without completing anything, the last time "
+                f"with {error!r}; {self.limits.most} restarts were allowed"
+            ) from error
+        _log.warning("env copy %s failed (%d in a row), restarting it: %r", copy, count, error)
+        self.pause(min(self.limits.backoff * 2 ** (count - 1), self.limits.longest))
+
+    def progressed(self, copy: Any) -> None:
+        """The copy completed an episode or a fragment."""
+        self.in_a_row.pop(copy, None)
+
+
+class EnvRunner(ABC):
+    """Steps environments with a policy and hands out what it saw.
+
+    Attributes: `config`, a copy of what was given; `env`, None until `make_env`; `restarts`.
+    Of the config two settings are read here: `restart_failed_sub_environments` (False) and
+    `restart_limits`.
+    """
+
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        self.config = _copied(config)
+        self.env: Any = None
+        limits = self._setting("restart_limits", None) or RestartLimits()
+        self.restarts = Restarts(limits)
+
+    # what a runner is
+
+    @abstractmethod
+    def assert_healthy(self) -> None:
+        """Raise when the runner can't sample."""
+
+    @abstractmethod
+    def sample(self, **kwargs: Any) -> Any:
+        """Collect experience."""
+
+    @abstractmethod
+    def get_spaces(self) -> Spaces:
+        """Module id -> (observation space, action space)."""
+
+    # what it may be
+
+    def make_env(self) -> None:
+        """Make `self.env` (anew); needed to restart one that failed."""
+        raise NotImplementedError(f"{type(self).__name__}.make_env: this runner makes no env")
+
+    def make_module(self) -> None:
+        """Make what the runner acts with."""
+        raise NotImplementedError(f"{type(self).__name__}.make_module: this runner makes no module")
+
+    def get_metrics(self) -> Any:
+        """What happened since the last call; nothing by default."""
+        return []
+
+    def stop(self) -> None:  # noqa: B027  a runner may have nothing to release
+        """Release what the runner holds; stopping twice is fine."""
+
+    def __del__(self) -> None:
+        # At interpreter exit anything may be gone already, and nobody can be told.
+        with contextlib.suppress(Exception):
+            self.stop()
+
+    # fault tolerance
+
+    def _try_env_reset(
+        self, *, copy: Any = 0, seed: int | None = None, options: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """(observation, info) of a reset. A copy that fails is made anew and reset again while its
+        restarts last, without recursion. Raises what it raised when restarts are off; EnvFailed."""
+        while True:
+            try:
+                observation, info = self._env_at(copy).reset(seed=seed, options=options)
+            except Exception as error:
+                self._restart(copy, error)
+            else:
+                return observation, info
+
+    def _try_env_step(self, action: Any, *, copy: Any = 0) -> Any:
+        """What the env's step answers, or ENV_STEP_FAILURE after a failed copy was made anew: the
+        caller discards that copy's partial episode and resets it."""
+        try:
+            return self._env_at(copy).step(action)
+        except Exception as error:
+            self._restart(copy, error)
+            return ENV_STEP_FAILURE
+
+    def _restart(self, copy: Any, error: Exception) -> None:
+        """Make a copy anew, trying again while its making fails."""
+        failed = error
+        while True:
+            if not self._setting("restart_failed_sub_environments", False):
+                raise failed
+            self.restarts.failed(copy, failed)
+            try:
+                return self._remake(copy)
+            except Exception as another:
+                failed = another
+
+    def _env_at(self, copy: Any) -> Any:
+        return self.env
+
+    def _remake(self, copy: Any) -> None:
+        self.make_env()
+
+    # tensors
+
+    def _convert_to_tensor(self, struct: Any) -> Any:
+        """Nested arrays and numbers as torch tensors; float64 becomes float32."""
+        import torch  # noqa: PLC0415  an optional extra, and a runner may do without tensors
+
+        if isinstance(struct, Mapping):
+            return {key: self._convert_to_tensor(value) for key, value in struct.items()}
+        if isinstance(struct, tuple) and hasattr(struct, "_fields"):
+            return type(struct)(*map(self._convert_to_tensor, struct))
+        if isinstance(struct, (list, tuple)) and any(
+            not isinstance(item, (int, float, bool, np.generic)) for item in struct
+        ):
+            return type(struct)(map(self._convert_to_tensor, struct))
+        tensor = torch.as_tensor(np.asarray(struct))
+        return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+    def _setting(self, name: str, default: Any) -> Any:
+        if isinstance(self.config, Mapping):
+            return self.config.get(name, default)
+        return getattr(self.config, name, default)
+
+
+def _copied(config: Any) -> Any:
+    """The config's containers copied; what they hold (env creators, classes) is shared."""
+    if type(config) is dict:
+        return {key: _copied(value) for key, value in config.items()}
+    if type(config) is list:
+        return [_copied(value) for value in config]
+    return config.copy() if callable(getattr(config, "copy", None)) else config
