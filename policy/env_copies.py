@@ -84,7 +84,11 @@ class Copies(Protocol):
     """N copies; `observations` are overwritten by what a step or a reset led to."""
 
     observations: Observations
-    envs: Sequence[Any]
+
+    @property
+    def envs(self) -> Sequence[Any]:
+        """What is stepped, in order."""
+        ...
 
     def reset(self, copies: Sequence[int]) -> list[int]:
         """Begin an episode in each; those whose first observation is here already."""
@@ -273,4 +277,5 @@ def _of_one(env: Any, action: Any) -> Any:
     """An action as a vector of one takes it."""
     space = env.single_action_space
     utils = gym.vector.utils
-    return utils.concatenate(space, [action], utils.create_empty_array(space, 1))
+    empty: Any = utils.create_empty_array(space, 1)
+    return utils.concatenate(space, [action], empty)

@@ -34,7 +34,7 @@ from storage.ledger import Ledger, Ranges
 from storage.manifest import open_document, seal_document
 from storage.sample_batch import ORDINAL, STREAM, SampleBatch
 
-__all__ = ["Learner", "LearnerCounts"]
+__all__ = ["Learner", "LearnerCounts", "optimizer_state", "restore_optimizer"]
 
 Tensors = dict[str, npt.NDArray[Any]]
 _DOCUMENT = "checkpoint"
@@ -132,7 +132,7 @@ class Learner:
     def save(self, path: Path, *, reader_state: Mapping[str, Any] | None = None) -> None:
         """Write everything that `load` needs to go on as if nothing had happened."""
         tensors = {f"weights/{k}": v for k, v in self.policy.get_weights().items()}
-        optimizer, groups = _optimizer_state(self.algorithm.optimizer)
+        optimizer, groups = optimizer_state(self.algorithm.optimizer)
         tensors |= optimizer
         body = {
             "spec": self.policy.spec.to_json(),
@@ -167,7 +167,7 @@ class Learner:
         restored = Policy(self.policy.spec, filter_state=body["filter_state"])
         self.policy.set_weights(_named(tensors, "weights"), version=body["policy_version"])
         self.policy.filter = restored.filter
-        _restore_optimizer(self.algorithm.optimizer, tensors, body["optimizer_groups"])
+        restore_optimizer(self.algorithm.optimizer, tensors, body["optimizer_groups"])
         self.algorithm.load_state_dict(body["algorithm_state"])
         self._rng.bit_generator.state = body["rng"]
         self.counts = LearnerCounts(**body["counts"])
@@ -176,7 +176,7 @@ class Learner:
         return state
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[Tensors, list[dict[str, Any]]]:
+def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[Tensors, list[dict[str, Any]]]:
     """(tensors named optimizer/{parameter}/{key}, parameter groups as JSON)."""
     state = optimizer.state_dict()
     tensors = {
@@ -187,9 +187,10 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[Tensors, list[di
     return tensors, [dict(group) for group in state["param_groups"]]
 
 
-def _restore_optimizer(
+def restore_optimizer(
     optimizer: torch.optim.Optimizer, tensors: Tensors, groups: list[dict[str, Any]]
 ) -> None:
+    """What `optimizer_state` gave, into an optimizer of the same parameters."""
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, array in _named(tensors, "optimizer").items():
         parameter, key = name.split("/")

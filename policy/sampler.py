@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -18,7 +17,9 @@ __all__ = ["BatchMode", "CutRules", "Ends", "Sampler"]
 BatchMode: TypeAlias = Literal["truncate_episodes", "complete_episodes"]
 BoolArray = npt.NDArray[np.bool_]
 
-_FRAGMENT, _TERMINATED, _TRUNCATED = (CUTS.index(n) for n in ("fragment", "terminated", "truncated"))
+FRAGMENT_CUT, _TERMINATED, _TRUNCATED = (
+    CUTS.index(n) for n in ("fragment", "terminated", "truncated")
+)
 _HORIZON, _SOFT_HORIZON = CUTS.index("horizon"), CUTS.index("soft_horizon")
 
 
@@ -80,12 +81,3 @@ class CutRules:
             reset=env | hard,
             cuts=cuts,
         )
-
-
-FRAGMENT_CUT = _FRAGMENT
-
-
-def perf_of(recorder: Any) -> Mapping[str, float]:
-    """Milliseconds a round, of a metrics recorder."""
-    stats: Mapping[str, float] = recorder.perf_stats()
-    return stats

@@ -53,15 +53,15 @@ CONCURRENT = "ConcurrentMeanStdFilter"
 class Actor(Protocol):
     """Acts on filtered flat observations (B, D) until the next fragment; `version` of its weights.
 
-    An actor of a policy with `initial_state()` takes `state=` (a list of (B, *s) arrays) and
-    answers (Actions, the next state) instead.
+    The actor of a policy with an `initial_state()` takes `state=` beside (a list of (B, *s)
+    arrays), and answers (Actions, the next state).
     """
 
     version: int
 
     def act(
-        self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True, **state: Any
-    ) -> Any: ...
+        self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True
+    ) -> Actions: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def _module_spec(model: Any) -> ModuleSpec:
         return model
     if not isinstance(model, Mapping):
         raise ValueError(f"model: expected a dict or a ModuleSpec, got {model!r:.80}")
-    named = {_MODEL_KEYS.get(key, key): value for key, value in model.items()}
+    named: dict[str, Any] = {_MODEL_KEYS.get(key, key): value for key, value in model.items()}
     unknown = set(named) - {"kind", "hidden", "activation", "value_head"}
     if unknown:
         raise ValueError(
@@ -130,9 +130,13 @@ class TrainablePolicy(Policy):
         action_space: gym.Space[Any] | Space,
         config: Mapping[str, Any] | PolicySettings | None = None,
     ) -> None:
-        typed = isinstance(config, PolicySettings)
-        self.settings = config if typed else PolicySettings.from_config(config or {})  # type: ignore[arg-type]  # narrowed by `typed`
-        self.config = {"settings": config} if typed else dict(config or {})  # type: ignore[call-overload]  # as above
+        given: Mapping[str, Any] = {}
+        if isinstance(config, PolicySettings):
+            self.settings = config
+        else:
+            given = config or {}
+            self.settings = PolicySettings.from_config(given)
+        self.config = dict(given)
         spec, concurrent = _spec_of(self.settings, observation_space, action_space)
         super().__init__(spec, seed=self.settings.seed)
         if concurrent:
@@ -237,7 +241,7 @@ class TrainablePolicy(Policy):
             if not torch.isfinite(loss):
                 raise FloatingPointError(f"the loss became {loss.item()}; try a smaller lr")
             self.module.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss.backward()
             gradients = [self._gradient(parameter) for parameter in self.module.parameters()]
             average_gradients(gradients, self.world_size)
             stats = {"loss": float(loss.detach()), **before}

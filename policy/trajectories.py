@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +44,7 @@ def clip_rewards(mode: Any, rewards: Array) -> Array | None:
 def check_clip_rewards(mode: Any) -> Any:
     """The mode, if it is one. Raises ValueError."""
     plain = mode is None or isinstance(mode, bool) or mode == "sign"
-    if not plain and not (isinstance(mode, numbers.Real) and mode > 0):
+    if not plain and not (isinstance(mode, (int, float)) and mode > 0):
         raise ValueError(
             f'clip_rewards: expected None, False, True, "sign" or a number > 0, got {mode!r}'
         )

@@ -184,7 +184,8 @@ class VectorSampler:
         if not self._state:
             return self._actor.act(flat, self._rng, explore=self._explore), []
         states = [state[waiting] for state in self._state]
-        actions, after = self._actor.act(flat, self._rng, explore=self._explore, state=states)
+        recurrent: Any = self._actor
+        actions, after = recurrent.act(flat, self._rng, explore=self._explore, state=states)
         for mine, new in zip(self._state, after, strict=True):
             mine[waiting] = new
         return actions, states

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from storage.errors import StorageError
-from storage.sample_batch import SampleBatch
+from storage.sample_batch import MultiAgentBatch, SampleBatch
 
 __all__ = [
     "EndOfInput",
@@ -82,8 +82,8 @@ class OutputWriter(ABC):
     """Where sample batches go."""
 
     @abstractmethod
-    def write(self, batch: SampleBatch) -> None:
-        """Take one batch; when it is durable is the writer's own promise."""
+    def write(self, batch: SampleBatch | MultiAgentBatch) -> None:
+        """Take one batch, of one policy or of several; when it is durable is the writer's own promise."""
 
     def close(self) -> None:  # noqa: B027  most writers in memory have nothing to release
         """Finish; closing twice is fine."""

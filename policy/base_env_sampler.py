@@ -1,0 +1,468 @@
+"""Sampling from any BaseEnv: several agents, several policies, programs that call us.
+
+One poll after another: complete the rows that the news are about, act for every agent that waits
+with one forward pass a policy, send the actions. See policy.base_env for what a poll says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from policy.agent_rows import ActedRow, AgentRows
+from policy.base_env import ALL_AGENTS, BaseEnv
+from policy.callbacks import is_overridden
+from policy.env_runner import Restarts
+from policy.fragment_buffers import Segment
+from policy.numpy_policy import Actions
+from policy.preprocessors import leaf_values
+from policy.rollout_episode import RolloutEpisode
+from policy.rollout_metrics import MetricsRecorder
+from policy.sampler import FRAGMENT_CUT, CutRules
+from policy.trainable_policy import Actor, TrainablePolicy
+from policy.trajectories import RowFinisher
+from storage.leaf import leaves
+from storage.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch, concat_samples
+
+__all__ = ["BaseEnvSampler"]
+
+ObservationFn = Callable[..., Any]
+TRAINING_ENABLED = "training_enabled"
+
+
+@dataclass
+class _Play:
+    """One env's episode as it goes on."""
+
+    episode: RolloutEpisode
+    number: int
+    agents: dict[Any, AgentRows] = field(default_factory=dict)
+    states: dict[Any, list[Any]] = field(default_factory=dict)
+    env_steps: int = 0  # since the last fragment
+    kept: bool = True  # False: training is disabled, its rows go nowhere
+
+
+@dataclass
+class _Pack:
+    """Finished rows by policy id that wait until a fragment is full, of one episode or several."""
+
+    by_policy: dict[str, list[SampleBatch]] = field(default_factory=dict)
+    env_steps: int = 0
+
+
+@dataclass
+class _Waiting:
+    """Agents that want an action now, by policy id."""
+
+    env_ids: list[Any] = field(default_factory=list)
+    agents: list[Any] = field(default_factory=list)
+    observations: list[Any] = field(default_factory=list)
+
+
+class BaseEnvSampler:
+    """Plays with a BaseEnv; `next_batch` is a fragment of one env, or a whole episode: a
+    SampleBatch where the default policy is the only one, else a MultiAgentBatch.
+
+    `observation_fn(agent_obs=, worker=, base_env=, policies=, episode=)` may change what the agents
+    of an env see; it returns a dict by agent.
+    """
+
+    def __init__(
+        self,
+        env: BaseEnv,
+        policies: Mapping[str, TrainablePolicy],
+        policy_of: Callable[[Any, RolloutEpisode], str],
+        rules: CutRules,
+        *,
+        finisher: RowFinisher,
+        recorder: MetricsRecorder,
+        restarts: Restarts,
+        rng: np.random.Generator,
+        clip_actions: bool = True,
+        explore: bool = True,
+        observation_fn: ObservationFn | None = None,
+    ) -> None:
+        self._env, self._policies, self._policy_of = env, policies, policy_of
+        self._rules, self._finisher, self._recorder = rules, finisher, recorder
+        self._restarts, self._rng = restarts, rng
+        self._clip, self._explore = clip_actions, explore
+        self._observation_fn = observation_fn
+        self._callbacks = finisher.callbacks
+        self._watched = is_overridden(self._callbacks, "on_episode_step")
+        self._plays: dict[Any, _Play] = {}
+        self._packs: dict[Any, _Pack] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        self._logged: dict[Any, dict[Any, Any]] = {}  # actions that their own programs chose
+        self._ready: deque[SampleBatch | MultiAgentBatch] = deque()
+        self._actors: dict[str, Actor] = {}
+        self._episodes = 0
+        self._played = 0
+
+    def next_batch(self) -> SampleBatch | MultiAgentBatch:
+        """The next fragment or episode; raises what cannot be mended."""
+        if not self._ready:
+            self._renew_actors()
+        while not self._ready:
+            self._round()
+        return self._ready.popleft()
+
+    def simulate(self, episodes: int) -> None:
+        target = self._played + episodes
+        while self._played < target:
+            self._renew_actors()
+            self._round()
+            self._ready.clear()
+
+    def _renew_actors(self) -> None:
+        self._actors = {name: policy.actor() for name, policy in self._policies.items()}
+
+    # one round
+
+    def _round(self) -> None:
+        with self._recorder.timed("env_wait"):
+            obs, rewards, terminateds, truncateds, infos, logged = self._env.poll()
+        for env_id, by_agent in obs.items():
+            if isinstance(by_agent, Exception):
+                self._mend(env_id, by_agent)
+                continue
+            self._take(
+                env_id,
+                by_agent,
+                rewards.get(env_id, {}),
+                terminateds.get(env_id, {}),
+                truncateds.get(env_id, {}),
+                infos.get(env_id, {}),
+                logged.get(env_id, {}),
+            )
+        with self._recorder.timed("inference"):
+            actions = self._act()
+        if actions:
+            self._env.send_actions(actions)
+        self._recorder.round_done()
+
+    def _mend(self, env_id: Any, error: Exception) -> None:
+        """A failed env: its episode is lost, it is made anew and begins another one."""
+        if self._plays.pop(env_id, None) is not None:
+            self._restarts.discarded += 1
+        worker = self._finisher.worker
+        if worker is not None and not worker.settings.restart_failed_sub_environments:
+            raise error
+        while True:
+            self._restarts.failed(env_id, error)
+            try:
+                self._env.try_restart(env_id)
+                began = self._env.try_reset(env_id)
+            except Exception as another:
+                error = another
+                continue
+            if began is not None:
+                self._begin_from(env_id, began)
+            return
+
+    def _begin_from(self, env_id: Any, began: tuple[dict[Any, Any], dict[Any, Any]]) -> None:
+        obs, infos = began
+        first = infos.get(env_id, {})
+        self._take(env_id, obs.get(env_id, {}), {}, {}, {}, first, {})
+
+    def _take(
+        self,
+        env_id: Any,
+        obs: dict[Any, Any],
+        rewards: Mapping[Any, float],
+        terminateds: Mapping[Any, bool],
+        truncateds: Mapping[Any, bool],
+        infos: Mapping[Any, Mapping[str, Any]],
+        logged: Mapping[Any, Any],
+    ) -> None:
+        """One env's news."""
+        play = self._plays.get(env_id)
+        fresh = play is None
+        if play is None:
+            play = self._new_play(env_id)
+        for info in infos.values():
+            if info.get(TRAINING_ENABLED) is False:
+                play.kept = False
+        raw, obs = obs, self._observed(obs, play.episode)
+        if fresh:
+            self._note(play, obs, infos)
+            self._callbacks.on_episode_start(**self._hook(play.episode))
+        else:
+            play.episode.length += 1
+            play.env_steps += 1
+        over = terminateds.get(ALL_AGENTS, False), truncateds.get(ALL_AGENTS, False)
+        reached = play.episode.length >= self._rules.horizon and not any(over) and not fresh
+        ended = self._outcomes(play, obs, rewards, terminateds, truncateds, infos, over, reached)
+        if not fresh:
+            self._note(play, obs, infos)
+            if self._watched:
+                self._callbacks.on_episode_step(**self._hook(play.episode))
+        if any(over) or reached:
+            going_on = {agent: seen for agent, seen in raw.items() if agent not in ended}
+            soft = reached and self._rules.soft_horizon
+            self._end(env_id, play, going_on, soft=soft)
+            return
+        pack = self._pack_of(env_id)
+        if self._rules.truncates and pack.env_steps + play.env_steps >= self._rules.fragment:
+            self._close(play, pack)
+            self._flush(env_id)
+        self._want_actions(env_id, obs, ended, logged)
+
+    def _observed(self, obs: dict[Any, Any], episode: RolloutEpisode) -> dict[Any, Any]:
+        if self._observation_fn is None:
+            return obs
+        seen = self._observation_fn(
+            agent_obs=obs,
+            worker=self._finisher.worker,
+            base_env=self._env,
+            policies=self._policies,
+            episode=episode,
+        )
+        if not isinstance(seen, dict):
+            raise ValueError(f"observation_fn: expected a dict by agent, got {type(seen).__name__}")
+        return seen
+
+    def _outcomes(
+        self,
+        play: _Play,
+        obs: Mapping[Any, Any],
+        rewards: Mapping[Any, float],
+        terminateds: Mapping[Any, bool],
+        truncateds: Mapping[Any, bool],
+        infos: Mapping[Any, Mapping[str, Any]],
+        over: tuple[bool, bool],
+        reached: bool,
+    ) -> set[Any]:
+        """Complete the rows that the news are about; the agents that have ended."""
+        for agent, reward in rewards.items():
+            rows = play.agents.get(agent)
+            if rows is not None and (rows.open or reward):
+                row = rows.open or rows.last
+                if row is not None:
+                    row.reward += reward
+                play.episode.add_reward(agent, reward)
+        ended = set()
+        for agent, rows in play.agents.items():
+            own = bool(terminateds.get(agent)), bool(truncateds.get(agent))
+            flags = own if any(own) else over
+            if any(own):
+                ended.add(agent)
+            if rows.open is None or not (agent in obs or any(flags) or reached):
+                continue
+            self._require_last(play, agent, obs, own, over)
+            info = infos.get(agent, {})
+            rows.open.info = {k: v for k, v in info.items() if k != TRAINING_ENABLED}
+            count = np.array([play.episode.length])
+            flag = [np.array([one], np.bool_) for one in flags]
+            ends = self._rules.ends(count, flag[0], flag[1])
+            rows.open.cut = int(ends.cuts[0])
+            rows.complete(
+                obs.get(agent),
+                terminated=bool(ends.terminateds[0]),
+                truncated=bool(ends.truncateds[0]),
+            )
+        return ended
+
+    def _require_last(
+        self,
+        play: _Play,
+        agent: Any,
+        obs: Mapping[Any, Any],
+        own: tuple[bool, bool],
+        over: tuple[bool, bool],
+    ) -> None:
+        """An env that we step has to show its live agents where its end left them."""
+        missing = agent not in obs and any(over) and not any(own)
+        if missing and self._env.can_reset and not self._rules.no_done_at_end:
+            raise ValueError(
+                f"episode {play.episode.episode_id}: it ended for all agents, but the last "
+                f"observation of agent {agent!r} is missing: an env that sets "
+                '"__all__" has to give the last observations of all live agents'
+            )
+
+    def _want_actions(
+        self, env_id: Any, obs: Mapping[Any, Any], ended: set[Any], logged: Mapping[Any, Any]
+    ) -> None:
+        """Note who waits for an action."""
+        play = self._plays[env_id]
+        if logged:
+            self._logged[env_id] = dict(logged)
+        for agent, seen in obs.items():
+            if agent in ended:
+                continue
+            policy_id = play.episode.policy_for(agent)
+            if agent not in play.agents:
+                play.agents[agent] = AgentRows(self._policies[policy_id].spec)
+                play.states[agent] = self._policies[policy_id].initial_state()
+            waiting = self._waiting.setdefault(policy_id, _Waiting())
+            waiting.env_ids.append(env_id)
+            waiting.agents.append(agent)
+            waiting.observations.append(seen)
+
+    # acting
+
+    def _act(self) -> dict[Any, dict[Any, Any]]:
+        """An action for every agent that waits, env id -> agent id."""
+        sent: dict[Any, dict[Any, Any]] = {}
+        waiting, self._waiting = self._waiting, {}
+        for policy_id, asked in waiting.items():
+            policy = self._policies[policy_id]
+            flat = policy.flatten(_columns(policy.spec.observation, asked.observations))
+            policy.filter.push(flat)
+            actions, states = self._forward(policy_id, policy.filter(flat), asked)
+            stored, to_env = actions.actions, actions.actions_env
+            for i, (env_id, agent) in enumerate(zip(asked.env_ids, asked.agents, strict=True)):
+                row = ActedRow(
+                    asked.observations[i],
+                    stored[i],
+                    float(actions.logp[i]),
+                    actions.dist_inputs[i],
+                    self._actors[policy_id].version,
+                    state=[state[i] for state in states],
+                )
+                if self._clip and not _same(stored[i], to_env[i]):
+                    row.action_env = to_env[i]
+                self._take_logged(env_id, agent, row)
+                self._plays[env_id].agents[agent].begin(row)
+                action = row.action if row.action_env is None else row.action_env
+                sent.setdefault(env_id, {})[agent] = action
+        self._logged.clear()
+        return sent
+
+    def _forward(self, policy_id: str, flat: Any, asked: _Waiting) -> tuple[Actions, list[Any]]:
+        actor = self._actors[policy_id]
+        initial = self._policies[policy_id].initial_state()
+        if not initial:
+            return actor.act(flat, self._rng, explore=self._explore), []
+        mine = [self._plays[e].states[a] for e, a in zip(asked.env_ids, asked.agents, strict=True)]
+        states = [np.stack([one[i] for one in mine]) for i in range(len(initial))]
+        recurrent: Any = actor
+        actions, after = recurrent.act(flat, self._rng, explore=self._explore, state=states)
+        for row, (env_id, agent) in enumerate(zip(asked.env_ids, asked.agents, strict=True)):
+            self._plays[env_id].states[agent] = [state[row] for state in after]
+        return actions, states
+
+    def _take_logged(self, env_id: Any, agent: Any, row: ActedRow) -> None:
+        """The environment's own program chose: its action is recorded, with its propensity."""
+        logged = self._logged.get(env_id, {}).get(agent)
+        if logged is None:
+            return
+        row.action, row.action_env, row.logged = logged.action, None, True
+        row.logp = float("nan") if logged.logp is None else logged.logp
+        row.version = logged.version
+        row.dist_inputs = np.full_like(row.dist_inputs, np.nan)
+
+    # episodes
+
+    def _new_play(self, env_id: Any) -> _Play:
+        episode = RolloutEpisode(env_id, self._policy_of, worker=self._finisher.worker)
+        play = self._plays[env_id] = _Play(episode, self._episodes)
+        self._episodes += 1
+        return play
+
+    def _note(
+        self, play: _Play, obs: Mapping[Any, Any], infos: Mapping[Any, Mapping[str, Any]]
+    ) -> None:
+        for agent, seen in obs.items():
+            rows = play.agents.get(agent)
+            last = rows.last if rows is not None else None
+            action = None if last is None else last.action
+            play.episode.policy_for(agent)
+            play.episode.note(agent, seen, action, infos.get(agent, {}))
+
+    def _hook(self, episode: RolloutEpisode) -> dict[str, Any]:
+        return {
+            "worker": self._finisher.worker,
+            "base_env": self._env,
+            "policies": self._policies,
+            "episode": episode,
+            "env_index": episode.env_id,
+        }
+
+    def _end(self, env_id: Any, play: _Play, going_on: dict[Any, Any], *, soft: bool) -> None:
+        """The episode is over; with a soft horizon the env goes on under a new id, with the agents
+        that are `going_on` and what they see."""
+        self._callbacks.on_episode_end(**self._hook(play.episode))
+        self._recorder.add(play.episode.metrics(self._recorder.perf_stats()))
+        self._restarts.progressed(env_id)
+        self._played += 1
+        pack = self._pack_of(env_id)
+        self._close(play, pack)
+        if not self._rules.truncates or pack.env_steps >= self._rules.fragment:
+            self._flush(env_id)
+        del self._plays[env_id]
+        if soft:
+            self._take(env_id, going_on, {}, {}, {}, {}, {})
+            self._plays[env_id].states |= play.states
+            return
+        began = self._env.try_reset(env_id)
+        if began is not None:
+            self._begin_from(env_id, began)
+
+    # fragments
+
+    def _pack_of(self, env_id: Any) -> _Pack:
+        """Where the env's rows wait: with envs that come and go, all wait together."""
+        return self._packs.setdefault(env_id if self._env.can_reset else None, _Pack())
+
+    def _close(self, play: _Play, pack: _Pack) -> None:
+        """Postprocess the complete rows of an episode and pack them, by policy."""
+        taken = {agent: rows.take() for agent, rows in play.agents.items() if len(rows)}
+        env_steps, play.env_steps = play.env_steps, 0
+        if not play.kept:
+            return
+        pack.env_steps += env_steps
+        segment = [Segment(0, play.episode.episode_id, play.number)]
+        runs = {}
+        for agent, (columns, has_next) in taken.items():
+            if not columns["cut"][-1]:
+                columns["cut"][-1] = FRAGMENT_CUT
+            policy_id = play.episode.policy_for(agent)
+            batch = self._finisher.identified(
+                columns, segment, policy_id=policy_id, agent_id=str(agent), has_next=has_next
+            )
+            runs[agent] = (policy_id, batch)
+        for policy_id, rows in self._finisher.finish(runs, play.episode).values():
+            pack.by_policy.setdefault(policy_id, []).append(rows)
+
+    def _flush(self, env_id: Any) -> None:
+        """Hand over what is packed."""
+        pack = self._pack_of(env_id)
+        joined = {name: concat_samples(_alike(rows)) for name, rows in pack.by_policy.items()}
+        env_steps, pack.env_steps, pack.by_policy = pack.env_steps, 0, {}
+        if not joined:
+            return
+        if set(self._policies) == {DEFAULT_POLICY_ID}:
+            self._ready.append(MultiAgentBatch.wrap_as_needed(joined, env_steps))
+        else:
+            self._ready.append(MultiAgentBatch(joined, env_steps))
+
+
+def _alike(batches: list[SampleBatch]) -> list[SampleBatch]:
+    """The batches with `actions_env` columns in all or in none."""
+    names = {name for batch in batches for name in batch if name.startswith("actions_env")}
+    for batch in batches:
+        for name in names - batch.keys():
+            batch[name] = batch[name.replace("actions_env", "actions", 1)]
+    return batches
+
+
+def _columns(space: Any, values: list[Any]) -> dict[str, Any]:
+    """Leaf path -> (M, *shape) of M observations."""
+    split = [list(leaf_values(space, value, "observation")) for value in values]
+    return {
+        leaf.path: np.array([one[i] for one in split], leaf.dtype)
+        for i, leaf in enumerate(leaves(space))
+    }
+
+
+def _same(stored: Any, sent: Any) -> bool:
+    """Whether an action reaches the environment as it is stored."""
+    if isinstance(stored, Mapping):
+        return all(_same(stored[name], sent[name]) for name in stored)
+    if isinstance(stored, tuple):
+        return all(map(_same, stored, sent))
+    return bool(np.array_equal(stored, sent))

@@ -1,0 +1,195 @@
+"""What the worker's policy would have earned, judged by the episodes that its input holds.
+
+Only whole episodes are judged: fragments wait, over any number of batches, until they are all
+there. Estimators are those of policy.estimators by name; "simulation" is the worker's own matter.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policy.estimators import ESTIMATORS, Episodes
+from policy.rollout_metrics import OffPolicyEstimate
+from policy.trainable_policy import TrainablePolicy
+from policy.value_models import CrossFitted, LinearRewardModel, cross_fit
+from storage.sample_batch import (
+    ACTION_LOGP,
+    AGENT_ID,
+    EPISODE_ORDINAL,
+    EPS_ID,
+    REWARDS,
+    STREAM,
+    TERMINATEDS,
+    TRUNCATEDS,
+    MultiAgentBatch,
+    SampleBatch,
+    T,
+    concat_samples,
+)
+from storage.spaces import Discrete
+
+__all__ = ["SIMULATION", "InputEvaluation", "check_methods"]
+
+SIMULATION = "simulation"
+_ALIASES: Mapping[str, str] = {"wis_pd": "cwpdis", "is_pd": "pdis"}
+_NEED_MODEL = {"dm", "dr", "sndr", "switch_dr", "dr_os"}
+_FOLDS = 5
+# Rows of episodes whose end never comes are given up, the oldest episodes first.
+_MOST_ROWS = 1_000_000
+
+
+def check_methods(methods: Collection[str]) -> tuple[str, ...]:
+    """The methods' names of today. Raises ValueError for one that is unknown."""
+    if isinstance(methods, str):
+        raise ValueError(f"input_evaluation: expected a list of names, got {methods!r}")
+    for name in methods:
+        if name != SIMULATION and _ALIASES.get(name, name) not in ESTIMATORS:
+            known = ", ".join([SIMULATION, *_ALIASES, *ESTIMATORS])
+            raise ValueError(f"Unknown evaluation method: {name}; expected one of {known}")
+    return tuple(methods)
+
+
+@dataclass
+class _Whole:
+    """Episodes that are complete: rows one behind the other, S in all."""
+
+    rows: SampleBatch
+    lengths: list[int]
+
+
+class InputEvaluation:
+    """Gathers whole episodes of one policy and judges the policy as it is when asked.
+
+    `gamma` discounts. The estimates' metrics are those of `Estimate.to_dict`, `v_old`, the mean
+    return of the log over the same episodes, `v_gain`, their quotient, and `unavailable`, why an
+    estimator has nothing to say.
+    """
+
+    def __init__(self, methods: Collection[str], policy: TrainablePolicy, gamma: float) -> None:
+        self.methods = [name for name in check_methods(methods) if name != SIMULATION]
+        self._policy, self._gamma = policy, gamma
+        self._open: OrderedDict[tuple[Any, ...], list[SampleBatch]] = OrderedDict()
+        self._open_rows = 0
+        self._whole: list[SampleBatch] = []
+        self.given_up = 0  # episodes
+
+    def add(self, batch: SampleBatch | MultiAgentBatch) -> None:
+        """Take a batch of the input. Raises NotImplementedError for several policies, ValueError
+        where no row says how likely its action was."""
+        if isinstance(batch, MultiAgentBatch):
+            raise NotImplementedError(
+                "input_evaluation: expected the batches of a single policy, got a MultiAgentBatch; "
+                "judge each policy's log by policy.evaluate"
+            )
+        if not batch.count:
+            return
+        if ACTION_LOGP not in batch or np.isnan(batch[ACTION_LOGP]).all():
+            raise ValueError(
+                "input_evaluation: the input says of no row how likely its action was: log "
+                "actions with action_prob= or action_logp=, or leave input_evaluation empty"
+            )
+        for run in batch.split_by_episode():
+            self._add_run(run)
+        while self._open_rows > _MOST_ROWS:
+            _, runs = self._open.popitem(last=False)
+            self._open_rows -= sum(run.count for run in runs)
+            self.given_up += 1
+
+    def _add_run(self, run: SampleBatch) -> None:
+        names = (STREAM, EPISODE_ORDINAL, AGENT_ID, EPS_ID)
+        key = tuple(run[name][0] for name in names if name in run)
+        runs = self._open.setdefault(key, [])
+        runs.append(run.copy())
+        self._open_rows += run.count
+        if not (run[TERMINATEDS][-1] or run[TRUNCATEDS][-1]):
+            return
+        del self._open[key]
+        self._open_rows -= sum(one.count for one in runs)
+        rows = concat_samples(runs)
+        rows = rows.take(np.argsort(rows[T], kind="stable"))
+        if np.array_equal(rows[T], np.arange(rows.count)):
+            self._whole.append(rows)
+        else:
+            self.given_up += 1  # its beginning, or a piece of it, was never here
+
+    def estimates(self) -> list[OffPolicyEstimate]:
+        """Estimates from the whole episodes since the last call; none without any."""
+        whole, self._whole = self._whole, []
+        if not whole or not self.methods:
+            return []
+        judged = _Whole(concat_samples(whole), [one.count for one in whole])
+        return [self._estimate(name, judged) for name in self.methods]
+
+    def _estimate(self, name: str, whole: _Whole) -> OffPolicyEstimate:
+        method = _ALIASES.get(name, name)
+        returns = self._first(whole, self._returns(whole))
+        v_old = float(returns.mean())
+        try:
+            estimate = ESTIMATORS[method](self._episodes(method, whole), gamma=self._gamma)
+        except ValueError as error:
+            return OffPolicyEstimate(name, {"unavailable": str(error), "v_old": v_old})
+        metrics = {**estimate.to_dict(), "v_old": v_old, "given_up": self.given_up}
+        metrics["v_gain"] = estimate.value / v_old if v_old else None
+        return OffPolicyEstimate(name, metrics)
+
+    def _episodes(self, method: str, whole: _Whole) -> Episodes:
+        policy, rows = self._policy, whole.rows
+        actions = rows.leaves("actions")
+        flat = policy.flat_observations(rows)
+        fitted = self._fit(method, whole, flat) if method in _NEED_MODEL else None
+        return Episodes.from_flat(
+            rows[REWARDS],
+            lengths=whole.lengths,
+            behaviour_logp=rows[ACTION_LOGP],
+            target_logp=policy.logp(flat, actions),
+            q=None if fitted is None else fitted.q,
+            v=None if fitted is None else fitted.v,
+            densities=not policy.spec.layout.is_discrete,
+        )
+
+    def _fit(self, method: str, whole: _Whole, flat: Any) -> CrossFitted:
+        """q and v by regression of what came after each action, cross-fitted over episodes.
+
+        In longer episodes that is the return of the logging policy: good enough to take variance
+        away, which leaves dr without bias, and not good enough for dm.
+        """
+        space = self._policy.spec.action
+        if not isinstance(space, Discrete):
+            raise ValueError("value models need a Discrete action space")
+        one_step = max(whole.lengths) == 1
+        if method == "dm" and not one_step:
+            raise ValueError("dm judges one-step episodes only; use 'dr', 'pdis' or 'cwpdis'")
+        folds = min(_FOLDS, len(whole.lengths))
+        if folds < 2:
+            raise ValueError("cross-fitting needs 2 or more episodes")
+        return cross_fit(
+            lambda: LinearRewardModel(space.n, start=space.start),
+            flat,
+            whole.rows["actions"],
+            self._returns(whole),
+            self._policy.to_numpy().probabilities(flat),
+            rng=np.random.default_rng(0),
+            lengths=whole.lengths,
+            folds=folds,
+        )
+
+    def _returns(self, whole: _Whole) -> Any:
+        """(S,) discounted return from each step to its episode's end."""
+        rewards = whole.rows[REWARDS]
+        returns = np.empty(len(rewards))
+        ends = np.cumsum(whole.lengths)
+        for end, length in zip(ends.tolist(), whole.lengths, strict=True):
+            carried = 0.0
+            for row in range(end - 1, end - length - 1, -1):
+                carried = rewards[row] + self._gamma * carried
+                returns[row] = carried
+        return returns
+
+    @staticmethod
+    def _first(whole: _Whole, column: Any) -> Any:
+        return column[np.cumsum(whole.lengths) - np.asarray(whole.lengths)]
