@@ -17,12 +17,22 @@ if not hasattr(storage, "__headrace__"):
 
 if TYPE_CHECKING:
     from policy import estimators as estimators
+    from policy.callbacks import Callbacks as Callbacks
+    from policy.env_runner import EnvRunner as EnvRunner
     from policy.policy import Policy as Policy
+    from policy.rollout_worker import RolloutWorker as RolloutWorker
     from policy.spec import PolicySpec as PolicySpec
+    from policy.trainable_policy import TrainablePolicy as TrainablePolicy
+    from policy.worker_group import WorkerGroup as WorkerGroup
 
 _ROOMS = {
+    "Callbacks": "policy.callbacks",
+    "EnvRunner": "policy.env_runner",
     "Policy": "policy.policy",
     "PolicySpec": "policy.spec",
+    "RolloutWorker": "policy.rollout_worker",
+    "TrainablePolicy": "policy.trainable_policy",
+    "WorkerGroup": "policy.worker_group",
     "estimators": "policy.estimators",
 }
 __all__ = sorted(_ROOMS)

@@ -25,8 +25,10 @@ from policy.rollout_metrics import MetricsRecorder
 from policy.sampler import FRAGMENT_CUT, CutRules
 from policy.trainable_policy import Actor, TrainablePolicy
 from policy.trajectories import RowFinisher
+from storage.episode import DEFAULT_POLICY
 from storage.leaf import leaves
-from storage.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch, concat_samples
+from storage.multi_agent_batch import MultiAgentBatch
+from storage.sample_batch import SampleBatch, concat_samples
 
 __all__ = ["BaseEnvSampler"]
 
@@ -435,7 +437,7 @@ class BaseEnvSampler:
         env_steps, pack.env_steps, pack.by_policy = pack.env_steps, 0, {}
         if not joined:
             return
-        if set(self._policies) == {DEFAULT_POLICY_ID}:
+        if set(self._policies) == {DEFAULT_POLICY}:
             self._ready.append(MultiAgentBatch.wrap_as_needed(joined, env_steps))
         else:
             self._ready.append(MultiAgentBatch(joined, env_steps))

@@ -17,6 +17,7 @@ from policy.estimators import ESTIMATORS, Episodes
 from policy.rollout_metrics import OffPolicyEstimate
 from policy.trainable_policy import TrainablePolicy
 from policy.value_models import CrossFitted, LinearRewardModel, cross_fit
+from storage.multi_agent_batch import MultiAgentBatch
 from storage.sample_batch import (
     ACTION_LOGP,
     AGENT_ID,
@@ -26,7 +27,6 @@ from storage.sample_batch import (
     STREAM,
     TERMINATEDS,
     TRUNCATEDS,
-    MultiAgentBatch,
     SampleBatch,
     T,
     concat_samples,

@@ -17,8 +17,8 @@ from policy.rollout_episode import RolloutEpisode
 from policy.spec import PolicySpec
 from policy.trainable_policy import PolicySettings, TrainablePolicy
 from policy.worker_settings import WorkerSettings
+from storage.episode import DEFAULT_POLICY
 from storage.gym_spaces import to_gym
-from storage.sample_batch import DEFAULT_POLICY_ID
 from storage.spaces import Dict, Tuple
 
 __all__ = ["build_policies", "make_mapping"]
@@ -37,7 +37,7 @@ def build_policies(
     and for raw Dict or Tuple observations when preprocessing is off.
     """
     given = settings.policy
-    forms = dict(given) if isinstance(given, Mapping) else {DEFAULT_POLICY_ID: given}
+    forms = dict(given) if isinstance(given, Mapping) else {DEFAULT_POLICY: given}
     if not forms:
         raise ValueError("policy: expected one or more, got an empty mapping")
     if len(forms) > 1 and not multi_agent and spaces is not None:

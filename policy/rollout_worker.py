@@ -49,8 +49,8 @@ from policy.worker_state import (
     unpack,
     write_bytes,
 )
+from storage.episode import DEFAULT_POLICY
 from storage.input_reader import EndOfInput
-from storage.sample_batch import DEFAULT_POLICY_ID
 from storage.spaces import Space
 
 __all__ = ["RolloutWorker"]
@@ -244,12 +244,12 @@ class RolloutWorker(WorkerLearning, EnvRunner):
         """`func` of every copy, in order; an env that is no vector gives one call."""
         return [func(env) for env in self._live().sub_environments()]
 
-    def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> TrainablePolicy | None:
+    def get_policy(self, policy_id: str = DEFAULT_POLICY) -> TrainablePolicy | None:
         """The policy, None for an unknown id."""
         return self.policies.get(policy_id)
 
     def for_policy(
-        self, func: Callable[[TrainablePolicy], Any], policy_id: str = DEFAULT_POLICY_ID
+        self, func: Callable[[TrainablePolicy], Any], policy_id: str = DEFAULT_POLICY
     ) -> Any:
         """`func` of one policy. Raises KeyError for an unknown id."""
         return func(self._policy(policy_id))
@@ -306,7 +306,7 @@ class RolloutWorker(WorkerLearning, EnvRunner):
     def export_policy_model(
         self,
         directory: Path | str,
-        policy_id: str = DEFAULT_POLICY_ID,
+        policy_id: str = DEFAULT_POLICY,
         *,
         onnx: bool = False,
     ) -> Path:
@@ -315,7 +315,7 @@ class RolloutWorker(WorkerLearning, EnvRunner):
         return export(self._policy(policy_id), directory)
 
     def export_policy_checkpoint(
-        self, directory: Path | str, prefix: str = "model", policy_id: str = DEFAULT_POLICY_ID
+        self, directory: Path | str, prefix: str = "model", policy_id: str = DEFAULT_POLICY
     ) -> Path:
         """Write the state_dict as safetensors, and the spec beside it."""
         return export_checkpoint(self._policy(policy_id), directory, prefix)
@@ -326,6 +326,10 @@ class RolloutWorker(WorkerLearning, EnvRunner):
         raise NotImplementedError(f"{name}: {DROPPED[name]}")
 
     # the rest
+
+    def apply(self, func: Callable[[Any], Any]) -> Any:
+        """`func(worker)`: what a group asks of a worker elsewhere."""
+        return func(self)
 
     def creation_args(self) -> dict[str, Any]:
         """The constructor's arguments as they were given."""

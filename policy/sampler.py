@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from policy.fragment_buffers import CUTS
-from storage.sample_batch import MultiAgentBatch, SampleBatch
+from storage.multi_agent_batch import MultiAgentBatch
+from storage.sample_batch import SampleBatch
 
 __all__ = ["BatchMode", "CutRules", "Ends", "Sampler"]
 

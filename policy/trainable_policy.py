@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from policy.advantages import fragment_ends, gae
+from policy.advantages import gae
 from policy.algorithms.ppo import ADVANTAGES, PPO, VALUE_TARGETS, PPOConfig
 from policy.data_parallel import average_gradients, require_equal_counts
 from policy.filters import ConcurrentMeanStdFilter
@@ -41,6 +41,7 @@ from storage.sample_batch import (
     SampleBatch,
     T,
 )
+from storage.sequences import fragment_ends
 from storage.spaces import Space
 
 __all__ = ["Actor", "PolicySettings", "TrainablePolicy"]
@@ -104,7 +105,7 @@ def _module_spec(model: Any) -> ModuleSpec:
         return model
     if not isinstance(model, Mapping):
         raise ValueError(f"model: expected a dict or a ModuleSpec, got {model!r:.80}")
-    named: dict[str, Any] = {_MODEL_KEYS.get(key, key): value for key, value in model.items()}
+    named = {_MODEL_KEYS.get(str(key), str(key)): value for key, value in model.items()}
     unknown = set(named) - {"kind", "hidden", "activation", "value_head"}
     if unknown:
         raise ValueError(

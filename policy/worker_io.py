@@ -17,7 +17,8 @@ from typing import Any
 
 from policy.sampler import Sampler
 from storage.input_reader import InputReader, OutputWriter
-from storage.sample_batch import MultiAgentBatch, SampleBatch
+from storage.multi_agent_batch import MultiAgentBatch
+from storage.sample_batch import SampleBatch
 
 __all__ = ["AsyncSamplerInput", "FakeInput", "IOContext", "NoopOutput", "SamplerInput"]
 

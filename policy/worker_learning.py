@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from policy.data_parallel import broadcast_weights, join_group
 from policy.trainable_policy import TrainablePolicy
-from storage.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
+from storage.episode import DEFAULT_POLICY
+from storage.multi_agent_batch import MultiAgentBatch
+from storage.sample_batch import SampleBatch
 
 __all__ = ["WorkerLearning"]
 
@@ -111,8 +113,8 @@ class WorkerLearning:
 
     def _only(self) -> TrainablePolicy:
         """The default policy, or the one there is."""
-        if DEFAULT_POLICY_ID in self.policies:
-            return self.policies[DEFAULT_POLICY_ID]
+        if DEFAULT_POLICY in self.policies:
+            return self.policies[DEFAULT_POLICY]
         if len(self.policies) == 1:
             return next(iter(self.policies.values()))
         raise ValueError(

@@ -27,7 +27,8 @@ from policy.worker_envs import (
 from policy.worker_io import AsyncSamplerInput, FakeInput, IOContext, NoopOutput, SamplerInput
 from policy.worker_learning import Batch
 from storage.input_reader import EndOfInput, InputReader, OutputWriter
-from storage.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
+from storage.multi_agent_batch import MultiAgentBatch
+from storage.sample_batch import SampleBatch, concat_samples
 
 __all__ = ["Sampling", "join_batches"]
 

@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Self
 
 from storage.errors import StorageError
-from storage.sample_batch import MultiAgentBatch, SampleBatch
+from storage.multi_agent_batch import MultiAgentBatch
+from storage.sample_batch import SampleBatch
 
 __all__ = [
     "EndOfInput",
@@ -83,7 +84,8 @@ class OutputWriter(ABC):
 
     @abstractmethod
     def write(self, batch: SampleBatch | MultiAgentBatch) -> None:
-        """Take one batch, of one policy or of several; when it is durable is the writer's own promise."""
+        """Take one batch, of one policy or of several; when it is durable is the writer's own
+        promise."""
 
     def close(self) -> None:  # noqa: B027  most writers in memory have nothing to release
         """Finish; closing twice is fine."""

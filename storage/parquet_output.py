@@ -28,6 +28,7 @@ from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
 from storage.episode import DEFAULT_AGENT, DEFAULT_POLICY, SOURCES, Ending, Part
 from storage.input_reader import OutputWriter
+from storage.multi_agent_batch import MultiAgentBatch
 from storage.policy_files import save_declaration
 from storage.sample_batch import (
     ACTION_DIST_INPUTS,
@@ -43,7 +44,6 @@ from storage.sample_batch import (
     TERMINATEDS,
     TRUNCATEDS,
     BatchError,
-    MultiAgentBatch,
     SampleBatch,
     T,
 )
