@@ -9,6 +9,7 @@ always the real one.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -186,8 +187,7 @@ class ProcessCopies:
 
     def remake(self, copy: int) -> None:
         """A new process in place of the copy's."""
-        with contextlib.suppress(Exception):
-            self.envs[copy].close(terminate=True)
+        _close_quietly(self.envs[copy])
         self.envs[copy] = self._make(self._makers[copy])
 
     def reset(self, copies: Sequence[int]) -> list[int]:
@@ -264,8 +264,19 @@ class ProcessCopies:
 
     def close(self) -> None:
         for env in self.envs:
-            with contextlib.suppress(Exception):
-                env.close(terminate=True)
+            _close_quietly(env)
+
+
+def _close_quietly(env: Any) -> None:
+    """End a copy's process, whatever it is doing: gymnasium warns of an answer that is still out,
+    and it is one that nobody wants."""
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        env.close(terminate=True)
+    for process in env.processes:  # where closing failed half way, because one had died
+        process.terminate()
+        process.join()
+    env.closed = True
 
 
 def _first(env: Any, obs: Any) -> Any:

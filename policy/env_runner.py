@@ -90,7 +90,8 @@ class EnvRunner(ABC):
     """
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
-        self.config = _copied(config)
+        own = getattr(config, "copy", None)
+        self.config = _copied(config) if isinstance(config, dict) or own is None else own()
         self.env: Any = None
         limits = self._setting("restart_limits", None) or RestartLimits()
         self.restarts = Restarts(limits)
@@ -202,4 +203,4 @@ def _copied(config: Any) -> Any:
         return {key: _copied(value) for key, value in config.items()}
     if type(config) is list:
         return [_copied(value) for value in config]
-    return config.copy() if callable(getattr(config, "copy", None)) else config
+    return config

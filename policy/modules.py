@@ -43,7 +43,8 @@ class PolicyModule(nn.Module):
         head: Tensor = self.pi(flat)
         if self.log_std is None:
             return head
-        log_std = self.log_std.clamp(*LOG_STD_RANGE).expand(len(head), -1)
+        # shape[0], not len(), which would fix the batch size of an exported network
+        log_std = self.log_std.clamp(*LOG_STD_RANGE).expand(head.shape[0], -1)
         return torch.cat([head, log_std], dim=1)
 
     def values(self, flat: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class RolloutWorker(WorkerLearning, EnvRunner):
             "policies_to_train": policies_to_train,
         }
         named = {name: value for name, value in first.items() if value is not None} | arguments
-        self.settings = WorkerSettings.from_arguments({"env_creator": None, **named})
+        self.settings = WorkerSettings.from_arguments(named)
         super().__init__(config=named)
         self.restarts.limits = self.settings.restart_limits
         self._prepare_process()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import gymnasium as gym
 from policy.base_env import BaseEnv, require_reset_support, to_base_env
 from policy.env_context import EnvContext
 from policy.worker_settings import WorkerSettings
+
+_log = logging.getLogger(__name__)
 
 __all__ = [
     "CopyMaker",
@@ -93,8 +96,10 @@ def _deepmind(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
 def _monitored(env: gym.Env[Any, Any], folder: str) -> gym.Env[Any, Any]:
     """Statistics in the last info of every episode; videos too where the env renders pictures."""
     if env.render_mode == "rgb_array":
-        os.makedirs(folder, exist_ok=True)
-        env = gym.wrappers.RecordVideo(env, folder)
+        try:
+            env = gym.wrappers.RecordVideo(env, folder)
+        except gym.error.DependencyNotInstalled as error:
+            _log.warning("monitor_path: statistics without videos: %s", error)
     return gym.wrappers.RecordEpisodeStatistics(env)
 
 

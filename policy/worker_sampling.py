@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
+from queue import Queue
 from typing import Any
 
 import gymnasium as gym
@@ -232,8 +233,7 @@ class Simulation:
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._allowed = threading.Semaphore(0)
-        self._stopping = threading.Event()
+        self._wanted: Queue[bool] = Queue()  # True: an episode; False: stop
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="simulation", daemon=True)
         self._thread.start()
@@ -242,19 +242,23 @@ class Simulation:
         """Let that many more be played. Raises what playing raised."""
         if self._failed is not None:
             raise self._failed
-        self._allowed.release(episodes)
+        for _ in range(episodes):
+            self._wanted.put(True)
+
+    def finish(self) -> None:
+        """Wait until all that was allowed has been played, or playing has failed."""
+        self._wanted.join()
 
     def _run(self) -> None:
-        try:
-            while True:
-                self._allowed.acquire()
-                if self._stopping.is_set():
-                    return
-                self._sampler.simulate(1)
-        except BaseException as error:
-            self._failed = error
+        while self._wanted.get():
+            try:
+                if self._failed is None:
+                    self._sampler.simulate(1)
+            except BaseException as error:
+                self._failed = error
+            finally:
+                self._wanted.task_done()
 
     def close(self) -> None:
-        self._stopping.set()
-        self._allowed.release()
+        self._wanted.put(False)
         self._thread.join(timeout=5.0)

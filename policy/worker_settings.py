@@ -49,7 +49,7 @@ class WorkerSettings:
     Raises ValueError for values that make no sense.
     """
 
-    env_creator: Callable[..., Any] | None
+    env_creator: Callable[..., Any] | None = None
     policy: Any = None
     policy_mapping_fn: Callable[..., str] | None = None
     policies_to_train: Collection[str] | None = None

@@ -1,6 +1,7 @@
 """Laws of the observation filters."""
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.filters import MeanStdFilter, NoFilter, make_filter
+from policy.filters import ConcurrentMeanStdFilter, MeanStdFilter, NoFilter, make_filter
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "losses.json").read_text())[
     "mean_std_filter"
@@ -118,3 +119,36 @@ def test_bad_rows_are_refused_and_leave_the_statistics(rows):
     with pytest.raises(ValueError, match="filter: expected"):
         made.push(rows)
     assert (made.stats.n, made.stats.mean[0]) == (1, 1.0)
+
+
+def test_a_concurrent_filter_filters_alike_and_loses_nothing_between_threads():
+    """Threads that push while others read, merge and take its buffer: what was taken and what is
+    left add up to every row, and its state is a MeanStdFilter's.
+
+    Row: observation_filter NoFilter / MeanStdFilter / ConcurrentMeanStdFilter
+    """
+    made, taken = ConcurrentMeanStdFilter(1), []
+
+    def push(value):
+        for _ in range(200):
+            made.push([[value]])
+            made(np.ones((1, 1), np.float32))
+
+    threads = [threading.Thread(target=push, args=(float(i),)) for i in range(4)]
+    for one in threads:
+        one.start()
+    while any(one.is_alive() for one in threads):
+        taken.append(made.take_buffer())
+    driver = MeanStdFilter(1)
+    for one in [*taken, made]:
+        driver.apply_changes(one)
+    assert driver.stats.n == made.stats.n == 800
+    assert driver.stats.mean[0] == pytest.approx(1.5)
+    assert driver.stats.var[0] == pytest.approx(made.stats.var[0])
+    same = make_filter("MeanStdFilter", 1, made.to_json())
+    flat = np.array([[2.0]], np.float32)
+    np.testing.assert_array_equal(same(flat), made(flat))
+    twin = made.copy()
+    twin.apply_changes(filter_that_saw([1.0]))
+    assert (type(twin), twin.stats.n, made.stats.n) == (ConcurrentMeanStdFilter, 801, 800)
+    assert type(made.as_serialisable()) is MeanStdFilter

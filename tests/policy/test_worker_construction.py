@@ -1,0 +1,310 @@
+"""Laws of how a rollout worker is put together."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from policy.algorithms.ppo import PPOConfig
+from policy.env_context import EnvContext
+from policy.filters import ConcurrentMeanStdFilter, MeanStdFilter, NoFilter
+from policy.numpy_policy import NumpyPolicy
+from policy.rollout_worker import RolloutWorker
+from policy.spec import ModuleSpec, PolicySpec
+from policy.trainable_policy import PolicySettings, TrainablePolicy
+from policy.worker_envs import seed_of
+from policy.worker_settings import DROPPED, WorkerSettings
+from storage.spaces import Box, Discrete
+from tests.policy.toy_envs import AgentsEnv, BoxEnv, CountEnv, DictEnv
+
+
+def worker(**arguments):
+    return RolloutWorker(**{"env_creator": CountEnv, "rollout_fragment_length": 4} | arguments)
+
+
+def test_every_copy_is_made_with_its_own_context():
+    """The context is a dict of the env_config with the worker's and the copy's index; the creator
+    is called once a copy.
+
+    Row: env_creator(EnvContext), env_config, worker_index, vector_index, remote
+    """
+    seen = []
+
+    def create(context):
+        seen.append((dict(context), context.worker_index, context.vector_index, context.remote))
+        return CountEnv(context)
+
+    with worker(env_creator=create, env_config={"length": 3}, worker_index=2, num_envs=3):
+        assert seen == [({"length": 3}, 2, i, False) for i in range(3)]
+    context = EnvContext({"a": 1}, 4, 5, True, 6)
+    other = context.copy_with_overrides(env_config={"b": 2}, vector_index=7)
+    assert (other, other.worker_index, other.vector_index) == ({"b": 2}, 4, 7)
+    assert (other.remote, other.num_workers, context.vector_index) == (True, 6, 5)
+
+
+class Named(TrainablePolicy):
+    """Remembers in which order policies are built."""
+
+    built: ClassVar[list] = []
+
+    def __init__(self, observation_space, action_space, config):
+        super().__init__(observation_space, action_space, config)
+        self.built.append((config["name"], config["worker_index"], config["num_workers"]))
+
+
+def test_policies_are_built_in_the_order_of_their_ids_with_merged_configs():
+    """policy_config comes first, the policy's own over it, the worker's place beside; a class is
+    the default policy, under any of the argument's names.
+
+    Row: policy: class or {id: (cls, obs_space, act_space, config)}
+    """
+    Named.built.clear()
+    spaces = AgentsEnv.observation_space, AgentsEnv.action_space
+    forms = {"z": (Named, *spaces, {"name": "z"}), "a": (Named, *spaces, {})}
+    with worker(
+        env_creator=AgentsEnv,
+        policies=forms,
+        policy_mapping_fn=lambda agent: "a",
+        policy_config={"name": "shared", "extra": 1},
+        worker_index=1,
+        num_workers=3,
+    ) as made:
+        assert Named.built == [("shared", 1, 3), ("z", 1, 3)]
+        assert list(made.policies) == ["a", "z"]
+        assert made.policies["z"].config["extra"] == 1
+    with worker(policy_graph=TrainablePolicy) as made:
+        assert list(made.policies) == ["default"]
+
+
+def test_a_spec_is_a_policy_too():
+    """A PolicySpec brings module and filter; it has to fit the environment's spaces.
+
+    Row: policy: class or {id: (cls, obs_space, act_space, config)}
+    """
+    spec = PolicySpec(Box((1,), "float32", 0, 1000), Discrete(2), ModuleSpec(hidden=(8,)))
+    with worker(policy=spec) as made:
+        assert made.get_policy().spec == spec
+    with pytest.raises(ValueError, match="expected a class, a PolicySpec or"):
+        worker(policy=3)
+    with pytest.raises(ValueError, match="expected a subclass of TrainablePolicy"):
+        worker(policy=type("Other", (), {"__init__": lambda self, *args: None}))
+    with pytest.raises(ValueError, match="spec: expected the spaces"):
+        TrainablePolicy(Box((3,)), Discrete(2), {"spec": spec})
+    with pytest.raises(ValueError, match="expected its spaces"):
+        RolloutWorker(policy=TrainablePolicy)
+
+
+def test_one_agent_has_one_policy():
+    """Several policies want an environment of several agents.
+
+    Row: several policies but env not multi-agent
+    """
+    with pytest.raises(ValueError, match="2 policies, but the environment is not a multi-agent"):
+        worker(policy={"a": None, "b": None}, policy_mapping_fn=lambda agent: "a")
+
+
+def test_what_is_of_tensorflow_names_its_replacement():
+    """NotImplementedError says what to use instead; None, the old default, is taken.
+
+    Row: tf_session_creator, tf paths, import_policy_model_from_h5
+    """
+    for name in DROPPED:
+        with pytest.raises(NotImplementedError, match=f"{name}: .*(set_weights|state_dict)"):
+            worker(**{name: object()})
+    with (
+        worker(tf_session_creator=None) as made,
+        pytest.raises(NotImplementedError, match="set_weights"),
+    ):
+        made.import_policy_model_from_h5("weights.h5")
+
+
+def test_unknown_arguments_and_values_are_refused():
+    """Each with what was expected."""
+    for wrong, text in (
+        ({"rollout_fragment_length": 0}, "rollout_fragment_length: expected an integer >= 1"),
+        ({"num_envs": 1.5}, "num_envs: expected an integer"),
+        ({"clip_rewards": "half"}, "clip_rewards: expected"),
+        ({"observation_filter": "Other"}, "observation_filter: expected one of"),
+        ({"log_level": "LOUD"}, "log_level: expected"),
+        ({"remote_env_batch_wait_ms": -1}, "remote_env_batch_wait_ms"),
+        ({"episode_horizon": 0}, "episode_horizon: expected 1 or more"),
+        ({"policies_to_train": ["b"]}, "policies_to_train: expected some of"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            worker(**wrong)
+    with pytest.raises(TypeError, match=r"unknown arguments \['num_copies'\]"):
+        worker(num_copies=2)
+    with pytest.raises(TypeError, match="got two"):
+        worker(policy=None, policies=TrainablePolicy, policy_graph=TrainablePolicy)
+    with pytest.raises(ValueError, match="expected an environment, got None"):
+        worker(env_creator=lambda context: None)
+
+
+def test_composite_observations_are_flattened_unless_that_is_off():
+    """Dict observations reach the network flat and the batch raw, a column a leaf; without a
+    preprocessor they are refused, and plain ones pass.
+
+    Row: preprocessor_pref, preprocessors
+    """
+    for preference in ("flatten", "rllib", "deepmind"):
+        with worker(env_creator=DictEnv, preprocessor_pref=preference) as made:
+            batch = made.sample()
+            assert made.get_policy().spec.flattener.size == 5
+            assert batch["obs.gear"].tolist() == [0, 1, 2, 0]
+            assert batch["obs.speed"].shape == (4, 2)
+            assert batch["new_obs.gear"].tolist() == [1, 2, 0, 1]
+    with pytest.raises(ValueError, match="raw Dict or Tuple"):
+        worker(env_creator=DictEnv, preprocessors=None)
+    with worker(preprocessors=None) as made:
+        assert made.sample()["obs"].shape == (4, 1)
+
+
+def test_filters_see_every_observation_and_batches_keep_the_raw_ones():
+    """The filter learns from each observation that is acted on and the policy sees it filtered; the
+    stored logp is that of the filtered observation, and the batch holds the raw one.
+
+    Row: observation_filter NoFilter / MeanStdFilter / ConcurrentMeanStdFilter
+    """
+    kinds = {"NoFilter": NoFilter, "MeanStdFilter": MeanStdFilter}
+    kinds["ConcurrentMeanStdFilter"] = ConcurrentMeanStdFilter
+    for name, kind in kinds.items():
+        with worker(observation_filter=name) as made:
+            assert type(made.get_policy().filter) is kind
+            batch = made.sample()
+            assert batch["obs"][:, 0].tolist() == [0, 1, 2, 3]
+            if name != "NoFilter":
+                stats = made.get_policy().filter.stats
+                assert (stats.n, stats.mean[0]) == (4, 1.5)
+                # at t = 0 one observation, 0, has been seen: the filter gives 0
+                zero = made.get_policy().actor().dist_inputs(np.zeros((1, 1), np.float32))
+                np.testing.assert_allclose(batch["action_dist_inputs"][:1], zero, atol=1e-6)
+    with pytest.raises(ValueError, match="ConcurrentMeanStdFilter"):
+        worker(sample_async=True, observation_filter="MeanStdFilter")
+
+
+def test_a_seed_reaches_every_copy_and_makes_weights_alike():
+    """Copy i of worker w is first reset with seed + 10007 w + i, later ones without; two workers of
+    a seed have the same weights, and one worker twice the same actions.
+
+    Row: seed
+    """
+    made = []
+    arguments = {"env_config": {"made": made}, "seed": 5, "worker_index": 1, "num_envs": 2}
+    with worker(**arguments, env_creator=lambda c: CountEnv(c)) as first:
+        one = first.sample()
+        assert [env.seeds[0] for env in made] == [10012, 10013]
+        first.sample()
+        assert made[0].seeds[1:] == [None]
+    with worker(**arguments) as again:
+        assert (again.sample()["actions"] == one["actions"]).all()
+    assert seed_of(WorkerSettings(env_creator=None), 3) is None
+    with worker(seed=5, worker_index=0) as zero:
+        weights = zero.get_weights()["default"]
+        for name, array in first.get_weights()["default"].items():
+            np.testing.assert_array_equal(weights[name], array)
+
+
+class Pictures(CountEnv):
+    """Renders a small picture."""
+
+    render_mode = "rgb_array"
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  gymnasium's way
+
+    def render(self):
+        return np.zeros((16, 16, 3), np.uint8)
+
+
+def test_monitoring_puts_statistics_into_the_last_info(tmp_path, caplog):
+    """gymnasium's statistics stand in an episode's last info; what renders is recorded under the
+    path.
+
+    Row: monitor_path
+    """
+    with worker(monitor_path=str(tmp_path), rollout_fragment_length=5) as made:
+        info = made.sample()["infos"][-1]
+        assert (info["episode"]["l"], info["episode"]["r"]) == (5, 15.0)
+    with worker(env_creator=Pictures, monitor_path=str(tmp_path)) as made:
+        recorded = any(isinstance(env, gym.wrappers.RecordVideo) for env in wrappers(made.env))
+        # videos need a package that Headrace does not: without it there are statistics
+        assert recorded or "statistics without videos: moviepy" in caplog.text
+
+
+def wrappers(env):
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+
+
+def test_process_settings_and_the_fake_sampler(tmp_path):
+    """log_dir reaches the creators of input and output, log_level the package's logger, the extra
+    environment variables the process; a fake sampler plays once and repeats its first batch.
+
+    Row: log_dir, log_level, extra_python_environs, fake_sampler
+    """
+    seen = []
+
+    def given(ioctx):
+        seen.append(ioctx.log_dir)
+        return ioctx.default_sampler_input()
+
+    before = logging.getLogger("policy").level
+    with worker(
+        log_dir=str(tmp_path),
+        log_level="WARN",
+        extra_python_environs={"HEADRACE_TEST_EXTRA": "1"},
+        fake_sampler=True,
+        input_creator=given,
+    ) as made:
+        assert (seen, os.environ.pop("HEADRACE_TEST_EXTRA")) == ([str(tmp_path)], "1")
+        assert logging.getLogger("policy").level == logging.WARNING
+        first = made.sample()
+        first["obs"][:] = 9
+        second = made.sample()
+        assert second["eps_id"].tolist() == first["eps_id"].tolist()
+        assert second["obs"][:, 0].tolist() == [0, 1, 2, 3]
+    logging.getLogger("policy").setLevel(before)
+
+
+def test_models_and_policies_are_configured_by_dicts_or_dataclasses():
+    """model_config names layers by today's keys or the old ones; policy_config holds the fields of
+    PolicySettings; the typed form does the same.
+
+    Row: model_config, policy_config
+    """
+    old = {"fcnet_hiddens": (16,), "fcnet_activation": "relu"}
+    with worker(model_config=old, policy_config={"algorithm": PPOConfig(gamma=0.5)}) as made:
+        policy = made.get_policy()
+        assert policy.spec.module == ModuleSpec(hidden=(16,), activation="relu")
+        assert policy.algorithm.config.gamma == 0.5
+    settings = PolicySettings(module=ModuleSpec(hidden=()), seed=3)
+    form = (None, None, None, settings)
+    with worker(policy={"default": form}) as made:
+        assert made.get_policy().spec.module.hidden == ()
+    typed = TrainablePolicy(Box((1,)), Discrete(2), settings)
+    assert typed.spec.module.hidden == ()
+    for model, text in (({"layers": 3}, "expected hidden"), (3, "expected a dict")):
+        with pytest.raises(ValueError, match=text):
+            worker(model_config={}, policy_config={"model": model})
+    with pytest.raises(ValueError, match="algorithm: expected a PPOConfig"):
+        PolicySettings(algorithm="ppo")
+
+
+def test_the_spec_of_a_workers_policy_acts_in_a_thin_client():
+    """What the worker samples with, a client computes from spec, weights and filter state."""
+    with worker(env_creator=BoxEnv, observation_filter="ConcurrentMeanStdFilter") as made:
+        batch = made.sample()
+        policy = made.get_policy()
+        spec = PolicySpec.from_json(json.loads(json.dumps(policy.spec.to_json())))
+        state = policy.filter.to_json()
+        client = NumpyPolicy(spec, policy.get_weights(), filter_state=state)
+        flat = client.flatten(batch["obs"])
+        actions = {"": batch["actions"]}
+        np.testing.assert_allclose(
+            client.logp(flat, actions), policy.logp(flat, actions), atol=1e-5
+        )

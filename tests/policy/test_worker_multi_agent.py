@@ -1,0 +1,276 @@
+"""Laws of sampling with several agents and policies."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from policy.env_runner import RestartLimits
+from policy.rollout_worker import RolloutWorker
+from storage.multi_agent_batch import MultiAgentBatch
+from tests.policy.toy_envs import AgentsEnv
+
+SPACES = (AgentsEnv.observation_space, AgentsEnv.action_space)
+BY_AGENT = {"a": "left", "b": "right"}
+QUICK = RestartLimits(most=3, backoff=0.0)
+
+
+def worker(**arguments):
+    defaults = {
+        "env_creator": AgentsEnv,
+        "policy": {"left": None, "right": None},
+        "policy_mapping_fn": lambda agent: BY_AGENT[agent],
+        "rollout_fragment_length": 6,
+    }
+    return RolloutWorker(**defaults | arguments)
+
+
+def test_agents_are_mapped_once_an_episode():
+    """The mapping is asked when an agent appears and holds for that episode; it gets the episode as
+    its second argument when it takes one.
+
+    Row: policy_mapping_fn(agent_id)
+    """
+    asked = []
+
+    def mapping(agent, episode):
+        asked.append((agent, episode.episode_id))
+        return BY_AGENT[agent]
+
+    with worker(policy_mapping_fn=mapping, rollout_fragment_length=12) as made:
+        made.sample()
+    assert Counter(agent for agent, _ in asked)["b"] == 2
+    assert max(Counter(asked).values()) == 1
+
+
+def test_a_mapping_that_is_none_or_leads_nowhere_is_refused():
+    """Not callable, absent where it is needed, or an id that is no policy's.
+
+    Row: policy_mapping_fn(agent_id)
+    """
+    with pytest.raises(ValueError, match="Policy mapping function not callable"):
+        worker(policy_mapping_fn=3)
+    with pytest.raises(ValueError, match="policy_mapping_fn: expected one"):
+        worker(policy_mapping_fn=None)
+    with (
+        worker(policy_mapping_fn=lambda agent: "middle") as made,
+        pytest.raises(ValueError, match="Could not find policy for agent 'a'"),
+    ):
+        made.sample()
+
+
+def test_agents_join_late_and_leave_early():
+    """Every agent has the rows in which it acted, of its own policy; env steps and agent steps are
+    counted each in their way."""
+    with worker(batch_mode="complete_episodes") as made:
+        batch = made.sample()
+        [metrics] = made.get_metrics()
+    assert isinstance(batch, MultiAgentBatch)
+    assert (batch.count, batch.agent_steps()) == (6, 8)
+    left, right = batch.policy_batches["left"], batch.policy_batches["right"]
+    assert left["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert left["terminateds"].tolist() == [False] * 5 + [True]
+    assert (right["obs"][:, 0].tolist(), right["t"].tolist()) == ([2, 3], [0, 1])
+    assert right["terminateds"].tolist() == [False, True]
+    assert set(right["agent_id"]) == {"b"}
+    assert set(left["eps_id"]) == set(right["eps_id"])
+    assert (metrics.length, metrics.reward) == (6, 8.0)
+    assert metrics.agent_rewards == {("a", "left"): 6.0, ("b", "right"): 2.0}
+
+
+@pytest.mark.parametrize("fragment", [1, 4, 6, 7, 13])
+def test_truncated_fragments_of_several_agents_are_exact_in_env_steps(fragment):
+    """A sample holds fragment * copies env steps, and the samples joined hold every row once."""
+    with worker(rollout_fragment_length=fragment, num_envs=2) as made:
+        samples = [made.sample() for _ in range(12)]
+    assert [one.count for one in samples] == [2 * fragment] * 12
+    joined = MultiAgentBatch.concat_samples(samples)
+    for episode in joined.policy_batches["left"].split_by_episode():
+        assert episode["t"].tolist() == list(range(episode.count))
+        assert (episode["new_obs"][:, 0] == episode["obs"][:, 0] + 1).all()
+        assert (episode["rewards"] == 1).all()
+        assert episode["terminateds"].any() == (episode.count == 6)
+
+
+def test_one_policy_for_all_agents_gives_a_plain_batch():
+    """The lone default policy is unwrapped; its rows tell agents apart."""
+    with worker(policy=None, policy_mapping_fn=None) as made:
+        batch = made.sample()
+    assert (batch.count, set(batch["agent_id"])) == (8, {"a", "b"})
+
+
+def test_policies_that_are_not_trained_are_left_as_they_are():
+    """compute_gradients, learn_on_batch and foreach_trainable_policy skip them; apply_gradients
+    does not.
+
+    Row: policies_to_train
+    """
+    with worker(policies_to_train=["left"]) as made:
+        batch = made.sample()
+        before = made.get_weights()
+        gradients, info = made.compute_gradients(batch)
+        assert (set(gradients), info["batch_count"]) == ({"left"}, 6)
+        assert set(made.learn_on_batch(batch)) == {"left"}
+        assert made.foreach_trainable_policy(lambda policy, name: name) == ["left"]
+        after = made.get_weights()
+        assert same(before["right"], after["right"])
+        assert not same(before["left"], after["left"])
+        ones = [np.ones(p.shape, np.float32) for p in made.policies["right"].module.parameters()]
+        made.apply_gradients({"right": ones})
+        assert not same(before["right"], made.get_weights()["right"])
+
+
+def same(one, other):
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_gradients_of_several_policies_come_by_id():
+    """The count stands beside the ids, not among them.
+
+    Row: compute_gradients(samples)
+    """
+    with worker() as made:
+        gradients, info = made.compute_gradients(made.sample())
+    assert set(gradients) == {"left", "right"}
+    assert set(info["info"]) == {"left", "right"}
+    assert info["batch_count"] == 6
+    assert info["info"]["right"]["batch_count"] == 2
+
+
+def test_learning_of_several_policies_gives_infos_by_id():
+    """And a batch of one policy is refused where there are several without a default.
+
+    Row: learn_on_batch(samples)
+    """
+    with worker() as made:
+        batch = made.sample()
+        infos = made.learn_on_batch(batch)
+        assert set(infos) == {"left", "right"}
+        assert "loss" in infos["left"]["learner_stats"]
+        with pytest.raises(ValueError, match="expected a MultiAgentBatch"):
+            made.learn_on_batch(batch.policy_batches["left"])
+        stats, count = made.sample_and_learn(6, 2, 4, ["advantages"])
+        assert (set(stats), count) == ({"left", "right"}, 6)
+
+
+def test_an_observation_hook_sees_and_changes_what_agents_observe():
+    """It gets the env's observations by agent and returns a dict; anything else is refused.
+
+    Row: observation_fn
+    """
+
+    def shifted(*, agent_obs, worker, base_env, policies, episode):
+        assert set(policies) == {"left", "right"}
+        return {agent: obs + 100 for agent, obs in agent_obs.items()}
+
+    with worker(observation_fn=shifted) as made:
+        left = made.sample().policy_batches["left"]
+        assert left["obs"][:, 0].tolist() == [100, 101, 102, 103, 104, 105]
+        assert left["new_obs"][-1, 0] == 106
+    with (
+        worker(observation_fn=lambda **known: [1]) as made,
+        pytest.raises(ValueError, match="observation_fn: expected a dict by agent, got list"),
+    ):
+        made.sample()
+
+
+def test_a_live_agents_last_observation_may_not_be_forgotten():
+    """An env that ends for all gives the last observation of every live agent; with no_done_at_end
+    it need not, and the row says that there is none.
+
+    Row: no_done_at_end
+    """
+    forgetful = {"env_config": {"forget_last": True}}
+    with (
+        worker(**forgetful) as made,
+        pytest.raises(ValueError, match="last observation of agent 'a' is missing"),
+    ):
+        made.sample()
+    with worker(**forgetful, no_done_at_end=True, batch_mode="complete_episodes") as made:
+        left = made.sample().policy_batches["left"]
+        assert not left["terminateds"].any()
+        assert left["has_new_obs"].tolist() == [True] * 5 + [False]
+
+
+def test_horizons_hold_for_all_agents():
+    """A horizon truncates every live agent and resets; a soft one goes on with those that live."""
+    with worker(episode_horizon=3, rollout_fragment_length=6) as made:
+        batch = made.sample()
+        assert batch.policy_batches["left"]["truncateds"].tolist() == [False, False, True] * 2
+        assert batch.policy_batches["right"]["truncateds"].tolist() == [True, True]
+    with worker(episode_horizon=3, soft_horizon=True, rollout_fragment_length=6) as made:
+        batch = made.sample()
+        left, right = batch.policy_batches["left"], batch.policy_batches["right"]
+        assert left["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+        assert left["t"].tolist() == [0, 1, 2] * 2
+        assert not left["truncateds"].any()
+        assert right["obs"][:, 0].tolist() == [2, 3]
+        assert len(set(right["eps_id"])) == 2
+
+
+class Failing(AgentsEnv):
+    """Raises in its third step, as often as the shared dict says."""
+
+    def step(self, actions):
+        if self.t == 2 and self.context["fails"]["left"]:
+            self.context["fails"]["left"] -= 1
+            raise OSError
+        return super().step(actions)
+
+
+def test_a_failing_env_of_several_agents_loses_its_own_episode_alone():
+    """It is made anew and begins another episode; with restarts off its exception comes out."""
+    fails = {"left": 1}
+    with worker(
+        env_creator=Failing,
+        env_config={"fails": fails},
+        num_envs=2,
+        restart_failed_sub_environments=True,
+        restart_limits=QUICK,
+    ) as made:
+        batch = made.sample()
+        assert batch.count == 12
+        for episode in batch.policy_batches["left"].split_by_episode():
+            assert episode["t"].tolist() == list(range(6))
+        assert made.restarts.discarded == 1
+    with (
+        worker(env_creator=Failing, env_config={"fails": {"left": 1}}) as made,
+        pytest.raises(OSError, match=r"^$"),
+    ):
+        made.sample()
+
+
+def test_agents_with_different_spaces_have_policies_of_their_own():
+    """Spaces come with the policies where agents differ; a form without them says so."""
+
+    class Mixed(AgentsEnv):
+        observation_spaces = {"a": SPACES[0], "b": gym.spaces.Discrete(99)}  # noqa: RUF012
+        observation_space = None
+        action_spaces = {"a": SPACES[1], "b": gym.spaces.Box(-1, 1, (2,), np.float32)}  # noqa: RUF012
+        action_space = None
+
+        def reset(self, seed=None):
+            obs, infos = super().reset(seed)
+            return self._mixed(obs), infos
+
+        def step(self, actions):
+            obs, *rest = super().step(actions)
+            return (self._mixed(obs), *rest)
+
+        def _mixed(self, obs):
+            return {a: (int(o[0]) if a == "b" else o) for a, o in obs.items()}
+
+    own = {
+        "left": (None, *SPACES, {}),
+        "right": (None, Mixed.observation_spaces["b"], Mixed.action_spaces["b"], {}),
+    }
+    with worker(env_creator=Mixed, policy=own, batch_mode="complete_episodes") as made:
+        batch = made.sample()
+        assert batch.policy_batches["right"]["obs"].tolist() == [2, 3]
+        assert batch.policy_batches["right"]["actions"].shape == (2, 2)
+        assert set(made.learn_on_batch(batch)) == {"left", "right"}
+    with pytest.raises(ValueError, match="expected its spaces"):
+        worker(env_creator=Mixed)
