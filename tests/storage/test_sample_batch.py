@@ -231,3 +231,38 @@ def test_a_shallow_copy_shares_arrays_but_not_columns():
     copy["t"] = [7, 8, 9]
     assert batch == batch_of(3)
     assert np.shares_memory(copy["rewards"], batch["rewards"])
+
+
+def test_columns_and_select_give_the_named_ones_in_that_order():
+    """Arrays, or a batch that shares them; a missing name is named."""
+    batch = batch_of(3)
+    rewards, t = batch.columns(["rewards", "t"])
+    assert rewards is batch["rewards"]
+    assert t is batch["t"]
+    part = batch.select(["t", "obs"])
+    assert list(part) == ["t", "obs"]
+    assert part["obs"] is batch["obs"]
+    assert part.count == 3
+    with pytest.raises(KeyError, match="no column 'nope'"):
+        batch.select(["nope"])
+
+
+def test_it_takes_what_mappings_take():
+    """get, update, pop and in, as on a dict; update checks the rows like an assignment."""
+    batch = SampleBatch(a=[1, 2])
+    batch.update(b=[3, 4])
+    assert batch.get("b").tolist() == [3, 4]
+    assert batch.get("c") is None
+    assert batch.pop("b").tolist() == [3, 4]
+    assert "b" not in batch
+    with pytest.raises(BatchError, match="expected 2 rows, got 1"):
+        batch.update(b=[3])
+
+
+def test_to_torch_goes_to_the_device_that_was_asked_for():
+    """The meta device stands for any other: shapes and dtypes arrive there."""
+    torch = pytest.importorskip("torch")
+    tensors = batch_of(3).to_torch("meta", dtype=torch.float32)
+    assert {tensor.device.type for tensor in tensors.values()} == {"meta"}
+    assert tensors["rewards"].dtype == torch.float32
+    assert tensors["obs"].shape == (3, 2)
