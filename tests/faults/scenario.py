@@ -29,6 +29,7 @@ NAMES = (
     "clock",
     "slow_writer",
     "two_collectors",
+    "soak",
 )
 """The modules that define a SCENARIO, in the order in which they run."""
 
