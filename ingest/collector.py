@@ -32,7 +32,7 @@ from ingest.events import Ended, Event, Started, encode_event, encode_row
 from ingest.flow import FlowControl
 from ingest.histogram import Histogram
 from ingest.open_episode import OpenEpisode
-from ingest.recovery import Recovered, Totals, policies_state, recover
+from ingest.recovery import POLICY, Recovered, Totals, policies_state, recover
 from ingest.redaction import Redactor
 from ingest.sealer import Sealer, Writer
 from ingest.sealing import Sealing
@@ -123,8 +123,19 @@ class Collector:
         self._sealer = Sealer(writer, notify=self._notify)
         self._last_timeout_check = 0.0
         self.failed = asyncio.Event()
-        journal.commit(put=policies_state(self.policies))
+        self._declare(journal)
         self._take_up(recover(journal, self.policies, limits))
+
+    def _declare(self, journal: Journal) -> None:
+        """Keep the declarations in the journal. When they are known no disk is needed to start."""
+        known = journal.state(POLICY)
+        fresh = {
+            key: blob
+            for key, blob in policies_state(self.policies).items()
+            if known.get(key) != blob
+        }
+        if fresh:
+            journal.commit(put=fresh)
 
     # --- life ------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ NAMES = (
     "slow_writer",
     "two_collectors",
     "soak",
+    "simulation",
 )
 """The modules that define a SCENARIO, in the order in which they run."""
 
