@@ -147,6 +147,8 @@ def _configure(
         _create(database, collector_id_factory())
         sync_directory(path.parent)
     elif (application, version) != (APPLICATION_ID, FORMAT_VERSION):
+        if _is_ours(database):
+            raise Malformed(f"its header says application {application:#x}, format {version}")
         raise JournalError(
             f"{path}: expected a journal of format {FORMAT_VERSION}, got application "
             f"{application:#x}, format {version}"
@@ -157,6 +159,16 @@ def _create(database: sqlite3.Connection, collector_id: str) -> None:
     database.execute("BEGIN IMMEDIATE")
     for statement in _SCHEMA.split(";")[:-1]:
         database.execute(statement)
-    sealed = ("collector_id", collector_id, checksum("collector_id", collector_id))
-    database.execute("INSERT INTO journal VALUES (?, ?, ?)", sealed)
+    for key, value in (("collector_id", collector_id), ("format", str(FORMAT_VERSION))):
+        sealed = (key, value, checksum(key, value))
+        database.execute("INSERT INTO journal VALUES (?, ?, ?)", sealed)
     database.execute("COMMIT")
+
+
+def _is_ours(database: sqlite3.Connection) -> bool:
+    """Whether a journal of this format lies behind a header that says otherwise."""
+    with contextlib.suppress(sqlite3.Error, TypeError):
+        rows = database.execute("SELECT key, value, checksum FROM journal").fetchall()
+        whole = {key: value for key, value, stored in rows if checksum(key, value) == stored}
+        return "collector_id" in whole and whole.get("format") == str(FORMAT_VERSION)
+    return False

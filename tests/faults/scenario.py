@@ -21,6 +21,7 @@ from tests.faults.mutants import Mutant, unbroken
 NAMES = (
     "crash",
     "decisions",
+    "damage",
     "power_loss",
     "syscalls",
     "full_disk",

@@ -10,9 +10,11 @@ the journal or in memory.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -60,6 +62,7 @@ class Ledger:
 
     next_step: int = 0
     expected: dict[int, float] = field(default_factory=dict)  # acknowledged step -> its reward
+    possible: dict[int, float] = field(default_factory=dict)  # ... with all that was ever sent
     refused: set[int] = field(default_factory=set)
     codes: Counter[str] = field(default_factory=Counter)
 
@@ -103,12 +106,14 @@ class Client:
         seq, step = self._open[name]
         if step is not None and self._chance.random() < 0.3:
             self._events.append((wire.LogReturns(episode_id=name, seq=seq, reward=REWARD), step))
+            self._ledger.possible[step] += REWARD
         else:
             step = self._ledger.new_step()
             action = wire.LogAction(
                 episode_id=name, seq=seq, obs=[float(step)], action=0, reward=float(step)
             )
             self._events.append((action, step))
+            self._ledger.possible[step] = action.reward
         self._open[name] = (seq + 1, step)
 
     def send(self, world: World) -> None:
@@ -124,6 +129,15 @@ class Client:
             self._answer = Answer(reply, collector.durable(row))
         except (Refusal, CollectorFailed):
             return
+
+    def deliver(self, world: World) -> None:
+        """Send what is under way until it is answered."""
+        for _ in range(9):
+            if self.idle:
+                return
+            self.send(world)
+            world.pump()
+            self.listen()
 
     def listen(self) -> None:
         """Take the answer if it has come."""
@@ -165,20 +179,20 @@ class Client:
 class History:
     """One seeded run. The same seed and points are the same history."""
 
-    def __init__(self, seed: int, points: Points) -> None:
+    def __init__(self, seed: int, points: Points, make: type[World] = World) -> None:
         self.points = points
         self._chance = Random(seed)
         self.ledger = Ledger()
         self.failures: list[str] = []
-        self.world = World(POLICIES, self._chance, points, LIMITS)
+        self.world = make(POLICIES, self._chance, points, LIMITS)
         self._clients = [Client(n, self.ledger, Random(seed + n)) for n in range(CLIENTS)]
 
     def run(self) -> None:
         for _ in range(TURNS):
-            self._survive(self._turn)
-        self._survive(self._end)
+            self.survive(self.turn)
+        self.survive(self.end)
 
-    def _survive(self, action: Any) -> None:
+    def survive(self, action: Any) -> None:
         """Do it; a process that died, or gave up, is started again."""
         while True:
             try:
@@ -194,7 +208,7 @@ class History:
                 client.hang_up()
             self.world.start()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         world, chance = self.world, self._chance
         action = chance.random()
         if action < 0.35:
@@ -213,24 +227,15 @@ class History:
         else:
             world.pass_time(chance.choice(SECONDS))
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Every client is answered and ends what it began; what is left is abandoned and sealed."""
         world = self.world
         for last in (False, True):
             for client in self._clients:
                 if last and client.idle:
                     client.compose(last=True)
-                for _ in range(9):
-                    client.send(world)
-                    world.pump()
-                    client.listen()
-                    if client.idle:
-                        break
-        for _ in range(3):
-            world.pass_time(60.0)
-            world.pump()
-        world.collector._sealing.settle(all_rows=True)
-        world.pump()
+                client.deliver(world)
+        world.finish()
         if self.world.collector.failure is None:
             world.start()
             world.pump()
@@ -239,14 +244,20 @@ class History:
 # --- what has to hold in the end -----------------------------------------------------------------
 
 
+def stored_steps(parts: Iterable[Part]) -> dict[int, list[float]]:
+    """step -> the rewards with which it lies in shards."""
+    stored: dict[int, list[float]] = defaultdict(list)
+    for part in parts:
+        steps = np.frombuffer(part.obs, np.float32).tolist()
+        for step, reward in zip(steps, np.frombuffer(part.rewards).tolist(), strict=True):
+            stored[int(step)].append(reward)
+    return stored
+
+
 def judge(history: History, verdict: Verdict, where: str) -> None:
     """Every law that the end of a history can show."""
     world, ledger = history.world, history.ledger
-    stored: dict[int, list[float]] = defaultdict(list)
-    for part in world.writer.parts:
-        rewards = np.frombuffer(part.rewards).tolist()
-        for step, reward in zip(np.frombuffer(part.obs, np.float32).tolist(), rewards, strict=True):
-            stored[int(step)].append(reward)
+    stored = stored_steps(world.writer.parts)
     lost = [step for step in ledger.expected if step not in stored]
     doubled = [step for step, found in stored.items() if len(found) > 1]
     wrong = [
@@ -331,15 +342,21 @@ def run(trial: Trial) -> Verdict:
             for crash in range(1, points + 1):
                 _one(seed, crash, verdict)
 
+    with trial.planted(), quiet():
+        asyncio.run(main())
+    return verdict
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the collector's log: a history of faults is a long story."""
     log = logging.getLogger("headrace")
     level = log.level
-    log.setLevel(logging.CRITICAL + 1)  # a history of faults is a long story
+    log.setLevel(logging.CRITICAL + 1)
     try:
-        with trial.planted():
-            asyncio.run(main())
+        yield
     finally:
         log.setLevel(level)
-    return verdict
 
 
 def _one(seed: int, crash: int | None, verdict: Verdict) -> int:
@@ -357,7 +374,7 @@ SCENARIO = Scenario(
     name="simulation",
     law="whatever a crash interrupts, every acknowledged step comes out once and nothing stays",
     unit="histories",
-    quick=4_000,
+    quick=2_500,
     long=50_000,
     planted=300,
     run=run,

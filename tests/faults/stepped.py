@@ -17,7 +17,7 @@ from ingest.collector import Collector
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
 from storage.errors import JournalFull
-from storage.journal import MemoryJournal
+from storage.journal import Journal, MemoryJournal
 from tests.ingest.simulated_collector import MemoryShard, MemoryWriter
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -57,7 +57,6 @@ class SteppedJournal(MemoryJournal):
 
     @classmethod
     def found(cls, left: MemoryJournal | None, points: Points) -> SteppedJournal:
-        """What a start finds of the journal that another process left."""
         journal = cls()
         journal.points = points
         if left is not None:
@@ -140,14 +139,20 @@ class World:
         self.starts = 0
         self.writer = SteppedWriter()
         self.writer.points = points
-        self.journal: SteppedJournal = SteppedJournal.found(None, points)
+        self.journal: Journal = SteppedJournal.found(None, points)
         self.start()
+
+    def find_journal(self) -> Journal:
+        """What a start finds of the journal that the last process left."""
+        if not isinstance(self.journal, MemoryJournal):
+            raise TypeError("a journal on a disk is found by its own world")
+        return SteppedJournal.found(self.journal, self.points)
 
     def start(self) -> None:
         """A process starts on what the last one left, until it survives its start."""
         while True:
             self.starts += 1
-            self.journal = SteppedJournal.found(self.journal, self.points)
+            self.journal = self.find_journal()
             self.deliveries: deque[Call] = deque()
             try:
                 self.collector = SteppedCollector(
@@ -206,6 +211,14 @@ class World:
             self.commit()
             self.seal()
             self.deliver()
+
+    def finish(self) -> None:
+        """What is open is abandoned, what has ended comes into shards, rows that are free go."""
+        for _ in range(3):
+            self.pass_time(60.0)
+            self.pump()
+        self.collector._sealing.settle(all_rows=True)
+        self.pump()
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds

@@ -15,6 +15,8 @@ import pytest
 
 from storage.errors import JournalError
 from storage.journal import SqliteJournal
+from storage.journal_damage import past_damage
+from storage.journal_database import checksum
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -260,7 +262,10 @@ def test_a_flipped_byte_in_a_row_is_counted_and_not_replayed(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("wreck", ["garbage", "truncated", "header", "ordinal"])
 def test_a_malformed_database_is_set_aside(tmp_path: Path, wreck: str) -> None:
-    """Unreadable: kept under damaged-1/, a new journal with a new name begins, and it says so."""
+    """Unreadable: kept under damaged-1/, a new journal with a new name begins, and it says so.
+
+    All 30 rows count as lost, but for the 6 that were dropped where that can still be read.
+    """
     image = clean_image(tmp_path)
     data = (image / "journal.db").read_bytes()
     wrecked = {
@@ -274,6 +279,7 @@ def test_a_malformed_database_is_set_aside(tmp_path: Path, wreck: str) -> None:
     journal = SqliteJournal.open(image)
     assert journal.damage.set_aside == image / "damaged-1"
     assert journal.damage.reason
+    assert journal.damage.missing_rows in ((24,) if wreck == "ordinal" else (24, 30))
     assert journal.collector_id != "0" * 12
     assert (image / "damaged-1" / "journal.db").exists()
     journal.commit([(1, b"x")])
@@ -281,6 +287,69 @@ def test_a_malformed_database_is_set_aside(tmp_path: Path, wreck: str) -> None:
     reopened = SqliteJournal.open(image)
     reopened.close()
     assert not reopened.damage
+
+
+def test_a_report_of_damage_outlives_the_start_that_found_it(tmp_path: Path) -> None:
+    """Each loss leaves a folder that tells of it, until somebody has moved the folder away."""
+    image = killed_image(tmp_path)
+    log = image / "journal.db-wal"
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    torn = log.read_bytes()
+    first = SqliteJournal.open(image)
+    first.close()
+    (image / "journal.db").write_bytes(b"not a database" * 1000)
+    SqliteJournal.open(image).close()
+    SqliteJournal.open(image).close()
+    (one, lost), (two, all_lost) = past_damage(image)
+    assert (one.name, two.name) == ("damaged-1", "damaged-2")
+    assert lost.startswith(f"up to {first.damage.missing_rows} acknowledged rows are lost")
+    assert all_lost.startswith("up to 30 acknowledged rows are lost: file is not a database")
+    assert (one / "journal.db-wal").read_bytes() == torn
+    (two / "report.json").write_text("{}")
+    assert "cannot be read" in dict(past_damage(image))[two]
+
+
+def change_header(image: Path, at: int, data: bytes) -> None:
+    database = image / "journal.db"
+    content = database.read_bytes()
+    database.write_bytes(content[:at] + data + content[at + len(data) :])
+
+
+@pytest.mark.parametrize("at", [60, 68], ids=["user_version", "application_id"])
+def test_a_header_that_lies_about_the_format_is_damage(tmp_path: Path, at: int) -> None:
+    """It is held against a sealed row, so that a journal of ours is not refused at every start."""
+    image = clean_image(tmp_path)
+    change_header(image, at, b"\x00\x00\x01\x00")
+    journal = SqliteJournal.open(image)
+    journal.close()
+    assert journal.damage.set_aside == image / "damaged-1"
+    assert "its header says" in journal.damage.reason
+
+
+def test_a_journal_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """A newer version's journal is no damage: nothing is moved."""
+    image = clean_image(tmp_path)
+    database = sqlite3.connect(image / "journal.db")
+    sealed = ("format", "2", checksum("format", "2"))
+    database.execute("INSERT OR REPLACE INTO journal VALUES (?, ?, ?)", sealed)
+    database.execute("PRAGMA user_version = 2")
+    database.commit()
+    database.close()
+    for _ in range(2):
+        with pytest.raises(JournalError, match="expected a journal of format 1, got"):
+            SqliteJournal.open(image)
+    assert list(past_damage(image)) == []
+
+
+def test_damage_that_only_a_commit_would_meet_is_found_at_once(tmp_path: Path) -> None:
+    """A broken list of free pages reads well: without a check each start would fail at its work."""
+    image = clean_image(tmp_path)
+    change_header(image, 32, (3).to_bytes(4, "big") + (5).to_bytes(4, "big"))
+    journal = SqliteJournal.open(image)
+    assert journal.damage.set_aside is not None
+    for n in range(1, 200):
+        journal.commit([(n, blob(n) * 20)])
+    journal.close()
 
 
 def test_any_damaged_byte_is_harmless_or_reported(tmp_path: Path) -> None:
