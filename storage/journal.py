@@ -142,6 +142,7 @@ class SqliteJournal:
                 raise ValueError(verdict)
             journal = dict(self._checked("journal"))
             self.collector_id = str(journal["collector_id"])
+            self._checkpoints = int(journal.get("checkpoints", 0))
             self._streams: dict[str, int] = dict(self._checked("streams"))
             self._plans = {fields[0]: Plan(*fields) for fields in self._checked("plans")}
             self._state: dict[str, bytes] = dict(self._checked("state"))
@@ -150,6 +151,7 @@ class SqliteJournal:
                 present.add(number)
                 if blob is None:
                     self._bad.add(number)
+            self._require_one_time(present)
             self._last_row = max(present.last or 0, self._dropped.last or 0)
             self._lost = self._dropped.missing(1, self._last_row).difference(present)
             (top,) = self._db.execute(
@@ -162,6 +164,16 @@ class SqliteJournal:
             if isinstance(error, sqlite3.Error) and not is_malformed(error):
                 raise
             raise Malformed(str(error)) from error
+
+    def _require_one_time(self, present: RangeSet) -> None:
+        """ValueError when pages of two times lie side by side, each of them whole."""
+        both = present.intersection(self._dropped)
+        if both:
+            raise ValueError(f"rows {both} are there, and were dropped")
+        query = "SELECT plan_id FROM plans WHERE plan_id IN (SELECT plan_id FROM shards)"
+        recorded = [plan_id for (plan_id,) in self._db.execute(query)]
+        if recorded:
+            raise ValueError(f"plans {recorded} are open, and were recorded")
 
     def _checked(self, table: str) -> Iterator[Any]:
         """The rows of a small table without their checksums; ValueError when one does not fit."""
@@ -223,7 +235,7 @@ class SqliteJournal:
         A process that died because a sync failed leaves a log which reads well and is not on the
         disk; the kernel takes its pages for written, so that no later sync writes them.
         """
-        busy, *_ = self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+        busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise JournalFailed(f"the journal in {self.directory}: its log cannot be taken over")
 
@@ -401,12 +413,22 @@ class SqliteJournal:
         if self._unlogged < CHECKPOINT_BYTES:
             return
         self._unlogged = 0
+        with contextlib.suppress(JournalFull):  # the log grows until there is room again
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Copy the log into the database, and begin the log anew in its place.
+
+        The first commit after a checkpoint begins it anew, so one is made: else the log would go on
+        lying over a database that is ahead of what a torn log still tells, for as long as nobody
+        writes, and a start would find pages of two times.
+        """
         try:
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except sqlite3.Error as error:
-            failure = self._fail(error)
-            if not isinstance(failure, JournalFull):  # the log grows until there is room again
-                raise failure from error
+            raise self._fail(error) from error
+        self._checkpoints += 1
+        self._write(lambda: self._put("journal", "checkpoints", str(self._checkpoints)))
 
     def _fail(self, error: sqlite3.Error) -> JournalError:
         failure = translate(error)

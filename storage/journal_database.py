@@ -113,6 +113,7 @@ def connect(path: Path, collector_id_factory: Callable[[], str]) -> sqlite3.Conn
     Raises Malformed, JournalError for a database of another kind, and sqlite3.Error for trouble
     around the file.
     """
+    _require_writable(path)
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
     try:
         _configure(database, path, collector_id_factory)
@@ -121,10 +122,25 @@ def connect(path: Path, collector_id_factory: Callable[[], str]) -> sqlite3.Conn
         if is_malformed(error):
             raise Malformed(str(error)) from error
         raise
+    except UnicodeDecodeError as error:  # a message of SQLite's that quotes what it could not read
+        database.close()
+        raise Malformed(str(error)) from error
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _require_writable(path: Path) -> None:
+    """Malformed when the header asks for a newer SQLite to write it: ours would fail at a commit.
+
+    To be called while nobody has the database open: closing a second descriptor of a file drops the
+    locks that SQLite holds on it.
+    """
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        header = file.read(20)
+        if header.startswith(b"SQLite format 3\0") and header[18:19] not in (b"", b"\1", b"\2"):
+            raise Malformed(f"its header says write version {header[18]}")
 
 
 def _configure(
