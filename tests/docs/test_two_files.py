@@ -16,7 +16,7 @@ from storage.reader import ShardReader
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/two_files.md").read_text()
 SERVER, CLIENT = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-ROWS = 768
+ROWS = 512
 UPDATES = ROWS // 256
 
 
