@@ -30,16 +30,13 @@ refused as `decision_unknown`, and the `decision` that the client sends then tak
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any
 
-import msgspec
-
 from ingest import wire
-from ingest.errors import Refusal, already_started, completed, not_found
+from ingest.errors import Refusal, already_started, not_found
 from ingest.events import (
     Acted,
     Cut,
@@ -48,6 +45,7 @@ from ingest.events import (
     Opened,
     Redecided,
     Rewarded,
+    RewardedStep,
     Started,
     digest,
     encode_event,
@@ -56,69 +54,22 @@ from ingest.instances import Instances
 from ingest.judgements import (
     ON_POLICY,
     Values,
-    check_step,
+    check_rewarded_step,
     check_values,
+    decision_unknown,
     info_of,
     invalid,
     judge_action,
+    judge_reward,
     tags_of,
+    window_closed,
 )
 from ingest.open_episode import Carry, OpenEpisode, PolicyRules
+from ingest.sealed import Finished, Limits, Sealed
 from storage.declarations import PolicyDeclaration
-from storage.episode import DEFAULT_POLICY, Part
+from storage.episode import DEFAULT_POLICY
 from storage.ranges import RangeSet
 from storage.spaces import SpaceError
-
-
-class Finished(msgspec.Struct, array_like=True, frozen=True):
-    """What is remembered of an ended episode, so that late events get the right answer."""
-
-    episode_id: str
-    key: int
-    instance: str
-    start: int
-    next_seq: int
-    how: str
-    cause: str = ""
-
-    @property
-    def client_seq(self) -> int:
-        """The first number that the client has no acknowledgement for."""
-        by_client = self.how in ("terminated", "truncated")
-        return self.next_seq if by_client else self.next_seq - 1
-
-    def refusal(self) -> Refusal:
-        name = self.episode_id
-        if self.how == "abandoned":
-            text = (
-                f"Episode {name} was abandoned: no event came within its episode_timeout. "
-                f"Go on with start_episode(continues={name!r})."
-            )
-            return Refusal("abandoned", text, episode_id=name)
-        if self.how == "broken":
-            return Refusal("broken", f"Episode {name} is broken: {self.cause}", episode_id=name)
-        return completed(name)
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """A part that is ready for a shard, or an episode that ended without a step (`part` None)."""
-
-    key: int
-    part: Part | None
-    rows: tuple[int, ...]  # the journal rows that it needs
-    finished: Finished | None = None  # set on an episode's last part
-    carry: Carry | None = None  # set on every other part
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds on what is remembered. Counts, not times: memory does not depend on traffic."""
-
-    open_episodes: int = 100_000
-    finished: int = 100_000
-    instances: int = 4_096
-    imports: int = 100_000
 
 
 class EpisodeAssembler:
@@ -139,6 +90,8 @@ class EpisodeAssembler:
         self.redacts = any(rules.declaration.redact for rules in every)
         self.episodes: dict[str, OpenEpisode] = {}
         self.finished: OrderedDict[str, Finished] = OrderedDict()
+        self.closing: dict[str, OpenEpisode] = {}  # ended, and still taking rewards
+        self._due: list[tuple[float, int]] = []  # when the last window of each is over: a heap
         self.instances = Instances()
         self.open_of: Counter[str] = Counter()  # token id -> its open episodes
         self.sealed: list[Sealed] = []
@@ -147,6 +100,7 @@ class EpisodeAssembler:
         self.on_closed: Callable[[str, int], None] | None = None  # (policy, version) per step
         self.steps = 0
         self.open_bytes = 0  # what the open episodes take in memory, about
+        self.running = 0.0  # the latest running time that any event came at
         self.needed: dict[int, int] = {}  # journal row -> unrecorded parts that need it
         self._by_key: dict[int, OpenEpisode] = {}
         self.done = RangeSet()  # keys of the episodes that are recorded to their end
@@ -155,22 +109,27 @@ class EpisodeAssembler:
     # --- judging ---------------------------------------------------------------------------
 
     def judge(
-        self, instance: str | None, event: wire.Event, values: Values | None = None
+        self,
+        instance: str | None,
+        event: wire.Event,
+        values: Values | None = None,
+        *,
+        now: float = 0.0,
     ) -> tuple[Event, bytes] | None:
         """The journal event for a wire event and its encoding, or None for a known retry.
 
         `values` are an action event's observation and action in canonical bytes, if they were
-        validated already (see `check_values`). Raises Refusal.
+        validated already (see `check_values`). `now` tells which reward windows are over. Raises
+        Refusal.
         """
         if not event.episode_id:
             raise Refusal("invalid", "expected an episode id, got none", "episode_id")
         if isinstance(event, wire.Start):
             started = self._judge_start(instance, event)
             return None if started is None else (started, encode_event(started))
-        if event.seq is None and getattr(event, "step", None) is not None:
-            owned = self.episodes.get(event.episode_id)
-            if owned is not None and (instance or owned.started.instance):
-                raise _late(event)
+        if isinstance(event, wire.LogReturns) and event.seq is None and event.step is not None:
+            rewarded = self._judge_rewarded_step(event, event.step, now)
+            return None if rewarded is None else (rewarded, encode_event(rewarded))
         episode = self._find(instance, event)
         if episode is None:
             return None
@@ -187,7 +146,7 @@ class EpisodeAssembler:
             redecided = self._judge_repeated(episode, event, seq)
             return None if redecided is None else (redecided, encode_event(redecided))
         if event.decided is not None and event.decided != episode.decision():
-            raise _decision_unknown(episode)
+            raise decision_unknown(episode)
         judged = self._judge_event(episode, event, seq, values)
         return judged, encode_event(judged)
 
@@ -304,35 +263,42 @@ class EpisodeAssembler:
             )
         return episode
 
+    def _judge_rewarded_step(
+        self, event: wire.LogReturns, t: int, now: float
+    ) -> RewardedStep | None:
+        """A reward for a step by its number, from any client: it has its own key, and no seq."""
+        name = event.episode_id
+        episode = self.episodes.get(name) or self.closing.get(name)
+        if episode is None and name not in self.finished:
+            raise not_found(name)
+        if episode is None:
+            raise window_closed(name, t, self.finished[name].how)
+        reward_id = event.reward_id or ""
+        judged = RewardedStep(episode.started.key, t, reward_id, event.reward, info_of(event))
+        known = episode.reward_ids.get((t, reward_id))
+        if known is not None and known == digest(encode_event(judged)):
+            return None
+        if known is not None:
+            text = f"Episode {name}: reward {reward_id!r} of step {t} has another amount or info"
+            raise Refusal("conflict", text, "reward_id", name)
+        check_rewarded_step(episode, event, t, now)
+        return judged
+
     def _judge_event(
         self, episode: OpenEpisode, event: Any, seq: int, values: Values | None
     ) -> Event:
         try:
             if isinstance(event, wire.LogReturns):
-                return self._judge_reward(episode, event, seq)
+                return judge_reward(episode, event, seq)
             if isinstance(event, wire.End):
                 final = None
                 if event.obs is not None:
                     final = episode.rules.observation.from_wire(event.obs, "obs")
                 how = "truncated" if event.truncated else "terminated"
-                return Ended(episode.started.key, seq, how, final)
+                return Ended(episode.started.key, seq, how, final, waits=episode.waits)
             return judge_action(episode, event, seq, values)
         except SpaceError as error:
             raise invalid(event, str(error)) from error
-
-    def _judge_reward(self, episode: OpenEpisode, event: wire.LogReturns, seq: int) -> Rewarded:
-        name = event.episode_id
-        if episode.t_next == 0:
-            raise Refusal(
-                "no_action", f"Episode {name}: a reward came before any action", "reward", name
-            )
-        if event.step is not None and seq == episode.next_seq:
-            check_step(episode, event)
-        if not math.isfinite(event.reward):
-            raise invalid(event, f"reward: expected a finite number, got {event.reward}")
-        if seq == episode.next_seq and not math.isfinite(episode.rewards[-1] + event.reward):
-            raise invalid(event, f"reward: expected a finite sum, got {event.reward} more")
-        return Rewarded(episode.started.key, seq, event.reward, info_of(event))
 
     def check_values(self, batch: wire.Batch) -> dict[int, Values]:
         """The batch's values that are valid, checked together; see `judgements.check_values`."""
@@ -366,36 +332,49 @@ class EpisodeAssembler:
         episode = self.episodes.get(episode_id)
         if episode is None:
             return None
-        return Ended(episode.started.key, episode.next_seq, "broken", None, cause)
+        key, waits = episode.started.key, episode.waits
+        return Ended(key, episode.next_seq, "broken", None, cause, waits)
 
-    def cut_for_size(self, key: int) -> Cut | None:
+    def cut_for_size(self, key: int, now: float) -> Cut | None:
         """The cut that an episode's size calls for, if any."""
         episode = self._by_key.get(key)
-        if episode is None:
+        if episode is None or episode.ended is not None:
             return None
         policy = episode.rules.declaration
         if episode.steps <= policy.part_steps and episode.nbytes <= policy.part_bytes:
             return None
-        return Cut(key, episode.part) if episode.steps > 1 else None
+        return episode.cut_due(now)
 
     def torn_episodes(self) -> list[str]:
         """Open episodes whose history lacks journal rows, so that their clients cannot go on."""
         return [self._by_key[key].started.episode_id for key in self.torn if key in self._by_key]
 
-    def cuts(self, policies: Collection[str]) -> Iterator[Cut]:
+    def cuts(self, policies: Collection[str], now: float) -> Iterator[Cut]:
         """The cuts that make parts of all closed steps of some policies' open episodes."""
         for episode in self.episodes.values():
-            if episode.steps > 1 and episode.started.policy_id in policies:
-                yield Cut(episode.started.key, episode.part)
+            if episode.started.policy_id in policies:
+                cut = episode.cut_due(now)
+                if cut is not None:
+                    yield cut
 
     def tick(self, now: float) -> Iterator[Event]:
-        """What the passing of time calls for: abandoned episodes, parts that waited long enough."""
+        """What the passing of time calls for.
+
+        Abandoned episodes, parts that waited long enough, ended episodes whose windows are over.
+        """
         for episode in list(self.episodes.values()):
             policy = episode.rules.declaration
             if now - episode.seen >= policy.episode_timeout:
-                yield Ended(episode.started.key, episode.next_seq, "abandoned", None)
-            elif episode.steps > 1 and now - episode.part_since >= policy.part_seconds:
-                yield Cut(episode.started.key, episode.part)
+                key, waits = episode.started.key, episode.waits
+                yield Ended(key, episode.next_seq, "abandoned", None, "", waits)
+            elif now - episode.part_since >= policy.part_seconds:
+                cut = episode.cut_due(now)
+                if cut is not None:
+                    yield cut
+        while self._due and self._due[0][0] <= now:
+            _, key = heappop(self._due)
+            if key in self._by_key:
+                yield Cut(key, self._by_key[key].part, self._by_key[key].steps)
 
     def open_instance(self, token: str, name: str | None) -> Opened:
         """The event that registers a client instance; `token` makes its id hard to guess."""
@@ -404,8 +383,20 @@ class EpisodeAssembler:
 
     # --- applying --------------------------------------------------------------------------
 
-    def apply(self, event: Event, encoded: bytes, *, row: int, received: int, now: float) -> None:
-        """Change the state by one journal event. What a recorded part holds already is skipped."""
+    def apply(
+        self,
+        event: Event,
+        encoded: bytes,
+        *,
+        row: int,
+        received: int,
+        now: float,
+    ) -> None:
+        """Change the state by one journal event. What a recorded part holds already is skipped.
+
+        `now` is the collector's running time when the event came, over the journal's life.
+        """
+        self.running = max(self.running, now)
         if isinstance(event, Opened):
             self.instances.add(event)
         elif isinstance(event, Started):
@@ -414,9 +405,11 @@ class EpisodeAssembler:
             self._apply_cut(event, row, now)
         elif isinstance(event, Redecided):
             self._apply_redecided(event, row, received, now)
+        elif isinstance(event, RewardedStep):
+            self._apply_rewarded_step(event, encoded, row)
         else:
             episode = self._by_key.get(event.key)
-            if episode is None or event.seq < episode.next_seq:
+            if episode is None or episode.ended is not None or event.seq < episode.next_seq:
                 return
             if event.seq > episode.next_seq:  # only when the journal has lost rows
                 self.torn.add(event.key)
@@ -427,14 +420,12 @@ class EpisodeAssembler:
             if self.on_closed is not None and not isinstance(event, Rewarded):
                 self._tell_closed(episode)
             if isinstance(event, Acted):
-                episode.act(event, received, row)
+                episode.act(event, received, row, now)
                 self.steps += 1
             elif isinstance(event, Rewarded):
                 episode.reward(event.reward, event.info)
             else:
                 self._apply_ended(episode, event)
-                self.open_bytes -= held
-                return
             self.open_bytes += episode.held - held
 
     def _tell_closed(self, episode: OpenEpisode) -> None:
@@ -468,18 +459,39 @@ class EpisodeAssembler:
 
     def _apply_cut(self, event: Cut, row: int, now: float) -> None:
         episode = self._by_key.get(event.key)
-        if episode is None or event.part != episode.part or episode.steps < 2:
-            return
-        # The cut's own row too: without it a replay would not make this part again.
-        rows = {row, *(held for held in episode.rows if held <= episode.open_row)}
+        if episode is None or event.part != episode.part:
+            return None
+        if episode.ended is not None and event.steps == episode.steps:
+            if episode.hold(row):
+                self._need(row)
+            self.open_bytes -= episode.held
+            return self._seal_last(episode, episode.ended)
+        closed = episode.steps - 1 if event.steps < 0 else event.steps
+        if not 0 < closed < episode.steps:
+            return None
         before, held = {*episode.rows}, episode.held
-        part = episode.cut()
+        part, needed = episode.cut(closed)
         self.open_bytes += episode.held - held
+        # The cut's own row too: without it a replay would not make this part again.
+        rows = {row, *needed}
         for held in rows.intersection(episode.rows) | (rows - before):
             self._need(held)
         episode.part_since = now
-        carry = Carry(episode.started, episode.open_seq, episode.t0, episode.part, -1)
+        carry = Carry(episode.started, episode.first_seq, episode.t0, episode.part, -1)
         self.sealed.append(Sealed(event.key, part, tuple(sorted(rows)), carry=carry))
+        return None
+
+    def _apply_rewarded_step(self, event: RewardedStep, encoded: bytes, row: int) -> None:
+        episode = self._by_key.get(event.key)
+        if episode is None or event.t < episode.t0:
+            return  # its part is recorded already
+        if event.t >= episode.t_next:  # only when the journal has lost rows
+            self.torn.add(event.key)
+        else:
+            held = episode.held
+            if episode.reward_step(event, digest(encoded), row):
+                self._need(row)
+            self.open_bytes += episode.held - held
 
     def _apply_redecided(self, event: Redecided, row: int, received: int, now: float) -> None:
         episode = self._by_key.get(event.key)
@@ -490,23 +502,29 @@ class EpisodeAssembler:
         episode.redecide(event.acted, received)
 
     def _apply_ended(self, episode: OpenEpisode, event: Ended) -> None:
+        name = episode.started.episode_id
+        del self.episodes[name]
+        self.instances.count_open(episode.started.instance, -1)
+        if episode.started.owner:
+            self.open_of[episode.started.owner] -= 1
+        if event.waits and episode.steps:
+            episode.ended = event
+            self.closing[name] = episode
+            due = episode.opened[-1] + episode.rules.declaration.reward_window
+            heappush(self._due, (due, event.key))
+            self.remember_finished(Finished.of(episode, event))
+        else:
+            self.open_bytes -= episode.held
+            self._seal_last(episode, event)
+
+    def _seal_last(self, episode: OpenEpisode, event: Ended) -> None:
+        """All that is left of an episode is ready for a shard."""
         started = episode.started
-        finished = Finished(
-            started.episode_id,
-            started.key,
-            started.instance,
-            started.start,
-            episode.next_seq,
-            event.how,
-            event.cause,
-        )
+        finished = Finished.of(episode, event)
         part = episode.finish(event)
         self.sealed.append(Sealed(started.key, part, tuple(episode.rows), finished=finished))
-        del self.episodes[started.episode_id]
         del self._by_key[started.key]
-        self.instances.count_open(started.instance, -1)
-        if started.owner:
-            self.open_of[started.owner] -= 1
+        self.closing.pop(started.episode_id, None)
         self.remember_finished(finished)
 
     def _need(self, row: int) -> None:
@@ -534,6 +552,18 @@ class EpisodeAssembler:
         """Drop the instances that were idle longest, beyond the limits; answers their ids."""
         return self.instances.forget(self.limits.instances, self.limits.imports)
 
+    @property
+    def waits(self) -> bool:
+        """Whether any step takes rewards for a while: then the journal must know the time."""
+        windowed = any(rules.declaration.reward_window for rules in self.rules.values())
+        return bool(self.closing) or (windowed and bool(self.episodes))
+
+    def resume(self, now: float) -> None:
+        """Time-outs begin anew once the journal's rows are applied."""
+        self.running = max(self.running, now)
+        for episode in self.episodes.values():
+            episode.seen = episode.part_since = now
+
     # --- restoring (before any row is replayed) --------------------------------------------
 
     def restore(
@@ -541,7 +571,6 @@ class EpisodeAssembler:
         done: RangeSet,
         finished: Iterable[Finished],
         carries: Iterable[Carry],
-        now: float = 0.0,
     ) -> None:
         """Take up what recorded parts left behind: ended episodes, and open ones at their cuts."""
         self.done = done
@@ -552,23 +581,4 @@ class EpisodeAssembler:
             started = carry.started
             self.next_key = max(self.next_key, started.key + 1)
             rules = self._schemas[started.policy_id, started.schema_id]
-            self._open(OpenEpisode.resumed(carry, rules, now))
-
-
-def _decision_unknown(episode: OpenEpisode) -> Refusal:
-    name, acting = episode.started.episode_id, bool(episode.decision())
-    expected = episode.open_seq if acting else episode.next_seq
-    text = (
-        f"Episode {name}: the event follows another decision than the one known here: expected "
-        f"the decision that was acted on, as event {expected}"
-    )
-    return Refusal("decision_unknown", text, "decided", name, expected)
-
-
-def _late(event: Any) -> Refusal:
-    """A client's reward for a named step: outside its sequence, for a window that is not open."""
-    text = (
-        f"Episode {event.episode_id}: rewards for a named step are taken within the policy's "
-        "reward_window, which is 0 seconds; log_returns without step adds to the last action"
-    )
-    return Refusal("window_closed", text, "step", event.episode_id)
+            self._open(OpenEpisode.resumed(carry, rules, 0.0))

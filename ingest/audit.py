@@ -16,12 +16,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from ingest.assembler import Sealed
 from ingest.recovery import Recovered, recover
+from ingest.sealed import Sealed
 from storage.errors import JournalLocked
 from storage.files import FileLock
 from storage.journal import DamageReport, SqliteJournal
-from storage.journal_damage import past_damage
 from storage.journal_database import DATABASE
 from storage.maintenance import JournalAccount
 from storage.policy_files import load_declarations
@@ -57,16 +56,15 @@ def _account(root: Path, directory: Path) -> JournalAccount:
         for name in _FILES:
             if (directory / name).exists():
                 shutil.copyfile(directory / name, Path(folder) / name)
-        past = [f"{kept.name}: {text}" for kept, text in past_damage(directory)]
         journal = SqliteJournal.open(Path(folder))
         try:
             found = recover(journal, load_declarations(root))
-            return _told(journal, found, past)
+            return _told(journal, found)
         finally:
             journal.close()
 
 
-def _told(journal: SqliteJournal, found: Recovered, past: list[str]) -> JournalAccount:
+def _told(journal: SqliteJournal, found: Recovered) -> JournalAccount:
     episodes = found.assembler.episodes.values()
     return JournalAccount(
         collector_id=found.damage.previous_collector_id or journal.collector_id,
@@ -77,7 +75,7 @@ def _told(journal: SqliteJournal, found: Recovered, past: list[str]) -> JournalA
         waiting_steps=_steps(found.waiting),
         open_steps=sum(len(episode.rewards) for episode in episodes),
         open_episodes=dict(Counter(episode.started.policy_id for episode in episodes)),
-        damage=(*past, *_damage(found.damage)),
+        damage=_damage(found.damage),
     )
 
 

@@ -131,6 +131,12 @@ class BulkColumns:
         value = None if column is None else column[row]
         return default if value is None else value
 
+    def _reward(self, row: int) -> Any:
+        value = self._get("rewards", row)
+        if value is None:
+            raise Refusal("invalid", "expected a number, got null", f"$.rewards[{row}]")
+        return value
+
     def _json(self, name: str, row: int) -> Any:
         text = self._get(name, row)
         if text is None or text == "":
@@ -171,7 +177,7 @@ class BulkColumns:
                 "action_logp": get("action_logp", row),
                 "policy_version": get("policy_version", row, -1),
                 "pass_prob": get("pass_prob", row, 1.0),
-                "reward": get("rewards", row),
+                "reward": self._reward(row),
                 "info": self._json("infos", row),
                 "ts": get("ts", row),
                 "replayed": True,

@@ -251,10 +251,12 @@ class PolicyClient:
         reward_id: str | None = None,
         ts: int | None = None,
     ) -> None:
-        """Add a reward to the episode's last action; several add up.
+        """Give a reward to the episode's last action; several become one as the policy declares.
 
-        `info` belongs to that step alone. `step` names an earlier step, of any episode of the
-        collector; until policies have reward windows the collector refuses it (`window_closed`).
+        `info` belongs to that step alone. `step` names a step by its number, of any episode of the
+        collector, whoever logs it: for as long as the policy's `reward_window` is open after its
+        action, else the collector refuses (`window_closed`). `reward_id` names the reward: sent
+        again, it counts once.
         """
         if multiagent_done_dict is not None or isinstance(reward, Mapping):
             raise NotImplementedError(
@@ -275,7 +277,8 @@ class PolicyClient:
         if raw is not None:
             self._require_room(episode_id, EVENT_BYTES + size_of(raw))
         last = episode.step
-        if last is not None and self._outbox.fold(episode.step_index, last, amount, raw):
+        folds = last is not None and episode.policy.sums
+        if folds and self._outbox.fold(episode.step_index, last, amount, raw):
             return None
         event = LogReturns(
             episode_id=episode_id,

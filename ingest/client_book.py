@@ -36,8 +36,10 @@ class ClientPolicy:
         observation: Space,
         action: Space,
         steps_per_version: int | None = None,
+        reward_combination: str = "sum",
     ) -> None:
         self.policy_id = policy_id
+        self.sums = reward_combination == "sum"  # rewards may be added up before they are sent
         self.steps_per_version = steps_per_version
         self.observation = Codec(observation)
         self.action = Codec(action)
@@ -93,7 +95,8 @@ class CollectorSpec:
         for name, policy in document["policies"].items():
             observation, action = (space_from_json(policy[k]) for k in ("observation", "action"))
             quota = policy.get("flow", {}).get("steps_per_version")
-            self.policies[name] = ClientPolicy(name, observation, action, quota)
+            combination = policy.get("reward_combination", "sum")
+            self.policies[name] = ClientPolicy(name, observation, action, quota, combination)
             self.live_versions[name] = policy.get("live_version")
 
     @classmethod

@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from ingest import wire
-from ingest.assembler import Limits
 from ingest.auth import NOBODY, Caller
 from ingest.committer import Committer, Transaction
 from ingest.errors import CollectorFailed, Refusal
@@ -32,8 +31,9 @@ from ingest.events import Ended, Event, Started, encode_event, encode_row
 from ingest.flow import FlowControl
 from ingest.histogram import Histogram
 from ingest.open_episode import OpenEpisode
-from ingest.recovery import POLICY, Recovered, Totals, policies_state, recover
+from ingest.recovery import Recovered, Totals, policies_state, recover
 from ingest.redaction import Redactor
+from ingest.sealed import Limits
 from ingest.sealer import Sealer, Writer
 from ingest.sealing import Sealing
 from ingest.tap import Gate, Tap
@@ -123,19 +123,10 @@ class Collector:
         self._sealer = Sealer(writer, notify=self._notify)
         self._last_timeout_check = 0.0
         self.failed = asyncio.Event()
-        self._declare(journal)
-        self._take_up(recover(journal, self.policies, limits))
-
-    def _declare(self, journal: Journal) -> None:
-        """Keep the declarations in the journal. When they are known no disk is needed to start."""
-        known = journal.state(POLICY)
-        fresh = {
-            key: blob
-            for key, blob in policies_state(self.policies).items()
-            if known.get(key) != blob
-        }
-        if fresh:
-            journal.commit(put=fresh)
+        journal.commit(put=policies_state(self.policies))
+        recovered = recover(journal, self.policies, limits)
+        self._began -= recovered.assembler.running
+        self._take_up(recovered)
 
     # --- life ------------------------------------------------------------------------------
 
@@ -196,7 +187,7 @@ class Collector:
 
     @property
     def now(self) -> float:
-        """Seconds that this collector has been running."""
+        """Seconds that the collector has been running, over its journal's whole life."""
         return self._clock() - self._began
 
     @property
@@ -284,7 +275,7 @@ class Collector:
             try:
                 if assembler.redacts:
                     event = self._redacted(event)
-                judged = assembler.judge(batch.instance, event, values.get(index))
+                judged = assembler.judge(batch.instance, event, values.get(index), now=self.now)
                 if judged is not None and caller.token_id and isinstance(judged[0], Started):
                     judged = self._owned(judged[0], caller)
             except Refusal as refusal:
@@ -342,7 +333,7 @@ class Collector:
             return []
         reply.hold = flow.held()
         fresh = flow.newly_held(reply.hold)
-        for cut in list(self.assembler.cuts(fresh)) if fresh else ():
+        for cut in list(self.assembler.cuts(fresh, self.now)) if fresh else ():
             self._apply(cut, encode_event(cut), encoded, row, received)
         return fresh
 
@@ -406,7 +397,7 @@ class Collector:
         if isinstance(event, Ended):
             self.stats.ended[event.how] += 1
         key = getattr(event, "key", None)
-        cut = assembler.cut_for_size(key) if key is not None else None
+        cut = assembler.cut_for_size(key, now) if key is not None else None
         if cut is not None:
             blob = encode_event(cut)
             assembler.apply(cut, blob, row=row, received=received, now=now)
@@ -421,11 +412,15 @@ class Collector:
             log.warning("episode %s is broken: %s", episode_id, cause)
             self._apply(ended, encode_event(ended), encoded, row, received)
 
-    def _append(self, encoded: list[bytes], received: int) -> int:
-        """Submit the row of the events; answers the row that an acknowledgement waits for."""
-        if not encoded:
+    def _append(self, encoded: list[bytes], received: int, *, ticks: bool = False) -> int:
+        """Submit the row of the events; answers the row that an acknowledgement waits for.
+
+        `ticks`: one without events too, which says how long the collector has been running.
+        """
+        if not (encoded or ticks):
             return self._committer.next_row - 1
-        row = self._committer.append(encode_row(received, self.assembler.steps, encoded))
+        blob = encode_row(received, self.assembler.steps, encoded, self.now)
+        row = self._committer.append(blob)
         if row not in self.assembler.needed:
             self._sealing.idle_rows.append(row)
         self._sealing.add(self.now)
@@ -552,9 +547,9 @@ class Collector:
                 self.stats.abandoned += 1
             self._apply(event, encode_event(event), encoded, row, received)
         if self.assembler.open_bytes > self._max_open * 3 // 4:
-            for cut in list(self.assembler.cuts(self.policies)):
+            for cut in list(self.assembler.cuts(self.policies, now)):
                 self._apply(cut, encode_event(cut), encoded, row, received)
-        self._append(encoded, received)
+        self._append(encoded, received, ticks=self.assembler.waits)
 
 
 def _disk_full() -> Refusal:

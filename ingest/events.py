@@ -53,7 +53,7 @@ class Acted(Struct, array_like=True, tag=2, frozen=True):
     source: int  # index into storage.episode.SOURCES
     version: int
     pass_prob: float
-    reward: float
+    reward: float  # NaN: none came yet
     info: str  # JSON object, "" for none
     dist_inputs: bytes
     ts: int | None
@@ -69,20 +69,28 @@ class Rewarded(Struct, array_like=True, tag=3, frozen=True):
 
 
 class Ended(Struct, array_like=True, tag=4, frozen=True):
-    """An episode ended: `how` is an Ending; `cause` says why it broke."""
+    """An episode ended: `how` is an Ending; `cause` says why it broke.
+
+    `waits`: its last part is not sealed until a Cut says that its steps' reward windows are over.
+    """
 
     key: int
     seq: int
     how: str
     final_obs: bytes | None
     cause: str = ""
+    waits: bool = False
 
 
 class Cut(Struct, array_like=True, tag=5, frozen=True):
-    """The closed steps of an open episode became part number `part`."""
+    """The first `steps` steps of an episode became part number `part`.
+
+    -1: all but the step that is open.
+    """
 
     key: int
     part: int
+    steps: int = -1
 
 
 class Redecided(Struct, array_like=True, tag=6, frozen=True):
@@ -99,7 +107,17 @@ class Redecided(Struct, array_like=True, tag=6, frozen=True):
         return self.acted.seq
 
 
-Event: TypeAlias = Opened | Started | Acted | Rewarded | Ended | Cut | Redecided
+class RewardedStep(Struct, array_like=True, tag=7, frozen=True):
+    """A reward for step `t` by its number, from whoever knows of it; `reward_id` is its own key."""
+
+    key: int
+    t: int
+    reward_id: str
+    reward: float
+    info: str
+
+
+Event: TypeAlias = Opened | Started | Acted | Rewarded | Ended | Cut | Redecided | RewardedStep
 
 encode_event = msgspec.msgpack.Encoder().encode
 
@@ -108,21 +126,24 @@ class Row(Struct, array_like=True, frozen=True):
     """One journal row: one request's accepted events.
 
     `received` is the collector's time in microseconds; `steps` counts every step that this journal
-    ever accepted, this row's included.
+    ever accepted, this row's included. `running` is how long the collector has been running in all,
+    in seconds over the journal's life.
     """
 
     received: int
     steps: int
     events: list[Event]
+    running: float = 0.0
 
 
 _decode_row = msgspec.msgpack.Decoder(Row).decode
 
 
-def encode_row(received: int, steps: int, encoded: list[bytes]) -> bytes:
+def encode_row(received: int, steps: int, encoded: list[bytes], running: float = 0.0) -> bytes:
     """A `Row` around events that are encoded already."""
-    head = b"\x93" + encode_event(received) + encode_event(steps)
-    return b"".join([head, b"\xdd" + len(encoded).to_bytes(4, "big"), *encoded])
+    head = b"\x94" + encode_event(received) + encode_event(steps)
+    count = b"\xdd" + len(encoded).to_bytes(4, "big")
+    return b"".join([head, count, *encoded, encode_event(running)])
 
 
 def decode_row(blob: bytes) -> Row:

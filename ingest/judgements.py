@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from ingest import wire
 from ingest.errors import Refusal
-from ingest.events import UNKNOWN_LOGP, Acted
+from ingest.events import UNKNOWN_LOGP, Acted, Rewarded
 from ingest.open_episode import OpenEpisode, PolicyRules
 from storage.episode import SOURCES, EpisodeError, encode_tags
 from storage.spaces import SpaceError
@@ -93,8 +93,9 @@ def judge_action(
             rules.observation.from_wire(event.obs, "obs"),
             rules.action.from_wire(event.action, "action", check_range=not decided),
         )
-    if not math.isfinite(event.reward):
-        raise invalid(event, f"reward: expected a finite number, got {event.reward}")
+    reward = math.nan if event.reward is None else event.reward
+    if event.reward is not None and not math.isfinite(reward):
+        raise invalid(event, f"reward: expected a finite number, got {reward}")
     if isinstance(event, wire.Decision):
         logp, source, pass_prob = _finite_logp(event), ON_POLICY, 1.0
         dist_inputs = event.action_dist_inputs or b""
@@ -116,7 +117,7 @@ def judge_action(
         source,
         event.policy_version,
         pass_prob,
-        event.reward,
+        reward,
         info_of(event),
         dist_inputs,
         event.ts,
@@ -148,21 +149,58 @@ LOGP_TOLERANCE = 1e-6
 """A softmax in float32 may say a little more than certain."""
 
 
-def check_step(episode: OpenEpisode, event: wire.LogReturns) -> None:
-    """Only the open step takes rewards while the policy's reward_window is 0."""
+def judge_reward(episode: OpenEpisode, event: wire.LogReturns, seq: int) -> Rewarded:
+    """A reward for the last action. Raises Refusal, SpaceError."""
+    name, last = event.episode_id, episode.t_next - 1
+    if last < 0:
+        raise Refusal(
+            "no_action", f"Episode {name}: a reward came before any action", "reward", name
+        )
+    latest = seq == episode.next_seq
+    if latest and event.step is not None and event.step != last:
+        if event.step > last:
+            raise invalid(event, f"step: expected at most {last}, the last step, got {event.step}")
+        text = f"Episode {name}: a reward for step {event.step}, not the last one, carries no seq"
+        raise Refusal("window_closed", text, "step", name)
+    if not math.isfinite(event.reward):
+        raise invalid(event, f"reward: expected a finite number, got {event.reward}")
+    if latest and not math.isfinite(episode.combined(event.reward)):
+        raise invalid(event, f"reward: expected a finite sum, got {event.reward} more")
+    return Rewarded(episode.started.key, seq, event.reward, info_of(event))
+
+
+def check_rewarded_step(episode: OpenEpisode, event: wire.LogReturns, t: int, now: float) -> None:
+    """Whether a step takes a reward that names it. Raises Refusal."""
     last = episode.t_next - 1
-    step = event.step
-    if step is None or step == last:
-        return
-    if step > last:
-        raise invalid(event, f"step: expected at most {last}, the last step, got {step}")
-    raise Refusal(
-        "window_closed",
-        f"Episode {event.episode_id}: step {step} is closed, only step {last} takes rewards: "
-        "the policy's reward_window is 0 seconds",
-        "step",
-        event.episode_id,
+    if t > last:
+        raise invalid(event, f"step: expected at most {last}, the last step, got {t}")
+    if not math.isfinite(event.reward):
+        raise invalid(event, f"reward: expected a finite number, got {event.reward}")
+    if not episode.takes_reward(t, now):
+        window = episode.rules.declaration.reward_window
+        raise window_closed(event.episode_id, t, f"reward_window is {window:g} seconds")
+    if not math.isfinite(episode.combined(event.reward, t - episode.t0)):
+        raise invalid(event, f"reward: expected a finite sum, got {event.reward} more")
+
+
+def window_closed(name: str, t: int, why: str) -> Refusal:
+    """The answer to a reward that comes too late; it names the setting."""
+    text = (
+        f"Episode {name}: step {t} takes no more rewards ({why}): a step is open until the next "
+        "action or the end, and for its policy's reward_window"
     )
+    return Refusal("window_closed", text, "step", name)
+
+
+def decision_unknown(episode: OpenEpisode) -> Refusal:
+    """The answer to an event that follows another decision than the one known here."""
+    name, acting = episode.started.episode_id, bool(episode.decision())
+    expected = episode.open_seq if acting else episode.next_seq
+    text = (
+        f"Episode {name}: the event follows another decision than the one known here: expected "
+        f"the decision that was acted on, as event {expected}"
+    )
+    return Refusal("decision_unknown", text, "decided", name, expected)
 
 
 def invalid(event: Any, text: str) -> Refusal:

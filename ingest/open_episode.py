@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from functools import cached_property
 
 import msgspec
 
-from ingest.events import Acted, Ended, Started, decision_hash
+from ingest.events import Acted, Cut, Ended, RewardedStep, Started, decision_hash
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
 from storage.episode import SOURCES, Ending, Part
@@ -75,25 +76,32 @@ class OpenEpisode:
         "dist_inputs",
         "dist_lengths",
         "durable_seq",
+        "ended",
         "first_seq",
         "info_bytes",
         "infos",
+        "late_rows",
         "logp",
         "next_seq",
         "obs",
         "obs_lengths",
         "open_row",
         "open_seq",
+        "opened",
         "part",
         "part_since",
         "pass_prob",
         "received",
+        "reward_ids",
+        "rewarded",
         "rewards",
         "rows",
         "rules",
         "seen",
+        "seqs",
         "source",
         "started",
+        "step_rows",
         "t0",
         "ts",
         "unsynced",
@@ -108,6 +116,9 @@ class OpenEpisode:
         self.open_seq = 0
         self.next_seq = 1  # the start is 0
         self.first_seq = 1  # seq of digests[0]
+        self.ended: Ended | None = None  # over, but its steps still take rewards
+        self.late_rows: set[int] = set()  # of rewards for named steps
+        self.reward_ids: dict[tuple[int, str], bytes] = {}  # (t, reward_id) -> digest
         self.durable_seq = -1  # of those that replies were given for
         self.unsynced: deque[tuple[int, int]] = deque()  # (row, seq) that replies ran ahead with
         self.digests = bytearray()
@@ -133,6 +144,10 @@ class OpenEpisode:
         self.obs_lengths = array("I")
         self.action_lengths = array("I")
         self.rewards = array("d")
+        self.rewarded = bytearray()  # whether any reward came
+        self.opened = array("d")  # seconds of running time
+        self.seqs = array("q")
+        self.step_rows = array("q")  # the journal rows of the actions
         self.logp = array("d")
         self.version = array("q")
         self.source = bytearray()
@@ -157,22 +172,25 @@ class OpenEpisode:
     def nbytes(self) -> int:
         """Bytes of the part that the buffered steps would be."""
         columns = len(self.obs) + len(self.actions) + len(self.dist_inputs) + self.info_bytes
-        return columns + 49 * len(self.rewards)
+        return columns + 74 * len(self.rewards)
 
     @property
     def held(self) -> int:
         """Bytes that this takes in memory, about."""
-        return OPEN_BYTES + self.nbytes + len(self.digests) + 40 * len(self.rows)
+        return (
+            OPEN_BYTES
+            + self.nbytes
+            + len(self.digests)
+            + 40 * len(self.rows)
+            + 200 * len(self.reward_ids)
+        )
 
     def remember(self, seq: int, digest: bytes, row: int, now: float) -> bool:
         """Note that event `seq` was applied from `row`; answers whether that row is new here."""
         self.digests += digest
         self.next_seq = seq + 1
         self.seen = now
-        new = not self.rows or self.rows[-1] != row
-        if new:
-            self.rows.append(row)
-        return new
+        return self.hold(row)
 
     def correct(self, seq: int, digest: bytes, row: int, now: float) -> bool:
         """Note that event `seq`, the latest, was replaced from `row`; is that row new here?"""
@@ -226,19 +244,20 @@ class OpenEpisode:
 
     def redecide(self, event: Acted, received: int) -> None:
         """Put another decision in place of the open step's; nothing came after it yet."""
+        opened = self.opened[-1]
         del self.obs[self._prefix(self.obs, self.obs_lengths, self.rules.observation) :]
         del self.actions[self._prefix(self.actions, self.action_lengths, self.rules.action) :]
         del self.dist_inputs[len(self.dist_inputs) - self._open_dist() :]
         for name in _PER_STEP:
             del getattr(self, name)[-1:]
         self.infos.pop(len(self.rewards), None)
-        self.act(event, received, self.open_row)
+        self.act(event, received, self.open_row, opened)
 
     def _open_dist(self) -> int:
         return self.dist_lengths[-1] if self.dist_lengths else 0
 
-    def act(self, event: Acted, received: int, row: int) -> None:
-        """Close the open step, if any, and open the next."""
+    def act(self, event: Acted, received: int, row: int, running: float) -> None:
+        """Open the next step; the one before takes no rewards without its number any more."""
         if event.dist_inputs and not self.dist_lengths:
             self.dist_lengths.extend([0] * len(self.rewards))
         self.obs += event.obs
@@ -247,7 +266,12 @@ class OpenEpisode:
             self.obs_lengths.append(len(event.obs))
         if self.rules.action.itemsize is None:
             self.action_lengths.append(len(event.action))
-        self.rewards.append(event.reward)
+        came = event.reward == event.reward  # NaN: none came
+        self.rewards.append(event.reward if came else self.rules.declaration.reward_default)
+        self.rewarded.append(came)
+        self.opened.append(running)
+        self.seqs.append(event.seq)
+        self.step_rows.append(row)
         self.logp.append(event.logp)
         self.version.append(event.version)
         self.source.append(event.source)
@@ -262,18 +286,73 @@ class OpenEpisode:
         self.open_row = row
         self.open_seq = event.seq
 
-    def reward(self, amount: float, info: str) -> None:
-        """Add to the open step's reward, and to its info."""
-        self.rewards[-1] += amount
-        if info:
-            self._note(info)
+    def closed(self, running: float) -> int:
+        """How many leading steps take no more rewards: a part may hold them."""
+        steps = len(self.rewards) - (self.ended is None and bool(self.rewards))
+        window = self.rules.declaration.reward_window
+        return steps if not window else min(steps, bisect_right(self.opened, running - window))
 
-    def _note(self, info: str) -> None:
-        """Add to the open step's info."""
-        at = len(self.rewards) - 1
+    @property
+    def waits(self) -> bool:
+        """Whether steps would still take rewards if this ended now."""
+        return self.rules.declaration.reward_window > 0 and bool(self.rewards)
+
+    def cut_due(self, running: float) -> Cut | None:
+        """The cut that makes a part of the closed steps, if there are any."""
+        closed = self.closed(running)
+        if closed == 0:
+            return None
+        windowed = self.rules.declaration.reward_window > 0
+        return Cut(self.started.key, self.part, closed if windowed else -1)
+
+    def takes_reward(self, t: int, running: float) -> bool:
+        """Whether step `t` may still get a reward: it is the open one, or in its window."""
+        at, last = t - self.t0, len(self.rewards) - 1
+        if at == last and self.ended is None:
+            return True
+        window = self.rules.declaration.reward_window
+        return 0 <= at <= last and running - self.opened[at] < window
+
+    def combined(self, amount: float, at: int = -1) -> float:
+        """The reward of a buffered step (by default the open one) with one more."""
+        rules = self.rules.declaration
+        if not self.rewarded[at]:
+            return amount
+        known = self.rewards[at]
+        if rules.reward_combination == "sum":
+            return known + amount
+        if rules.reward_combination == "max":
+            return max(known, amount)
+        return known if rules.reward_combination == "first" else amount
+
+    def reward(self, amount: float, info: str, at: int = -1) -> None:
+        """Give a buffered step a reward and an info, beside those that it has."""
+        self.rewards[at] = self.combined(amount, at)
+        self.rewarded[at] = True
+        if info:
+            self._note(info, at)
+
+    def _note(self, info: str, at: int = -1) -> None:
+        """Add to a buffered step's info."""
+        at %= len(self.rewards)
         known = self.infos.get(at, "")
         self.infos[at] = merge_infos(known, info) if known else info
         self.info_bytes += len(self.infos[at]) - len(known)
+
+    def reward_step(self, event: RewardedStep, digest: bytes, row: int) -> bool:
+        """Apply a reward for a named step from `row`; answers whether that row is new here."""
+        self.reward(event.reward, event.info, event.t - self.t0)
+        if event.reward_id:
+            self.reward_ids[event.t, event.reward_id] = digest
+        self.late_rows.add(row)
+        return self.hold(row)
+
+    def hold(self, row: int) -> bool:
+        """Note that `row` is needed here; answers whether that is new."""
+        new = not self.rows or self.rows[-1] != row
+        if new:
+            self.rows.append(row)
+        return new
 
     def finish(self, ended: Ended) -> Part | None:
         """The last part; None when no step is buffered."""
@@ -282,42 +361,54 @@ class OpenEpisode:
         how: Ending = ended.how  # type: ignore[assignment]  # judged before it was journaled
         return self._part(len(self.rewards), ended.final_obs, how, self.infos)
 
-    def cut(self) -> Part:
-        """The closed steps as a part; the open step stays, its observation ends the part."""
-        closed = len(self.rewards) - 1
-        size = self._prefix(self.obs, self.obs_lengths, self.rules.observation)
-        action_size = self._prefix(self.actions, self.action_lengths, self.rules.action)
+    def cut(self, closed: int) -> tuple[Part, set[int]]:
+        """The first steps as a part, and its rows; the rest stays.
+
+        The observation of the first step that stays ends the part.
+        """
+        rows = {row for row in self.rows if row <= self.step_rows[closed]} | self.late_rows
+        begin, end = (
+            _offset(self.obs_lengths, self.rules.observation, n) for n in (closed, closed + 1)
+        )
         infos = {row: text for row, text in self.infos.items() if row < closed}
-        part = self._part(closed, bytes(self.obs[size:]), None, infos)
-        self._drop(closed, size, action_size)
-        return part
+        part = self._part(closed, bytes(self.obs[begin:end]), None, infos)
+        self._drop(closed)
+        return part, rows
 
     def _prefix(self, buffer: bytearray, lengths: array[int], codec: Codec) -> int:
         """The size in bytes of all values but the last."""
         return len(buffer) - (codec.itemsize if codec.itemsize is not None else lengths[-1])
 
-    def _drop(self, closed: int, size: int, action_size: int) -> None:
+    def _drop(self, closed: int) -> None:
         """Forget the first `closed` steps, which a part holds now."""
-        dist_size = sum(self.dist_lengths[:closed])
-        for name, first in (("obs", size), ("actions", action_size), ("dist_inputs", dist_size)):
-            setattr(self, name, getattr(self, name)[first:])
+        row, seq = self.step_rows[closed], self.seqs[closed]
+        for name, size in (
+            ("obs", _offset(self.obs_lengths, self.rules.observation, closed)),
+            ("actions", _offset(self.action_lengths, self.rules.action, closed)),
+            ("dist_inputs", sum(self.dist_lengths[:closed])),
+        ):
+            setattr(self, name, getattr(self, name)[size:])
         for name in _PER_STEP:
             setattr(self, name, getattr(self, name)[closed:])
-        self.infos = {row - closed: text for row, text in self.infos.items() if row >= closed}
+        self.infos = {at - closed: text for at, text in self.infos.items() if at >= closed}
         self.info_bytes = sum(map(len, self.infos.values()))
         self.t0 += closed
         self.part += 1
-        self.rows = [row for row in self.rows if row >= self.open_row]
-        self.digests = self.digests[(self.open_seq - self.first_seq) * DIGEST_SIZE :]
-        self.first_seq = self.open_seq
+        self.reward_ids = {
+            key: value for key, value in self.reward_ids.items() if key[0] >= self.t0
+        }
+        self.rows = [held for held in self.rows if held >= row]
+        self.late_rows = {held for held in self.late_rows if held >= row}
+        self.digests = self.digests[(seq - self.first_seq) * DIGEST_SIZE :]
+        self.first_seq = seq
 
     def _part(
         self, steps: int, final_obs: bytes | None, ended: Ending | None, infos: Mapping[int, str]
     ) -> Part:
         obs, actions, dist = len(self.obs), len(self.actions), len(self.dist_inputs)
         if steps < len(self.rewards):
-            obs = self._prefix(self.obs, self.obs_lengths, self.rules.observation)
-            actions = self._prefix(self.actions, self.action_lengths, self.rules.action)
+            obs = _offset(self.obs_lengths, self.rules.observation, steps)
+            actions = _offset(self.action_lengths, self.rules.action, steps)
             dist = sum(self.dist_lengths[:steps])
         started = self.started
         return Part(
@@ -349,10 +440,19 @@ class OpenEpisode:
         )
 
 
+def _offset(lengths: array[int], codec: Codec, count: int) -> int:
+    """The size in bytes of the first `count` values."""
+    return sum(lengths[:count]) if codec.itemsize is None else codec.itemsize * count
+
+
 _PER_STEP = (
     "obs_lengths",
     "action_lengths",
     "rewards",
+    "rewarded",
+    "opened",
+    "seqs",
+    "step_rows",
     "logp",
     "version",
     "source",

@@ -184,7 +184,7 @@ class Outbox:
                 return False
             if info is not None and weight(step) + memoryview(info).nbytes > self.batch_bytes:
                 return False
-            total = step.reward + reward
+            total = reward if step.reward is None else step.reward + reward
             if not math.isfinite(total):
                 raise ValueError(f"expected rewards with a finite sum, got {total}")
             step.reward = total

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ingest.assembler import EpisodeAssembler, Finished, Limits, Sealed
+from ingest.assembler import EpisodeAssembler
 from ingest.events import decode_row, encode_event
 from ingest.instances import Instance
 from ingest.open_episode import Carry
+from ingest.sealed import Finished, Limits, Sealed
 from storage.declarations import PolicyDeclaration
 from storage.journal import DamageReport, Journal, Plan
 from storage.ranges import RangeSet
@@ -79,24 +80,36 @@ def recover(
     journal: Journal,
     policies: Mapping[str, PolicyDeclaration],
     limits: Limits | None = None,
-    now: float = 0.0,
+    now: float | None = None,
 ) -> Recovered:
-    """Replay the journal. `policies` are today's declarations; time-outs begin anew at `now`."""
+    """Replay the journal. `policies` are today's declarations.
+
+    Time-outs begin anew at `now`, by default the running time that the journal knows; reward
+    windows go on.
+    """
     state = journal.state()
     past = [_declaration(blob) for key, blob in state.items() if key.startswith(POLICY)]
     assembler = EpisodeAssembler(policies, past=past, limits=limits)
     found = Recovered(assembler, next_plan=journal.next_plan_id())
     found.totals = msgspec.json.decode(state.get(TOTALS, b"{}"), type=Totals)
-    _restore(found, state, now)
+    _restore(found, state)
     steps = found.totals.steps
     for number, blob in journal.replay():
         row = decode_row(blob)
         steps = max(steps, row.steps)
         for event in row.events:
-            assembler.apply(event, encode_event(event), row=number, received=row.received, now=now)
+            assembler.apply(
+                event,
+                encode_event(event),
+                row=number,
+                received=row.received,
+                now=row.running,
+            )
+        assembler.running = max(assembler.running, row.running)
         if number not in assembler.needed:
             found.idle_rows.append(number)
     assembler.steps = steps
+    assembler.resume(assembler.running if now is None else now)
     _match_plans(journal, assembler, found)
     found.collector_id = journal.collector_id
     found.last_row = journal.last_row
@@ -105,7 +118,7 @@ def recover(
     return found
 
 
-def _restore(found: Recovered, state: Mapping[str, bytes], now: float) -> None:
+def _restore(found: Recovered, state: Mapping[str, bytes]) -> None:
     """What the journal's state says, before any row is replayed."""
     assembler = found.assembler
     instances = [
@@ -124,11 +137,12 @@ def _restore(found: Recovered, state: Mapping[str, bytes], now: float) -> None:
     carries = [_decode_carry(blob) for key, blob in state.items() if key.startswith(CARRY)]
     found.episode_ordinals = {carry.started.key: carry.episode_ordinal for carry in carries}
     done = RangeSet.from_json(json.loads(state.get(DONE, b"[]")))
-    assembler.restore(done, ended, carries, now)
+    assembler.restore(done, ended, carries)
     counters = json.loads(state.get(COUNTERS, b"{}"))
     assembler.instances.next_number = counters.get("instances", 0)
     assembler.anonymous_starts = counters.get("anonymous", 0)
     assembler.next_key = max(assembler.next_key, counters.get("keys", 0))
+    assembler.running = counters.get("running", 0.0)
 
 
 def _match_plans(journal: Journal, assembler: EpisodeAssembler, found: Recovered) -> None:
@@ -166,6 +180,7 @@ def assembler_state(assembler: EpisodeAssembler, totals: Totals) -> dict[str, by
         "instances": instances.next_number,
         "anonymous": assembler.anonymous_starts,
         "keys": assembler.next_key,
+        "running": assembler.running,
     }
     put = {
         DONE: json.dumps(assembler.done.to_json()).encode(),

@@ -139,6 +139,8 @@ class Routes:
                 "live_version": self.live.version(name),
                 "episode_timeout": policy.episode_timeout,
                 "reward_window": policy.reward_window,
+                "reward_combination": policy.reward_combination,
+                "reward_default": policy.reward_default,
                 "flow": {
                     "steps_per_version": policy.steps_per_version,
                     "max_policy_lag": policy.max_policy_lag,

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ingest.assembler import EpisodeAssembler, Sealed
+from ingest.assembler import EpisodeAssembler
 from ingest.committer import Transaction
 from ingest.errors import CollectorFailed
 from ingest.recovery import (
@@ -29,6 +29,7 @@ from ingest.recovery import (
     encode_finished,
     plan_blob,
 )
+from ingest.sealed import Sealed
 from ingest.sealer import Sealer, SealJob, WrittenShard
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part

@@ -59,7 +59,8 @@ class LogAction(
 ):
     """An action that the caller chose, with the observation it was chosen on.
 
-    `reward` and `info` are what `log_returns` said of this step before the event was sent.
+    `reward` and `info` are what `log_returns` said of this step before the event was sent; null:
+    nothing.
     `replayed`: it comes from an import, not from the program that acted.
     """
 
@@ -71,7 +72,7 @@ class LogAction(
     action_prob: float | None = None
     policy_version: Version = -1
     pass_prob: float = 1.0
-    reward: float = 0.0
+    reward: float | None = None
     info: dict[str, Any] | None = None
     ts: Micros | None = None
     replayed: bool = False
@@ -95,7 +96,7 @@ class Decision(
     action_logp: float | None
     policy_version: Version
     action_dist_inputs: bytes | None = None
-    reward: float = 0.0
+    reward: float | None = None
     info: dict[str, Any] | None = None
     ts: Micros | None = None
     answered: bool = False

@@ -6,6 +6,7 @@ closed and timed out. Trainers and collectors read the same file.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -16,6 +17,7 @@ from storage.redaction_rules import check_redaction
 from storage.spaces import Space, canonical_json, schema_id, space_from_json, space_to_json
 
 FORMAT_VERSION = 1
+COMBINATIONS = ("sum", "first", "last", "max")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -41,7 +43,10 @@ class PolicyDeclaration:
     policy_id: str = DEFAULT_POLICY
     spec: Mapping[str, Any] | None = None  # a PolicySpec's JSON, for a policy that acts
     episode_timeout: float = 600.0
+    # for how long after its action a step takes rewards that name it; seconds of running time
     reward_window: float = 0.0
+    reward_combination: str = "sum"  # how several rewards of one step become one
+    reward_default: float = 0.0  # of a step for which none came
     part_steps: int = 4096
     part_bytes: int = 4_000_000
     part_seconds: float = 60.0
@@ -66,8 +71,17 @@ class PolicyDeclaration:
                 raise DeclarationError(
                     f"{name}: expected a whole number >= {least} or null, got {value!r:.80}"
                 )
-        if self.reward_window < 0:
+        if not 0 <= self.reward_window < math.inf:
             raise DeclarationError(f"reward_window: expected >= 0, got {self.reward_window!r}")
+        if self.reward_combination not in COMBINATIONS:
+            raise DeclarationError(
+                f"reward_combination: expected one of {', '.join(COMBINATIONS)}, "
+                f"got {self.reward_combination!r:.80}"
+            )
+        if not math.isfinite(self.reward_default):
+            raise DeclarationError(
+                f"reward_default: expected a finite number, got {self.reward_default!r}"
+            )
         try:
             check_redaction(self.redact, self.observation)
         except ValueError as error:

@@ -107,7 +107,7 @@ class Disk:
         state = Path(tempfile.mkdtemp(prefix=f"{root.name}-disk-", dir=root.parent))
         (state / "control").write_bytes(bytes(mmap.PAGESIZE))
         disk = cls(root, state, library or build(state))
-        disk.forget()
+        disk._snapshot()
         return disk
 
     @classmethod
@@ -185,10 +185,10 @@ class Disk:
         report = CutReport(survival or chance.choice(("nothing", "beginning", "parts")))
         self._restore_content(changes, report, chance)
         self._restore_names(changes, report, chance)
-        self.forget()
+        self._snapshot()
         return report
 
-    def forget(self) -> None:
+    def _snapshot(self) -> None:
         """Take all there is for durable."""
         for path in self.state.glob("log.*"):
             path.unlink()

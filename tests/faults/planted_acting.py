@@ -19,11 +19,11 @@ def decisions_ignored(patch: Patch) -> None:
     judge = patch.original(EpisodeAssembler, "judge")
 
     def unnamed(
-        self: EpisodeAssembler, instance: str | None, event: wire.Event, values: Any = None
+        self: EpisodeAssembler, instance: str | None, event: wire.Event, *args: Any, **given: Any
     ) -> Any:
         if not isinstance(event, wire.Start):
             event = msgspec.structs.replace(event, decided=None)
-        return judge(self, instance, event, values)
+        return judge(self, instance, event, *args, **given)
 
     patch.replace(EpisodeAssembler, "judge", unnamed)
 

@@ -21,7 +21,6 @@ from tests.faults.mutants import Mutant, unbroken
 NAMES = (
     "crash",
     "decisions",
-    "damage",
     "power_loss",
     "syscalls",
     "full_disk",
@@ -30,8 +29,6 @@ NAMES = (
     "clock",
     "slow_writer",
     "two_collectors",
-    "soak",
-    "simulation",
 )
 """The modules that define a SCENARIO, in the order in which they run."""
 

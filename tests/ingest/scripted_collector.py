@@ -99,7 +99,7 @@ class Record:
         found: list[float] = []
         for event in self.events:
             if isinstance(event, wire.LogAction | wire.GetAction):
-                found.append(getattr(event, "reward", 0.0))
+                found.append(getattr(event, "reward", None) or 0.0)
             elif isinstance(event, wire.LogReturns):
                 found[-1] += event.reward
         return found

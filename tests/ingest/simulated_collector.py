@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ingest import wire
-from ingest.assembler import Limits
 from ingest.collector import Collector
 from ingest.errors import CollectorFailed, Refusal
+from ingest.sealed import Limits
 from ingest.tap import Tap
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
@@ -85,7 +85,6 @@ class MemoryWriter:
     dead: bool = False
     full: bool = False
     gate: threading.Event | None = None
-    dense: bool = True  # a plan whose rows were damaged has gaps
     adopted: int = 0
     conflicts: int = 0  # the same ordinals with other content
 
@@ -101,7 +100,7 @@ class MemoryWriter:
         if self.full:
             raise ShardWriteError("no space", errno.ENOSPC)
         first, last = parts[0].ordinal, parts[-1].ordinal
-        if self.dense and [part.ordinal for part in parts] != list(range(first, last + 1)):
+        if [part.ordinal for part in parts] != list(range(first, last + 1)):
             raise ValueError("ordinals are not dense")
         known = self.shards.get((stream, first, last))
         if known is not None:

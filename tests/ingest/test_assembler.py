@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest import wire
-from ingest.assembler import EpisodeAssembler, Limits
+from ingest.assembler import EpisodeAssembler
 from ingest.errors import Refusal
 from ingest.events import Event, encode_event, encode_row
 from ingest.recovery import policies_state, recover
+from ingest.sealed import Limits
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
 from storage.journal import MemoryJournal
@@ -60,7 +61,7 @@ class Shell:
         answers: list[Any] = []
         for event in events:
             try:
-                judged = self.assembler.judge(instance or self.instance, event)
+                judged = self.assembler.judge(instance or self.instance, event, now=self.now)
             except Refusal as refusal:
                 answers.append(refusal.code)
                 continue
@@ -85,13 +86,13 @@ class Shell:
         blob = encode_event(event)
         self.assembler.apply(event, blob, row=row, received=RECEIVED, now=self.now)
         encoded.append(blob)
-        cut = self.assembler.cut_for_size(getattr(event, "key", -1))
+        cut = self.assembler.cut_for_size(getattr(event, "key", -1), self.now)
         if cut is not None:
             self._apply(cut, row, encoded)
 
     def _append(self, row: int, encoded: list[bytes]) -> None:
         if encoded:
-            blob = encode_row(RECEIVED, self.assembler.steps, encoded)
+            blob = encode_row(RECEIVED, self.assembler.steps, encoded, self.now)
             self.journal.commit([(row, blob)])
 
     def parts(self, episode_id: str) -> list[Part]:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ingest import wire
-from ingest.assembler import Limits
 from ingest.collector import Collector
 from ingest.recovery import CARRY, FINISHED, INSTANCE
+from ingest.sealed import Limits
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
 from storage.errors import JournalFailed, JournalFull

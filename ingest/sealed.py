@@ -1,0 +1,77 @@
+"""What the assembler hands on: parts that are ready for a shard, and what is remembered of ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from ingest.errors import Refusal, completed
+from ingest.events import Ended
+from ingest.open_episode import Carry, OpenEpisode
+from storage.episode import Part
+
+
+class Finished(msgspec.Struct, array_like=True, frozen=True):
+    """What is remembered of an ended episode, so that late events get the right answer."""
+
+    episode_id: str
+    key: int
+    instance: str
+    start: int
+    next_seq: int
+    how: str
+    cause: str = ""
+
+    @classmethod
+    def of(cls, episode: OpenEpisode, ended: Ended) -> Finished:
+        """What is remembered of an episode that ended so."""
+        started = episode.started
+        return cls(
+            started.episode_id,
+            started.key,
+            started.instance,
+            started.start,
+            episode.next_seq,
+            ended.how,
+            ended.cause,
+        )
+
+    @property
+    def client_seq(self) -> int:
+        """The first number that the client has no acknowledgement for."""
+        by_client = self.how in ("terminated", "truncated")
+        return self.next_seq if by_client else self.next_seq - 1
+
+    def refusal(self) -> Refusal:
+        name = self.episode_id
+        if self.how == "abandoned":
+            text = (
+                f"Episode {name} was abandoned: no event came within its episode_timeout. "
+                f"Go on with start_episode(continues={name!r})."
+            )
+            return Refusal("abandoned", text, episode_id=name)
+        if self.how == "broken":
+            return Refusal("broken", f"Episode {name} is broken: {self.cause}", episode_id=name)
+        return completed(name)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A part that is ready for a shard, or an episode that ended without a step (`part` None)."""
+
+    key: int
+    part: Part | None
+    rows: tuple[int, ...]  # the journal rows that it needs
+    finished: Finished | None = None  # set on an episode's last part
+    carry: Carry | None = None  # set on every other part
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what is remembered. Counts, not times: memory does not depend on traffic."""
+
+    open_episodes: int = 100_000
+    finished: int = 100_000
+    instances: int = 4_096
+    imports: int = 100_000
