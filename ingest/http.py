@@ -121,6 +121,7 @@ class Route(NamedTuple):
 
     handler: Handler
     needed: frozenset[str]
+    large: bool = False  # its body may be as large as a bulk import's
 
 
 class Router:
@@ -146,8 +147,16 @@ class Router:
         self._exact: dict[str, dict[str, Route]] = {}
         self._patterns: list[tuple[list[str], dict[str, Route]]] = []
 
-    def add(self, method: str, path: str, handler: Handler, needed: frozenset[str]) -> None:
-        route = Route(handler, needed)
+    def add(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        needed: frozenset[str],
+        *,
+        large: bool = False,
+    ) -> None:
+        route = Route(handler, needed, large)
         if "{" not in path:
             self._exact.setdefault(path, {})[method] = route
             return
@@ -193,7 +202,9 @@ class Router:
                 "unsupported_media",
                 f"expected an uncompressed body, got {encoding[:40].decode('latin-1')!r}",
             )
-        body = await self._body(headers, receive, held)
+        bulk = headers.get(b"content-type", b"").startswith(wire.ARROW.encode())
+        limit = self._limits.max_bulk if bulk or route.large else self._limits.max_message
+        body = await self._body(headers, receive, held, limit)
         query = scope["query_string"].decode("latin-1")
         most = self._limits.max_values
         request = Request(
@@ -234,9 +245,9 @@ class Router:
                 return methods, {part[1:-1]: text for part, text in pairs if part[:1] == "{"}
         raise Refusal("no_route", f"there is nothing at {'/'.join(given)[:MAX_REFUSED_PATH]!r}")
 
-    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive, held: _Held) -> bytes:
-        bulk = headers.get(b"content-type", b"").startswith(wire.ARROW.encode())
-        limit = self._limits.max_bulk if bulk else self._limits.max_message
+    async def _body(
+        self, headers: Mapping[bytes, bytes], receive: Receive, held: _Held, limit: int
+    ) -> bytes:
         declared = headers.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit:
             raise _too_large(limit, declared.decode())

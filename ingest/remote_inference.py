@@ -18,11 +18,12 @@ import numpy as np
 from ingest.local_inference import Published, load_policy, no_version
 from policy.numpy_policy import NumpyPolicy
 from policy.preprocessors import assemble
+from policy.spec import PolicySpec
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
 from storage.errors import StorageError
 from storage.memory_weights import MemoryWeightStore
-from storage.spaces import Box
+from storage.spaces import Box, schema_id
 from storage.weights import WeightStore
 
 log = logging.getLogger("headrace.collector")
@@ -115,6 +116,20 @@ class LivePolicies:
 
     def store(self, policy_id: str) -> WeightStore | MemoryWeightStore:
         return self._live[policy_id].store
+
+    def require_usable(
+        self,
+        policy_id: str,
+        spec: Mapping[str, Any],
+        weights: Mapping[str, Any],
+        filter_state: Mapping[str, Any] | None,
+    ) -> None:
+        """Raise ValueError unless a policy of the declared spaces can act with these weights."""
+        found = PolicySpec.from_json(dict(spec))
+        declared = self.policies[policy_id]
+        if schema_id(found.observation, found.action) != declared.schema_id:
+            raise ValueError("spec: expected the spaces that the policy is declared with")
+        NumpyPolicy(found, weights, filter_state=filter_state)
 
     def etag(self, policy_id: str) -> str | None:
         """Names the live generation, None when nothing is published."""

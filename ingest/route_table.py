@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingest import wire
-from ingest.auth import ACTING, ANY, EITHER, LOGGING, NOBODY_NEEDED, READING
+from ingest.auth import ACTING, ANY, EITHER, LOGGING, NOBODY_NEEDED, PUBLISHING, READING
 
 HTML = "text/html"
 TEXT = "text/plain"
@@ -68,6 +68,7 @@ class Route:
     statuses: tuple[int, ...] = ()  # beside those of `status` and of the refusals
     query: dict[str, str] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
+    large: bool = False  # the body may be as large as a bulk import's
 
 
 _INSTANCE = {"Headrace-Instance": "The client instance that the call belongs to."}
@@ -199,6 +200,29 @@ ROUTES = (
             "If-None-Match": "The ETag of the weights that are known: 304 when they are live.",
             "Prefer": "wait=SECONDS: answer when something newer is live, or after that time.",
         },
+    ),
+    Route(
+        "POST",
+        "/v1/policies/{id}/versions",
+        PUBLISHING,
+        "publish",
+        "Publish trained weights under the number that comes next.",
+        body=wire.Publish,
+        reply=wire.NowLive,
+        status=201,
+        refuses=("no_route", "invalid", "conflict", "disk_full"),
+        large=True,
+    ),
+    Route(
+        "POST",
+        "/v1/policies/{id}/rollback",
+        PUBLISHING,
+        "rollback",
+        "Go back to an earlier version, which becomes a new one.",
+        body=wire.Rollback,
+        reply=wire.NowLive,
+        status=201,
+        refuses=("no_route", "not_found", "invalid", "conflict", "disk_full"),
     ),
     Route(
         "GET", "/healthz", NOBODY_NEEDED, "healthz", "Whether the journal works.", statuses=(503,)

@@ -18,6 +18,7 @@ from ingest.errors import Refusal, not_found
 from ingest.http import Admit, Request, Response, Router
 from ingest.limits import Budget, ServerLimits
 from ingest.publication import Publication
+from ingest.publishing import Publishing
 from ingest.remote_inference import LivePolicies
 from ingest.route_table import ROUTES
 from storage.spaces import space_to_json
@@ -48,6 +49,7 @@ class Routes:
         self._router: Router | None = None
         self._metrics: Any = None
         self.weights = Publication(live).weights
+        self.publish, self.rollback = (publishing := Publishing(live)).publish, publishing.rollback
         self.log_action = self._single(wire.LogAction)
         self.log_returns = self._single(wire.LogReturns)
         self.end = self._single(wire.End)
@@ -56,7 +58,8 @@ class Routes:
         """The application; `budget` is what all bodies in memory share, `admit` lets callers in."""
         router = Router(self.limits, budget=budget, admit=admit)
         for route in ROUTES:
-            router.add(route.method, route.path, getattr(self, route.handler), route.needed)
+            handler = getattr(self, route.handler)
+            router.add(route.method, route.path, handler, route.needed, large=route.large)
         self._router = router
         return router
 

@@ -268,6 +268,40 @@ class ErrorReply(Struct, kw_only=True):
     error: ErrorBody
 
 
+class Publish(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """`POST /v1/policies/{id}/versions`: trained weights, to be live as version `version`.
+
+    `weights` is a safetensors file, `sha256` the hex digest of its bytes, `spec` the policy's;
+    `lineage` the ordinals trained on, by stream. The number must be the next one.
+    """
+
+    version: Annotated[int, Meta(ge=1, le=2**53)]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    weights: bytes
+    spec: dict[str, Any]
+    filter_state: dict[str, Any] | None = None
+    metrics: dict[str, Any] = {}
+    checkpoint: str | None = None
+    lineage: dict[str, list[tuple[Count, Count]]] = {}
+
+
+class Rollback(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """`POST /v1/policies/{id}/rollback`: back to version `to`, or to what was live before.
+
+    `generation` is what the caller saw to be live: a request that is repeated rolls back once.
+    """
+
+    generation: Annotated[int, Meta(ge=1, le=2**53)]
+    to: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+
+
+class NowLive(Struct, omit_defaults=True, kw_only=True):
+    """What is live from here on."""
+
+    version: int
+    generation: int
+
+
 M = TypeVar("M")
 
 _encode_json = msgspec.json.Encoder().encode

@@ -127,10 +127,14 @@ class WeightStore:
 
     # versions
 
-    def promote(self, digest: str) -> int:
-        """Give a candidate the next version number. It is not live yet."""
+    def promote(self, digest: str, *, number: int | None = None) -> int:
+        """Give a candidate the next version number. It is not live yet.
+
+        Raises GenerationConflict when the next one is not `number`.
+        """
         candidate = self.candidate(digest)
-        return self._number(self._candidates / candidate.digest, candidate, copy_of=None)
+        source = self._candidates / candidate.digest
+        return self._number(source, candidate, copy_of=None, expected=number)
 
     def versions(self) -> list[int]:
         """All version numbers, ascending; the first is 1."""
@@ -240,15 +244,38 @@ class WeightStore:
             self.promote(candidate), expected_generation=live.generation if live else 0
         )
 
-    def rollback(self, to: int | None = None) -> Live:
+    def publish_as(self, digest: str, version: int) -> Live:
+        """Publish a candidate under the number that its publisher proposes: safe to retry.
+
+        Raises GenerationConflict, which names the next number, when that is not it.
+        """
+        live = self.live()
+        candidate = self.candidate(digest).digest
+        if version in self.versions() and self.manifest(version).candidate == candidate:
+            known = self.manifest(version)  # an earlier try came so far
+            if live and live.version == version:
+                return live
+            if known.copy_of is not None or known.parent != (live.version if live else None):
+                raise GenerationConflict(f"{self.policy_id}: version {version} was live before")
+        else:
+            self.promote(candidate, number=version)
+        return self.set_live(version, expected_generation=live.generation if live else 0)
+
+    def rollback(self, to: int | None = None, *, expected_generation: int | None = None) -> Live:
         """Make a new version with the content of an old one, and make it live.
 
         Without `to`: what was live before the content that is live now. Raises WeightsNotFound when
-        there is nothing before it, GenerationConflict when somebody else acted in between.
+        there is nothing before it, GenerationConflict when somebody else acted in between, also
+        since `expected_generation` was live.
         """
         live = self.live()
         if live is None:
             raise WeightsNotFound(f"{self.policy_id}: nothing is live, so nothing to roll back")
+        if expected_generation not in (None, live.generation):
+            raise GenerationConflict(
+                f"{self.policy_id}: expected generation {expected_generation} to be live, got "
+                f"{live.generation}"
+            )
         target = self._before(live.version) if to is None else to
         manifest, _ = self.read(target)
         known = {f: v for f, v in asdict(manifest).items() if f in Candidate.__dataclass_fields__}
@@ -307,7 +334,13 @@ class WeightStore:
         return manifest.parent
 
     def _number(
-        self, source: Path, candidate: Candidate, *, copy_of: int | None, digest: str | None = None
+        self,
+        source: Path,
+        candidate: Candidate,
+        *,
+        copy_of: int | None,
+        digest: str | None = None,
+        expected: int | None = None,
     ) -> int:
         files = {name: _read(source / name) for name in candidate.digests}
         for name, data in files.items():
@@ -316,6 +349,10 @@ class WeightStore:
         while True:
             live = self.live()
             version = max([*self.versions(), live.version if live else 0], default=0) + 1
+            if expected not in (None, version):
+                raise GenerationConflict(
+                    f"{self.policy_id}: expected the next version, {version}, got {expected}"
+                )
             manifest = Manifest(
                 **asdict(candidate),
                 store_id=self.store_id,

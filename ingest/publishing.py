@@ -1,0 +1,100 @@
+"""Publishing over HTTP, by callers with the scope `weights:publish` alone.
+
+What comes is checked before anything of it is kept: its digest, that it is safetensors of finite
+numbers, and that a policy of the declared spaces can act with it. The publisher proposes the
+number, and hears 409 with the next one when that is not it; the same request again has the same
+answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import TypeVar
+
+from ingest import wire
+from ingest.admission import audit
+from ingest.errors import Refusal
+from ingest.http import Request, Response
+from ingest.remote_inference import LivePolicies
+from storage.errors import GenerationConflict, StorageError, WeightsNotFound
+from storage.manifest import Live, decode_weights
+from storage.weights import WeightStore
+
+T = TypeVar("T")
+
+
+class Publishing:
+    """The routes that change what is live."""
+
+    def __init__(self, live: LivePolicies) -> None:
+        self._live = live
+        self._one_at_a_time = asyncio.Lock()
+
+    async def publish(self, request: Request) -> Response:
+        store = self._store(request.params["id"])
+        message = request.decode(wire.Publish)
+        now = await self._change(lambda: self._publish(store, message))
+        return self._tell("published", request, store, now, sha256=message.sha256)
+
+    async def rollback(self, request: Request) -> Response:
+        store = self._store(request.params["id"])
+        message = request.decode(wire.Rollback)
+        now = await self._change(
+            lambda: store.rollback(message.to, expected_generation=message.generation)
+        )
+        return self._tell("rolled_back", request, store, now, to=message.to)
+
+    def _store(self, policy_id: str) -> WeightStore:
+        if policy_id not in self._live.policies:
+            raise Refusal("no_route", f"there is no policy {policy_id!r:.80}")
+        store = self._live.store(policy_id)
+        if not isinstance(store, WeightStore):
+            raise Refusal("no_route", "this collector keeps nothing on disk")
+        return store
+
+    def _publish(self, store: WeightStore, message: wire.Publish) -> Live:
+        weights = decode_weights(message.weights, message.sha256, "weights")
+        self._live.require_usable(store.policy_id, message.spec, weights, message.filter_state)
+        digest = store.add_candidate(
+            weights,
+            spec=message.spec,
+            metrics=message.metrics,
+            lineage=message.lineage,
+            filter_state=message.filter_state,
+            checkpoint=message.checkpoint,
+        )
+        return store.publish_as(digest, message.version)
+
+    async def _change(self, change: Callable[[], T]) -> T:
+        """Run a change in a thread, for it waits for the disk. Raises Refusal."""
+        try:
+            async with self._one_at_a_time:
+                return await asyncio.to_thread(change)
+        except GenerationConflict as error:
+            raise Refusal("conflict", str(error)) from error
+        except WeightsNotFound as error:
+            raise Refusal("not_found", "there is no such version") from error
+        except (StorageError, ValueError, TypeError, KeyError, OverflowError) as error:
+            if isinstance(error.__cause__, OSError):
+                raise _disk_full(error.__cause__) from error
+            raise Refusal("invalid", str(error)) from error
+        except OSError as error:
+            raise _disk_full(error) from error
+
+    def _tell(
+        self, event: str, request: Request, store: WeightStore, now: Live, **more: str | int | None
+    ) -> Response:
+        name, token = store.policy_id, request.caller.token_id
+        audit(event, policy=name, version=now.version, by=token, **more)
+        self._live.refresh()
+        reply = wire.NowLive(version=now.version, generation=now.generation)
+        return Response.of(reply, request, 201)
+
+
+def _disk_full(error: OSError) -> Refusal:
+    """What a publisher hears when nothing could be written. Raises what is another trouble."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    return Refusal("disk_full", "the disk is full: nothing is published", retry_after=2.0)
