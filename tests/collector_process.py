@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -121,6 +122,12 @@ class CollectorProcess:
         given = {"content-type": "application/json", **(headers or {})}
         response = self._pool.request(method, self.address + path, body=data, headers=given)
         return response.status, json.loads(response.data)
+
+    def settle(self, steps: int, **headers: str) -> None:
+        """Wait until so many steps are in shards: a drain on a busy machine may leave them."""
+        pause = threading.Event()
+        while self.request("GET", "/readyz", None, headers)[1]["steps_in_shards"] < steps:
+            pause.wait(0.02)
 
     def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         return self.request("POST", path, {} if body is None else body, headers)

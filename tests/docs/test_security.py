@@ -55,6 +55,8 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     with CollectorProcess(root, options=words, ca=tmp_path / "ca.pem") as process:
         code = client.replace("https://localhost:8642", f"https://localhost:{process.port}")
         assert run([sys.executable, "-c", code], tmp_path).startswith("3 events acknowledged")
+        token = (tmp_path / "web.token").read_text().strip()
+        process.settle(1, authorization=f"Bearer {token}")
         assert process.stop() == 0
     (row,) = shard_rows(root)
     assert json.loads(row["infos"]) == {"position": 3}

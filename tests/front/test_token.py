@@ -67,5 +67,6 @@ def test_replay_sends_its_token_by_the_environment(tmp_path: Path) -> None:
         done = headrace(*words, env={"HEADRACE_TOKEN": token})
         assert json.loads(done.stdout)["steps"] == 2, done.stderr
         assert token not in done.stdout + done.stderr
+        process.settle(2, authorization=f"Bearer {token}")
         process.stop()
     assert [row["rewards"] for row in shard_rows(tmp_path / "root")] == [1.0, 2.0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -258,9 +257,7 @@ def test_no_secret_is_on_the_disk(tmp_path: Path, redacts: bool) -> None:
         process.kill()
         found = everything(tmp_path)
         process.restart()
-        pause = threading.Event()
-        while process.get("/readyz")[1]["steps_in_shards"] < 81:
-            pause.wait(0.05)
+        process.settle(81)
         assert process.stop() == 0
     found += everything(tmp_path)
     assert (SECRET.encode() in found) is not redacts
@@ -317,5 +314,6 @@ def test_a_policy_acts_on_what_was_sent_and_a_lost_answer_is_repeated(tmp_path: 
         assert process.post("/v1/episodes/e/action", asked, **instance) == first
         assert process.get("/v1/episodes/e")[1]["steps"] == 1
         process.post("/v1/episodes/e/end", {"seq": 2}, **instance)
+        process.settle(1)
         process.stop()
     assert [row["obs"].tolist() for row in shard_rows(tmp_path)] == [[0.0] * 4]

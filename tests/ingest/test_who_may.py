@@ -228,6 +228,7 @@ def test_nothing_is_lost_while_a_token_is_renewed(tmp_path: Path) -> None:
         wait_until(delivered, 10.0)
         assert client.stats.refused == {}
         client.close()
+        process.settle(52, **bearer(current[0]))
         assert process.stop() == 0
     rows = shard_rows(tmp_path)
     assert [row["actions"] for row in rows] == [0, *[1] * 50, 0]
@@ -269,6 +270,7 @@ def test_a_client_under_a_quota_delivers_all_the_same(tmp_path: Path) -> None:
                 client.end_episode(episode)
             client.flush(30)
             assert client.stats.refused == {}
+        process.settle(15, **bearer(token))
         process.stop()
     rows = shard_rows(tmp_path)
     counts = {name: [r["t"] for r in rows if r["eps_id"] == name] for name in episodes}
@@ -385,6 +387,7 @@ def test_a_client_speaks_tls_and_trusts_only_its_authority(tmp_path: Path) -> No
         assert not refused.value.maybe_applied
         with pytest.raises(CollectorUnavailable):
             PolicyClient(process.address, token=token, timeout=1.0).start_episode()
+        process.settle(2, **bearer(token))
         process.stop()
     assert [row["rewards"] for row in shard_rows(tmp_path)] == [1.0, 2.0]
 
