@@ -114,6 +114,7 @@ class Outbox:
         self.pending = 0
         self._bytes = 0
         self.instance: str | None = None
+        self.trouble: Exception | None = None  # why the collector takes nothing: a token, say
 
     # --- in ----------------------------------------------------------------------------------
 
@@ -172,10 +173,11 @@ class Outbox:
             return
         seconds = 0.0 if self.on_full == "raise" else self.timeout
         if not self._changed.wait_for(room, seconds):
+            why = f", which refuses them: {self.trouble}" if self.trouble else ""
             raise BufferFull(
-                f"{self.pending} events ({self._bytes} bytes) wait for the collector; the client "
-                f"holds at most {self.max_events} events and {self.max_bytes} bytes"
-            )
+                f"{self.pending} events ({self._bytes} bytes) wait for the collector{why}; the "
+                f"client holds at most {self.max_events} events and {self.max_bytes} bytes"
+            ) from self.trouble
 
     def fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
         """Add a reward to the queued step at `index`; False if it cannot take one any more."""
@@ -271,6 +273,7 @@ class Outbox:
                 in_time = self._changed.wait_for(
                     lambda: (
                         self.closed
+                        or self.trouble is not None
                         or (
                             not any(event.episode_id in ids for event in self._flight)
                             and len(self._places(ids, since)) <= self.batch
@@ -280,6 +283,8 @@ class Outbox:
                 )
             finally:
                 self._urgent -= 1
+            if self.trouble is not None:
+                raise self.trouble
             if not in_time:
                 raise TimeoutError(f"{self.pending} events wait for the collector")
             instance = self.owner(next(iter(ids)))

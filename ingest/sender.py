@@ -342,7 +342,7 @@ class Sender:
             log.warning("%s answers again", self.transport.address)
         self._away = error is not None
         if refusal is not self._trouble:
-            self._trouble = refusal
+            self._trouble = self.outbox.trouble = refusal
             self.outbox.wake()
 
     # --- instances ---------------------------------------------------------------------------

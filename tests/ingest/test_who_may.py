@@ -21,7 +21,7 @@ import requests
 import trustme
 
 from ingest.client import PolicyClient
-from ingest.errors import CollectorUnavailable, Refusal
+from ingest.errors import BufferFull, CollectorUnavailable, Refusal
 from ingest.listening import Access, Listening, ServeError, bind
 from ingest.token_file import create_token, revoke_token
 from policy.policy import Policy
@@ -233,6 +233,36 @@ def test_nothing_is_lost_while_a_token_is_renewed(tmp_path: Path) -> None:
     rows = shard_rows(tmp_path)
     assert [row["actions"] for row in rows] == [0, *[1] * 50, 0]
     assert rows[-1]["ended"] == "terminated"
+
+
+def test_a_full_queue_says_that_the_token_is_refused(tmp_path: Path) -> None:
+    """Both modes name the cause in the call: a full queue, and an action that waits for events."""
+    declare(tmp_path)
+    _, text = create_token(tmp_path, "web", ["log", "act"])
+    with CollectorProcess(tmp_path) as process:
+        client = PolicyClient(
+            process.address, "remote", token=text, max_pending=5, on_full="raise", timeout=20.0
+        )
+        episode = client.start_episode()
+        client.log_action(episode, OBS, 0)
+        client.flush(10)
+        revoke_token(tmp_path, "web")
+        wait_until(lambda: process.request("GET", "/v1/spec", None, bearer(text))[0] == 401, 2.0)
+
+        def fill() -> None:
+            for _ in range(6):
+                client.log_action(episode, OBS, 0)
+                with contextlib.suppress(Refusal):
+                    client.flush(1.0)
+
+        with pytest.raises(BufferFull, match="is revoked"):
+            fill()
+        began = time.monotonic()
+        with pytest.raises(Refusal, match="is revoked"):
+            client.get_action(episode, OBS)
+        assert time.monotonic() - began < 10.0
+        with pytest.raises(Refusal, match="is revoked"):
+            client.close(0.1)
 
 
 # --- limits --------------------------------------------------------------------------------------
