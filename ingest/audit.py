@@ -21,6 +21,7 @@ from ingest.sealed import Sealed
 from storage.errors import JournalLocked
 from storage.files import FileLock
 from storage.journal import DamageReport, SqliteJournal
+from storage.journal_damage import past_damage
 from storage.journal_database import DATABASE
 from storage.maintenance import JournalAccount
 from storage.policy_files import load_declarations
@@ -56,15 +57,16 @@ def _account(root: Path, directory: Path) -> JournalAccount:
         for name in _FILES:
             if (directory / name).exists():
                 shutil.copyfile(directory / name, Path(folder) / name)
+        past = [f"{kept.name}: {text}" for kept, text in past_damage(directory)]
         journal = SqliteJournal.open(Path(folder))
         try:
             found = recover(journal, load_declarations(root))
-            return _told(journal, found)
+            return _told(journal, found, past)
         finally:
             journal.close()
 
 
-def _told(journal: SqliteJournal, found: Recovered) -> JournalAccount:
+def _told(journal: SqliteJournal, found: Recovered, past: list[str]) -> JournalAccount:
     episodes = found.assembler.episodes.values()
     return JournalAccount(
         collector_id=found.damage.previous_collector_id or journal.collector_id,
@@ -75,7 +77,7 @@ def _told(journal: SqliteJournal, found: Recovered) -> JournalAccount:
         waiting_steps=_steps(found.waiting),
         open_steps=sum(len(episode.rewards) for episode in episodes),
         open_episodes=dict(Counter(episode.started.policy_id for episode in episodes)),
-        damage=_damage(found.damage),
+        damage=(*past, *_damage(found.damage)),
     )
 
 

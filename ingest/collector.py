@@ -31,7 +31,7 @@ from ingest.events import Ended, Event, Started, encode_event, encode_row
 from ingest.flow import FlowControl
 from ingest.histogram import Histogram
 from ingest.open_episode import OpenEpisode
-from ingest.recovery import Recovered, Totals, policies_state, recover
+from ingest.recovery import POLICY, Recovered, Totals, policies_state, recover
 from ingest.redaction import Redactor
 from ingest.sealed import Limits
 from ingest.sealer import Sealer, Writer
@@ -123,10 +123,21 @@ class Collector:
         self._sealer = Sealer(writer, notify=self._notify)
         self._last_timeout_check = 0.0
         self.failed = asyncio.Event()
-        journal.commit(put=policies_state(self.policies))
+        self._declare(journal)
         recovered = recover(journal, self.policies, limits)
         self._began -= recovered.assembler.running
         self._take_up(recovered)
+
+    def _declare(self, journal: Journal) -> None:
+        """Keep the declarations in the journal. When they are known no disk is needed to start."""
+        known = journal.state(POLICY)
+        fresh = {
+            key: blob
+            for key, blob in policies_state(self.policies).items()
+            if known.get(key) != blob
+        }
+        if fresh:
+            journal.commit(put=fresh)
 
     # --- life ------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
     policies = load_declarations(root)
     key = redaction_key(root, policies.values())
     journal = SqliteJournal.open(root / "journal")
-    notice_restore(journal, root / "shards")
+    notice_restore(journal, next_ordinals(root / "shards", journal.collector_id))
     writer = WriterProcess(
         root / "shards",
         owner=journal.collector_id,
@@ -69,13 +69,13 @@ class _NoShards:
         return ShardInfo(Path("memory"), stream, first, last, "0" * 64, steps, len(parts), 0)
 
 
-def notice_restore(journal: SqliteJournal, shards: Path) -> bool:
+def notice_restore(journal: SqliteJournal, there: Mapping[str, int]) -> bool:
     """Whether shards hold ordinals that the journal never gave: then it came from a backup.
 
+    `there`: stream -> the ordinal after its last shard, of the streams of this collector id.
     Its ordinals must not be given again, so it takes a new collector id. Episodes that the backup
     holds open, and that ended after it was made, are sealed once more under the new id.
     """
-    there = next_ordinals(shards, journal.collector_id)
     beyond = {name: end for name, end in there.items() if end > journal.next_ordinal(name)}
     if beyond:
         old = journal.collector_id

@@ -12,12 +12,13 @@ Files in the journal's directory:
     journal.db, -wal    SQLite, WAL, synchronous=FULL, one connection that locks it exclusively
     high-water          the last row that was committed; written after each commit, not synced
     lock                flock, held while open
-    damaged-<n>/        a malformed database that was set aside
+    damaged-<n>/        a report of what was lost, with a malformed database that was set aside
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
@@ -25,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import JournalError, JournalFailed, JournalFull, JournalLocked
-from storage.files import FileLock, make_directory, sync_directory
+from storage.files import FileLock, make_directory
+from storage.journal_damage import keep_damaged
 from storage.journal_database import (
     CHECKPOINT_BYTES,
     DATABASE,
@@ -74,6 +76,7 @@ class SqliteJournal:
         self._failed: JournalError | None = None
         self._damage = DamageReport()
         self._unlogged = 0  # bytes committed since the last checkpoint
+        self._last_row, self._dropped = 0, RangeSet()
         try:
             self._connect()
             self._load()
@@ -116,6 +119,11 @@ class SqliteJournal:
             lock.release()
             if isinstance(error, sqlite3.Error):
                 raise translate(error) from error
+            if isinstance(error, OSError):
+                text = f"the journal in {directory} cannot be opened: {error}"
+                raise (JournalFull if error.errno == errno.ENOSPC else JournalFailed)(
+                    text
+                ) from error
             raise
 
     # opening
@@ -126,9 +134,15 @@ class SqliteJournal:
 
     def _load(self) -> None:
         try:
+            self._dropped = RangeSet(self._checked("dropped"))  # first: it tells what is not lost
+            # What no query here reads, such as the list of free pages, would fail a later commit,
+            # and that of the next process again.
+            (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise ValueError(verdict)
             journal = dict(self._checked("journal"))
             self.collector_id = str(journal["collector_id"])
-            self._dropped = RangeSet(self._checked("dropped"))
+            self._checkpoints = int(journal.get("checkpoints", 0))
             self._streams: dict[str, int] = dict(self._checked("streams"))
             self._plans = {fields[0]: Plan(*fields) for fields in self._checked("plans")}
             self._state: dict[str, bytes] = dict(self._checked("state"))
@@ -137,6 +151,7 @@ class SqliteJournal:
                 present.add(number)
                 if blob is None:
                     self._bad.add(number)
+            self._require_one_time(present)
             self._last_row = max(present.last or 0, self._dropped.last or 0)
             self._lost = self._dropped.missing(1, self._last_row).difference(present)
             (top,) = self._db.execute(
@@ -149,6 +164,16 @@ class SqliteJournal:
             if isinstance(error, sqlite3.Error) and not is_malformed(error):
                 raise
             raise Malformed(str(error)) from error
+
+    def _require_one_time(self, present: RangeSet) -> None:
+        """ValueError when pages of two times lie side by side, each of them whole."""
+        both = present.intersection(self._dropped)
+        if both:
+            raise ValueError(f"rows {both} are there, and were dropped")
+        query = "SELECT plan_id FROM plans WHERE plan_id IN (SELECT plan_id FROM shards)"
+        recorded = [plan_id for (plan_id,) in self._db.execute(query)]
+        if recorded:
+            raise ValueError(f"plans {recorded} are open, and were recorded")
 
     def _checked(self, table: str) -> Iterator[Any]:
         """The rows of a small table without their checksums; ValueError when one does not fit."""
@@ -175,37 +200,34 @@ class SqliteJournal:
                 return
 
     def _set_aside(self, reason: str) -> None:
-        n = 1
-        while (self.directory / f"damaged-{n}").exists():
-            n += 1
-        target = self.directory / f"damaged-{n}"
-        target.mkdir()
+        """Move a malformed database away. Its rows are lost, as far as they were not dropped."""
+        high_water = HighWater(self.directory / "high-water")
+        reached = max(high_water.read(), self._last_row)
+        high_water.close()
+        missing = RangeSet([(1, reached)] if reached else []).difference(self._dropped)
+        self._damage = DamageReport(missing_rows=len(missing), reason=reason)
         # The high-water file goes first: if the process dies between the renames, the next open
         # still finds the malformed database, and not an empty one behind an old high-water mark.
-        for name in ("high-water", f"{DATABASE}-wal", DATABASE):
-            if (self.directory / name).exists():
-                (self.directory / name).rename(target / name)
-        sync_directory(target)
-        sync_directory(self.directory)
-        self._damage = DamageReport(set_aside=target, reason=reason)
+        names = ("high-water", f"{DATABASE}-wal", DATABASE)
+        target = keep_damaged(self.directory, self._damage, move=names)
+        self._damage = replace(self._damage, set_aside=target)
 
     def _count_missing_rows(self) -> None:
         """Rows that were acknowledged and are not in the database: never silent, never reused."""
         reached = self._high_water.read()
         if reached <= self._last_row:
             return
-        missing = reached - self._last_row
-        previous = self.collector_id
+        self._damage = replace(
+            self._damage,
+            missing_rows=reached - self._last_row,
+            previous_collector_id=self.collector_id,
+            reason="the database ends before the high-water mark",
+        )
+        keep_damaged(self.directory, self._damage, copy=[f"{DATABASE}-wal"])
         self._write(lambda: self._drop(RangeSet([(self._last_row + 1, reached)])))
         self._dropped.add_range(self._last_row + 1, reached)
         self._last_row = reached
         self.renew_collector_id()
-        self._damage = replace(
-            self._damage,
-            missing_rows=missing,
-            previous_collector_id=previous,
-            reason=self._damage.reason or "the database ends before the high-water mark",
-        )
 
     def _make_durable(self) -> None:
         """Copy the log into the database, synced, before anybody hears what is here.
@@ -213,7 +235,7 @@ class SqliteJournal:
         A process that died because a sync failed leaves a log which reads well and is not on the
         disk; the kernel takes its pages for written, so that no later sync writes them.
         """
-        busy, *_ = self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+        busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise JournalFailed(f"the journal in {self.directory}: its log cannot be taken over")
 
@@ -391,12 +413,22 @@ class SqliteJournal:
         if self._unlogged < CHECKPOINT_BYTES:
             return
         self._unlogged = 0
+        with contextlib.suppress(JournalFull):  # the log grows until there is room again
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Copy the log into the database, and begin the log anew in its place.
+
+        The first commit after a checkpoint begins it anew, so one is made: else the log would go on
+        lying over a database that is ahead of what a torn log still tells, for as long as nobody
+        writes, and a start would find pages of two times.
+        """
         try:
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except sqlite3.Error as error:
-            failure = self._fail(error)
-            if not isinstance(failure, JournalFull):  # the log grows until there is room again
-                raise failure from error
+            raise self._fail(error) from error
+        self._checkpoints += 1
+        self._write(lambda: self._put("journal", "checkpoints", str(self._checkpoints)))
 
     def _fail(self, error: sqlite3.Error) -> JournalError:
         failure = translate(error)

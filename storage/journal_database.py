@@ -113,6 +113,7 @@ def connect(path: Path, collector_id_factory: Callable[[], str]) -> sqlite3.Conn
     Raises Malformed, JournalError for a database of another kind, and sqlite3.Error for trouble
     around the file.
     """
+    _require_writable(path)
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
     try:
         _configure(database, path, collector_id_factory)
@@ -121,10 +122,25 @@ def connect(path: Path, collector_id_factory: Callable[[], str]) -> sqlite3.Conn
         if is_malformed(error):
             raise Malformed(str(error)) from error
         raise
+    except UnicodeDecodeError as error:  # a message of SQLite's that quotes what it could not read
+        database.close()
+        raise Malformed(str(error)) from error
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _require_writable(path: Path) -> None:
+    """Malformed when the header asks for a newer SQLite to write it: ours would fail at a commit.
+
+    To be called while nobody has the database open: closing a second descriptor of a file drops the
+    locks that SQLite holds on it.
+    """
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        header = file.read(20)
+        if header.startswith(b"SQLite format 3\0") and header[18:19] not in (b"", b"\1", b"\2"):
+            raise Malformed(f"its header says write version {header[18]}")
 
 
 def _configure(
@@ -147,6 +163,8 @@ def _configure(
         _create(database, collector_id_factory())
         sync_directory(path.parent)
     elif (application, version) != (APPLICATION_ID, FORMAT_VERSION):
+        if _is_ours(database):
+            raise Malformed(f"its header says application {application:#x}, format {version}")
         raise JournalError(
             f"{path}: expected a journal of format {FORMAT_VERSION}, got application "
             f"{application:#x}, format {version}"
@@ -157,6 +175,16 @@ def _create(database: sqlite3.Connection, collector_id: str) -> None:
     database.execute("BEGIN IMMEDIATE")
     for statement in _SCHEMA.split(";")[:-1]:
         database.execute(statement)
-    sealed = ("collector_id", collector_id, checksum("collector_id", collector_id))
-    database.execute("INSERT INTO journal VALUES (?, ?, ?)", sealed)
+    for key, value in (("collector_id", collector_id), ("format", str(FORMAT_VERSION))):
+        sealed = (key, value, checksum(key, value))
+        database.execute("INSERT INTO journal VALUES (?, ?, ?)", sealed)
     database.execute("COMMIT")
+
+
+def _is_ours(database: sqlite3.Connection) -> bool:
+    """Whether a journal of this format lies behind a header that says otherwise."""
+    with contextlib.suppress(sqlite3.Error, TypeError):
+        rows = database.execute("SELECT key, value, checksum FROM journal").fetchall()
+        whole = {key: value for key, value, stored in rows if checksum(key, value) == stored}
+        return "collector_id" in whole and whole.get("format") == str(FORMAT_VERSION)
+    return False

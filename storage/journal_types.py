@@ -44,7 +44,8 @@ class ShardRecord:
 class DamageReport:
     """What opening and replaying found broken; falsy when nothing is.
 
-    `missing_rows`: acknowledged rows behind the end of the database; `lost_rows`: gaps inside it;
+    `missing_rows`: acknowledged rows behind the end of the database, or in one that was set aside
+    (then at most so many: some of them may be in shards); `lost_rows`: gaps inside it;
     `damaged_rows`: rows whose checksum does not fit. `set_aside`: where a malformed database was
     moved, with the `reason`. `previous_collector_id`: set when the journal had to take a new one.
     """

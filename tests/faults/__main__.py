@@ -64,7 +64,7 @@ def run(
     chosen: Scenario, mutant: Mutant | None, seed: int, *, long: bool = False
 ) -> dict[str, Any]:
     """One run, and the line that tells of it. What it wrote stays when it ends badly."""
-    folder = Path(tempfile.mkdtemp(prefix=f"headrace-{chosen.name}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"faults-{chosen.name}-"))
     began = time.monotonic()
     size = chosen.planted if mutant else chosen.long if long else chosen.quick
     deadline = float("inf") if long or mutant else began + chosen.seconds
@@ -86,7 +86,7 @@ def run(
         "seconds": round(time.monotonic() - began, 1),
     }
     if word in ("held", "caught"):
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
     else:
         line["folder"] = str(folder)
     return line

@@ -107,7 +107,7 @@ class Disk:
         state = Path(tempfile.mkdtemp(prefix=f"{root.name}-disk-", dir=root.parent))
         (state / "control").write_bytes(bytes(mmap.PAGESIZE))
         disk = cls(root, state, library or build(state))
-        disk._snapshot()
+        disk.forget()
         return disk
 
     @classmethod
@@ -185,10 +185,10 @@ class Disk:
         report = CutReport(survival or chance.choice(("nothing", "beginning", "parts")))
         self._restore_content(changes, report, chance)
         self._restore_names(changes, report, chance)
-        self._snapshot()
+        self.forget()
         return report
 
-    def _snapshot(self) -> None:
+    def forget(self) -> None:
         """Take all there is for durable."""
         for path in self.state.glob("log.*"):
             path.unlink()

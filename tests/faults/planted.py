@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,19 +12,23 @@ from typing import Any
 
 import msgspec
 
-from ingest import wire
-from ingest.assembler import EpisodeAssembler
+import storage.shards
+from ingest import recovery, wire
+from ingest.assembler import EpisodeAssembler, Sealed
 from ingest.collector import Collector
+from ingest.events import encode_event
+from ingest.recovery import Recovered
 from ingest.sealer import Sealer, SealJob
 from ingest.sealing import Sealing
-from storage.journal import SqliteJournal
+from storage.journal import Journal, SqliteJournal
+from storage.journal_database import HighWater
 from storage.shards import ShardMetadata, ShardWriter
 from tests.faults.mutants import Patch, mutant
 
 # --- acknowledging -----------------------------------------------------------------------------
 
 
-@mutant(crash="lost")
+@mutant(crash="lost", simulation="lost")
 def ack_before_commit(patch: Patch) -> None:
     """An answer leaves before its commit, which takes its time."""
     commit = patch.original(SqliteJournal, "commit")
@@ -38,7 +44,7 @@ def ack_before_commit(patch: Patch) -> None:
     patch.replace(Collector, "durable", durable)
 
 
-@mutant(crash="doubled", network="refused")
+@mutant(crash="doubled", network="refused", simulation="doubled")
 def no_dedup(patch: Patch) -> None:
     """A retry is taken for something new; answers take their time, so that kills cut them off."""
     judge = patch.original(EpisodeAssembler, "judge")
@@ -60,6 +66,19 @@ def no_dedup(patch: Patch) -> None:
     patch.replace(Collector, "durable", slow)
 
 
+@mutant(simulation="hole")
+def unjournaled_time_out(patch: Patch) -> None:
+    """An episode is abandoned in memory, and the journal does not hear of it."""
+
+    def apply_due(self: Collector, now: float) -> None:
+        row, received = self._committer.next_row - 1, self._wall()
+        for event in self.assembler.tick(now):
+            self._apply(event, encode_event(event), [], row, received)
+        self._sealing.add(now)
+
+    patch.replace(Collector, "_apply_due", apply_due)
+
+
 # --- sealing -----------------------------------------------------------------------------------
 
 
@@ -78,7 +97,7 @@ def shard_recorded_before_renamed(patch: Patch) -> None:
     patch.replace(Sealer, "_seal", seal)
 
 
-@mutant(crash="lost")
+@mutant(crash="lost", simulation="lost")
 def rows_dropped_before_recorded(patch: Patch) -> None:
     """A plan already drops the journal rows of its parts."""
     plan = patch.original(Sealing, "_plan")
@@ -116,3 +135,82 @@ def partial_shard_left(patch: Patch) -> None:
             file.write(data[len(data) // 2 :])
 
     patch.replace(ShardWriter, "_place", place)
+
+
+@mutant(simulation="leaked")
+def leaked_state_per_episode(patch: Patch) -> None:
+    """Where an episode was cut is kept after its end, in memory and in the journal."""
+    carry = patch.original(Sealing, "_carry")
+
+    def kept(self: Sealing, item: Sealed, put: dict[str, bytes], delete: list[str]) -> None:
+        if item.carry is not None:
+            carry(self, item, put, delete)
+
+    patch.replace(Sealing, "_carry", kept)
+
+
+@mutant(simulation="doubled")
+def cuts_forgotten(patch: Patch) -> None:
+    """Where a long episode was cut is not put into the journal."""
+    carry = patch.original(Sealing, "_carry")
+
+    def unwritten(self: Sealing, item: Sealed, put: dict[str, bytes], delete: list[str]) -> None:
+        carry(self, item, {}, delete)
+
+    patch.replace(Sealing, "_carry", unwritten)
+
+
+@mutant(simulation="hole")
+def plans_forgotten(patch: Patch) -> None:
+    """A start does not know what an earlier run had planned, and plans it again."""
+
+    def match(journal: Journal, assembler: EpisodeAssembler, found: Recovered) -> None:
+        found.waiting, assembler.sealed = assembler.sealed, []
+
+    patch.replace(recovery, "_match_plans", match)
+
+
+# --- damage ------------------------------------------------------------------------------------
+
+
+@mutant(damage="unnoticed")
+def digest_not_checked(patch: Patch) -> None:
+    """A shard is adopted and read whatever its bytes are."""
+
+    def trust(path: Path, data: bytes) -> str:
+        return hashlib.sha256(data).hexdigest()
+
+    patch.replace(storage.shards, "_check_digest", trust)
+
+
+@mutant(damage="wrong")
+def row_checksum_not_checked(patch: Patch) -> None:
+    """A journal row is replayed as SQLite hands it out."""
+
+    def pages(self: SqliteJournal) -> Iterator[tuple[int, bytes | None]]:
+        yield from self._db.execute("SELECT number, blob FROM rows ORDER BY number").fetchall()
+
+    patch.replace(SqliteJournal, "_pages", pages)
+
+
+@mutant(damage="silent")
+def high_water_ignored(patch: Patch) -> None:
+    """Rows that are missing at the journal's end are not noticed."""
+    patch.replace(HighWater, "read", lambda self: 0)
+
+
+@mutant(damage="reused")
+def numbers_reused(patch: Patch) -> None:
+    """Rows that are missing at the end are told, and their numbers are given again."""
+
+    def count(self: SqliteJournal) -> None:
+        missing = max(0, self._high_water.read() - self._last_row)
+        self._damage = replace(self._damage, missing_rows=missing)
+
+    patch.replace(SqliteJournal, "_count_missing_rows", count)
+
+
+@mutant(damage="loop")
+def malformed_not_set_aside(patch: Patch) -> None:
+    """A journal that cannot be read stays in its place, for every start to stumble over."""
+    patch.replace(SqliteJournal, "_set_aside", lambda self, reason: None)

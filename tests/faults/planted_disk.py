@@ -7,7 +7,7 @@ import sqlite3
 from typing import Any
 
 import storage.files
-import storage.journal
+import storage.journal_damage
 import storage.journal_database
 import storage.shards
 from storage.journal import SqliteJournal
@@ -42,7 +42,7 @@ def synchronous_normal(patch: Patch) -> None:
 @mutant(power_loss="lost")
 def no_directory_sync(patch: Patch) -> None:
     """Files are synced, and the folders that hold their names are not."""
-    for module in (storage.files, storage.journal, storage.journal_database):
+    for module in (storage.files, storage.journal_damage, storage.journal_database):
         patch.replace(module, "sync_directory", lambda directory: None)
     patch.replace(ShardWriter, "_sync_folder", lambda self, folder: None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ingest.assembler import EpisodeAssembler, Sealed
 from ingest.collector import Collector
 from ingest.sealer import Sealer
 from storage.files import FileLock
@@ -44,3 +45,16 @@ def no_back_pressure(patch: Patch) -> None:
         self._max_pending = 2**40
 
     patch.replace(Collector, "__init__", broken)
+
+
+@mutant(soak="blocks")
+def state_left_per_episode(patch: Patch) -> None:
+    """Something small is remembered of every episode."""
+    release = patch.original(EpisodeAssembler, "release")
+    kept: list[str] = []
+
+    def broken(self: EpisodeAssembler, sealed: Sealed) -> Any:
+        kept.append(f"episode {sealed.key}")
+        return release(self, sealed)
+
+    patch.replace(EpisodeAssembler, "release", broken)

@@ -21,6 +21,7 @@ from tests.faults.mutants import Mutant, unbroken
 NAMES = (
     "crash",
     "decisions",
+    "damage",
     "power_loss",
     "syscalls",
     "full_disk",
@@ -29,6 +30,8 @@ NAMES = (
     "clock",
     "slow_writer",
     "two_collectors",
+    "soak",
+    "simulation",
 )
 """The modules that define a SCENARIO, in the order in which they run."""
 

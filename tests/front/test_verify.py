@@ -190,6 +190,16 @@ def test_lost_rows_of_the_journal_are_found(root: Path) -> None:
     assert {"journal", "count"} & set(kinds(verified(root)))
 
 
+def test_damage_that_a_start_has_dealt_with_is_still_told(root: Path) -> None:
+    """Acknowledged rows are gone for good, though the journal that goes on is in order."""
+    database = root / "journal" / "journal.db"
+    database.write_bytes(b"nothing" * 100)
+    SqliteJournal.open(root / "journal").close()
+    report = verified(root)
+    assert [finding.kind for finding in report.findings] == ["journal"]
+    assert report.findings[0].text.startswith("damaged-1: up to")
+
+
 def test_a_forgotten_record_is_found(root: Path) -> None:
     """A shard that the journal does not know was not written by it."""
     database = sqlite3.connect(root / "journal" / "journal.db")

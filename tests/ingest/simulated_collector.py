@@ -85,6 +85,7 @@ class MemoryWriter:
     dead: bool = False
     full: bool = False
     gate: threading.Event | None = None
+    dense: bool = True  # a plan whose rows were damaged has gaps
     adopted: int = 0
     conflicts: int = 0  # the same ordinals with other content
 
@@ -100,7 +101,7 @@ class MemoryWriter:
         if self.full:
             raise ShardWriteError("no space", errno.ENOSPC)
         first, last = parts[0].ordinal, parts[-1].ordinal
-        if [part.ordinal for part in parts] != list(range(first, last + 1)):
+        if self.dense and [part.ordinal for part in parts] != list(range(first, last + 1)):
             raise ValueError("ordinals are not dense")
         known = self.shards.get((stream, first, last))
         if known is not None:

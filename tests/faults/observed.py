@@ -1,0 +1,60 @@
+"""A collector that tells how much it holds, whenever it is asked.
+
+    python -m tests.faults.observed FOLDER MUTANT ingest collect --root DIR
+
+MUTANT is a planted broken build, or `none`. When FOLDER/ask appears, FOLDER/answer is written: a
+JSON object with the counts. What is remembered in bounded number is bounded low, so that a short
+run already goes beyond it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+from ingest.assembler import Limits
+from tests.faults import launcher
+
+POLL_SECONDS = 0.02
+BOUND = 500
+
+
+def counts() -> dict[str, int]:
+    """Objects that the collector of garbage tracks, blocks of memory, files, threads, bytes."""
+    gc.collect()
+    status = Path("/proc/self/status").read_text()
+    return {
+        "objects": len(gc.get_objects()),
+        "blocks": sys.getallocatedblocks(),
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "resident": int(status.split("VmRSS:")[1].split()[0]) * 1024,
+    }
+
+
+def answer(folder: Path) -> None:
+    """Answer for ever."""
+    while True:
+        threading.Event().wait(POLL_SECONDS)
+        if (folder / "ask").exists():
+            (folder / "ask").unlink()
+            (folder / "answer.new").write_text(json.dumps(counts()))
+            (folder / "answer.new").rename(folder / "answer")
+
+
+def main(folder: str, mutant: str, package: str, *arguments: str) -> int:
+    Limits.__init__.__defaults__ = (100_000, BOUND, BOUND, BOUND)  # type: ignore[attr-defined]
+    threading.Thread(target=answer, args=(Path(folder),), daemon=True).start()
+    if mutant != "none":
+        return launcher.main(mutant, package, *arguments)
+    status: int = importlib.import_module(f"{package}.__main__").main(list(arguments))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,253 @@
+"""A collector whose threads, disk and clock are turned by hand, so that a seed replays a history.
+
+The journal's thread, the sealer's thread and the delivery of their results are steps that somebody
+else orders; a crash may come at any point where a disk would have been touched.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from queue import Empty
+from random import Random
+from typing import Any
+
+from ingest.assembler import Limits
+from ingest.collector import Collector
+from storage.declarations import PolicyDeclaration
+from storage.episode import Part
+from storage.errors import JournalFull
+from storage.journal import Journal, MemoryJournal
+from tests.ingest.simulated_collector import MemoryShard, MemoryWriter
+
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Crash(BaseException):
+    """SIGKILL: no handler of errors sees it."""
+
+
+class Points:
+    """The points where the process may die, and commits that find no space, by their number."""
+
+    def __init__(self, crashes: set[int], full: set[int]) -> None:
+        self.crashes, self.full = crashes, full
+        self.reached = 0
+        self.commits = 0
+
+    def reach(self) -> None:
+        self.reached += 1
+        if self.reached in self.crashes:
+            raise Crash
+
+    def commit(self) -> None:
+        self.commits += 1
+        if self.commits in self.full:
+            raise JournalFull("simulated: no space")
+
+
+class SteppedJournal(MemoryJournal):
+    points: Points
+
+    def commit(self, *args: Any, **given: Any) -> None:
+        self.points.reach()
+        self.points.commit()
+        super().commit(*args, **given)
+        self.points.reach()
+
+    @classmethod
+    def found(cls, left: MemoryJournal | None, points: Points) -> SteppedJournal:
+        journal = cls()
+        journal.points = points
+        if left is not None:
+            journal._content = left.crash()._content
+        return journal
+
+
+class SteppedWriter(MemoryWriter):
+    """Shards in memory, with a crash before and after each."""
+
+    points: Points
+
+    def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> MemoryShard:
+        self.points.reach()
+        shard = super().write(stream, canonical_json, parts)
+        self.points.reach()
+        return shard
+
+
+class _Promise:
+    """What a request awaits. It minds no error that nobody came to hear."""
+
+    def __init__(self) -> None:
+        self._done = False
+        self._error: Exception | None = None
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, _: None) -> None:
+        self._done = True
+
+    def set_exception(self, error: Exception) -> None:
+        self._done, self._error = True, error
+
+    def __await__(self) -> Generator[_Promise, None, None]:
+        if not self._done:
+            yield self
+        if self._error is not None:
+            raise self._error
+
+
+class _Loop:
+    """As much of an event loop as the collector uses: what is called later joins the deliveries."""
+
+    def __init__(self, deliveries: deque[Call]) -> None:
+        self._deliveries = deliveries
+
+    def create_future(self) -> _Promise:
+        return _Promise()
+
+    def call_later(self, after: float, function: Callable[..., Any], *args: Any) -> None:
+        self._deliveries.append((function, args))
+
+
+class SteppedCollector(Collector):
+    """Its threads never start; `World` does their work a step at a time."""
+
+    def __init__(self, deliveries: deque[Call], *args: Any, **given: Any) -> None:
+        self._deliveries = deliveries
+        super().__init__(*args, **given)
+        self._loop = _Loop(deliveries)  # type: ignore[assignment]
+
+    def _notify(self, function: Callable[..., Any], *args: Any) -> None:
+        self._deliveries.append((self._call, (function, *args)))
+
+
+class World:
+    """A machine: its disk outlives the collector that runs on it. Time moves when it is told to."""
+
+    def __init__(
+        self,
+        policies: Mapping[str, PolicyDeclaration],
+        chance: Random,
+        points: Points,
+        limits: Limits | None = None,
+    ) -> None:
+        self.policies, self.chance, self.points, self.limits = policies, chance, points, limits
+        self.now = 0.0
+        self.starts = 0
+        self.writer = SteppedWriter()
+        self.writer.points = points
+        self.journal: Journal = SteppedJournal.found(None, points)
+        self.start()
+
+    def find_journal(self) -> Journal:
+        """What a start finds of the journal that the last process left."""
+        if not isinstance(self.journal, MemoryJournal):
+            raise TypeError("a journal on a disk is found by its own world")
+        return SteppedJournal.found(self.journal, self.points)
+
+    def start(self) -> None:
+        """A process starts on what the last one left, until it survives its start."""
+        while True:
+            self.starts += 1
+            self.journal = self.find_journal()
+            self.deliveries: deque[Call] = deque()
+            try:
+                self.collector = SteppedCollector(
+                    self.deliveries,
+                    self.journal,
+                    self.writer,
+                    self.policies,
+                    limits=self.limits,
+                    retry_seconds=0.0,
+                    clock=lambda: self.now,
+                    wall=lambda: 1_000 + int(self.now),
+                )
+                self.collector._resume()
+                return
+            except (Crash, JournalFull):
+                continue
+
+    def commit(self) -> None:
+        """The journal's thread takes up some of what waits, as one group."""
+        waiting = self.collector._committer._tasks
+        group = []
+        for _ in range(self.chance.randint(1, max(1, waiting.qsize()))):
+            try:
+                group.append(waiting.get_nowait())
+            except Empty:
+                break
+        self.collector._committer._commit([task for task in group if task is not None])
+
+    def seal(self, *, writer_dies: bool = False) -> None:
+        """The sealer's thread takes up a plan; a writer that dies after its rename is restarted."""
+        sealer = self.collector._sealer
+        try:
+            job = sealer._jobs.get_nowait()
+        except Empty:
+            return
+        if job is not None:
+            if writer_dies:
+                self.writer.write(job.plan.stream, job.canonical_json, job.parts)
+            sealer._seal(job)
+
+    def deliver(self) -> None:
+        """The loop hears one result."""
+        if self.deliveries:
+            function, args = self.deliveries.popleft()
+            function(*args)
+
+    @property
+    def busy(self) -> bool:
+        collector = self.collector
+        waiting = (collector._committer._tasks, collector._sealer._jobs)
+        return bool(self.deliveries) or any(queue.qsize() for queue in waiting)
+
+    def pump(self) -> None:
+        """Until nothing is under way."""
+        while self.busy:
+            self.commit()
+            self.seal()
+            self.deliver()
+
+    def finish(self) -> None:
+        """What is open is abandoned, what has ended comes into shards, rows that are free go."""
+        for _ in range(3):
+            self.pass_time(60.0)
+            self.pump()
+        self.collector._sealing.settle(all_rows=True)
+        self.pump()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        if self.collector._rebuilding is None:
+            self.collector.tick()
+
+
+class Answer:
+    """A request that waits for its row to be durable, from the moment on that it was accepted."""
+
+    def __init__(self, reply: Any, durable: Coroutine[Any, Any, None]) -> None:
+        self.reply = reply
+        self._durable = durable
+        self._waits_for: _Promise | None = None
+        self._left = False
+        self._go_on()
+
+    def poll(self) -> bool:
+        """Whether the answer has left. Raises what the request is refused with."""
+        if self._waits_for is not None and self._waits_for.done():
+            self._go_on()
+        return self._left
+
+    def _go_on(self) -> None:
+        try:
+            self._waits_for = self._durable.send(None)
+        except StopIteration:
+            self._left = True
+
+    def drop(self) -> None:
+        """The connection is gone."""
+        self._durable.close()
