@@ -46,7 +46,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     (tmp_path / "chain.pem").write_bytes(b"".join(p.bytes() for p in issued.cert_chain_pems))
     issued.private_key_pem.write_to_path(tmp_path / "key.pem")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    words = shlex.split(serve)[2:]
+    words = shlex.split(serve.replace("\\\n", " "))[2:]
     for name, value in (("--host", "127.0.0.1"), ("--port", None), ("--root", None)):
         at = words.index(name)
         words[at : at + 2] = [] if value is None else [name, value]
