@@ -17,6 +17,7 @@ from storage.errors import JournalError
 from storage.journal import Plan, ShardRecord, SqliteJournal
 from storage.journal_damage import past_damage
 from storage.journal_database import checksum
+from tests.faults.disk import FAIL_THEN_KILL, Disk, build
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -29,8 +30,8 @@ from storage.journal import SqliteJournal
 
 storage.journal.CHECKPOINT_BYTES = 100_000  # so that a short run recycles its log
 journal = SqliteJournal.open(Path(sys.argv[1]))
-if sys.argv[2:] == ["without-sync"]:
-    journal._db.execute("PRAGMA synchronous = OFF")
+for level in sys.argv[2:]:
+    journal._db.execute(f"PRAGMA synchronous = {level}")
 while True:
     n = journal.last_row
     rows = [(n + i, b"%d:" % (n + i) * 500) for i in range(1, 4)]
@@ -63,12 +64,13 @@ def acknowledge_then_kill(child: subprocess.Popen[str], commits: int) -> int:
 
 
 @pytest.fixture(scope="session")
-def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("faults") / "faults.so"
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-o", library, HERE / "faults.c", "-ldl"], check=True
-    )
-    return library
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("disk"))
+
+
+@pytest.fixture
+def disk(tmp_path: Path, library: Path) -> Disk:
+    return Disk.create(tmp_path / "disk", library)
 
 
 def rows_of(directory: Path) -> tuple[dict[int, bytes], SqliteJournal]:
@@ -89,18 +91,17 @@ def test_a_killed_writer_loses_nothing(tmp_path: Path, commits: int) -> None:
     assert rows == {n: blob(n) for n in range(1, journal.last_row + 1) if n not in dropped}
 
 
-def power_loss(tmp_path: Path, faults: Path, *how: str) -> tuple[int, SqliteJournal]:
-    """(last acknowledged row, the journal as it was at its last syncs)."""
-    live, synced = tmp_path / "live", tmp_path / "synced"
-    synced.mkdir()
-    child = start(WRITER, live, *how, LD_PRELOAD=faults, LIVE_DIR=live, SYNCED_DIR=synced)
+def power_loss(disk: Disk, *how: str) -> tuple[int, SqliteJournal]:
+    """(last acknowledged row, the journal after a cut that spares nothing)."""
+    child = start(WRITER, disk.root / "journal", *how, **disk.environment)
     last = acknowledge_then_kill(child, 60)
-    return last, SqliteJournal.open(synced)
+    disk.cut(random.Random(1), "nothing")
+    return last, SqliteJournal.open(disk.root / "journal")
 
 
-def test_power_loss_loses_nothing_acknowledged(tmp_path: Path, faults: Path) -> None:
+def test_power_loss_loses_nothing_acknowledged(disk: Disk) -> None:
     """Only what was synced survives: every acknowledged row still does."""
-    last, journal = power_loss(tmp_path, faults)
+    last, journal = power_loss(disk)
     survived = [n for n, data in journal.replay() if data == blob(n)]
     journal.close()
     assert not journal.damage
@@ -110,30 +111,35 @@ def test_power_loss_loses_nothing_acknowledged(tmp_path: Path, faults: Path) -> 
     assert set(survived) >= kept
 
 
-def test_the_power_loss_test_sees_a_missing_sync(tmp_path: Path, faults: Path) -> None:
-    """The same trial with syncing turned off loses acknowledged rows: the trial can fail."""
-    last, journal = power_loss(tmp_path, faults, "without-sync")
+@pytest.mark.parametrize("level", ["OFF", "NORMAL"])
+def test_the_power_loss_test_sees_a_missing_sync(disk: Disk, level: str) -> None:
+    """The same trial with less syncing loses acknowledged rows: the trial can fail."""
+    last, journal = power_loss(disk, level)
     journal.close()
     assert journal.last_row < last
 
 
 FAULTY = """
-import sys
+import errno, sys
 from pathlib import Path
 from storage.errors import JournalFailed, JournalFull
 from storage.journal import SqliteJournal
+from tests.faults.disk import Disk
 
-directory, fault = Path(sys.argv[1]), Path(sys.argv[2])
-journal = SqliteJournal.open(directory)
+disk = Disk.of_environment()
+journal = SqliteJournal.open(Path(sys.argv[1]))
 journal.commit([(1, b"before")], put={"k": b"1"})
-for letter in sys.argv[3]:
-    fault.write_text(letter)
+for fault in sys.argv[2:]:
+    if fault == "full":
+        disk.fill(True)
+    else:
+        disk.fail("collector", "sync", 1, errno.EIO)
     try:
         journal.commit([(2, b"during" * 9000)], put={"k": b"2"}, drop_rows=[1])
         print("committed")
     except (JournalFull, JournalFailed) as error:
         print(type(error).__name__, journal.last_row, list(journal.state().values()))
-    fault.unlink()
+    disk.fill(False)
 try:
     journal.commit([(2, b"after")])
     print("committed", [blob for _, blob in journal.replay()])
@@ -142,35 +148,62 @@ except JournalFailed as error:
 """
 
 
-def run_faulty(tmp_path: Path, faults: Path, letters: str) -> list[str]:
-    fault = tmp_path / "fault"
-    child = start(FAULTY, tmp_path / "j", fault, letters, LD_PRELOAD=faults, FAULT_FILE=fault)
+def run_faulty(disk: Disk, *faults: str) -> list[str]:
+    child = start(FAULTY, disk.root / "j", *faults, **disk.environment)
     output, _ = child.communicate(timeout=60)
     assert child.returncode == 0
     return output.splitlines()
 
 
-def test_a_full_disk_rolls_back_and_resumes(tmp_path: Path, faults: Path) -> None:
+def test_a_full_disk_rolls_back_and_resumes(disk: Disk) -> None:
     """No space left: JournalFull, nothing changed, and the next commit with space succeeds."""
-    assert run_faulty(tmp_path, faults, "ff") == [
+    assert run_faulty(disk, "full", "full") == [
         "JournalFull 1 [b'1']",
         "JournalFull 1 [b'1']",
         "committed [b'before', b'after']",
     ]
-    rows, journal = rows_of(tmp_path / "j")
+    rows, journal = rows_of(disk.root / "j")
     journal.close()
     assert rows == {1: b"before", 2: b"after"}
 
 
-def test_a_failed_sync_is_fatal(tmp_path: Path, faults: Path) -> None:
+def test_a_failed_sync_is_fatal(disk: Disk) -> None:
     """An error at the sync: JournalFailed, and every later commit is refused though disks heal."""
-    failed, refused = run_faulty(tmp_path, faults, "s")
+    failed, refused = run_faulty(disk, "sync")
     assert failed == "JournalFailed 1 [b'1']"
     assert refused.startswith("refused")
     assert "disk I/O error" in refused
-    rows, journal = rows_of(tmp_path / "j")
+    rows, journal = rows_of(disk.root / "j")
     journal.close()
     assert rows[1 if 1 in rows else 2] in (b"before", b"during" * 9000)
+
+
+REOPENED = """
+import sys
+from pathlib import Path
+from storage.journal import SqliteJournal
+
+journal = SqliteJournal.open(Path(sys.argv[1]))
+n = journal.last_row
+journal.commit([(n + 1, b"%d:" % (n + 1) * 500)])
+print(n + 1, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_failed_sync_left_is_made_durable_by_the_next_start(disk: Disk) -> None:
+    """The log reads well and is not on the disk: nobody may count on it before it is."""
+    disk.fail("collector", "sync", 40, FAIL_THEN_KILL, count=2)
+    child = start(WRITER, disk.root / "journal", **disk.environment)
+    child.communicate(timeout=60)
+    assert disk.fired
+    last = acknowledge_then_kill(start(REOPENED, disk.root / "journal", **disk.environment), 1)
+    disk.cut(random.Random(1), "nothing")
+    rows, journal = rows_of(disk.root / "journal")
+    journal.close()
+    assert not journal.damage
+    assert journal.last_row == last
+    assert {last, last - 1} <= set(rows)
 
 
 # --- damage ----------------------------------------------------------------------------------
