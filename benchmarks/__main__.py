@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.report import render
 
-ROOMS = ("client", "collector", "live", "acting", "external_env", "reader", "steps")
+ROOMS = ("client", "collector", "live", "acting", "external_env", "reader", "steps", "worker")
 
 
 def main(names: list[str]) -> None:

@@ -103,18 +103,21 @@ class BaseEnvSampler:
         self._actors: dict[str, Actor] = {}
         self._episodes = 0
         self._played = 0
+        self._stopped_by: Exception | None = None
 
     def next_batch(self) -> SampleBatch | MultiAgentBatch:
         """The next fragment or episode; raises what cannot be mended."""
         if not self._ready:
             self._renew_actors()
         while not self._ready:
+            if self._stopped_by is not None:
+                raise self._stopped_by
             self._round()
         return self._ready.popleft()
 
     def simulate(self, episodes: int) -> None:
         target = self._played + episodes
-        while self._played < target:
+        while self._played < target and self._stopped_by is None:
             self._renew_actors()
             self._round()
             self._ready.clear()
@@ -125,8 +128,12 @@ class BaseEnvSampler:
     # one round
 
     def _round(self) -> None:
-        with self._recorder.timed("env_wait"):
-            obs, rewards, terminateds, truncateds, infos, logged = self._env.poll()
+        try:
+            with self._recorder.timed("env_wait"):
+                obs, rewards, terminateds, truncateds, infos, logged = self._env.poll()
+        except Exception as error:
+            self._stop_with(error)
+            return
         for env_id, by_agent in obs.items():
             if isinstance(by_agent, Exception):
                 self._mend(env_id, by_agent)
@@ -145,6 +152,15 @@ class BaseEnvSampler:
         if actions:
             self._env.send_actions(actions)
         self._recorder.round_done()
+
+    def _stop_with(self, error: Exception) -> None:
+        """Nothing more comes: the rows that are complete are handed over, the error comes after."""
+        self._stopped_by = error
+        for env_id, play in self._plays.items():
+            self._close(play, self._pack_of(env_id))
+        self._plays.clear()
+        for key in list(self._packs):
+            self._flush(key)
 
     def _mend(self, env_id: Any, error: Exception) -> None:
         """A failed env: its episode is lost, it is made anew and begins another one."""

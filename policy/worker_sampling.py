@@ -27,7 +27,7 @@ from policy.worker_envs import (
 )
 from policy.worker_io import AsyncSamplerInput, FakeInput, IOContext, NoopOutput, SamplerInput
 from policy.worker_learning import Batch
-from storage.input_reader import EndOfInput, InputReader, OutputWriter
+from storage.input_reader import InputReader, OutputWriter
 from storage.multi_agent_batch import MultiAgentBatch
 from storage.sample_batch import SampleBatch, concat_samples
 
@@ -67,6 +67,7 @@ class Sampling:
         self._own = _own_input(self._settings, sampler)
         self.reader: InputReader | None = self._own
         self.output: OutputWriter = NoopOutput()
+        self._failed: Exception | None = None
         self._make_io()
         simulated = SIMULATION in self._settings.input_evaluation and self.reader is not self._own
         self._simulation = Simulation(sampler) if simulated and sampler is not None else None
@@ -140,12 +141,16 @@ class Sampling:
             raise RuntimeError("sample: this worker has no input")
         target = settings.rollout_fragment_length * settings.num_envs
         most = settings.num_envs if settings.batch_mode == "truncate_episodes" else None
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
         batches: list[Any] = [self.reader.next()]
         steps = batches[0].count
         while steps < target and (most is None or len(batches) < most):
             try:
                 batch = self.reader.next()
-            except EndOfInput:
+            except Exception as error:
+                self._failed = error  # what is here already is not lost: the error comes next
                 break
             batches.append(batch)
             steps += batch.count

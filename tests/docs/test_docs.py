@@ -95,7 +95,7 @@ def test_the_pages_read_the_shards(home: Path, collector: CollectorProcess) -> N
         assert run_python(code, home, collector)
 
 
-@pytest.mark.parametrize("page", ["sample_batch", "external_env"])
+@pytest.mark.parametrize("page", ["sample_batch", "external_env", "workers"])
 def test_a_page_that_needs_no_collector_runs(
     page: str, home: Path, collector: CollectorProcess
 ) -> None:

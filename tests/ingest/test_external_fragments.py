@@ -1,0 +1,74 @@
+"""A program's steps are all handed over before its end is told, whatever the fragments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingest.errors import ServingStopped
+from ingest.external_env import ExternalEnv
+from policy.rollout_worker import RolloutWorker
+from storage.spaces import Box, Discrete
+
+SPACES = Discrete(2), Box((1,), "float32", 0, 1000)
+
+
+class Shop(ExternalEnv):
+    """Five episodes of three steps; the second is logged with propensities, the third is not for
+    training, the last stays open."""
+
+    def run(self):
+        for number in range(5):
+            episode = self.start_episode(f"e{number}", training_enabled=number != 2)
+            for t in range(3):
+                observation = np.array([10 * number + t], np.float32)
+                if number == 1:
+                    self.log_action(episode, observation, 1, action_prob=0.25)
+                else:
+                    self.get_action(episode, observation)
+                self.log_returns(episode, t + 1.0)
+            if number != 4:
+                self.end_episode(episode, np.array([10 * number + 3], np.float32))
+
+
+def worker(**arguments):
+    return RolloutWorker(
+        **{"env_creator": lambda context: Shop(*SPACES), "rollout_fragment_length": 4} | arguments
+    )
+
+
+def everything(made):
+    batches = []
+    while True:
+        try:
+            batches.append(made.sample())
+        except ServingStopped:
+            return batches
+
+
+@pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
+def test_no_step_of_a_program_is_lost(mode):
+    """Every completed step that is for training is in a batch, once, before the program's end is
+    told; logged actions keep their propensity and say that they were logged."""
+    with worker(batch_mode=mode) as made:
+        batches = everything(made)
+    rows = {int(row["obs"][0]): row for batch in batches for row in batch.rows()}
+    assert sum(batch.count for batch in batches) == len(rows)
+    whole = [0, 1, 2, 10, 11, 12, 30, 31, 32]
+    # of the open episode the last step has no outcome
+    assert sorted(rows) == [*whole, 40, 41]
+    for number in whole:
+        row = rows[number]
+        assert row["rewards"] == number % 10 + 1
+        assert row["new_obs"][0] == number + 1
+        assert row["terminateds"] == (number % 10 == 2)
+        assert row["source"] == ("logged" if number // 10 == 1 else "on_policy")
+    assert rows[11]["action_logp"] == pytest.approx(np.log(0.25))
+    assert rows[11]["actions"] == 1
+    assert np.isnan(rows[11]["action_dist_inputs"]).all()
+
+
+def test_a_program_cannot_be_copied():
+    """It is one."""
+    with pytest.raises(ValueError, match="num_envs"):
+        worker(num_envs=2)
