@@ -463,3 +463,19 @@ def test_batch_operations_keep_dtypes():
     assert both["rewards"].any()
     copied.compress()
     assert np.array_equal(copied.decompress_if_needed()["obs"], both["obs"])
+
+
+@pytest.mark.parametrize("context", [{"length": 3}, {"length": 3, "truncated": True}])
+def test_advantages_are_those_of_each_fragment(context):
+    """What a sample brings is what the algorithm computes from its rows alone: nothing is carried
+    over an end, a terminated row bootstraps from nothing, every other last row from its own next
+    observation."""
+    with worker(env_config=context, num_envs=2, rollout_fragment_length=7) as made:
+        batch = made.sample()
+        bare = batch.select([name for name in batch if name not in ("advantages", "value_targets")])
+        found = made.get_policy().algorithm.advantages(bare)
+        np.testing.assert_allclose(batch["advantages"], found.advantages, atol=1e-6)
+        np.testing.assert_allclose(batch["value_targets"], found.value_targets, atol=1e-6)
+        last = batch["terminateds"].nonzero()[0]
+        rewards = batch["rewards"][last]
+        np.testing.assert_allclose(batch["value_targets"][last], rewards, atol=1e-6)

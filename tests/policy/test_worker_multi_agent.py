@@ -274,3 +274,34 @@ def test_agents_with_different_spaces_have_policies_of_their_own():
         assert set(made.learn_on_batch(batch)) == {"left", "right"}
     with pytest.raises(ValueError, match="expected its spaces"):
         worker(env_creator=Mixed)
+
+
+class Turns(AgentsEnv):
+    """a and b act in turns for 6 steps; everybody earns 1 in every step."""
+
+    def reset(self, seed=None):
+        self.t, self.agents = 0, ["a", "b"]
+        return {"a": np.array([0], np.float32)}, {}
+
+    def step(self, actions):
+        self.t += 1
+        over = self.t >= 6
+        turn = "ab"[self.t % 2]
+        agents = ("a", "b") if over else (turn,)
+        seen = {agent: np.array([self.t], np.float32) for agent in agents}
+        flags = {"__all__": over}
+        return seen, {"a": 1.0, "b": 1.0}, flags, {"__all__": False}, {}
+
+
+def test_an_agent_that_waits_gathers_what_it_earns():
+    """A row lasts from its action to the agent's next observation, and all rewards of that time are
+    its own; those before an agent's first action belong to no row."""
+    with worker(env_creator=Turns, batch_mode="complete_episodes") as made:
+        batch = made.sample()
+        left, right = batch.policy_batches["left"], batch.policy_batches["right"]
+        assert left["obs"][:, 0].tolist() == [0, 2, 4]
+        assert left["new_obs"][:, 0].tolist() == [2, 4, 6]
+        assert left["rewards"].tolist() == [2, 2, 2]
+        assert right["obs"][:, 0].tolist() == [1, 3, 5]
+        assert right["rewards"].tolist() == [2, 2, 1]
+        assert (batch.count, batch.agent_steps()) == (6, 6)
