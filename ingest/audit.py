@@ -1,10 +1,11 @@
 """The journal's side of `verify` and `ls`: what it says was accepted, and where the steps are.
 
-    with journal_account(root) as account:     # the collector is kept out meanwhile
+    with journal_account(root) as account:     # a stopped collector is kept out meanwhile
         account.accepted, account.open_steps
 
-The journal's files are copied and the copy is replayed, exactly as a collector would at its start:
-nothing of the original changes, whatever it holds.
+A collector that runs is asked for its ledger. Else the journal's files are copied and the copy is
+replayed, exactly as a collector would at its start: nothing of the original changes, whatever it
+holds.
 """
 
 from __future__ import annotations
@@ -14,27 +15,36 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
+from ingest import wire
+from ingest.ledger import damage_texts
 from ingest.recovery import Recovered, recover
 from ingest.sealed import Sealed
+from ingest.stores import ADDRESS
+from ingest.transport import Delivery, Transport
 from storage.errors import JournalLocked
 from storage.files import FileLock
-from storage.journal import DamageReport, SqliteJournal
+from storage.journal import Plan, ShardRecord, SqliteJournal
 from storage.journal_damage import past_damage
 from storage.journal_database import DATABASE
 from storage.maintenance import JournalAccount
 from storage.policy_files import load_declarations
 
+LEDGER_SECONDS = 60.0
 _FILES = (DATABASE, f"{DATABASE}-wal", "high-water")
 
 
 @contextlib.contextmanager
-def journal_account(root: Path) -> Iterator[JournalAccount | None]:
+def journal_account(root: Path, *, token: str | None = None) -> Iterator[JournalAccount | None]:
     """The account of the journal under `root`, None when there is none.
 
-    Holds the collector's lock until the block ends. Raises JournalLocked, naming the process, when
-    a collector runs on it; OSError.
+    Holds the collector's lock until the block ends; a collector that runs on it is asked for its
+    ledger instead (with `token`, scope admin, if it has tokens). Raises JournalLocked, naming the
+    process, when that one cannot be asked; Refusal, OSError.
     """
     directory = root / "journal"
     if not (directory / DATABASE).exists():
@@ -42,14 +52,62 @@ def journal_account(root: Path) -> Iterator[JournalAccount | None]:
         return
     lock = FileLock(directory / "lock")
     if not lock.acquire(blocking=False):
-        raise JournalLocked(
-            f"a collector runs on {root} (process {lock.holder()}): stop it first, SIGTERM drains "
-            "it; this looks at what is at rest"
-        )
+        address = _address(directory)
+        if address is None:
+            raise JournalLocked(
+                f"process {lock.holder()} has the journal under {root} and says no address: "
+                "expected a collector, or nobody"
+            )
+        account = live_account(address, token)
+        past = _past(directory)  # with what this start found, which it has kept as well
+        yield replace(account, damage=past or account.damage)
+        return
     try:
         yield _account(root, directory)
     finally:
         lock.release()
+
+
+def live_account(address: str, token: str | None = None) -> JournalAccount:
+    """What a running collector says at one moment. Raises Refusal, CollectorUnavailable."""
+    transport = Transport(address, token=token, timeout=LEDGER_SECONDS)
+    try:
+        told = Delivery(transport, "GET", "/v1/ledger").run(wire.Ledger)
+        return JournalAccount(
+            collector_id=told.collector_id,
+            accepted=told.accepted,
+            records=tuple(_records(transport)),
+            plans={_plan(plan): plan.steps for plan in told.plans},
+            next_ordinals=told.next_ordinals,
+            waiting_steps=told.waiting_steps,
+            open_steps=told.open_steps,
+            open_episodes=told.open_episodes,
+            damage=tuple(told.damage),
+            live=True,
+        )
+    finally:
+        transport.close()
+
+
+def _records(transport: Transport) -> Iterator[ShardRecord]:
+    after: int | None = -1
+    while after is not None:
+        page = Delivery(transport, "GET", f"/v1/ledger/records?after={after}").run(wire.LedgerPage)
+        for record in page.records:
+            yield ShardRecord(**msgspec.structs.asdict(record))
+        after = page.last
+
+
+def _plan(plan: wire.LedgerPlan) -> Plan:
+    return Plan(plan.plan_id, plan.stream, "", plan.first, plan.last, b"")
+
+
+def _address(directory: Path) -> str | None:
+    """Where the collector that has the journal says that it serves."""
+    try:
+        return (directory / ADDRESS).read_text().strip() or None
+    except OSError:
+        return None
 
 
 def _account(root: Path, directory: Path) -> JournalAccount:
@@ -57,7 +115,7 @@ def _account(root: Path, directory: Path) -> JournalAccount:
         for name in _FILES:
             if (directory / name).exists():
                 shutil.copyfile(directory / name, Path(folder) / name)
-        past = [f"{kept.name}: {text}" for kept, text in past_damage(directory)]
+        past = _past(directory)
         journal = SqliteJournal.open(Path(folder))
         try:
             found = recover(journal, load_declarations(root))
@@ -66,8 +124,8 @@ def _account(root: Path, directory: Path) -> JournalAccount:
             journal.close()
 
 
-def _told(journal: SqliteJournal, found: Recovered, past: list[str]) -> JournalAccount:
-    episodes = found.assembler.episodes.values()
+def _told(journal: SqliteJournal, found: Recovered, past: tuple[str, ...]) -> JournalAccount:
+    episodes = [*found.assembler.episodes.values(), *found.assembler.closing.values()]
     return JournalAccount(
         collector_id=found.damage.previous_collector_id or journal.collector_id,
         accepted=found.assembler.steps,
@@ -77,21 +135,13 @@ def _told(journal: SqliteJournal, found: Recovered, past: list[str]) -> JournalA
         waiting_steps=_steps(found.waiting),
         open_steps=sum(len(episode.rewards) for episode in episodes),
         open_episodes=dict(Counter(episode.started.policy_id for episode in episodes)),
-        damage=(*past, *_damage(found.damage)),
+        damage=(*past, *damage_texts(found.damage)),
     )
+
+
+def _past(directory: Path) -> tuple[str, ...]:
+    return tuple(f"{kept.name}: {text}" for kept, text in past_damage(directory))
 
 
 def _steps(sealed: list[Sealed]) -> int:
     return sum(item.part.steps for item in sealed if item.part is not None)
-
-
-def _damage(damage: DamageReport) -> tuple[str, ...]:
-    texts = {
-        "rows were acknowledged and are missing at its end": damage.missing_rows,
-        "rows are missing inside it": damage.lost_rows,
-        "rows do not fit their checksum": damage.damaged_rows,
-    }
-    told = [f"{count} {text}" for text, count in texts.items() if count]
-    if damage.set_aside is not None:
-        told.append(f"the database cannot be read: {damage.reason}")
-    return tuple(told)

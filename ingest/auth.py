@@ -23,11 +23,13 @@ from ingest.errors import IngestError, Refusal
 
 LOG, ACT, READ, PUBLISH, ADMIN = "log", "act", "weights:read", "weights:publish", "admin"
 SCOPES = (LOG, ACT, READ, PUBLISH, ADMIN)
+LEDGER = "ledger"  # no token's: where there are none, callers of this machine may ask for it
 """Log episodes; get actions, and send decisions; read weights; publish them; all the rest."""
 
 ANY = frozenset(SCOPES)
 LOGGING, ACTING, EITHER = frozenset({LOG}), frozenset({ACT}), frozenset({LOG, ACT})
 READING, PUBLISHING, ADMINISTERING = frozenset({READ}), frozenset({PUBLISH}), frozenset({ADMIN})
+COUNTING = frozenset({ADMIN, LEDGER})
 NOBODY_NEEDED: frozenset[str] = frozenset()
 """Scopes that a route asks for, one of which is enough. The last is open to everybody."""
 
@@ -156,7 +158,7 @@ class Caller:
 
 
 NOBODY = Caller()
-LOCAL = Caller(scopes=frozenset({LOG, ACT, READ}))
+LOCAL = Caller(scopes=frozenset({LOG, ACT, READ, LEDGER}))
 """A caller without a token where none is asked for: it may log and act, and publish nothing."""
 
 

@@ -207,6 +207,24 @@ class Collector:
         return self._committer.next_row - 1
 
     @property
+    def sealing(self) -> Sealing:
+        """What was sealed and is not in a recorded shard yet."""
+        return self._sealing
+
+    async def ask_journal(self, job: Callable[[Journal], T]) -> T:
+        """Run a short job on the journal, after all that was submitted so far."""
+        if self.failure is not None:
+            raise CollectorFailed(str(self.failure))
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def tell(found: T) -> None:
+            if not answer.done():  # nobody waits any more
+                answer.set_result(found)
+
+        self._committer.call(job, tell)
+        return await answer
+
+    @property
     def durable_row(self) -> int:
         """The latest journal row that is on disk."""
         return self._durable

@@ -229,8 +229,9 @@ def up(
 
 
 def ls(root: Root = ROOT, as_json: Json = False) -> None:
-    """List streams, their shards and rows, and open episodes when no collector runs."""
+    """List streams, their shards and rows, and open episodes."""
     from ingest.audit import journal_account
+    from ingest.errors import IngestError
     from storage import console, results
     from storage.errors import JournalLocked
     from storage.inventory import list_streams
@@ -247,7 +248,7 @@ def ls(root: Root = ROOT, as_json: Json = False) -> None:
             else:
                 known = dict.fromkeys(declared, 0) | dict(account.open_episodes)
                 document["open_episodes"] = known
-    except JournalLocked as error:
+    except (JournalLocked, IngestError) as error:
         document["why"] = str(error)
     return console.line(document) if as_json else results.streams(document)
 
@@ -257,15 +258,21 @@ def verify(
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Move damaged shards to quarantine/.")
     ] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="HEADRACE_TOKEN", help="For a running collector: scope admin."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that every acknowledged step is at rest exactly once. No collector may run."""
+    """Check that every acknowledged step is in one place; a running collector is asked."""
     from ingest.audit import journal_account
     from storage import console, results
     from storage.maintenance import verify as run
 
     _require_folder(root)
-    with journal_account(root) as account, console.progress() as on_progress:
+    with journal_account(root, token=token) as account, console.progress() as on_progress:
+        if quarantine and account is not None and account.live:
+            raise ValueError("--quarantine: expected no collector on this root, one is running")
         report = run(root, account, quarantine=quarantine, on_progress=on_progress)
     document = report.to_dict()
     console.line(document) if as_json else results.verified(document)

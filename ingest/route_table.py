@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingest import wire
-from ingest.auth import ACTING, ANY, EITHER, LOGGING, NOBODY_NEEDED, PUBLISHING, READING
+from ingest.auth import (
+    ACTING,
+    ANY,
+    COUNTING,
+    EITHER,
+    LOGGING,
+    NOBODY_NEEDED,
+    PUBLISHING,
+    READING,
+)
 
 HTML = "text/html"
 TEXT = "text/plain"
@@ -223,6 +232,24 @@ ROUTES = (
         reply=wire.NowLive,
         status=201,
         refuses=("no_route", "not_found", "invalid", "conflict", "disk_full"),
+    ),
+    Route(
+        "GET",
+        "/v1/ledger",
+        COUNTING,
+        "ledger",
+        "Where every acknowledged step is, at one moment.",
+        reply=wire.Ledger,
+    ),
+    Route(
+        "GET",
+        "/v1/ledger/records",
+        COUNTING,
+        "ledger_records",
+        "Recorded shards, a page at a time.",
+        reply=wire.LedgerPage,
+        refuses=("invalid",),
+        query={"after": "The plan id behind which the page begins."},
     ),
     Route(
         "GET", "/healthz", NOBODY_NEEDED, "healthz", "Whether the journal works.", statuses=(503,)

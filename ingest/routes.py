@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import html
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 
-from ingest import bulk, openapi, wire
+from ingest import bulk, ledger, openapi, wire
 from ingest.acting import Acting
 from ingest.auth import ACTING, LOGGING, NOBODY, Caller
 from ingest.collector import Collector
@@ -206,6 +208,15 @@ class Routes:
                 )
             )
         return Response(200, self._metrics.text(), metrics.CONTENT_TYPE)
+
+    async def ledger(self, request: Request) -> Response:
+        return Response.of(await ledger.ledger(self.collector), request)
+
+    async def ledger_records(self, request: Request) -> Response:
+        text = parse_qs(request.query).get("after", ["-1"])[0]
+        if not re.fullmatch(r"-?\d{1,18}", text):
+            raise Refusal("invalid", f"expected a plan id, got {text[:40]!r}", "after")
+        return Response.of(await ledger.records(self.collector, int(text)), request)
 
     async def healthz(self, request: Request) -> Response:
         failed = self.collector.failure

@@ -84,6 +84,7 @@ class Sealing:
         self.idle_rows = list(recovered.idle_rows)
         self.in_flight = 0  # plans and records that are not durable yet, shards not written
         self._in_flight_bytes = 0
+        self.unrecorded: dict[int, int] = {}  # plan id -> steps of the shard that is not recorded
         self._next_plan = recovered.next_plan
         self._ordinals = dict(recovered.ordinals)
         self._finished = deque(recovered.finished)
@@ -100,6 +101,11 @@ class Sealing:
         return self._in_flight_bytes + sum(ready.nbytes for ready in self._ready.values())
 
     @property
+    def waiting_steps(self) -> int:
+        """Steps of parts that wait for a plan."""
+        return sum(_steps(ready.parts) for ready in self._ready.values())
+
+    @property
     def next_ordinals(self) -> dict[str, int]:
         """Stream -> the ordinal that its next part gets."""
         return dict(self._ordinals)
@@ -111,6 +117,7 @@ class Sealing:
             if rule is not None:  # else nothing of it can be made again: the journal was damaged
                 sealed = [self._numbered(item, plan.first + i) for i, item in enumerate(found)]
                 self._count(1, _size(sealed))
+                self.unrecorded[plan.plan_id] = _steps(sealed)
                 self._tell(plan.stream, rule, sealed)
                 self._write(plan, sealed, rule)
         self._assembler.sealed[:0] = self._waiting
@@ -179,6 +186,7 @@ class Sealing:
         plan = Plan(self._next_plan, stream, ready.schema_id, first, last, plan_blob(ready.parts))
         self._next_plan += 1
         self._count(1, ready.nbytes)
+        self.unrecorded[plan.plan_id] = _steps(ready.parts)
         self._transact(Transaction(plan=plan), lambda: self._write(plan, ready.parts, ready.rule))
 
     # --- writing and recording -------------------------------------------------------------
@@ -211,6 +219,7 @@ class Sealing:
             shard.rows,
             shard.nbytes,
         )
+        self.unrecorded.pop(plan.plan_id, None)
         self.totals.rows += shard.rows
         self.totals.shards += 1
         self.totals.parts += len(sealed)
@@ -274,6 +283,10 @@ class Sealing:
     def _count(self, change: int, nbytes: int) -> None:
         self.in_flight += change
         self._in_flight_bytes += nbytes
+
+
+def _steps(sealed: list[Sealed]) -> int:
+    return sum(item.part.steps for item in sealed if item.part is not None)
 
 
 def _size(sealed: list[Sealed]) -> int:

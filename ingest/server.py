@@ -32,7 +32,7 @@ from ingest.limits import (
 )
 from ingest.listening import Access, Listening, ServeError, bind
 from ingest.routes import Routes
-from ingest.stores import Stores, stores_under
+from ingest.stores import ADDRESS, Stores, stores_under
 from ingest.tap import Tap
 from storage.policy_files import load_declarations
 
@@ -128,6 +128,8 @@ class Server:
         serving = asyncio.create_task(self._server.serve(sockets=[self.socket]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.002)
+        if self.options.root is not None:
+            (self.options.root / "journal" / ADDRESS).write_text(f"{self.address}\n")
         if self.options.announce is not None:
             self.options.announce(self.address, self.collector)
         ended = [

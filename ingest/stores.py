@@ -21,6 +21,9 @@ from storage.writer_process import WriterProcess
 
 log = logging.getLogger("headrace.server")
 
+ADDRESS = "address"
+"""The file beside the journal that says where its collector serves; true while the lock is held."""
+
 
 @dataclass(frozen=True)
 class Stores:

@@ -302,6 +302,49 @@ class NowLive(Struct, omit_defaults=True, kw_only=True):
     generation: int
 
 
+class LedgerPlan(Struct, kw_only=True):
+    """Ordinals that were given and have no recorded shard yet, and the steps behind them."""
+
+    plan_id: int
+    stream: str
+    first: int
+    last: int
+    steps: int
+
+
+class LedgerRecord(Struct, kw_only=True):
+    """A shard as the journal recorded it."""
+
+    plan_id: int
+    stream: str
+    first: int
+    last: int
+    name: str
+    digest: str
+    rows: int
+    nbytes: int
+
+
+class Ledger(Struct, kw_only=True):
+    """`GET /v1/ledger`: where every acknowledged step is, at one moment. Counts are steps."""
+
+    collector_id: str
+    accepted: int
+    waiting_steps: int
+    open_steps: int
+    open_episodes: dict[str, int]
+    damage: list[str]
+    plans: list[LedgerPlan] = []
+    next_ordinals: dict[str, int] = {}
+
+
+class LedgerPage(Struct, kw_only=True):
+    """`GET /v1/ledger/records`: a page of recorded shards; `last` is null on the last one."""
+
+    records: list[LedgerRecord]
+    last: int | None
+
+
 M = TypeVar("M")
 
 _encode_json = msgspec.json.Encoder().encode

@@ -268,9 +268,8 @@ class SqliteJournal:
     def plans(self) -> list[Plan]:
         return [plan for _, plan in sorted(self._plans.items())]
 
-    def shards(self, stream: str | None = None) -> Iterator[ShardRecord]:
+    def shards(self, stream: str | None = None, *, after: int = -1) -> Iterator[ShardRecord]:
         """The recorded shards, by plan id. Raises JournalFailed at a damaged record."""
-        after = -1
         while True:
             self._require_usable()
             try:

@@ -110,8 +110,8 @@ class Journal(Protocol):
     def plans(self) -> list[Plan]:
         """Plans without a record, by id."""
 
-    def shards(self, stream: str | None = None) -> Iterator[ShardRecord]:
-        """The recorded shards, by plan id."""
+    def shards(self, stream: str | None = None, *, after: int = -1) -> Iterator[ShardRecord]:
+        """The recorded shards, by plan id, from the first one behind plan `after` on."""
 
     def next_ordinal(self, stream: str) -> int:
         """The first ordinal of `stream` that no plan has taken."""

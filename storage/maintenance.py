@@ -66,6 +66,7 @@ class JournalAccount:
     open_steps: int  # in episodes that have not ended
     open_episodes: Mapping[str, int]  # policy -> episodes that have not ended
     damage: tuple[str, ...] = ()
+    live: bool = False  # of a running collector at one moment: what it wrote since is left out
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class StreamReport:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """`accepted` is None without a journal. acknowledged == in_shards + in_journal when it holds;
-    `earlier` counts rows of streams that an earlier journal made."""
+    """`acknowledged` is None without a journal; it is in_shards + in_journal + in_quarantine when
+    all is well. `earlier` counts rows of streams that an earlier journal made."""
 
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
@@ -100,6 +101,7 @@ class VerifyReport:
     in_shards: int
     in_journal: int
     earlier: int
+    in_quarantine: int = 0
     quarantined: tuple[str, ...] = ()
 
     @property
@@ -118,12 +120,13 @@ def verify(
     quarantine: bool = False,
     on_progress: Progress = lambda what, done, total: None,
 ) -> VerifyReport:
-    """Check all that is at rest under `root`, where no collector may be writing meanwhile.
+    """Check all that is at rest under `root`; what a collector writes meanwhile is left out.
 
     `quarantine` moves damaged shards to `quarantine/{stream}/`. Raises OSError for trouble that is
     no finding, such as a folder that may not be listed.
     """
     audit = _Audit(root, account)
+    audit.note_lineage()  # before the shards: what is trained on later may be newer than they
     paths = sorted((root / "shards").glob("*/*"))
     for done, path in enumerate(paths, 1):
         audit.look_at(path)
@@ -132,6 +135,7 @@ def verify(
     audit.find_holes()
     audit.add_up()
     audit.check_weights()
+    audit.check_lineage()
     moved = tuple(audit.quarantine()) if quarantine else ()
     return audit.report(moved)
 
@@ -157,13 +161,19 @@ class _Audit:
         self.streams: dict[str, _Stream] = {}
         self.damaged: list[Path] = []
         self.in_journal = 0
+        self.in_quarantine = 0
+        self.newer = 0
+        self.lineages: list[tuple[str, int, Mapping[str, RangeSet]]] = []
 
     # shards, one by one
 
     def look_at(self, path: Path) -> None:
         """One file of a stream's folder."""
-        stream = self.streams.setdefault(path.parent.name, _Stream())
         name = ShardName.parse(path.name)
+        if name is not None and self._is_newer(path.parent.name, name):
+            self.newer += 1
+            return
+        stream = self.streams.setdefault(path.parent.name, _Stream())
         if path.name.startswith("."):
             self.notes.append(f"{self._place(path)}: left half-written, of no meaning")
         elif name is None:
@@ -178,6 +188,15 @@ class _Audit:
             except (ShardDamaged, OSError) as error:
                 self.damaged.append(path)
                 self._find("damaged", path, str(error).removeprefix(f"{path}: "))
+
+    def _is_newer(self, stream: str, name: ShardName) -> bool:
+        """Whether a running collector wrote a shard after it gave its account."""
+        account = self.account
+        if account is None or not account.live:
+            return False
+        if not stream.startswith(f"{account.collector_id}-"):
+            return False
+        return name.first >= account.next_ordinals.get(stream, 0)
 
     def _take(self, path: Path, name: ShardName, stream: _Stream) -> None:
         digest, metadata = _check_shard(path, name)
@@ -215,7 +234,11 @@ class _Audit:
         path = self._path(record.stream, record.name)
         found = self.streams.get(record.stream, _Stream()).names.get(record.name)
         if found is None:
-            if path not in self.damaged:
+            aside = self.root / "quarantine" / record.stream / record.name
+            if aside.exists():
+                self.in_quarantine += record.rows
+                self.notes.append(f"{self._place(aside)}: {record.rows} rows are set aside")
+            elif path not in self.damaged:
                 self._find("missing", path, f"recorded with {record.rows} rows, but not there")
             return
         digest, rows = found
@@ -259,14 +282,16 @@ class _Audit:
             covered = self.streams.get(plan.stream, _Stream()).covered
             if not covered.contains_range(plan.first, plan.last):
                 self.in_journal += steps
-        difference = self._rows(known=True) + self.in_journal - self.account.accepted
+        found = self._rows(known=True) + self.in_journal + self.in_quarantine
+        difference = found - self.account.accepted
         if difference:
             word = "doubled or unknown" if difference > 0 else "lost"
             self._find(
                 "count",
                 f"collector {self.account.collector_id}",
                 f"expected {self.account.accepted} acknowledged steps, found "
-                f"{self._rows(known=True)} in shards and {self.in_journal} in the journal: "
+                f"{self._rows(known=True)} in shards and {self.in_journal} in the journal"
+                f"{f', {self.in_quarantine} in quarantine' if self.in_quarantine else ''}: "
                 f"{abs(difference)} {word}",
             )
 
@@ -279,7 +304,7 @@ class _Audit:
     # weights
 
     def check_weights(self) -> None:
-        """All versions are whole; what is live resolves, down to the ordinals it was trained on."""
+        """All versions are whole."""
         for folder in sorted((self.root / "weights").glob("*")):
             try:
                 store = WeightStore(self.root, folder.name)
@@ -288,37 +313,47 @@ class _Audit:
                 continue
             for version in store.versions():
                 self._try(f"weights/{folder.name}/versions/{version}", store, version)
-            self._check_live(store, f"weights/{folder.name}/live.json")
 
     def _try(self, where: str, store: WeightStore, version: int) -> None:
         try:
             store.read(version)
             store.lineage(version)
         except (StorageError, ValueError, OSError) as error:
-            self._find("weights", where, str(error))
-
-    def _check_live(self, store: WeightStore, where: str) -> None:
-        try:
-            live = store.live()
-            if live is None:
-                return
-            if live.version not in store.versions():
-                self._find("weights", where, f"version {live.version} is live, but not there")
-                return
-            lineage = store.lineage(live.version)
-        except (StorageError, ValueError, OSError) as error:
-            if not any(found.text == str(error) for found in self.findings):
+            pruned = self.account is not None and self.account.live
+            told = any(found.text == str(error) for found in self.findings)
+            if not told and not (pruned and version not in store.versions()):
                 self._find("weights", where, str(error))
-            return
-        for stream, ordinals in lineage.items():
-            absent = ordinals.difference(self.streams.get(stream, _Stream()).covered)
-            if absent:
-                self._find(
-                    "weights",
-                    where,
-                    f"version {live.version} was trained on ordinals {_text(absent)} of {stream}, "
-                    "which are in no whole shard",
-                )
+
+    def note_lineage(self) -> None:
+        """Remember what the live versions were trained on."""
+        for folder in sorted((self.root / "weights").glob("*")):
+            where = f"weights/{folder.name}/live.json"
+            try:
+                store = WeightStore(self.root, folder.name)
+                live = store.live()
+                if live is None:
+                    continue
+                if live.version not in store.versions():
+                    self._find("weights", where, f"version {live.version} is live, but not there")
+                    continue
+                self.lineages.append((where, live.version, store.lineage(live.version)))
+            except DeclarationError:
+                continue  # no policy's folder: check_weights notes it
+            except (StorageError, ValueError, OSError) as error:
+                self._find("weights", where, str(error))
+
+    def check_lineage(self) -> None:
+        """All that the live versions were trained on is in whole shards."""
+        for where, version, lineage in self.lineages:
+            for stream, ordinals in lineage.items():
+                absent = ordinals.difference(self.streams.get(stream, _Stream()).covered)
+                if absent:
+                    self._find(
+                        "weights",
+                        where,
+                        f"version {version} was trained on ordinals {_text(absent)} of {stream}, "
+                        "which are in no whole shard",
+                    )
 
     # what comes out
 
@@ -346,6 +381,7 @@ class _Audit:
             acknowledged=None if self.account is None else self.account.accepted,
             in_shards=self._rows(known=True),
             in_journal=self.in_journal,
+            in_quarantine=self.in_quarantine,
             earlier=self._rows(known=False),
             quarantined=quarantined,
         )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import os
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -110,13 +112,22 @@ def test_a_deleted_shard_is_missing(root: Path) -> None:
     assert any(finding.text.endswith("lost") for finding in report.findings)
 
 
+def flip_a_byte(path: Path, share: float = 0.5) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(share * (len(data) - 1))] ^= 1
+    path.write_bytes(data)
+
+
+def double(path: Path) -> None:
+    """Another whole file with the same ordinals."""
+    rewritten(path.with_name(path.name[:26] + "0" * 16 + ".parquet"), read_shard(path))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_a_flipped_byte_is_damage(root: Path, share: float) -> None:
     """Wherever it is: data page, footer or magic number."""
     path = shards(root)[0]
-    data = bytearray(path.read_bytes())
-    data[int(share * (len(data) - 1))] ^= 1
-    path.write_bytes(data)
+    flip_a_byte(path, share)
     report = verified(root)
     assert kinds(report) == ["count", "damaged", "weights"]
     assert report.quarantined == ()
@@ -124,14 +135,17 @@ def test_a_flipped_byte_is_damage(root: Path, share: float) -> None:
 
 
 def test_quarantine_moves_what_is_damaged_and_nothing_else(root: Path) -> None:
-    """Readers no longer meet the file; it is kept, and stays a finding, now as missing."""
+    """Readers no longer meet the file; its rows have their place; what learned from it tells."""
     path, *others = shards(root)
     path.write_bytes(path.read_bytes()[:-9])
     report = verified(root, quarantine=True)
     (moved,) = report.quarantined
     assert (root / moved).name == path.name
     assert shards(root) == others
-    assert kinds(verified(root)) == ["count", "missing", "weights"]
+    report = verified(root)
+    assert kinds(report) == ["weights"]
+    assert report.in_quarantine > 0
+    assert report.acknowledged == report.in_shards + report.in_journal + report.in_quarantine
 
 
 def test_a_doubled_shard_is_found(root: Path) -> None:
@@ -149,10 +163,7 @@ def test_a_doubled_shard_is_found(root: Path) -> None:
 
 def test_the_same_ordinals_in_two_whole_shards_are_doubled(root: Path) -> None:
     """Two files of one range, both whole by themselves: the sum and the records tell."""
-    first = shards(root)[0]
-    table = read_shard(first)
-    twin = first.with_name(first.name[:26] + "0" * 16 + ".parquet")
-    rewritten(twin, table)
+    double(shards(root)[0])
     report = verified(root)
     assert kinds(report) == ["count", "doubled", "unrecorded"]
     assert any("doubled" in finding.text for finding in report.findings)
@@ -281,13 +292,56 @@ def running(root: Path) -> Iterator[CollectorProcess]:
         yield collector
 
 
-def test_a_running_collector_is_left_alone(running: CollectorProcess) -> None:
-    """verify looks at what is at rest: it refuses, and names the process."""
+def test_a_running_collector_is_asked_while_it_works(running: CollectorProcess) -> None:
+    """Every step that it acknowledged by then is in one place, whatever it is doing meanwhile."""
+    stop, before = threading.Event(), 0
+
+    def log() -> None:
+        for number in itertools.count():
+            if stop.is_set():
+                return
+            running.post("/v1/events", batch(f"live-{number}", STEPS, end=number % 3 > 0))
+
+    thread = threading.Thread(target=log)
+    thread.start()
+    try:
+        for _ in range(5):
+            with journal_account(running.root) as account:
+                report = verify(running.root, account)
+            assert report.findings == ()
+            assert report.acknowledged == report.in_shards + report.in_journal > before
+            before = report.acknowledged
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("plant", [Path.unlink, flip_a_byte, double])
+def test_what_happens_under_a_running_collector_is_found(
+    running: CollectorProcess, plant: Callable[[Path], None]
+) -> None:
+    """A shard that is gone, or changed, or there twice, without a restart."""
+    with journal_account(running.root) as account:
+        assert verify(running.root, account).findings == ()
+    plant(shards(running.root)[0])
+    with journal_account(running.root) as account:
+        assert account is not None
+        assert account.live
+        found = kinds(verify(running.root, account))
+    expected = {Path.unlink: "missing", flip_a_byte: "damaged", double: "doubled"}[plant]
+    assert expected in found
+
+
+def test_whoever_has_the_lock_is_named_if_it_says_no_address(root: Path) -> None:
+    """Nothing is read from under it."""
+    journal = SqliteJournal.open(root / "journal")
+    (root / "journal" / "address").unlink(missing_ok=True)
     with (
-        pytest.raises(JournalLocked, match=f"process {running.process.pid}"),
-        journal_account(running.root),
+        pytest.raises(JournalLocked, match=f"process {os.getpid()}"),
+        journal_account(root),
     ):
         pytest.fail("the lock was taken twice")
+    journal.close()
 
 
 def test_verify_keeps_the_collector_out(root: Path) -> None:
@@ -317,10 +371,11 @@ def test_the_command_answers_with_its_status(root: Path) -> None:
     assert listed.returncode == 1
 
 
-def test_the_command_refuses_a_running_collector(running: CollectorProcess) -> None:
-    """Status 2, the process is named, and no traceback."""
+def test_the_command_asks_a_running_collector(running: CollectorProcess) -> None:
+    """Status 0; damaged shards are not moved under it."""
     result = run_verify(running.root)
-    assert result.returncode == 2
-    assert f"(process {running.process.pid})" in result.stderr
-    assert "Traceback" not in result.stderr
-    running.process.send_signal(signal.SIGTERM)
+    assert (result.returncode, result.stderr) == (0, "")
+    refused = run_verify(running.root, "--quarantine")
+    assert refused.returncode == 2
+    assert "one is running" in refused.stderr
+    assert "Traceback" not in refused.stderr
