@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,13 @@ from policy.callbacks import is_overridden
 from policy.env_runner import Restarts
 from policy.fragment_buffers import Segment
 from policy.numpy_policy import Actions
-from policy.preprocessors import leaf_values
+from policy.plays import Pack, Play, Waiting, observation_columns, same_action
 from policy.rollout_episode import RolloutEpisode
 from policy.rollout_metrics import MetricsRecorder
 from policy.sampler import FRAGMENT_CUT, CutRules
 from policy.trainable_policy import Actor, TrainablePolicy
-from policy.trajectories import RowFinisher
+from policy.trajectories import RowFinisher, alike
 from storage.episode import DEFAULT_POLICY
-from storage.leaf import leaves
 from storage.multi_agent_batch import MultiAgentBatch
 from storage.sample_batch import SampleBatch, concat_samples
 
@@ -34,35 +32,6 @@ __all__ = ["BaseEnvSampler"]
 
 ObservationFn = Callable[..., Any]
 TRAINING_ENABLED = "training_enabled"
-
-
-@dataclass
-class _Play:
-    """One env's episode as it goes on."""
-
-    episode: RolloutEpisode
-    number: int
-    agents: dict[Any, AgentRows] = field(default_factory=dict)
-    states: dict[Any, list[Any]] = field(default_factory=dict)
-    env_steps: int = 0  # since the last fragment
-    kept: bool = True  # False: training is disabled, its rows go nowhere
-
-
-@dataclass
-class _Pack:
-    """Finished rows by policy id that wait until a fragment is full, of one episode or several."""
-
-    by_policy: dict[str, list[SampleBatch]] = field(default_factory=dict)
-    env_steps: int = 0
-
-
-@dataclass
-class _Waiting:
-    """Agents that want an action now, by policy id."""
-
-    env_ids: list[Any] = field(default_factory=list)
-    agents: list[Any] = field(default_factory=list)
-    observations: list[Any] = field(default_factory=list)
 
 
 class BaseEnvSampler:
@@ -95,9 +64,9 @@ class BaseEnvSampler:
         self._observation_fn = observation_fn
         self._callbacks = finisher.callbacks
         self._watched = is_overridden(self._callbacks, "on_episode_step")
-        self._plays: dict[Any, _Play] = {}
-        self._packs: dict[Any, _Pack] = {}
-        self._waiting: dict[str, _Waiting] = {}
+        self._plays: dict[Any, Play] = {}
+        self._packs: dict[Any, Pack] = {}
+        self._waiting: dict[str, Waiting] = {}
         self._logged: dict[Any, dict[Any, Any]] = {}  # actions that their own programs chose
         self._ready: deque[SampleBatch | MultiAgentBatch] = deque()
         self._actors: dict[str, Actor] = {}
@@ -245,7 +214,7 @@ class BaseEnvSampler:
 
     def _outcomes(
         self,
-        play: _Play,
+        play: Play,
         obs: Mapping[Any, Any],
         rewards: Mapping[Any, float],
         terminateds: Mapping[Any, bool],
@@ -286,7 +255,7 @@ class BaseEnvSampler:
 
     def _require_last(
         self,
-        play: _Play,
+        play: Play,
         agent: Any,
         obs: Mapping[Any, Any],
         own: tuple[bool, bool],
@@ -315,7 +284,7 @@ class BaseEnvSampler:
             if agent not in play.agents:
                 play.agents[agent] = AgentRows(self._policies[policy_id].spec)
                 play.states[agent] = self._policies[policy_id].initial_state()
-            waiting = self._waiting.setdefault(policy_id, _Waiting())
+            waiting = self._waiting.setdefault(policy_id, Waiting())
             waiting.env_ids.append(env_id)
             waiting.agents.append(agent)
             waiting.observations.append(seen)
@@ -328,7 +297,7 @@ class BaseEnvSampler:
         waiting, self._waiting = self._waiting, {}
         for policy_id, asked in waiting.items():
             policy = self._policies[policy_id]
-            flat = policy.flatten(_columns(policy.spec.observation, asked.observations))
+            flat = policy.flatten(observation_columns(policy.spec.observation, asked.observations))
             policy.filter.push(flat)
             actions, states = self._forward(policy_id, policy.filter(flat), asked)
             stored, to_env = actions.actions, actions.actions_env
@@ -341,7 +310,7 @@ class BaseEnvSampler:
                     self._actors[policy_id].version,
                     state=[state[i] for state in states],
                 )
-                if self._clip and not _same(stored[i], to_env[i]):
+                if self._clip and not same_action(stored[i], to_env[i]):
                     row.action_env = to_env[i]
                 self._take_logged(env_id, agent, row)
                 self._plays[env_id].agents[agent].begin(row)
@@ -350,7 +319,7 @@ class BaseEnvSampler:
         self._logged.clear()
         return sent
 
-    def _forward(self, policy_id: str, flat: Any, asked: _Waiting) -> tuple[Actions, list[Any]]:
+    def _forward(self, policy_id: str, flat: Any, asked: Waiting) -> tuple[Actions, list[Any]]:
         actor = self._actors[policy_id]
         initial = self._policies[policy_id].initial_state()
         if not initial:
@@ -375,14 +344,14 @@ class BaseEnvSampler:
 
     # episodes
 
-    def _new_play(self, env_id: Any) -> _Play:
+    def _new_play(self, env_id: Any) -> Play:
         episode = RolloutEpisode(env_id, self._policy_of, worker=self._finisher.worker)
-        play = self._plays[env_id] = _Play(episode, self._episodes)
+        play = self._plays[env_id] = Play(episode, self._episodes)
         self._episodes += 1
         return play
 
     def _note(
-        self, play: _Play, obs: Mapping[Any, Any], infos: Mapping[Any, Mapping[str, Any]]
+        self, play: Play, obs: Mapping[Any, Any], infos: Mapping[Any, Mapping[str, Any]]
     ) -> None:
         for agent, seen in obs.items():
             rows = play.agents.get(agent)
@@ -400,7 +369,7 @@ class BaseEnvSampler:
             "env_index": episode.env_id,
         }
 
-    def _end(self, env_id: Any, play: _Play, going_on: dict[Any, Any], *, soft: bool) -> None:
+    def _end(self, env_id: Any, play: Play, going_on: dict[Any, Any], *, soft: bool) -> None:
         """The episode is over; with a soft horizon the env goes on under a new id, with the agents
         that are `going_on` and what they see."""
         self._callbacks.on_episode_end(**self._hook(play.episode))
@@ -422,11 +391,11 @@ class BaseEnvSampler:
 
     # fragments
 
-    def _pack_of(self, env_id: Any) -> _Pack:
+    def _pack_of(self, env_id: Any) -> Pack:
         """Where the env's rows wait: with envs that come and go, all wait together."""
-        return self._packs.setdefault(env_id if self._env.can_reset else None, _Pack())
+        return self._packs.setdefault(env_id if self._env.can_reset else None, Pack())
 
-    def _close(self, play: _Play, pack: _Pack) -> None:
+    def _close(self, play: Play, pack: Pack) -> None:
         """Postprocess the complete rows of an episode and pack them, by policy."""
         taken = {agent: rows.take() for agent, rows in play.agents.items() if len(rows)}
         env_steps, play.env_steps = play.env_steps, 0
@@ -449,7 +418,7 @@ class BaseEnvSampler:
     def _flush(self, env_id: Any) -> None:
         """Hand over what is packed."""
         pack = self._pack_of(env_id)
-        joined = {name: concat_samples(_alike(rows)) for name, rows in pack.by_policy.items()}
+        joined = {name: concat_samples(alike(rows)) for name, rows in pack.by_policy.items()}
         env_steps, pack.env_steps, pack.by_policy = pack.env_steps, 0, {}
         if not joined:
             return
@@ -457,30 +426,3 @@ class BaseEnvSampler:
             self._ready.append(MultiAgentBatch.wrap_as_needed(joined, env_steps))
         else:
             self._ready.append(MultiAgentBatch(joined, env_steps))
-
-
-def _alike(batches: list[SampleBatch]) -> list[SampleBatch]:
-    """The batches with `actions_env` columns in all or in none."""
-    names = {name for batch in batches for name in batch if name.startswith("actions_env")}
-    for batch in batches:
-        for name in names - batch.keys():
-            batch[name] = batch[name.replace("actions_env", "actions", 1)]
-    return batches
-
-
-def _columns(space: Any, values: list[Any]) -> dict[str, Any]:
-    """Leaf path -> (M, *shape) of M observations."""
-    split = [list(leaf_values(space, value, "observation")) for value in values]
-    return {
-        leaf.path: np.array([one[i] for one in split], leaf.dtype)
-        for i, leaf in enumerate(leaves(space))
-    }
-
-
-def _same(stored: Any, sent: Any) -> bool:
-    """Whether an action reaches the environment as it is stored."""
-    if isinstance(stored, Mapping):
-        return all(_same(stored[name], sent[name]) for name in stored)
-    if isinstance(stored, tuple):
-        return all(map(_same, stored, sent))
-    return bool(np.array_equal(stored, sent))

@@ -25,7 +25,7 @@ from storage.sample_batch import (
     concat_samples,
 )
 
-__all__ = ["RAW_REWARDS", "SOURCE", "RowFinisher", "clip_rewards", "env_columns"]
+__all__ = ["RAW_REWARDS", "SOURCE", "RowFinisher", "alike", "clip_rewards", "env_columns"]
 
 Array = npt.NDArray[Any]
 RAW_REWARDS, SOURCE = "raw_rewards", "source"
@@ -57,6 +57,21 @@ def env_columns(stored: Mapping[str, Array], sent: Mapping[str, Array]) -> dict[
         stored[path] is sent[path] or np.array_equal(stored[path], sent[path]) for path in sent
     )
     return {} if same else dict(sent)
+
+
+def alike(batches: Sequence[SampleBatch]) -> list[SampleBatch]:
+    """The batches with `actions_env` columns in all or in none: they are only there where what was
+    sent differs from what is stored."""
+    names = {name for batch in batches for name in batch if name.startswith("actions_env")}
+    done = []
+    for batch in batches:
+        missing = names - set(batch)
+        if missing:
+            batch = batch.select(list(batch))
+            for name in missing:
+                batch[name] = batch[name.replace("actions_env", "actions", 1)]
+        done.append(batch)
+    return done
 
 
 @dataclass

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -50,8 +50,6 @@ class _Remote:
     actor: Any
     version: int = -1  # of the weights that it has
     failures: int = 0  # in a row
-    pending: Any = None  # a sample that is on its way
-    notes: dict[str, Any] = field(default_factory=dict)
 
 
 class WorkerGroup:
@@ -79,6 +77,7 @@ class WorkerGroup:
         self._most_restarts = most_restarts
         self.num_workers = num_workers
         self.stats = GroupStats()
+        self._last_loss = "none"
         self.local_worker = worker_class(**self._args, worker_index=0, num_workers=num_workers)
         self.version = 0
         self._weights: Any = None  # the reference in Ray's store
@@ -155,7 +154,7 @@ class WorkerGroup:
         if not batches:
             raise RuntimeError(
                 f"sample: none of {self.num_workers} remote workers answered; {self.stats.lost} "
-                "were lost so far"
+                f"were lost so far, the last one with: {self._last_loss}"
             )
         return batches
 
@@ -174,6 +173,7 @@ class WorkerGroup:
             self.stats.lost += 1
             remote.failures += 1
             remote.actor = None
+            self._last_loss = _first_line(error)
             _log.warning("remote worker %d was lost: %s", remote.index, _first_line(error))
             return _LOST
         except self._ray.exceptions.RayTaskError as error:

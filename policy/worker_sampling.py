@@ -15,7 +15,7 @@ from policy.base_env_sampler import BaseEnvSampler
 from policy.env_copies import Copies, LocalCopies, ProcessCopies
 from policy.input_evaluation import SIMULATION
 from policy.sampler import Sampler
-from policy.trajectories import RowFinisher
+from policy.trajectories import RowFinisher, alike
 from policy.vector_sampler import VectorSampler
 from policy.worker_envs import (
     CopyMaker,
@@ -29,7 +29,7 @@ from policy.worker_io import AsyncSamplerInput, FakeInput, IOContext, NoopOutput
 from policy.worker_learning import Batch
 from storage.input_reader import InputReader, OutputWriter
 from storage.multi_agent_batch import MultiAgentBatch
-from storage.sample_batch import SampleBatch, concat_samples
+from storage.sample_batch import concat_samples
 
 __all__ = ["Sampling", "join_batches"]
 
@@ -38,22 +38,7 @@ def join_batches(batches: Sequence[Any]) -> Batch:
     """One batch of several; of several policies by policy."""
     if any(isinstance(batch, MultiAgentBatch) for batch in batches):
         return MultiAgentBatch.concat_samples(list(batches))
-    return concat_samples(_alike(batches))
-
-
-def _alike(batches: Sequence[SampleBatch]) -> list[SampleBatch]:
-    """The batches with `actions_env` columns in all or in none: they are only there where what was
-    sent differs from what is stored."""
-    names = {name for batch in batches for name in batch if name.startswith("actions_env")}
-    done = []
-    for batch in batches:
-        missing = names - set(batch)
-        if missing:
-            batch = batch.select(list(batch))
-            for name in missing:
-                batch[name] = batch[name.replace("actions_env", "actions", 1)]
-        done.append(batch)
-    return done
+    return concat_samples(alike(batches))
 
 
 class Sampling:

@@ -34,6 +34,8 @@ def batches():
 def main(url, rank, out):
     worker = make(seed=rank)  # ranks begin with weights of their own
     worker.setup_torch_data_parallel(url, rank, 2, "gloo")
+    begin, _ = worker.compute_gradients(next(batches()).slice(16 * rank, 16 * (rank + 1)))
+    safetensors.numpy.save_file({str(i): one for i, one in enumerate(begin)}, f"{out}.gradients")
     for batch in batches():
         worker.learn_on_batch(batch.slice(16 * rank, 16 * (rank + 1)))
     safetensors.numpy.save_file(worker.get_weights()["default"], out)

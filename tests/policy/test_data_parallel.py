@@ -42,6 +42,11 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(ranks):
     """
     alone = make(seed=0)
     begin = {name: array.copy() for name, array in alone.get_weights()["default"].items()}
+    expected = alone.compute_gradients(next(batches()))[0]
+    for out in ranks:
+        found = safetensors.numpy.load_file(out.with_name(f"{out.name}.gradients"))
+        for number, gradient in enumerate(expected):
+            np.testing.assert_allclose(found[str(number)], gradient, atol=1e-6, rtol=1e-5)
     for batch in batches():
         alone.learn_on_batch(batch)
     expected = alone.get_weights()["default"]

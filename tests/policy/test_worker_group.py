@@ -25,10 +25,10 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def ray():
-    """One Ray for all: started once, on the loopback alone."""
+    """One Ray for all, started once; it guards its ports by a token."""
     import ray  # noqa: PLC0415  half a second that the other files are spared
 
-    ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield ray
     ray.shutdown()
 
