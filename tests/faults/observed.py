@@ -17,7 +17,7 @@ import sys
 import threading
 from pathlib import Path
 
-from ingest.assembler import Limits
+from ingest.sealed import Limits
 from tests.faults import launcher
 
 POLL_SECONDS = 0.02

@@ -14,10 +14,11 @@ import msgspec
 
 import storage.shards
 from ingest import recovery, wire
-from ingest.assembler import EpisodeAssembler, Sealed
+from ingest.assembler import EpisodeAssembler
 from ingest.collector import Collector
 from ingest.events import encode_event
 from ingest.recovery import Recovered
+from ingest.sealed import Sealed
 from ingest.sealer import Sealer, SealJob
 from ingest.sealing import Sealing
 from storage.journal import Journal, SqliteJournal

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ingest.assembler import EpisodeAssembler, Sealed
+from ingest.assembler import EpisodeAssembler
 from ingest.collector import Collector
+from ingest.sealed import Sealed
 from ingest.sealer import Sealer
 from storage.files import FileLock
 from tests.faults.mutants import Patch, mutant

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from ingest import wire
-from ingest.assembler import Limits
 from ingest.errors import CollectorFailed, Refusal
 from ingest.recovery import CARRY
+from ingest.sealed import Limits
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
 from storage.spaces import parse_space

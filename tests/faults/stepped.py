@@ -12,8 +12,8 @@ from queue import Empty
 from random import Random
 from typing import Any
 
-from ingest.assembler import Limits
 from ingest.collector import Collector
+from ingest.sealed import Limits
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
 from storage.errors import JournalFull
