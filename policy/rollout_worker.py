@@ -121,6 +121,7 @@ class RolloutWorker(WorkerLearning, EnvRunner):
         spaces = None if self.env is None else env_spaces(self.env)
         multi_agent = self.env is not None and is_multi_agent(self.env)
         self.policies = build_policies(self.settings, spaces, multi_agent=multi_agent)
+        self._require_concurrent_filters()
         self.policy_of = make_mapping(self.settings, self.policies)
         chosen = self.settings.policies_to_train
         unknown = sorted(set(chosen or ()) - set(self.policies))
@@ -129,6 +130,18 @@ class RolloutWorker(WorkerLearning, EnvRunner):
                 f"policies_to_train: expected some of {sorted(self.policies)}, got {unknown}"
             )
         self.policies_to_train = [p for p in self.policies if chosen is None or p in chosen]
+
+    def _require_concurrent_filters(self) -> None:
+        """What samples in a thread needs filters that two threads may use."""
+        settings = self.settings
+        if not (settings.sample_async or SIMULATION in settings.input_evaluation):
+            return
+        plain = [name for name, one in self.filters.items() if type(one) is MeanStdFilter]
+        if plain:
+            raise ValueError(
+                f"policies {plain}: expected observation_filter 'ConcurrentMeanStdFilter', because "
+                "one thread samples while another reads the filter"
+            )
 
     def _make_evaluation(self) -> InputEvaluation | None:
         methods = check_methods(self.settings.input_evaluation)

@@ -328,4 +328,6 @@ def _spec_of(
             f"spec: expected the spaces {observation} and {action}, got {spec.observation} and "
             f"{spec.action}"
         )
-    return spec, concurrent and spec.observation_filter != "NoFilter"
+    if name != "NoFilter" and spec.observation_filter == "NoFilter":
+        raise ValueError(f"observation_filter: the spec says 'NoFilter', the settings say {name!r}")
+    return spec, concurrent

@@ -106,11 +106,6 @@ class WorkerSettings:
         _one_of("observation_filter", self.observation_filter, _FILTERS)
         _one_of("compress_observations", self.compress_observations, (True, False, "bulk"))
         _one_of("log_level", self.log_level, (None, *_LEVELS))
-        if self.sample_async and self.observation_filter == "MeanStdFilter":
-            raise ValueError(
-                "sample_async: expected observation_filter 'ConcurrentMeanStdFilter', because one "
-                "thread samples while another reads the filter"
-            )
         if self.remote_env_batch_wait_ms < 0:
             raise ValueError(
                 f"remote_env_batch_wait_ms: expected 0 or more, got {self.remote_env_batch_wait_ms}"

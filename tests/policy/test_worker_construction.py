@@ -184,8 +184,12 @@ def test_filters_see_every_observation_and_batches_keep_the_raw_ones():
                 # at t = 0 one observation, 0, has been seen: the filter gives 0
                 zero = made.get_policy().actor().dist_inputs(np.zeros((1, 1), np.float32))
                 np.testing.assert_allclose(batch["action_dist_inputs"][:1], zero, atol=1e-6)
-    with pytest.raises(ValueError, match="ConcurrentMeanStdFilter"):
-        worker(sample_async=True, observation_filter="MeanStdFilter")
+    for in_a_thread in ({"sample_async": True}, {"input_evaluation": ["simulation"]}):
+        with pytest.raises(ValueError, match="ConcurrentMeanStdFilter"):
+            worker(**in_a_thread, observation_filter="MeanStdFilter")
+    spec = PolicySpec(Box((1,), "float32", 0, 1000), Discrete(2))
+    with pytest.raises(ValueError, match="the spec says 'NoFilter'"):
+        worker(policy=spec, observation_filter="MeanStdFilter")
 
 
 def test_a_seed_reaches_every_copy_and_makes_weights_alike():
