@@ -64,7 +64,8 @@ class PolicyClient:
         max_pending_bytes: the same in bytes.
         on_full: "block" (for `timeout`) or "raise" BufferFull at once when they are reached.
         batch: events in one request at most.
-        linger: seconds that a first event waits for company before it is sent.
+        linger: seconds that a first event waits for company before it is sent; the end of an
+            episode waits for nobody.
         long_poll: in local mode, a request that waits at the collector brings a newly published
             version at once; without it `update_interval` is how often the client asks.
         instance_name: names this client's starts, for an import that may be run again: each start
@@ -316,6 +317,7 @@ class PolicyClient:
             decided=episode.decided,
         )
         self._queue(event, EVENT_BYTES + (0 if final is None else len(final)))
+        self._outbox.hurry()
         self._book.end(episode_id)
         self._settle(episode_id)
 

@@ -106,6 +106,8 @@ class Outbox:
         self._left = 0  # events of the flight that are not judged yet
         self._wake_at = sys.maxsize
         self._urgent = 0
+        self._lingering = False  # a batch waits for company
+        self._hurried = False  # and must not
         self._pulls: set[int] = set()
         self._next_pull = 0
         self._requeues = 0
@@ -132,6 +134,13 @@ class Outbox:
                 self._wake_at = sys.maxsize
                 self._filled.notify()
             return self._taken + count - 1
+
+    def hurry(self) -> None:
+        """Let a batch that waits for company go: an episode is whole, and somebody may wait."""
+        self._hurried = True
+        if self._lingering:
+            with self._lock:
+                self._filled.notify()
 
     def put_started(self, events: Sequence[Event]) -> int:
         """Queue a Start, with what follows it in one piece; the index of the last.
@@ -211,9 +220,12 @@ class Outbox:
                         return None
                     self._wake_at = 1
                     self._filled.wait()
-                if idle and not (self._urgent or self.closed) and len(self._queue) < self.batch:
+                at_once = self._urgent or self._hurried or self.closed
+                if idle and not at_once and len(self._queue) < self.batch:
                     self._wake_at = self.batch
+                    self._lingering = True
                     self._filled.wait(self.linger)
+                    self._lingering = False
                 self._wake_at = sys.maxsize
                 if self.instance is None:
                     return [], None
@@ -223,6 +235,7 @@ class Outbox:
 
     def _cut(self) -> list[Event]:
         queue = self._queue
+        self._hurried = False
         size = whole_runs(queue, self._fitting(queue[: self.batch]))
         flight = [event for event in queue[:size] if event is not None]
         del queue[:size]

@@ -5,6 +5,7 @@ python -m tests.faults.slow_disk none|MUTANT ingest collect --root DIR --port PO
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import Any
@@ -13,7 +14,8 @@ from ingest.__main__ import main as collect
 from storage.journal import SqliteJournal
 from tests.faults import launcher
 
-COMMIT_SECONDS = 0.03
+SECONDS = "HEADRACE_SLOW_DISK_SECONDS"
+COMMIT_SECONDS = float(os.environ.get(SECONDS, "0.03"))
 
 
 def plant() -> None:

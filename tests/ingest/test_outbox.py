@@ -248,3 +248,25 @@ def test_a_pull_waits_no_longer_than_asked() -> None:
     box.take()
     with pytest.raises(TimeoutError, match="1 events wait"):
         box.pull({"a"}, 0, time.monotonic() + 0.05)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_end_of_an_episode_waits_for_no_company(late: bool) -> None:
+    """Whether the sender waits already or comes later: the batch leaves, whatever the linger."""
+    box = outbox(linger=3600.0)
+    box.instance = "i"
+    taken: list[Any] = []
+    sender = threading.Thread(target=lambda: taken.append(box.take()), daemon=True)
+    if late:
+        sender.start()
+        while not box._lingering and sender.is_alive():
+            if box._wake_at == 1 and not box._queue:  # it waits for a first event
+                put(box, step("a"))
+    else:
+        put(box, step("a"))
+    box.hurry()
+    if not late:
+        sender.start()
+    sender.join(20.0)
+    ((events, instance),) = taken
+    assert ([event.episode_id for event in events], instance) == (["a"], "i")
