@@ -18,21 +18,19 @@ Each batch of episodes is one journal row, so that a killed import has whole epi
 from __future__ import annotations
 
 import asyncio
-import importlib
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from ingest import wire
 from ingest.auth import Caller
 from ingest.bulk_columns import BulkColumns, BulkEpisode, place_of, policy_of
+from ingest.bulk_stream import read_table
 from ingest.collector import Collector
 from ingest.errors import Refusal
 from ingest.http import Request
 from storage.declarations import PolicyDeclaration
 from storage.ranges import RangeSet
 
-MAX_ROWS = 1_000_000
 MAX_KEY = 200
 
 
@@ -80,21 +78,9 @@ def _check_crc(request: Request) -> None:
 def _read(
     body: bytes, policies: Mapping[str, PolicyDeclaration], numbered: bool
 ) -> list[BulkEpisode]:
-    table = _read_table(body)
+    table = read_table(body)
     columns = BulkColumns(table, policy_of(table, policies))
     return list(columns.episodes(numbered=numbered))
-
-
-def _read_table(body: bytes) -> Any:
-    arrow = importlib.import_module("pyarrow")  # the first bulk request loads it, not the start
-    try:
-        table = arrow.ipc.open_stream(body).read_all()
-        table.validate(full=True)
-    except (arrow.ArrowException, OSError, ValueError) as error:
-        raise Refusal("malformed", f"expected an Arrow stream: {error}") from error
-    if table.num_rows > MAX_ROWS:
-        raise Refusal("too_large", f"expected at most {MAX_ROWS:,} rows, got {table.num_rows}")
-    return table
 
 
 def _groups(episodes: list[BulkEpisode]) -> Iterator[list[BulkEpisode]]:

@@ -1,0 +1,137 @@
+"""An Arrow stream of a bulk request as a table that is no larger than its body.
+
+Arrow allows more than columns of values: compressed buffers, dictionaries, views and runs, with
+which kilobytes become terabytes once they are read. None of it is needed for shard columns, so what
+could grow is refused before it is read: compression by the header of each message, types by the
+schema, rows by their declared number. Dictionaries of strings, which data frames make, may expand
+to `MAX_EXPANDED` times the body.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from typing import Any
+
+from ingest.errors import Refusal
+
+MAX_ROWS = 1_000_000
+MAX_EXPANDED = 4
+
+# The tables and fields of Arrow's Message.fbs, by their position in a flatbuffer.
+_HEADER_TYPE, _HEADER = 1, 2
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
+_DATA = 1  # of a dictionary batch: its record batch
+_LENGTH, _COMPRESSION = 0, 3  # of a record batch
+
+
+def read_table(body: bytes) -> Any:
+    """The pyarrow.Table of a stream. Raises Refusal."""
+    arrow = importlib.import_module("pyarrow")  # the first bulk request loads it, not the start
+    try:
+        _require_plain(arrow, body)
+        with arrow.ipc.open_stream(body) as reader:
+            for field in reader.schema:
+                _require_type(arrow, field.name, field.type)
+            table = reader.read_all()
+        table.validate(full=True)
+        _require_small(arrow, table, MAX_EXPANDED * len(body))
+    except Refusal:
+        raise
+    except (arrow.ArrowException, OSError, ValueError, MemoryError, struct.error) as error:
+        raise Refusal("malformed", f"expected an Arrow stream: {error!s:.300}") from error
+    return table
+
+
+def _require_plain(arrow: Any, body: bytes) -> None:
+    """Refuse compressed messages, and more rows than a request may have."""
+    rows = 0
+    reader = arrow.ipc.MessageReader.open_stream(body)
+    while True:
+        try:
+            message = reader.read_next_message()
+        except StopIteration:
+            break
+        batch = _record_batch(message.metadata.to_pybytes())
+        if batch is None:
+            continue
+        length, compressed = batch
+        if compressed:
+            raise Refusal("unsupported_media", "expected an Arrow stream without compression")
+        rows += max(0, length)
+        if rows > MAX_ROWS:
+            raise Refusal("too_large", f"expected at most {MAX_ROWS:,} rows, got {rows} or more")
+
+
+def _record_batch(metadata: bytes) -> tuple[int, bool] | None:
+    """(rows, whether compressed) of a message with rows; None for a schema. Raises struct.error.
+
+    Arrow has verified the flatbuffer before it hands the message out.
+    """
+    (message,) = struct.unpack_from("<I", metadata, 0)
+    at = _field(metadata, message, _HEADER_TYPE)
+    kind = metadata[at] if at else 0
+    header = _table(metadata, message, _HEADER)
+    if kind == _DICTIONARY_BATCH and header:
+        header = _table(metadata, header, _DATA)
+    elif kind != _RECORD_BATCH:
+        return None
+    if not header:
+        return None
+    at = _field(metadata, header, _LENGTH)
+    length = struct.unpack_from("<q", metadata, at)[0] if at else 0
+    rows = length if kind == _RECORD_BATCH else 0
+    return rows, bool(_field(metadata, header, _COMPRESSION))
+
+
+def _field(buffer: bytes, table: int, number: int) -> int:
+    """Where a table has a field, 0 when it has none."""
+    vtable = table - struct.unpack_from("<i", buffer, table)[0]
+    (size,) = struct.unpack_from("<H", buffer, vtable)
+    place = 4 + 2 * number
+    offset = struct.unpack_from("<H", buffer, vtable + place)[0] if place < size else 0
+    return table + offset if offset else 0
+
+
+def _table(buffer: bytes, table: int, number: int) -> int:
+    """Where the table is that a field refers to, 0 for none."""
+    at = _field(buffer, table, number)
+    return at + struct.unpack_from("<I", buffer, at)[0] if at else 0
+
+
+def _require_type(arrow: Any, name: str, kind: Any) -> None:
+    """Refuse types whose values may share or repeat bytes."""
+    types = arrow.types
+    value = kind
+    while types.is_list(value) or types.is_large_list(value) or types.is_fixed_size_list(value):
+        value = value.value_type
+    if kind == value and types.is_dictionary(value):
+        value = value.value_type
+        fine = types.is_string(value) or types.is_large_string(value)
+    elif kind == value:
+        fine = types.is_null(value) or types.is_primitive(value) or _is_bytes(types, value)
+    else:
+        fine = types.is_primitive(value) or _is_bytes(types, value)
+    if not fine:
+        text = f"expected numbers, strings, bytes or lists of them, got {kind!s:.100}"
+        raise Refusal("invalid", text, f"$.{name[:100]}")
+
+
+def _is_bytes(types: Any, kind: Any) -> bool:
+    plain = types.is_string(kind) or types.is_large_string(kind)
+    return bool(plain or types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _require_small(arrow: Any, table: Any, most: int) -> None:
+    """Refuse dictionaries whose strings are repeated beyond measure."""
+    compute = importlib.import_module("pyarrow.compute")
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if not arrow.types.is_dictionary(column.type):
+            continue
+        size = 0
+        for chunk in column.chunks:
+            lengths = compute.binary_length(chunk.dictionary)
+            size += compute.sum(compute.take(lengths, chunk.indices)).as_py() or 0
+        if size > most:
+            text = f"expected at most {most} bytes, got {size} by a dictionary"
+            raise Refusal("too_large", text, f"$.{name[:100]}")
