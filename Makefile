@@ -12,7 +12,7 @@ AIRFLOW_STAMP := .venv-airflow/setup-$(shell cksum < airflow_dags/constraints.tx
 SEED ?= 7
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint dags unit faults faults-long format demo demo-seeds bench clean
+.PHONY: help setup test lint dags unit attack faults faults-long format demo demo-seeds bench clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -51,6 +51,9 @@ unit: setup  ## the tests, the wheel's among them
 
 faults: setup  ## what can go wrong, and broken builds that must be caught; SEED=n
 	$(BIN)/python -m tests.faults --seed $(SEED)
+
+attack: setup  ## hostile input on this build, and broken builds that must fall; SEED=n
+	$(BIN)/python -m tests.attack --seed $(SEED)
 
 faults-long: setup  ## the same scenarios at full size, without the broken builds
 	$(BIN)/python -m tests.faults --seed $(SEED) --long

@@ -6,7 +6,6 @@ Python over lists: it runs in a thread beside the event loop, and touches nothin
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -142,8 +141,8 @@ class BulkColumns:
         if text is None or text == "":
             return None
         try:
-            value = json.loads(text)
-        except (TypeError, ValueError, RecursionError):
+            value = msgspec.json.decode(text)
+        except (TypeError, msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
             value = None
         if not isinstance(value, dict):
             raise Refusal(

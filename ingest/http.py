@@ -64,12 +64,12 @@ class Request:
         """The body as a message. Raises Refusal."""
         if len(self.body) <= LONG_BODY:
             return wire.decode(self.body, self.content_type, kind)
-        if len(self.body) > self.max_values:
-            self._require_few_values()
         # Each collection of garbage would walk all that was decoded so far: seconds for megabytes.
         collecting = gc.isenabled()
         gc.disable()
         try:
+            if len(self.body) > self.max_values:
+                self._require_few_values()
             return wire.decode(self.body, self.content_type, kind)
         finally:
             if collecting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from ingest.errors import Refusal
 
 OWN_DESCRIPTORS = 64
 """Descriptors that the collector needs beside its connections: journal, pipes, files it reads."""
+
+LARGE_BLOCK = 65_536
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 BACKLOG = 256
 """Connections that may wait to be accepted; so many may come at once beyond the limit."""
@@ -35,7 +39,7 @@ class ServerLimits:
     max_message: int = 8_000_000
     max_bulk: int = 64_000_000
     max_bodies: int = 256_000_000
-    max_values: int = 1_250_000
+    max_values: int = 500_000
     max_open: int = 1_000_000_000
     max_pending: int = 256_000_000
 
@@ -87,6 +91,18 @@ class Budget:
     def refusal(self) -> Refusal:
         text = f"the bodies of other requests fill the {self.size} bytes that are set aside"
         return Refusal("busy", text, retry_after=1.0)
+
+
+def return_memory_early() -> None:
+    """Have large blocks given back to the system when they are freed, where the C library can.
+
+    By default glibc learns from the first large body to keep megabytes for the next.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        library.mallopt(M_TRIM_THRESHOLD, 4 * LARGE_BLOCK)
+        library.mallopt(M_ARENA_MAX, 2)  # few threads allocate at once; each arena keeps its own
 
 
 def allow_all_descriptors() -> None:

@@ -24,6 +24,7 @@ def document(version: str) -> dict[str, Any]:
     messages = list(dict.fromkeys([*messages, wire.ErrorReply]))
     schemas, components = msgspec.json.schema_components(messages, ref_template=TEMPLATE)
     found = dict(zip(messages, schemas, strict=True))
+    components = _with_prefix_items(components)
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, found)
@@ -40,6 +41,18 @@ def document(version: str) -> dict[str, Any]:
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _with_prefix_items(schema: Any) -> Any:
+    """Tuples as JSON Schema 2020-12 has them, which is what OpenAPI 3.1 takes."""
+    if isinstance(schema, list):
+        return [_with_prefix_items(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _with_prefix_items(value) for key, value in schema.items()}
+    if isinstance(made.get("items"), list):
+        made["prefixItems"], made["items"] = made["items"], False
+    return made
 
 
 def _is_message(kind: Any) -> bool:

@@ -28,6 +28,7 @@ from ingest.limits import (
     Budget,
     ServerLimits,
     allow_all_descriptors,
+    return_memory_early,
     room_for_connections,
 )
 from ingest.listening import Access, Listening, ServeError, bind
@@ -162,6 +163,7 @@ def serve(options: ServeOptions) -> int:
     """Run a collector in this process until a signal; answers the exit status."""
     sys.setswitchinterval(SWITCH_SECONDS)
     allow_all_descriptors()
+    return_memory_early()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve_until_signal(options))
 

@@ -391,7 +391,9 @@ def require_shallow(info: Any) -> None:
 _MSGPACK_CONTAINERS = bytes([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
 _MSGPACK_RAW = frozenset([*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB])
 _fields = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
-_items = msgspec.msgpack.Decoder(list[dict[str, msgspec.Raw]]).decode
+_items = msgspec.msgpack.Decoder(
+    Annotated[list[dict[str, msgspec.Raw]], Meta(max_length=MAX_EVENTS)]
+).decode
 
 
 def count_containers(body: bytes, content_type: str, enough: int) -> int:

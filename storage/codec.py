@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import math
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,12 @@ from storage.spaces import (
 
 __all__ = ["Codec", "Leaf", "leaves"]
 
+LONG_LIST = 1_000
+"""Shorter lists are made arrays before their shape is looked at: the text can say more."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = _SHORT.maxdict = _SHORT.maxtuple = 8
+_SHORT.maxstring = _SHORT.maxother = 80
 
 # --- the codec -------------------------------------------------------------------------------
 
@@ -299,7 +306,9 @@ def _leaf_bytes(slot: _Slot, value: Any, where: str, check_range: bool) -> bytes
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, SpaceError):
             raise
-        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {value!r:.200}") from error
+        raise SpaceError(
+            f"{where}: expected {describe(leaf.space)}, got {_shown(value)}"
+        ) from error
     if array.shape != leaf.shape:
         raise SpaceError(f"{where}: expected {describe(leaf.space)}, got shape {array.shape}")
     bounds = slot.bounds
@@ -314,14 +323,21 @@ def _leaf_bytes(slot: _Slot, value: Any, where: str, check_range: bool) -> bytes
     return array.tobytes()
 
 
+def _shown(value: Any) -> str:
+    """The beginning of a value, however long it is, for an error's text."""
+    return _SHORT.repr(value)[:200]
+
+
 def _as_array(value: Any, leaf: Leaf, where: str) -> Array:
     if isinstance(value, dict):
         return _from_parts(value, leaf, where)
     if isinstance(value, (str, bytes)) or value is None:
-        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {value!r:.200}")
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {_shown(value)}")
+    if isinstance(value, list) and len(value) > max(LONG_LIST, math.prod(leaf.shape)):
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {len(value)} items")
     array = np.asarray(value)
     if array.dtype.kind in "OUSV":
-        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {value!r:.200}")
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {_shown(value)}")
     if array.size == 0 and math.prod(leaf.shape) == 0:
         return array.astype(leaf.dtype)
     return array
@@ -380,9 +396,9 @@ def _cast(array: Array, leaf: Leaf, where: str) -> Array:
 
 def _text_bytes(space: Any, value: Any, where: str) -> bytes:
     if not isinstance(value, str) or not space.min_length <= len(value) <= space.max_length:
-        raise SpaceError(f"{where}: expected {describe(space)}, got {value!r:.80}")
+        raise SpaceError(f"{where}: expected {describe(space)}, got {_shown(value)}")
     if space.charset and not set(value) <= set(space.charset):
-        raise SpaceError(f"{where}: expected {describe(space)}, got {value!r:.80}")
+        raise SpaceError(f"{where}: expected {describe(space)}, got {_shown(value)}")
     try:
         return value.encode()
     except UnicodeEncodeError as error:
@@ -407,13 +423,13 @@ def _walk(space: Space, value: Any, where: str) -> Iterator[tuple[Leaf, Any, str
     if isinstance(space, Dict):
         names = [name for name, _ in space.spaces]
         if not isinstance(value, Mapping) or set(value) != set(names):
-            got = sorted(map(str, value)) if isinstance(value, Mapping) else f"{value!r:.80}"
+            got = _shown(sorted(map(str, value)) if isinstance(value, Mapping) else value)
             raise SpaceError(f"{where}: expected a mapping with the keys {names}, got {got}")
         for name, inner in space.spaces:
             yield from _walk(inner, value[name], f"{where}.{name}")
     elif isinstance(space, Tuple):
         if not isinstance(value, (list, tuple)) or len(value) != len(space.spaces):
-            raise SpaceError(f"{where}: expected {len(space.spaces)} items, got {value!r:.80}")
+            raise SpaceError(f"{where}: expected {len(space.spaces)} items, got {_shown(value)}")
         for i, inner in enumerate(space.spaces):
             yield from _walk(inner, value[i], f"{where}[{i}]")
     else:

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 FILES = (
     "planted",
     "planted_acting",
+    "planted_attack",
     "planted_disk",
     "planted_shell",
 )

@@ -35,6 +35,9 @@ NAMES = (
 )
 """The modules that define a SCENARIO, in the order in which they run."""
 
+ATTACKS = ("json_bodies", "msgpack_bodies", "arrow_streams", "raw_sockets", "floods", "schema")
+"""The modules of tests/attack that do: `make attack` runs them."""
+
 SHOWN = 5
 """Of each kind of fault so many are told."""
 
@@ -111,7 +114,9 @@ class Scenario:
 
 def load(name: str) -> Scenario:
     """The scenario of that name. Raises SystemExit, which names the others."""
-    if name not in NAMES:
-        sys.exit(f"scenario: expected one of {', '.join(NAMES)}, got {name!r}")
-    scenario: Scenario = importlib.import_module(f"tests.faults.{name}").SCENARIO
+    every = (*NAMES, *ATTACKS)
+    if name not in every:
+        sys.exit(f"scenario: expected one of {', '.join(every)}, got {name!r}")
+    package = "tests.attack" if name in ATTACKS else "tests.faults"
+    scenario: Scenario = importlib.import_module(f"{package}.{name}").SCENARIO
     return scenario

@@ -1,0 +1,221 @@
+"""A collector that is attacked while a bystander uses it, and what both of them show.
+
+The laws of every attack: no answer of 500 and above, no hang, no end of the process; its memory
+grows by 32 MB at most; whoever behaves is served. How much slower he is served is told as the
+median, over paired windows, of the p99 of his calls under attack against that of a quiet time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TypeAlias
+
+import urllib3
+
+from tests.collector_process import CollectorProcess, declare
+from tests.faults.scenario import Trial, Verdict
+
+MAX_GROWTH_MB = 32.0
+ANSWER_SECONDS = 5.0
+STARVED_SECONDS = 2.0
+QUIET_SECONDS = 2.0
+PAUSE_SECONDS = 0.002
+PAIRS = 3
+
+Window: TypeAlias = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One hostile request. `allowed`: statuses of 500 and above that are right for it."""
+
+    name: str
+    method: str
+    path: str
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    allowed: tuple[int, ...] = ()
+
+
+class Arena:
+    """The collector, the bystander, and what was seen of them so far."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        verdict: Verdict,
+        *,
+        options: Sequence[str] = (),
+        program: Sequence[str] = (),
+        observation: str = "box:4",
+    ) -> None:
+        self.verdict = verdict
+        self.random = random.Random(trial.seed)
+        self._told = trial.folder / "bystander"
+        root = trial.folder / "root"
+        declare(root, observation=observation)
+        self.collector = CollectorProcess(
+            root, program=program or trial.program, options=options, log=trial.folder / "log"
+        )
+        command = [sys.executable, "-m", "tests.attack.bystander"]
+        if observation == "box:4":
+            command += [self.collector.address, str(self._told)]
+            self._bystander: subprocess.Popen[bytes] | None = subprocess.Popen(
+                command, cwd=Path(__file__).parents[2]
+            )
+        else:
+            self._bystander = None
+        self._pool = urllib3.PoolManager(retries=False, timeout=ANSWER_SECONDS)
+        self._pairs: list[tuple[Window, Window]] = []
+        self._before = 0.0
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bystander is not None:
+            self._bystander.kill()
+            self._bystander.wait()
+        self.collector.__exit__(kind, error, trace)
+
+    # --- attacking -------------------------------------------------------------------------
+
+    def strike(self, case: Case) -> int:
+        """Send one case and judge its answer; answers the status, 0 for none."""
+        self.verdict.count("sent")
+        began = time.monotonic()
+        try:
+            response = self._pool.request(
+                case.method,
+                self.collector.address + case.path,
+                body=case.body,
+                headers={"content-type": "application/json", **case.headers},
+                redirect=False,
+            )
+        except urllib3.exceptions.TimeoutError:
+            self.verdict.require(False, "hang", case.name)
+            return 0
+        except (urllib3.exceptions.HTTPError, ValueError) as error:
+            self.verdict.count("cut off")
+            self.verdict.require(self.alive, "died", f"{case.name}: {error!r}")
+            return 0
+        took = time.monotonic() - began
+        slowest = self.verdict.counts.get("slowest_ms", 0.0)
+        self.verdict.counts["slowest_ms"] = max(slowest, took * 1000)
+        fine = response.status < 500 or response.status in case.allowed
+        self.verdict.require(fine, "5xx", f"{case.name}: {response.status} {response.data[:200]!r}")
+        return response.status
+
+    @property
+    def alive(self) -> bool:
+        return self.collector.process.poll() is None
+
+    def metric(self, name: str) -> float:
+        """One sample of /metrics."""
+        text = self._pool.request("GET", f"{self.collector.address}/metrics").data.decode()
+        for line in text.splitlines():
+            if line.rpartition(" ")[0] == name:
+                return float(line.rpartition(" ")[2])
+        raise KeyError(name)
+
+    def rss(self) -> float:
+        """Resident memory of the collector, in MB."""
+        for line in Path(f"/proc/{self.collector.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) / 1000
+        raise ProcessLookupError("the collector is gone")
+
+    def growth(self) -> float:
+        """By how many MB the collector has grown since `begin`."""
+        return self.rss() - self._before
+
+    def rounds(self, cases: Sequence[Case], trial: Trial, pairs: int = PAIRS) -> None:
+        """All cases, in as many paired windows; the first pass over some of them is warm-up."""
+        self.verdict.count("cases", len(cases))
+        for case in self.random.sample(cases, min(40, len(cases))):
+            self.strike(case)
+        self.begin()
+        share = -(-len(cases) // pairs)
+        for at in range(0, len(cases), share):
+            if trial.in_time:
+                self.pair(lambda at=at: self._volley(cases[at : at + share]))  # type: ignore[misc]
+
+    def _volley(self, cases: Iterable[Case]) -> None:
+        for case in cases:
+            self.strike(case)
+            threading.Event().wait(PAUSE_SECONDS)
+
+    # --- watching --------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """From here on memory is counted."""
+        self.metric("headrace_ready")
+        self._before = self.rss()
+
+    def pair(self, attack: Callable[[], None]) -> None:
+        """A quiet window, then one with an attack."""
+        quiet = time.monotonic()
+        threading.Event().wait(QUIET_SECONDS)
+        began = time.monotonic()
+        attack()
+        self._pairs.append(((quiet, began), (began, time.monotonic())))
+
+    def judge(self) -> None:
+        """What the collector and the bystander show in the end."""
+        require = self.verdict.require
+        require(self.alive, "died", "the collector is gone")
+        if not self.alive:
+            return
+        require(self.collector.get("/healthz")[0] == 200, "died", "it is not healthy")
+        errors = self.metric("headrace_internal_errors_total")
+        require(errors == 0, "5xx", f"{errors:.0f} answers of 500")
+        growth = self.growth()
+        self.verdict.counts["growth_mb"] = growth
+        require(growth <= MAX_GROWTH_MB, "memory", f"grew by {growth:.1f} MB")
+        if self._bystander is not None:
+            self._judge_bystander()
+
+    def _judge_bystander(self) -> None:
+        lines = [line.split() for line in self._told.read_text().splitlines()]
+        calls = [(float(at), float(took), status) for at, took, status in (x for x in lines)]
+        odd = [call for call in calls if call[2] not in ("200", "201")]
+        self.verdict.count("bystander_calls", len(calls))
+        self.verdict.require(not odd, "starved", f"{len(odd)} calls failed, such as {odd[:3]}")
+        slow = [took for _, took, _ in calls if took > STARVED_SECONDS]
+        self.verdict.require(not slow, "starved", f"calls took {slow[:3]} seconds")
+        ratios: list[float] = []
+        for quiet, attacked in self._pairs:
+            before, during = (p99(calls, window) for window in (quiet, attacked))
+            if before and during:
+                ratios.append(during / before)
+        if ratios:
+            self.verdict.counts["p99_ratio"] = statistics.median(ratios)
+
+
+def p99(calls: Iterable[tuple[float, float, str]], window: Window) -> float | None:
+    """The 99th percentile of the times of the calls that ended within a window, in seconds."""
+    took = sorted(seconds for at, seconds, _ in calls if window[0] <= at <= window[1])
+    return took[min(len(took) - 1, int(len(took) * 0.99))] if len(took) >= 20 else None
+
+
+@contextlib.contextmanager
+def arena(trial: Trial, **given: object) -> Iterator[Arena]:
+    """An arena whose verdict is complete when the block ends."""
+    with Arena(trial, Verdict(), **given) as made:  # type: ignore[arg-type]  # passed on
+        yield made
+        made.judge()

@@ -1,0 +1,44 @@
+"""msgpack that is hostile in every field of every message: lengths that lie, bombs, extensions."""
+
+from __future__ import annotations
+
+from ingest.wire import MSGPACK
+from tests.attack.arena import Case, arena
+from tests.attack.json_bodies import open_episode
+from tests.attack.values import event_bodies, message_routes, msgpack_bodies, path_of
+from tests.faults.scenario import Scenario, Trial, Verdict
+
+HEADERS = {"content-type": MSGPACK}
+
+
+def cases() -> list[Case]:
+    """Every case, named."""
+    found = [
+        Case(f"{route.path}: {said}", "POST", path_of(route), body, HEADERS, allowed=(503,))
+        for route in message_routes()
+        for said, body in msgpack_bodies(route.body)
+    ]
+    found += [
+        Case(said, "POST", "/v1/events", body, HEADERS) for said, body in event_bodies(packed=True)
+    ]
+    return found
+
+
+def run(trial: Trial) -> Verdict:
+    with arena(trial) as place:
+        open_episode(place)
+        every = cases()
+        place.random.shuffle(every)
+        place.rounds(every[: trial.size], trial)
+    return place.verdict
+
+
+SCENARIO = Scenario(
+    name="msgpack_bodies",
+    law="hostile msgpack is refused by name; nobody else notices",
+    unit="cases",
+    quick=600,
+    long=100_000,
+    planted=600,
+    run=run,
+)

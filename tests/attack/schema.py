@@ -1,0 +1,66 @@
+"""schemathesis over `/openapi.json`: what the description allows, and what it forbids.
+
+No answer of 500 and above, none with a status, a content type or a body that is not described.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+
+from tests.attack.arena import Arena, arena
+from tests.attack.json_bodies import open_episode
+from tests.attack.values import OPEN
+from tests.faults.scenario import Scenario, Trial, Verdict
+
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,"
+    "response_schema_conformance"
+)
+GENERATED = re.compile(r"(\d+) generated, (\d+) (?:unique )?\w+")
+
+
+def examine(place: Arena, examples: int, seed: int, *more: str) -> None:
+    """Run schemathesis in a process of its own; its report is the fault."""
+    command = [sys.executable, "-m", "schemathesis.cli"]
+    settings = place.collector.root.parent / "schemathesis.toml"
+    settings.write_text(f'[parameters]\n"path.id" = "{OPEN}"\n' if more else "")
+    command += ["--config-file", str(settings), "run"]
+    command += [f"{place.collector.address}/openapi.json", "--no-color", "--checks", CHECKS]
+    command += ["--max-examples", str(examples), "--seed", str(seed)]
+    command += ["--phases", "coverage,fuzzing", "--generation-database", "none"]
+    # Arrow streams are attacked by `arrow_streams`, which can make them.
+    command += ["--exclude-path", "/v1/steps", *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = GENERATED.search(done.stdout)
+    place.verdict.count("cases", int(found[1]) if found else 0)
+    place.verdict.require(found is not None, "error", done.stdout[-300:] + done.stderr[-300:])
+    failures = done.stdout.partition("FAILURES ===")[2] or done.stdout.partition("ERRORS ===")[2]
+    place.verdict.require(done.returncode == 0, "undescribed", failures[:2_000])
+
+
+def run(trial: Trial) -> Verdict:
+    with arena(trial) as place:
+        open_episode(place)
+        place.begin()
+
+        def attack() -> None:
+            examine(place, trial.size, trial.seed)
+            examine(place, trial.size, trial.seed, "--exclude-path", "/v1/episodes/{id}/end")
+
+        place.pair(attack)
+        threading.Event().wait(0.5)
+    return place.verdict
+
+
+SCENARIO = Scenario(
+    name="schema",
+    law="the collector does what /openapi.json says, whatever it is sent",
+    unit="examples",
+    quick=5,
+    long=200,
+    planted=3,
+    run=run,
+)

@@ -1,0 +1,81 @@
+"""Broken builds that let a stranger in: the attacks of tests/attack have to catch them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ingest import bulk, wire
+from ingest.connections import BoundedProtocol, ConnectionWatch
+from ingest.http import Request
+from ingest.limits import Budget
+from tests.faults.mutants import Patch, mutant
+
+
+@mutant(json_bodies="5xx")
+def refusals_escape(patch: Patch) -> None:
+    """What is no JSON is not taken for the caller's mistake."""
+
+    def decode(self: Request, kind: type[wire.M]) -> wire.M:
+        return msgspec.json.decode(self.body, type=kind)
+
+    patch.replace(Request, "decode", decode)
+
+
+@mutant(msgpack_bodies="memory")
+def containers_are_not_counted(patch: Patch) -> None:
+    """A byte may become seventy, and what was decoded last stays."""
+    kept: list[Any] = []
+
+    def decode(self: Request, kind: type[wire.M]) -> wire.M:
+        if len(self.body) > 500_000:
+            kept.append(bytearray(self.body) * 4)
+        return wire.decode(self.body, self.content_type, kind)
+
+    patch.replace(Request, "decode", decode)
+
+
+@mutant(floods="endless")
+def no_time_for_headers(patch: Patch) -> None:
+    """Nobody looks after slow connections."""
+    patch.replace(ConnectionWatch, "sweep", lambda self, now: None)
+
+
+@mutant(floods="memory")
+def bodies_without_a_bound(patch: Patch) -> None:
+    """All bodies find room."""
+
+    def take(self: Budget, nbytes: int) -> bool:
+        self.held += nbytes
+        return True
+
+    patch.replace(Budget, "take", take)
+
+
+@mutant(raw_sockets="smuggled")
+def codings_are_not_looked_at(patch: Patch) -> None:
+    """A message that says two lengths is read by one of them."""
+    original = patch.original(BoundedProtocol, "__init__")
+
+    def lenient(self: BoundedProtocol, *args: Any, **given: Any) -> None:
+        original(self, *args, **given)
+        self.parser.set_dangerous_leniencies(
+            lenient_chunked_length=True,
+            lenient_transfer_encoding=True,
+            lenient_data_after_close=True,
+        )
+
+    patch.replace(BoundedProtocol, "__init__", lenient)
+
+
+@mutant(arrow_streams="5xx")
+def any_stream_is_read(patch: Patch) -> None:
+    """Arrow's own errors reach the caller as ours."""
+
+    def read(body: bytes) -> Any:
+        import pyarrow  # noqa: PLC0415 - as late as the sound build does
+
+        return pyarrow.ipc.open_stream(body).read_all()
+
+    patch.replace(bulk, "read_table", read)
