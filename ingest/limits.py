@@ -41,7 +41,7 @@ class ServerLimits:
     max_bodies: int = 256_000_000
     max_values: int = 500_000
     max_open: int = 1_000_000_000
-    max_pending: int = 256_000_000
+    max_pending: int = 40_000_000
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

@@ -59,7 +59,8 @@ def runs(
         return
     for broken in mutants.every().values() if mutant is None else [mutants.find(mutant)]:
         for each in broken.symptoms if name is None else names:
-            yield scenario.load(each), broken
+            if mutant is not None or each in scenario.NAMES:  # `make attack` runs the others
+                yield scenario.load(each), broken
 
 
 def run(
