@@ -24,7 +24,7 @@ def document(version: str) -> dict[str, Any]:
     messages = list(dict.fromkeys([*messages, wire.ErrorReply]))
     schemas, components = msgspec.json.schema_components(messages, ref_template=TEMPLATE)
     found = dict(zip(messages, schemas, strict=True))
-    components = _with_prefix_items(components)
+    components = _with_plain_pairs(components)
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, found)
@@ -43,15 +43,17 @@ def document(version: str) -> dict[str, Any]:
     }
 
 
-def _with_prefix_items(schema: Any) -> Any:
-    """Tuples as JSON Schema 2020-12 has them, which is what OpenAPI 3.1 takes."""
+def _with_plain_pairs(schema: Any) -> Any:
+    """Tuples of one type as lists of a fixed length: the same, in words that all tools know."""
     if isinstance(schema, list):
-        return [_with_prefix_items(item) for item in schema]
+        return [_with_plain_pairs(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: _with_prefix_items(value) for key, value in schema.items()}
-    if isinstance(made.get("items"), list):
-        made["prefixItems"], made["items"] = made["items"], False
+    made = {key: _with_plain_pairs(value) for key, value in schema.items()}
+    first, *others = made.get("prefixItems", [None])
+    if first is not None and all(item == first for item in others):
+        del made["prefixItems"]
+        made["items"] = first
     return made
 
 

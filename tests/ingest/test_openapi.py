@@ -59,6 +59,12 @@ def test_every_reference_leads_somewhere() -> None:
     } <= found
 
 
+def test_tuples_are_lists_of_a_fixed_length() -> None:
+    starts = document("1")["components"]["schemas"]["Registered"]["properties"]["starts"]
+    pair = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
+    assert starts["items"] == pair
+
+
 def test_the_server_serves_it_and_every_path_of_it(collector: CollectorProcess) -> None:
     """No route of the document is unknown to the server: GETs answer, POSTs name what they want."""
     status, described = collector.get("/openapi.json")
