@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ class Server:
         )
         config.load()
         config.ssl = self.access.tls  # ours, so that a renewed certificate can be read into it
-        self._server = _Server(config)
+        self._server = _Server(config, limits.header_seconds)
 
     @property
     def address(self) -> str:
@@ -152,7 +153,34 @@ class Server:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: a signal here first drains the collector."""
+    """uvicorn without its signal handlers: a signal here first drains the collector.
+
+    A TLS handshake, of which our protocol sees nothing before it is over, has the time of a header.
+    """
+
+    def __init__(self, config: uvicorn.Config, handshake_seconds: float) -> None:
+        super().__init__(config)
+        self._handshake_seconds = handshake_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop, config = asyncio.get_running_loop(), self.config
+
+        def connection() -> asyncio.Protocol:
+            return config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn calls it
+                config=config, server_state=self.server_state, app_state={}
+            )
+
+        self.servers = [
+            await loop.create_server(
+                connection,
+                sock=listener,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=self._handshake_seconds if config.ssl else None,
+            )
+            for listener in sockets or []
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import trustme
 
 from ingest import wire
 from ingest.limits import Budget, ServerLimits, room_for_connections
@@ -310,3 +311,19 @@ def test_an_info_is_not_deeper_than_its_readers(tmp_path: Path) -> None:
             status, answer = collector.request("POST", "/v1/episodes/e/log_action", body)
             assert (levels, status) == (levels, expected)
         assert answer["error"]["path"] == "$.info"
+
+
+def test_a_tls_handshake_has_its_time_too(tmp_path: Path) -> None:
+    """Who connects and never greets is cut off before there is a protocol to look after him."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "tls.pem")
+    declare(tmp_path / "root")
+    options = ["--limit", "header_seconds=0.5", "--tls-cert", str(tmp_path / "tls.pem")]
+    with (
+        CollectorProcess(tmp_path / "root", options=options, ca=tmp_path / "ca.pem") as collector,
+        connect(collector.port) as silent,
+    ):
+        assert listen(silent, answers=0).closed
+        assert collector.get("/healthz")[0] == 200
