@@ -39,6 +39,7 @@ from ingest import wire
 from ingest.errors import Refusal, already_started, not_found
 from ingest.events import (
     Acted,
+    ActedRun,
     Cut,
     Ended,
     Event,
@@ -407,6 +408,8 @@ class EpisodeAssembler:
             self._apply_redecided(event, row, received, now)
         elif isinstance(event, RewardedStep):
             self._apply_rewarded_step(event, encoded, row)
+        elif isinstance(event, ActedRun):
+            self._apply_run(event, row, received, now)
         else:
             episode = self._by_key.get(event.key)
             if episode is None or episode.ended is not None or event.seq < episode.next_seq:
@@ -456,6 +459,19 @@ class EpisodeAssembler:
         self.instances.count_open(started.instance, 1)
         if started.owner:
             self.open_of[started.owner] += 1
+
+    def _apply_run(self, event: ActedRun, row: int, received: int, now: float) -> None:
+        episode = self._by_key.get(event.key)
+        if episode is None or episode.ended is not None or event.seq < episode.next_seq:
+            return
+        if event.seq > episode.next_seq:  # only when the journal has lost rows
+            self.torn.add(event.key)
+            return
+        held = episode.held
+        if episode.act_run(event, received, row, now):
+            self._need(row)
+        self.steps += event.steps
+        self.open_bytes += episode.held - held
 
     def _apply_cut(self, event: Cut, row: int, now: float) -> None:
         episode = self._by_key.get(event.key)

@@ -18,20 +18,24 @@ Each batch of episodes is one journal row, so that a killed import has whole epi
 from __future__ import annotations
 
 import asyncio
+import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from ingest import wire
 from ingest.auth import Caller
 from ingest.bulk_columns import BulkColumns, BulkEpisode, place_of, policy_of
+from ingest.bulk_runs import Run, runs_of
 from ingest.bulk_stream import read_table
 from ingest.collector import Collector
 from ingest.errors import Refusal
 from ingest.http import Request
-from storage.declarations import PolicyDeclaration
+from ingest.importing import accept_runs
 from storage.ranges import RangeSet
 
 MAX_KEY = 200
+ROW_STEPS = 20_000
+SMALL = 500_000  # bytes of a body that is read on the event loop
 
 
 async def import_steps(request: Request, collector: Collector) -> wire.EventsReply:
@@ -43,15 +47,22 @@ async def import_steps(request: Request, collector: Collector) -> wire.EventsRep
     _check_crc(request)
     key = _key(request)
     numbered = key is not None
-    # In a thread: the first request loads pyarrow, and a large one takes seconds.
-    episodes = await asyncio.to_thread(_read, request.body, collector.policies, numbered)
+    episodes: Sequence[BulkEpisode | Run]
+    if len(request.body) < SMALL and "pyarrow" in sys.modules:
+        episodes = _read(request.body, collector, numbered)
+    else:  # the first request loads pyarrow, and a large one takes seconds
+        episodes = await asyncio.to_thread(_read, request.body, collector, numbered)
     instance, known = None, RangeSet()
     if key is not None:
         registered, row = collector.register(wire.Register(name=key))
         await collector.durable(row)
         instance, known = registered.instance, RangeSet(registered.starts)
     reply = wire.EventsReply(durable=collector.keeps, accepted=0)
-    for group in _groups([episode for episode in episodes if episode.number not in known]):
+    fresh = [episode for episode in episodes if episode.number not in known]
+    runs = [episode for episode in fresh if isinstance(episode, Run)]
+    for some in _grouped(runs):
+        await _accept_runs(some, instance, collector, reply, request.caller)
+    for group in _groups([episode for episode in fresh if isinstance(episode, BulkEpisode)]):
         await _accept(group, instance, collector, reply, request.caller)
     request.caller.charge(reply.accepted)
     return reply
@@ -75,12 +86,14 @@ def _check_crc(request: Request) -> None:
         raise Refusal("malformed", f"expected the header Headrace-CRC32: {found}, got {shown}")
 
 
-def _read(
-    body: bytes, policies: Mapping[str, PolicyDeclaration], numbered: bool
-) -> list[BulkEpisode]:
+def _read(body: bytes, collector: Collector, numbered: bool) -> Sequence[BulkEpisode | Run]:
     table = read_table(body)
-    columns = BulkColumns(table, policy_of(table, policies))
-    return list(columns.episodes(numbered=numbered))
+    policy = policy_of(table, collector.policies)
+    rules = collector.assembler.rules_of(policy.policy_id, policy.schema_id)
+    runs = runs_of(table, rules, numbered=numbered)
+    if runs is not None:
+        return runs
+    return list(BulkColumns(table, policy).episodes(numbered=numbered))
 
 
 def _groups(episodes: list[BulkEpisode]) -> Iterator[list[BulkEpisode]]:
@@ -95,6 +108,38 @@ def _groups(episodes: list[BulkEpisode]) -> Iterator[list[BulkEpisode]]:
         size += len(episode.events)
     if group:
         yield group
+
+
+def _grouped(runs: list[Run]) -> Iterator[list[Run]]:
+    """Whole episodes, of so many steps that a journal row stays small."""
+    group: list[Run] = []
+    size = 0
+    for run in runs:
+        if group and size + run.steps > ROW_STEPS:
+            yield group
+            group, size = [], 0
+        group.append(run)
+        size += run.steps
+    if group:
+        yield group
+
+
+async def _accept_runs(
+    runs: list[Run],
+    instance: str | None,
+    collector: Collector,
+    reply: wire.EventsReply,
+    caller: Caller,
+) -> None:
+    """Accept whole episodes as one row, and wait until they are durable."""
+    answer, row = accept_runs(collector, runs, instance, caller)
+    await collector.durable(row)
+    reply.accepted += answer.accepted
+    reply.duplicates += answer.duplicates
+    for item in answer.refused:
+        begin = runs[item.index].begin
+        error = {**item.error, "path": f"$.eps_id[{begin}]"}
+        reply.refused.append(wire.ItemError(index=begin, error=error))
 
 
 async def _accept(

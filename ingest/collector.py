@@ -26,7 +26,7 @@ import msgspec
 from ingest import wire
 from ingest.auth import NOBODY, Caller
 from ingest.committer import Committer, Transaction
-from ingest.errors import CollectorFailed, Refusal
+from ingest.errors import CollectorFailed, Refusal, disk_full
 from ingest.events import Ended, Event, Started, encode_event, encode_row
 from ingest.flow import FlowControl
 from ingest.histogram import Histogram
@@ -291,6 +291,23 @@ class Collector:
             self._rebuild(Refusal("busy", "the state is being rebuilt", retry_after=1.0))
             raise
 
+    def compose(self, fill: Callable[[Callable[[Event, bytes], None]], None]) -> int:
+        """One journal row of what `fill` applies; answers the row that the answer waits for.
+
+        `fill` gets the function that applies an event and its encoding. Raises Refusal when nothing
+        can be accepted now.
+        """
+        self._require_open()
+        row, received = self._committer.next_row, self._wall()
+        encoded: list[bytes] = []
+        try:
+            fill(lambda event, blob: self._apply(event, blob, encoded, row, received))
+        except Exception:
+            log.exception("an import cannot be applied; rebuilding from the journal")
+            self._rebuild(Refusal("busy", "the state is being rebuilt", retry_after=1.0))
+            raise
+        return self._append(encoded, received)
+
     def _accept(
         self, batch: wire.Batch, single: bool, caller: Caller
     ) -> tuple[wire.EventsReply, int]:
@@ -306,11 +323,11 @@ class Collector:
                     event = self._redacted(event)
                 judged = assembler.judge(batch.instance, event, values.get(index), now=self.now)
                 if judged is not None and caller.token_id and isinstance(judged[0], Started):
-                    judged = self._owned(judged[0], caller)
+                    judged = self.owned(judged[0], caller)
             except Refusal as refusal:
                 self.stats.refused += 1
                 self.stats.refused_by[refusal.code] += 1
-                reply.refused.append(_item_error(index, refusal))
+                reply.refused.append(wire.ItemError.of(index, refusal))
                 breaks = refusal.breaks_episode and not isinstance(event, wire.Start)
                 if breaks and not single:
                     self._break(event.episode_id, str(refusal), encoded, row, received)
@@ -339,7 +356,7 @@ class Collector:
         redaction = self._redactor.of(episode.rules)
         return obs if redaction is None else redaction.observation(obs)
 
-    def _owned(self, started: Started, caller: Caller) -> tuple[Event, bytes]:
+    def owned(self, started: Started, caller: Caller) -> tuple[Started, bytes]:
         """A start with its owner. Raises Refusal when the owner's open episodes are too many."""
         quota, there = caller.open_episodes, self.assembler.open_of[caller.token_id]
         if quota is not None and there >= quota:
@@ -470,8 +487,8 @@ class Collector:
     def _on_full(self, error: Exception) -> None:
         """The disk is full: refuse what is not durable, and rebuild from what is."""
         log.error("journal: %s; refusing events until there is room", error)
-        self._fail_waiters(_disk_full())
-        self._rebuild(_disk_full(), after=self._retry_seconds)
+        self._fail_waiters(disk_full())
+        self._rebuild(disk_full(), after=self._retry_seconds)
 
     def _rebuild(self, meanwhile: Refusal, *, after: float = 0.0) -> None:
         """Throw the state away and read it back from the journal; requests hear `meanwhile`."""
@@ -579,18 +596,3 @@ class Collector:
             for cut in list(self.assembler.cuts(self.policies, now)):
                 self._apply(cut, encode_event(cut), encoded, row, received)
         self._append(encoded, received, ticks=self.assembler.waits)
-
-
-def _disk_full() -> Refusal:
-    return Refusal(
-        "disk_full",
-        "the disk is full: nothing of this request was kept, try again later",
-        retry_after=2.0,
-    )
-
-
-def _item_error(index: int, refusal: Refusal) -> wire.ItemError:
-    document = refusal.to_json()
-    place = document.get("path")
-    document["path"] = f"$.events[{index}]" + (f".{place}" if place else "")
-    return wire.ItemError(index=index, error=document)

@@ -144,3 +144,11 @@ def already_started(episode_id: str) -> Refusal:
     return Refusal(
         "already_started", f"Episode {episode_id} is already started", episode_id=episode_id
     )
+
+
+def disk_full() -> Refusal:
+    return Refusal(
+        "disk_full",
+        "the disk is full: nothing of this request was kept, try again later",
+        retry_after=2.0,
+    )

@@ -117,7 +117,25 @@ class RewardedStep(Struct, array_like=True, tag=7, frozen=True):
     info: str
 
 
-Event: TypeAlias = Opened | Started | Acted | Rewarded | Ended | Cut | Redecided | RewardedStep
+class ActedRun(Struct, array_like=True, tag=8, frozen=True):
+    """The steps of a whole episode as columns, events `seq` and on: an import."""
+
+    key: int
+    seq: int
+    steps: int
+    obs: bytes
+    actions: bytes
+    rewards: bytes  # float64
+    logp: bytes  # float64, NaN: unknown
+    source: int
+    versions: bytes  # int64
+    pass_prob: bytes  # float64
+    ts: bytes  # int64; empty: when they were received
+
+
+Event: TypeAlias = (
+    Opened | Started | Acted | Rewarded | Ended | Cut | Redecided | RewardedStep | ActedRun
+)
 
 encode_event = msgspec.msgpack.Encoder().encode
 

@@ -195,6 +195,14 @@ class ItemError(Struct, omit_defaults=True, kw_only=True):
     index: int
     error: dict[str, Any]
 
+    @classmethod
+    def of(cls, index: int, refusal: Refusal) -> ItemError:
+        """The refusal of an event, with its place in the batch."""
+        document = refusal.to_json()
+        place = document.get("path")
+        document["path"] = f"$.events[{index}]" + (f".{place}" if place else "")
+        return cls(index=index, error=document)
+
 
 class EventsReply(Struct, omit_defaults=True, kw_only=True):
     """The answer to a batch: everything not refused is on disk when `durable` is true.

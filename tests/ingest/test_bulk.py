@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ingest.bulk_runs import runs_of
+from ingest.open_episode import PolicyRules
 from storage.declarations import PolicyDeclaration
 from storage.policy_files import save_declaration
 from storage.spaces import Box, Dict, Discrete, parse_space
@@ -255,3 +258,78 @@ def test_many_episodes_make_many_batches(collector: CollectorProcess) -> None:
     assert answer["accepted"] == 600 * 22 - 2
     assert [item["index"] for item in answer["refused"]] == [11_999]
     assert msgspec.json.decode(msgspec.json.encode(answer)) == answer
+
+
+# --- the quick way, where steps stay columns ----------------------------------------------------
+
+
+def obs_with(value: float) -> pa.Array:
+    """Observations of box:2 for six steps, one of them with this number."""
+    flat = np.arange(12, dtype=np.float32)
+    flat[5] = value
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat), 2)
+
+
+PLAIN = PolicyRules.of(POLICIES[0])
+SOME = {"a": 3, "b": 1, "c": 2}
+CLOSER: dict[str, dict[str, Any]] = {
+    "infos": {"infos": [""] * 6},
+    "a null": {"rewards": pa.array([1.0, None, 1.0, 1.0, 1.0, 1.0])},
+    "a reward that is not finite": {"rewards": pa.array([1.0, np.inf, 1.0, 1.0, 1.0, 1.0])},
+    "an action out of range": {"actions": pa.array([0, 1, 2, 3, 0, 1])},
+    "another dtype": {"actions": pa.array([0, 1, 2, 0, 1, 2], pa.int32())},
+    "an observation that is not finite": {"obs": obs_with(np.nan)},
+    "a log-probability above 0": {"action_logp": [-1.0, 0.5, -1.0, -1.0, -1.0, -1.0]},
+    "a gap in t": {"t": [0, 2, 3, 0, 0, 1]},
+    "an id in two places": {"eps_id": ["a", "b", "a", "c", "d", "d"]},
+    "an unknown column": {"colour": ["red"] * 6},
+    "tags that are no object": {"tags": ["[]"] * 6},
+}
+
+
+def test_plain_columns_go_the_quick_way() -> None:
+    """Whole episodes, as the rows say."""
+    given = {"t": [0, 1, 2, 0, 0, 1], "truncateds": [False] * 5 + [True], "ts": [7] * 6}
+    runs = runs_of(steps(SOME, **given), PLAIN, numbered=True)
+    assert runs is not None
+    assert [(r.start.episode_id, r.steps, r.end.truncated) for r in runs] == [
+        ("a", 3, False),
+        ("b", 1, False),
+        ("c", 2, True),
+    ]
+    assert b"".join(r.rewards for r in runs) == np.arange(6.0).tobytes()
+    assert [r.start.start for r in runs] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("columns", CLOSER.values(), ids=CLOSER.keys())
+def test_what_asks_for_a_closer_look_is_not_taken_quickly(columns: dict[str, Any]) -> None:
+    """Row by row the import says what is wrong and where."""
+    assert runs_of(steps(SOME, **columns), PLAIN, numbered=True) is None
+
+
+def test_both_ways_store_the_same_and_a_kill_changes_nothing(tmp_path: Path) -> None:
+    """An empty info sends the same rows the other way; both are read back from the journal."""
+    given = {
+        "action_logp": pa.array([-0.5, -1.0, -1.5, -2.0, -2.5, -3.0]),
+        "policy_version": [4] * 6,
+        "pass_prob": [0.5] * 6,
+        "ts": list(range(6)),
+        "ended": [None, None, "terminated", "truncated", None, None],
+        "tags": ['{"user": "u"}'] * 6,
+    }
+    save_declaration(tmp_path, replace(POLICIES[0], seal_seconds=3600.0))
+    with CollectorProcess(tmp_path) as collector:
+        assert post(collector, steps(SOME, **given))[0] == 200
+        slow = {name + "-slow": length for name, length in SOME.items()}
+        assert post(collector, steps(slow, **given, infos=[""] * 6))[0] == 200
+        collector.kill()
+        collector.restart()
+        assert collector.stop() == 0
+    found: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    for row in sorted(shard_rows(tmp_path), key=lambda row: (row["eps_id"], row["t"])):
+        name, _, way = row["eps_id"].partition("-")
+        own = ("eps_id", "received_ts", "ordinal", "episode_ordinal")
+        values = {k: np.asarray(v).tolist() for k, v in row.items() if k not in own}
+        found[bool(way)].append(values | {"eps_id": name})
+    assert len(found[False]) == 6
+    assert str(found[False]) == str(found[True])  # as text: a null reads as NaN here
