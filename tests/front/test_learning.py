@@ -130,7 +130,7 @@ def test_publish_and_versions(log: Path, trained: dict[str, Any], tmp_path: Path
 
 
 def test_ls_lists_what_there_is(log: Path) -> None:
-    """Streams with their counts and times; a running collector hides only the open episodes."""
+    """Streams with their counts and times; a running collector is asked what is open."""
     with CollectorProcess(log) as collector:
         collector.post("/v1/episodes", {"episode_id": "late"})
         live = answer(headrace("ls", "--root", log, "--json"))
@@ -142,7 +142,7 @@ def test_ls_lists_what_there_is(log: Path) -> None:
         ["default"],
     )
     assert stream["first_ts"] <= stream["last_ts"]
-    assert live["open_episodes"] is None
+    assert live["open_episodes"] == {"default": 1}
     assert answer(headrace("ls", "--root", log, "--json"))["open_episodes"] == {"default": 1}
     table = headrace("ls", "--root", log).stdout
     assert stream["stream"] in table

@@ -73,7 +73,10 @@ def test_a_busy_collector_is_unavailable(
     assert caught.value.maybe_applied == (status not in {425, 429, 503, 507})
 
 
-@pytest.mark.parametrize("code", sorted(set(STATUS) - {"busy", "draining", "disk_full"}))
+TRY_AGAIN = {"busy", "draining", "disk_full", "too_slow"}
+
+
+@pytest.mark.parametrize("code", sorted(set(STATUS) - TRY_AGAIN))
 def test_a_judgement_is_a_refusal(
     collector: ScriptedCollector, transport: Transport, code: str
 ) -> None:
