@@ -2,8 +2,8 @@
 
 `BoundedProtocol` is uvicorn's protocol over httptools (llhttp), which does the parsing. Added here:
 
-- so many connections and no more: beyond them the one that has been idle or half-open longest makes
-  room, and when all are busy the new one hears 429;
+- so many connections and no more: beyond them the one that is half-open longest makes room, or one
+  that has been idle for a while, and when there is none the new one hears 429;
 - a header must be complete within a time, a size and a count; the framing of a body (chunk
   extensions, trailers) is bounded by the body;
 - a peer that does not read its answer, and one that goes on sending after it, are cut off;
@@ -29,6 +29,9 @@ from ingest.errors import Refusal
 from ingest.limits import Budget, ServerLimits
 
 SWEEP_SECONDS = 1.0
+MIN_IDLE_SECONDS = 1.0
+"""A connection that waits for its next request for less is not idle yet."""
+
 LINGER_SECONDS = 2.0
 """How long an early answer (413, say) waits to be read by a client that still sends."""
 
@@ -50,7 +53,9 @@ class ConnectionWatch:
         self.max_connections = max_connections
         self.budget = budget
         self.open: set[BoundedProtocol] = set()
-        self.idle: dict[BoundedProtocol, None] = {}  # without a request, the longest so first
+        # Those without a request now, the longest so first: that never had one, and that had.
+        self.half_open: dict[BoundedProtocol, None] = {}
+        self.idle: dict[BoundedProtocol, None] = {}
         self.refused = 0
         self.cut_off = dict.fromkeys(("header", "idle", "body", "send", "linger", "room"), 0)
         self.malformed = 0
@@ -60,18 +65,32 @@ class ConnectionWatch:
         return partial(BoundedProtocol, watch=self)
 
     def admit(self, connection: BoundedProtocol) -> bool:
-        """Whether a new connection may stay; the one that is idle longest goes if it must."""
+        """Whether a new connection may stay; another one goes for it if it must."""
         if len(self.open) >= self.max_connections:
-            if not self.idle:
+            other = self._dispensable(connection.since)
+            if other is None:
                 self.refused += 1
                 return False
-            self.cut(next(iter(self.idle)), "room")
+            self.cut(other, "room")
         self.open.add(connection)
-        self.idle[connection] = None
+        self.half_open[connection] = None
         return True
+
+    def _dispensable(self, now: float) -> BoundedProtocol | None:
+        """Who makes room: a burst of strangers must not cut off who is between two requests."""
+        for stranger in self.half_open:
+            return stranger
+        for idle in self.idle:
+            return idle if now - idle.since > MIN_IDLE_SECONDS else None
+        return None
 
     def forget(self, connection: BoundedProtocol) -> None:
         self.open.discard(connection)
+        self.engage(connection)
+
+    def engage(self, connection: BoundedProtocol) -> None:
+        """Note that a connection has a request."""
+        self.half_open.pop(connection, None)
         self.idle.pop(connection, None)
 
     def cut(self, connection: BoundedProtocol, why: str) -> None:
@@ -115,7 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch = watch
         self._limits = watch.limits
         self._phase = Phase.WAITING
-        self._since = self.loop.time()
+        self.since = self.loop.time()
         self._raw = 0  # bytes read since the request began, but those of its first read
         self._body = 0  # of them, body
         self._names = 0  # header lines of the request
@@ -123,7 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._held = 0  # of the common budget, for an incomplete header
         self._refusal: Refusal | None = None
         self._unread = 0  # bytes of an answer that the peer did not take yet
-        self._unread_since = self._since
+        self._unread_since = self.since
 
     @property
     def answering(self) -> bool:
@@ -133,7 +152,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- the life of a connection ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base
-        self._since = self.loop.time()
+        self.since = self.loop.time()
         if self._watch.admit(self):
             super().connection_made(transport)
             return
@@ -165,7 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def overdue(self, now: float) -> str | None:
         """Why this connection should be closed now, None when it should not."""
-        limits, waited = self._limits, now - self._since
+        limits, waited = self._limits, now - self.since
         if self._is_stuck(now):
             return "send"
         if self.transport.is_closing():
@@ -223,7 +242,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise self._refused("malformed", "expected HTTP/1.1 without an upgrade or CONNECT")
         self._give_back()
         self._enter(Phase.BODY)
-        self._watch.idle.pop(self, None)
+        self._watch.engage(self)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -238,7 +257,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._phase is Phase.BODY and self.cycle.response_complete:
             self._enter(Phase.LINGERING)
         else:
-            self._since = self.loop.time()
+            self.since = self.loop.time()
         super().on_response_complete()
         if not self.answering and not self.transport.is_closing():
             self._watch.idle[self] = None
@@ -297,4 +316,4 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
-        self._since = self.loop.time()
+        self.since = self.loop.time()

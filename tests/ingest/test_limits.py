@@ -189,10 +189,16 @@ def test_all_bodies_share_one_bound(tmp_path: Path) -> None:
         assert metric(collector, "headrace_body_bytes") == 0
 
 
-def test_the_longest_idle_connection_makes_room(collector: CollectorProcess) -> None:
-    """A crowd of half-open connections keeps nobody out; the limit holds."""
+def test_half_open_connections_make_room(collector: CollectorProcess) -> None:
+    """A crowd of them keeps nobody out, and cuts off nobody who was served; the limit holds."""
+    served = connect(collector.port)
+    served.sendall(GET)
+    assert listen(served).statuses == [200]
     crowd = [connect(collector.port) for _ in range(40)]
     assert exchange(collector.port, GET).statuses == [200]
+    served.sendall(GET)
+    assert listen(served).statuses == [200]
+    served.close()
     assert metric(collector, "headrace_connections") <= 20
     for connection in crowd:
         connection.close()
