@@ -21,8 +21,9 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from ingest.errors import Refusal
@@ -97,6 +98,7 @@ class ConnectionWatch:
         """Close a connection without another word."""
         self.cut_off[why] += 1
         self.forget(connection)
+        connection.let_go()
         connection.transport.abort()
 
     async def follow(self) -> None:
@@ -141,13 +143,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header = 0  # bytes of its complete header lines
         self._held = 0  # of the common budget, for an incomplete header
         self._refusal: Refusal | None = None
+        self._running: RequestResponseCycle | None = None
         self._unread = 0  # bytes of an answer that the peer did not take yet
         self._unread_since = self.since
 
     @property
     def answering(self) -> bool:
         """Whether a request is being answered."""
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._running is not None and not self._running.response_complete
 
     # --- the life of a connection ----------------------------------------------------------
 
@@ -245,6 +248,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch.engage(self)
         super().on_headers_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle  # in a pipeline, `cycle` of the base is the latest, not this one
+        super()._start_asgi_task(cycle, app)
+
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
         super().on_body(body)
@@ -267,7 +274,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def refuse(self, refusal: Refusal) -> None:
         """Answer what is no request, and close."""
         self._write(refusal)
+        self.let_go()
         self.transport.close()
+
+    def let_go(self) -> None:
+        """Tell the handlers of this connection that nobody listens any more."""
+        for cycle in (self._running, self.cycle):
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to what its parser refuses, in our words.
@@ -277,6 +292,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch.malformed += 1
         if not self.answering:
             self._write(self._refusal or Refusal("malformed", f"expected HTTP/1.1: {msg}"))
+        self.let_go()
         self.transport.close()
 
     def _write(self, refusal: Refusal) -> None:
