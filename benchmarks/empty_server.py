@@ -15,6 +15,7 @@ import uvloop
 from ingest import wire
 from ingest.auth import NOBODY_NEEDED
 from ingest.http import Request, Response, Router
+from ingest.limits import ServerLimits
 from ingest.listening import Listening, bind
 from storage.spaces import parse_space, space_to_json
 
@@ -46,7 +47,7 @@ async def _act(request: Request) -> Response:
 
 
 async def _serve() -> None:
-    router = Router(64_000_000)
+    router = Router(ServerLimits())
     for method, path, handler in (
         ("POST", "/v1/events", _nothing),
         ("POST", "/v1/actions", _act),

@@ -21,7 +21,7 @@ import numpy as np
 from ingest import wire
 from ingest.auth import NOBODY, Caller
 from ingest.collector import Collector
-from ingest.errors import Refusal, not_found
+from ingest.errors import Refusal, disk_full, not_found
 from ingest.remote_inference import Choice, LivePolicies
 from storage.spaces import SpaceError
 
@@ -69,11 +69,15 @@ class Acting:
         """Pending events first, then one action for each observation."""
         events = wire.Batch(instance=message.instance, events=message.events)
         reply, row = self._collector.accept(events, caller=caller)
+        epoch = self._collector.epoch
         held = await self._unheld(reply.hold, message)
         done = asyncio.get_running_loop().create_future()
         request = _Request(message.instance, message.actions, held, message.durable, done)
         self._submit(request)
-        row = max(row, await done)
+        decided = await done
+        if self._collector.epoch != epoch:  # the events were thrown away meanwhile
+            raise disk_full()
+        row = max(row, decided)
         await self._collector.durable(row if message.durable else row - MAX_AHEAD)
         return wire.ActionsReply(
             durable=message.durable and self._collector.keeps,
@@ -125,8 +129,13 @@ class Acting:
         self._live.refresh()
         groups: dict[tuple[str, bool], list[_Question]] = {}
         for request in waiting:
+            named: set[str] = set()
             for index, call in enumerate(request.calls):
                 try:
+                    if call.episode_id in named:
+                        text = f"Episode {call.episode_id}: expected once in a request"
+                        raise Refusal("invalid", text, "episode_id", call.episode_id)
+                    named.add(call.episode_id)
                     policy_id, obs = self._observed(call)
                 except Refusal as refusal:
                     request.answers[index].error = refusal.to_json()

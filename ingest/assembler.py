@@ -218,6 +218,8 @@ class EpisodeAssembler:
             tags=tags_of(event),
             continues=event.continues,
             ts=event.ts,
+            reward_combination=rules.declaration.reward_combination,
+            reward_default=rules.declaration.reward_default,
         )
 
     def _judge_repeated_start(self, instance: str, event: wire.Start) -> None:
@@ -339,10 +341,7 @@ class EpisodeAssembler:
     def cut_for_size(self, key: int, now: float) -> Cut | None:
         """The cut that an episode's size calls for, if any."""
         episode = self._by_key.get(key)
-        if episode is None or episode.ended is not None:
-            return None
-        policy = episode.rules.declaration
-        if episode.steps <= policy.part_steps and episode.nbytes <= policy.part_bytes:
+        if episode is None or episode.ended is not None or not episode.is_long:
             return None
         return episode.cut_due(now)
 

@@ -192,7 +192,9 @@ class PolicyClient:
         if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
             raise ValueError("get_action: expected a mapping of the given ids to observations")
         if local:
-            return {name: self._decide(name, observation[name]) for name in episode_id}
+            for name in observation:  # all of them are fit before any is recorded
+                self._book.find(name).policy.observe(name, observation[name])
+            return {name: self._decide(name, observation[name]) for name in observation}
         return self._remote.act({name: observation[name] for name in episode_id})
 
     def log_action(

@@ -37,10 +37,12 @@ class ClientPolicy:
         action: Space,
         steps_per_version: int | None = None,
         reward_combination: str = "sum",
+        max_policy_lag: int | None = None,
     ) -> None:
         self.policy_id = policy_id
         self.sums = reward_combination == "sum"  # rewards may be added up before they are sent
         self.steps_per_version = steps_per_version
+        self.paced = steps_per_version is not None or max_policy_lag is not None
         self.observation = Codec(observation)
         self.action = Codec(action)
         self._encode_observation = self.observation.encode
@@ -94,9 +96,10 @@ class CollectorSpec:
         self.policies: dict[str, ClientPolicy] = {}
         for name, policy in document["policies"].items():
             observation, action = (space_from_json(policy[k]) for k in ("observation", "action"))
-            quota = policy.get("flow", {}).get("steps_per_version")
+            flow = policy.get("flow", {})
+            quota, lag = flow.get("steps_per_version"), flow.get("max_policy_lag")
             combination = policy.get("reward_combination", "sum")
-            self.policies[name] = ClientPolicy(name, observation, action, quota, combination)
+            self.policies[name] = ClientPolicy(name, observation, action, quota, combination, lag)
             self.live_versions[name] = policy.get("live_version")
 
     @classmethod

@@ -225,6 +225,11 @@ class Collector:
         return await answer
 
     @property
+    def epoch(self) -> int:
+        """Changes when what was not durable is thrown away: row numbers are given again."""
+        return self._committer.epoch
+
+    @property
     def durable_row(self) -> int:
         """The latest journal row that is on disk."""
         return self._durable
@@ -292,14 +297,12 @@ class Collector:
             raise
 
     def compose(self, fill: Callable[[Callable[[Event, bytes], None]], None]) -> int:
-        """One journal row of what `fill` applies; answers the row that the answer waits for.
+        """One journal row of what `fill` applies, an event and its encoding at a time.
 
-        `fill` gets the function that applies an event and its encoding. Raises Refusal when nothing
-        can be accepted now.
+        Answers the row that the answer waits for. Raises Refusal when nothing can be accepted.
         """
         self._require_open()
-        row, received = self._committer.next_row, self._wall()
-        encoded: list[bytes] = []
+        row, received, encoded = self._committer.next_row, self._wall(), list[bytes]()
         try:
             fill(lambda event, blob: self._apply(event, blob, encoded, row, received))
         except Exception:
@@ -377,8 +380,8 @@ class Collector:
         flow = self._flow
         if flow is None or not flow.active:
             return []
-        reply.hold = flow.held()
-        fresh = flow.newly_held(reply.hold)
+        reply.hold = flow.told()
+        fresh = flow.newly_held(flow.held())
         for cut in list(self.assembler.cuts(fresh, self.now)) if fresh else ():
             self._apply(cut, encode_event(cut), encoded, row, received)
         return fresh
@@ -465,8 +468,7 @@ class Collector:
         """
         if not (encoded or ticks):
             return self._committer.next_row - 1
-        blob = encode_row(received, self.assembler.steps, encoded, self.now)
-        row = self._committer.append(blob)
+        row = self._committer.append(encode_row(received, self.assembler.steps, encoded, self.now))
         if row not in self.assembler.needed:
             self._sealing.idle_rows.append(row)
         self._sealing.add(self.now)

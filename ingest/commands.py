@@ -204,6 +204,9 @@ def up(
     action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
     env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,
     steps_per_version: Annotated[int, typer.Option(help="Steps acted between updates.")] = 256,
+    max_lag: Annotated[
+        int | None, typer.Option(help="Versions that a step may be behind, to be trained on.")
+    ] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -221,8 +224,15 @@ def up(
         return console.line({who: said}) if as_json else results.heard(root, said)
 
     with stop_on_signal() as stop:
-        settings = {"port": port, "seed": seed, "steps_per_version": steps_per_version}
-        both = Up(root, policy_id, on_line=told, **settings)
+        both = Up(
+            root,
+            policy_id,
+            port=port,
+            seed=seed,
+            steps_per_version=steps_per_version,
+            max_lag=max_lag,
+            on_line=told,
+        )
         well = both.watch(stop)
         both.close()
     raise typer.Exit(0 if well else 1)

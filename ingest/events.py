@@ -40,6 +40,8 @@ class Started(Struct, array_like=True, tag=1, frozen=True):
     continues: str | None
     ts: int | None
     owner: str = ""  # the id of the token that it was started with
+    reward_combination: str = "sum"  # the rules that it began under
+    reward_default: float = 0.0
 
 
 class Acted(Struct, array_like=True, tag=2, frozen=True):

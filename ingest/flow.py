@@ -26,13 +26,18 @@ class FlowControl:
             for name, policy in policies.items()
             if policy.steps_per_version is not None
         }
+        self._most_lag = {
+            name: policy.max_policy_lag
+            for name, policy in policies.items()
+            if policy.max_policy_lag is not None
+        }
         self._live_version = live_version
         self._counts: dict[str, tuple[int, int]] = {}  # policy -> (version, closed steps)
         self._held: dict[str, int] = {}  # policy -> the version that was held last
 
     @property
     def active(self) -> bool:
-        return bool(self._quota)
+        return bool(self._quota or self._most_lag)
 
     def count(self, policy_id: str, version: int) -> None:
         """Note that a step was closed, whichever version acted it: it is experience to train on."""
@@ -52,6 +57,18 @@ class FlowControl:
             version, steps = self._counts.get(policy_id, (-1, 0))
             if steps >= quota and version == self._live_version(policy_id):
                 found[policy_id] = version
+        return found
+
+    def told(self) -> dict[str, int]:
+        """What replies tell: clients that act with this version, or an older one, wait.
+
+        That is a version with its steps, or one that lags by more than `max_policy_lag`.
+        """
+        found = self.held()
+        for policy_id, lag in self._most_lag.items():
+            live = self._live_version(policy_id)
+            if live is not None and live - lag > 0:
+                found.setdefault(policy_id, live - lag - 1)
         return found
 
     def newly_held(self, held: Mapping[str, int]) -> list[str]:

@@ -44,9 +44,12 @@ class Kept:
         return bool(self._events)
 
     def keep(self, episode_id: str, events: Iterable[Event]) -> None:
-        """Add events of an episode behind those that are kept of it."""
+        """Add events of an episode behind those that are kept of it; a number again replaces."""
         with self._lock:
-            self._events.setdefault(episode_id, []).extend(events)
+            new = list(events)
+            numbers = set(map(seq_of, new))
+            kept = [e for e in self._events.get(episode_id, ()) if seq_of(e) not in numbers]
+            self._events[episode_id] = kept + new
 
     def durable(self, episode_id: str, seq: int) -> list[Event]:
         """Drop an episode's events up to `seq`, which are on disk, and answer them."""

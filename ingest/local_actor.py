@@ -61,8 +61,8 @@ class LocalActor:
         name = episode.episode_id
         obs = policy.observe(name, observation)
         local = self._policies.get(policy.policy_id) or self.policy(policy.policy_id)
-        if policy.steps_per_version is not None:
-            self._pace(policy, policy.steps_per_version, local)
+        if policy.paced:
+            self._pace(policy, local)
         chosen, version = local.act(observation)
         event = Decision(
             episode_id=name,
@@ -76,11 +76,12 @@ class LocalActor:
         )
         return event, chosen.action_env
 
-    def _pace(self, policy: ClientPolicy, quota: int, local: LocalPolicy) -> None:
+    def _pace(self, policy: ClientPolicy, local: LocalPolicy) -> None:
         """Deliver a full window, then wait while the version that acts is held."""
         name = policy.policy_id
         waiting = self._undelivered.get(name, 0) + 1
-        if waiting > max(1, quota // WINDOWS_PER_VERSION):
+        quota = policy.steps_per_version
+        if quota is not None and waiting > max(1, quota // WINDOWS_PER_VERSION):
             self._outbox.drained(HOLD_SECONDS, lambda: False)
             waiting = 1
         self._undelivered[name] = waiting

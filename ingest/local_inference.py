@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ from storage.manifest import WEIGHTS_FILE, Manifest, decode_weights
 log = logging.getLogger("headrace.client")
 
 LONG_POLL_SECONDS = 25.0
+ASK_SECONDS = 0.1  # between questions of a client that is held and has no long poll
 
 
 class Published(msgspec.Struct):
@@ -63,7 +65,7 @@ class LocalPolicy:
         self._changed = threading.Condition()
         self._refreshing = threading.Lock()
         self._reset()
-        os.register_at_fork(after_in_child=self._reset_lock)
+        _policies.add(self)
 
     def _reset(self) -> None:
         self.current: NumpyPolicy | None = None
@@ -136,10 +138,18 @@ class LocalPolicy:
 
     def wait_newer(self, version: int, timeout: float) -> bool:
         """Wait until a version other than `version` is here; False when it does not come."""
-        if not self._long_poll:
+        if self._long_poll:
+            with self._changed:
+                return self._changed.wait_for(lambda: self.version != version, timeout)
+        deadline = time.monotonic() + timeout
+        while self._interval is not None and self.version == version and not self._closed:
             self.refresh(required=False)
-        with self._changed:
-            return self._changed.wait_for(lambda: self.version != version, timeout)
+            left = deadline - time.monotonic()
+            if self.version != version or left <= 0:
+                break
+            if self._transport.closing.wait(min(ASK_SECONDS, left)):
+                break
+        return self.version != version
 
     def close(self) -> None:
         """Stop polling; the thread ends with its current request at the latest."""
@@ -176,15 +186,17 @@ class LocalPolicy:
             manifest = Manifest.from_json(published.manifest)
             same = manifest.store_id == self._store_id
             if same and published.generation <= self._generation:
+                self._etag = answer.headers.get("etag", self._etag)
                 return
             policy = load_policy(manifest, published.weights)
         except (StorageError, ValueError, msgspec.DecodeError) as error:
             self.refused += 1
             log.warning("policy %s: refused published weights: %s", self.policy_id, error)
             return
-        finally:
-            self._etag = answer.headers.get("etag", self._etag)
         with self._changed:
+            if manifest.store_id == self._store_id and published.generation <= self._generation:
+                return  # another thread took up a newer one meanwhile
+            self._etag = answer.headers.get("etag", self._etag)
             self._store_id, self._generation = manifest.store_id, published.generation
             self.current = policy
             self._changed.notify_all()
@@ -207,3 +219,14 @@ def no_version(policy_id: str) -> Refusal:
         f"policy {policy_id!r} has no published version yet: publish one, or log_action",
         retry_after=1.0,
     )
+
+
+_policies: weakref.WeakSet[LocalPolicy] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for policy in list(_policies):
+        policy._reset_lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -244,14 +244,19 @@ class OpenEpisode:
 
     def redecide(self, event: Acted, received: int) -> None:
         """Put another decision in place of the open step's; nothing came after it yet."""
-        opened = self.opened[-1]
+        opened, last = self.opened[-1], len(self.rewards) - 1
+        reward, came, info = self.rewards[-1], self.rewarded[-1], self.infos.pop(last, "")
+        self.info_bytes -= len(info)
         del self.obs[self._prefix(self.obs, self.obs_lengths, self.rules.observation) :]
         del self.actions[self._prefix(self.actions, self.action_lengths, self.rules.action) :]
         del self.dist_inputs[len(self.dist_inputs) - self._open_dist() :]
         for name in _PER_STEP:
             del getattr(self, name)[-1:]
-        self.infos.pop(len(self.rewards), None)
         self.act(event, received, self.open_row, opened)
+        if came:  # a reward that named this step stays with it
+            self.rewards[-1], self.rewarded[-1] = reward, came
+        if info:
+            self._note(info)
 
     def _open_dist(self) -> int:
         return self.dist_lengths[-1] if self.dist_lengths else 0
@@ -267,7 +272,7 @@ class OpenEpisode:
         if self.rules.action.itemsize is None:
             self.action_lengths.append(len(event.action))
         came = event.reward == event.reward  # NaN: none came
-        self.rewards.append(event.reward if came else self.rules.declaration.reward_default)
+        self.rewards.append(event.reward if came else self.started.reward_default)
         self.rewarded.append(came)
         self.opened.append(running)
         self.seqs.append(event.seq)
@@ -297,6 +302,12 @@ class OpenEpisode:
         """Whether steps would still take rewards if this ended now."""
         return self.rules.declaration.reward_window > 0 and bool(self.rewards)
 
+    @property
+    def is_long(self) -> bool:
+        """Whether there is more than one part is to hold."""
+        policy = self.rules.declaration
+        return self.steps > policy.part_steps or self.nbytes > policy.part_bytes
+
     def cut_due(self, running: float) -> Cut | None:
         """The cut that makes a part of the closed steps, if there are any."""
         closed = self.closed(running)
@@ -315,15 +326,14 @@ class OpenEpisode:
 
     def combined(self, amount: float, at: int = -1) -> float:
         """The reward of a buffered step (by default the open one) with one more."""
-        rules = self.rules.declaration
         if not self.rewarded[at]:
             return amount
-        known = self.rewards[at]
-        if rules.reward_combination == "sum":
+        known, rule = self.rewards[at], self.started.reward_combination
+        if rule == "sum":
             return known + amount
-        if rules.reward_combination == "max":
+        if rule == "max":
             return max(known, amount)
-        return known if rules.reward_combination == "first" else amount
+        return known if rule == "first" else amount
 
     def reward(self, amount: float, info: str, at: int = -1) -> None:
         """Give a buffered step a reward and an info, beside those that it has."""

@@ -101,6 +101,7 @@ class Outbox:
         self._changed = threading.Condition(self._lock)
         self._queue: list[Event | None] = []  # None: pulled
         self._taken = 0  # the index of _queue[0]
+        self._fixed = 0  # events below this index have been sent: their content stays as it is
         self._done = 0  # events below this index have been judged, or wait to be sent again
         self._flight: list[Event] = []
         self._left = 0  # events of the flight that are not judged yet
@@ -108,7 +109,7 @@ class Outbox:
         self._urgent = 0
         self._lingering = False  # a batch waits for company
         self._hurried = False  # and must not
-        self._pulls: set[int] = set()
+        self._pulls: dict[int, int] = {}  # ticket -> the first index it took
         self._next_pull = 0
         self._requeues = 0
         self._next_start = 0
@@ -191,7 +192,7 @@ class Outbox:
     def fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
         """Add a reward to the queued step at `index`; False if it cannot take one any more."""
         with self._lock:
-            if index < self._taken:
+            if index < self._fixed:
                 return False
             if info is not None and weight(step) + memoryview(info).nbytes > self.batch_bytes:
                 return False
@@ -241,6 +242,7 @@ class Outbox:
         del queue[:size]
         self._done = self._taken
         self._taken += size
+        self._fixed = max(self._fixed, self._taken)
         self._flight = flight
         self._land(0, len(flight))
         return flight
@@ -305,14 +307,15 @@ class Outbox:
                 return None
             mine = {name for name in ids if self.owner(name) == instance}
             events: list[Event] = []
-            for place in self._places(mine, since):
+            places = self._places(mine, since)
+            for place in places:
                 event = self._queue[place]
                 if event is not None:
                     events.append(event)
                 self._queue[place] = None
             self._next_pull += 1
             if events:
-                self._pulls.add(self._next_pull)
+                self._pulls[self._next_pull] = self._taken + places[0]
             return Pulled(events, instance, mine, self._next_pull)
 
     def _places(self, ids: Collection[str], since: int) -> list[int]:
@@ -347,7 +350,7 @@ class Outbox:
             if pull is None:
                 self._land(len(events))
             else:
-                self._pulls.discard(pull)
+                self._pulls.pop(pull, None)
                 self._changed.notify_all()
 
     def return_flight(self, events: Sequence[Event], lost: Sequence[Event] = ()) -> None:
@@ -365,7 +368,7 @@ class Outbox:
         with self._lock:
             self._requeues += 1
             self._queue.extend(events)
-            self._pulls.discard(pull)
+            self._pulls.pop(pull, None)
             self._filled.notify()
             self._changed.notify_all()
 
@@ -426,10 +429,13 @@ class Outbox:
     def drained(self, timeout: float | None, stop: Callable[[], bool]) -> bool:
         """Wait until all that is pending now has been judged; False when time ran out or `stop`."""
         with self._lock:
-            target, ticket = self._taken + len(self._queue), self._next_pull
+            target = self._taken + len(self._queue)
             seen = self._requeues
             self._urgent += 1
             self._filled.notify()
+
+            def judged() -> bool:
+                return self._done >= target and all(low >= target for low in self._pulls.values())
 
             def done() -> bool:
                 nonlocal target, seen
@@ -437,11 +443,11 @@ class Outbox:
                     return True
                 if self._requeues != seen:
                     target, seen = self._taken + len(self._queue), self._requeues
-                return self._done >= target and all(pull > ticket for pull in self._pulls)
+                return judged()
 
             try:
                 self._changed.wait_for(done, timeout)
-                return self._done >= target and all(pull > ticket for pull in self._pulls)
+                return judged()
             finally:
                 self._urgent -= 1
 

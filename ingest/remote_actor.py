@@ -69,14 +69,17 @@ class RemoteActor:
             episode.step = None  # what is queued of it now travels with this request
         since = min((episode.since for episode in episodes.values()), default=0)
         end = self._outbox.end
+        replies: dict[str, ActionReply] = {}
         try:
-            replies = self._ask(wanted, since)
+            self._ask(wanted, since, replies)
         except CollectorUnavailable as error:
-            if error.maybe_applied:
-                for name, episode in episodes.items():
+            for name, episode in episodes.items():
+                if error.maybe_applied or name in replies:
                     episode.unanswered = wanted[name]
             raise
         except TimeoutError as error:
+            for name in replies:  # decided, and never told
+                episodes[name].unanswered = wanted[name]
             raise TimeoutError(
                 f"Episode {', '.join(episodes)}: no action in time: {error}"
             ) from error
@@ -111,20 +114,20 @@ class RemoteActor:
             )
         return before
 
-    def _ask(self, wanted: dict[str, GetAction], since: int) -> dict[str, ActionReply]:
-        """Actions for some episodes; their queued events travel in the same request.
+    def _ask(
+        self, wanted: dict[str, GetAction], since: int, replies: dict[str, ActionReply]
+    ) -> None:
+        """Actions for some episodes into `replies`; their queued events travel along.
 
         Raises TimeoutError, CollectorUnavailable, or Refusal when the request as a whole failed.
         """
         sender, deadline = self._sender, time.monotonic() + self._timeout
-        replies: dict[str, ActionReply] = {}
         while missing := wanted.keys() - replies.keys():
             sender.register(max(0.0, deadline - time.monotonic()))
             pulled = self._outbox.pull(missing, since, deadline)
             if pulled is not None:
                 requests = [request for name, request in wanted.items() if name in pulled.ids]
                 replies |= self._exchange(pulled, requests, deadline)
-        return replies
 
     def _exchange(
         self, pulled: Pulled, requests: list[GetAction], deadline: float

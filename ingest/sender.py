@@ -19,6 +19,7 @@ What a collector may answer for an event, and what follows:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -466,8 +467,8 @@ class Sender:
 
     def retire(self) -> None:
         """Take nothing new; the thread ends when the queue is empty."""
-        if self.running:
-            self.outbox.put_again(self.kept.copies())
+        with contextlib.suppress(ClientError):
+            self._settle_kept()
         self.running = False
         self.outbox.close()
 

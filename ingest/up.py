@@ -26,7 +26,9 @@ RESTARTS_A_MINUTE = 5
 STOP_SECONDS = 30.0
 
 
-def declare_live(root: Path, policy_id: str, steps_per_version: int) -> PolicyDeclaration:
+def declare_live(
+    root: Path, policy_id: str, steps_per_version: int, max_lag: int | None = None
+) -> PolicyDeclaration:
     """Flow control, small parts and quick shards for a policy that is declared already."""
     declared = load_declarations(root).get(policy_id)
     if declared is None:
@@ -37,6 +39,7 @@ def declare_live(root: Path, policy_id: str, steps_per_version: int) -> PolicyDe
     live = replace(
         declared,
         steps_per_version=steps_per_version,
+        max_policy_lag=max_lag,
         part_steps=min(declared.part_steps, 256),
         part_seconds=min(declared.part_seconds, 0.2),
         seal_seconds=min(declared.seal_seconds, 0.2),
@@ -103,9 +106,10 @@ class Up:
         port: int,
         seed: int,
         steps_per_version: int,
+        max_lag: int | None = None,
         on_line: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        declare_live(root, policy_id, steps_per_version)
+        declare_live(root, policy_id, steps_per_version, max_lag)
         self._told = threading.Event()
         self._on_line = on_line
         self.address = ""
@@ -118,6 +122,7 @@ class Up:
         self.collector.words[-1] = own  # a restart takes the same port
         words = ["train", "--follow", "--root", str(root), "--policy-id", policy_id]
         words += ["--seed", str(seed), "--steps-per-update", str(steps_per_version)]
+        words += [] if max_lag is None else ["--max-lag", str(max_lag)]
         self.trainer = Child(words, lambda said: on_line("train", said))
 
     def _collector_says(self, said: dict[str, Any]) -> None:

@@ -46,6 +46,10 @@ def train(
     manifest: Manifest = None,
     follow: Annotated[bool, typer.Option(help="PPO on what clients do; publishes.")] = False,
     steps_per_update: Annotated[int, typer.Option(help="With --follow.")] = 256,
+    max_lag: Annotated[
+        int | None,
+        typer.Option(help="With --follow: versions that a step may be behind, to be trained on."),
+    ] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -60,7 +64,7 @@ def train(
     from storage import console, results
 
     if follow:
-        return _follow(root, policy_id, steps_per_update, seed, as_json)
+        return _follow(root, policy_id, steps_per_update, max_lag, seed, as_json)
     if algorithm not in ALGORITHMS:
         raise ValueError(f"--algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     chosen = ALGORITHMS[algorithm]
@@ -80,7 +84,9 @@ def train(
     return console.line(document) if as_json else results.trained(document)
 
 
-def _follow(root: Path, policy_id: str, steps: int, seed: int, as_json: bool) -> None:
+def _follow(
+    root: Path, policy_id: str, steps: int, max_lag: int | None, seed: int, as_json: bool
+) -> None:
     from policy.follow import follow
     from storage import console, results
     from storage.stop_signal import stop_on_signal
@@ -88,7 +94,13 @@ def _follow(root: Path, policy_id: str, steps: int, seed: int, as_json: bool) ->
     told = console.line if as_json else results.updated
     with stop_on_signal() as stop:
         result = follow(
-            root, policy_id, stop=stop.is_set, steps_per_update=steps, on_update=told, seed=seed
+            root,
+            policy_id,
+            stop=stop.is_set,
+            steps_per_update=steps,
+            max_lag=max_lag,
+            on_update=told,
+            seed=seed,
         )
     if as_json:
         return console.line({"followed": asdict(result)})

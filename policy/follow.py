@@ -228,7 +228,7 @@ class _Follower:
         used, left_out = self._learner.usable(batch.take(~stale) if stale.any() else batch)
         self._gathered.append(used)
         self._left_out.update({**left_out, **({"stale": int(stale.sum())} if stale.any() else {})})
-        self._fresh += int((mine & ~stale).sum())
+        self._fresh += int(mine.sum())  # as the collector counts, which holds clients by it
         return self._update() if self._fresh >= self._settings.steps_per_update else None
 
     def end(self) -> None:

@@ -6,6 +6,7 @@ import itertools
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -628,3 +629,17 @@ def test_a_history_with_lost_rows_is_replayed_as_far_as_it_goes(data: st.DataObj
             assert sealed.part in [item.part for item in found.waiting]
     for name in found.assembler.torn_episodes():
         assert name in found.assembler.episodes
+
+
+def test_an_episode_keeps_the_reward_rules_that_it_began_under() -> None:
+    """A policy's file may change between two runs; what was acknowledged may not."""
+    summing = replace(STEPS, reward_combination="sum")
+    shell = Shell({"default": summing})
+    shell.send(wire.Start(episode_id="e", start=0))
+    shell.send(wire.LogAction(episode_id="e", seq=1, obs=[0.0, 0.0], action=0))
+    shell.send(wire.LogReturns(episode_id="e", seq=2, reward=1.0))
+    shell.send(wire.LogReturns(episode_id="e", seq=3, reward=2.0))
+    shell.send(wire.LogAction(episode_id="e", seq=4, obs=[0.0, 0.0], action=0))
+    changed = replace(STEPS, reward_combination="last", reward_default=-9.0)
+    episode = recover(shell.journal.crash(), {"default": changed}).assembler.episodes["e"]
+    assert list(episode.rewards) == [3.0, 0.0]

@@ -6,6 +6,7 @@ and the assembler's side of it.
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,24 @@ def test_all_that_may_be_lost_is_sent_again() -> None:
     assert kept.take("e", 4) == []
     assert [seq_of(event) for event in kept.take("e", 2)] == [1, 2]
     assert not kept
+
+
+def test_a_reward_that_named_the_step_stays_with_the_decision_that_won() -> None:
+    """It was acknowledged, and is a retry from then on."""
+    shell = started()
+    shell.send(decision(1, 2))
+    click = wire.LogReturns(episode_id="e", step=0, reward_id="click", reward=5.0, info={"page": 3})
+    assert shell.send(click) == ["accepted"]
+    assert shell.send(decision(1, 0, answered=True)) == ["accepted"]
+    assert shell.send(click) == ["retry"]
+    shell.send(wire.End(episode_id="e", seq=2))
+    (part,) = shell.parts("e")
+    assert (part.rewards, part.infos) == (struct.pack("<d", 5.0), {0: '{"page": 3}'})
+
+
+def test_a_number_is_kept_once() -> None:
+    """The answer that was given last is the one that was acted on."""
+    kept = Kept()
+    kept.keep("e", [decision(1, 0, answered=True)])
+    kept.keep("e", [decision(1, 1, answered=True)])
+    assert [event.action for event in kept.take("e", 1)] == [1]  # type: ignore[union-attr]

@@ -135,6 +135,20 @@ def test_a_list_of_episodes_gets_a_dict_of_actions(collector: CollectorProcess) 
             client.end_episode(name)
 
 
+def test_a_list_is_decided_as_a_whole_or_not_at_all(collector: CollectorProcess) -> None:
+    """A bad observation of one records nothing of the others; an id named twice acts once."""
+    publish(collector.root, 1)
+    with PolicyClient(collector.address) as client:
+        first, second = client.start_episode(), client.start_episode()
+        with pytest.raises(ValueError, match=second):
+            client.get_action([first, second], {first: OBS, second: [0.0]})
+        client.get_action([first, first, second], {first: OBS, second: OBS})
+        client.flush()
+        for name in (first, second):
+            assert collector.get(f"/v1/episodes/{name}")[1]["steps"] == 1
+            client.end_episode(name)
+
+
 def test_damaged_and_older_weights_are_refused(tmp_path: Path) -> None:
     """The last good weights stay: a flipped byte, a lower generation, and no message at all."""
     for seed in (1, 2):

@@ -270,3 +270,29 @@ def test_the_end_of_an_episode_waits_for_no_company(late: bool) -> None:
     sender.join(20.0)
     ((events, instance),) = taken
     assert ([event.episode_id for event in events], instance) == (["a"], "i")
+
+
+def test_what_was_sent_takes_no_reward_although_others_of_its_batch_come_back() -> None:
+    """Indices inside a flight shift when a part of it is sent again; what left stays as it was."""
+    box = outbox()
+    busy, fine = step("busy"), step("fine")
+    put(box, busy)
+    index = put(box, fine)
+    box.take()
+    box.judged([fine])
+    box.return_flight([busy])
+    assert not box.fold(index, fine, 1.0, None)
+    assert fine.reward is None
+
+
+def test_a_flush_waits_for_what_a_later_pull_carries() -> None:
+    """Events that were queued before the flush are not judged while a get_action has them."""
+    box = outbox()
+    put(box, step("a"))
+    pulled = box.pull({"a"}, 0, time.monotonic() + 1.0)
+    assert pulled is not None
+    put(box, step("b"))
+    box.judged(box.take()[0])  # type: ignore[index]  # there is a batch
+    assert not box.drained(0.0, lambda: False)
+    box.judged(pulled.events, pulled.ticket)
+    assert box.drained(0.0, lambda: False)
