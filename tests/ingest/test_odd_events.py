@@ -8,6 +8,7 @@ collector is killed. The model is the page's table; in the end the parts hold wh
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from storage.spaces import parse_space
 from tests.ingest.test_assembler import Shell
 
 WINDOW, TIMEOUT = 50.0, 100.0
+EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "300"))  # `make faults` tries 2,000
 
 
 def declared(policy_id: str, **rules: Any) -> PolicyDeclaration:
@@ -306,5 +308,5 @@ class OddEvents(RuleBasedStateMachine):
                 assert part.ended == found.how
 
 
-OddEvents.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+OddEvents.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None)
 TestOddEvents = OddEvents.TestCase
