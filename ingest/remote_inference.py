@@ -168,6 +168,12 @@ class LivePolicies:
         policy = live.policy
         if policy is None:
             raise no_version(policy_id)
+        if len(observations) == 1:
+            value = live.observation.decode(observations[0])
+            one = policy.act_one(value, self.rng, explore=explore)
+            stored = live.action.encode(one.action, "action", check_range=False)
+            dist_inputs, version = one.dist_inputs.tobytes(), policy.version
+            return [Choice(stored, one.action_env, float(one.logp), dist_inputs, version)]
         columns = live.observation.columns(b"".join(observations), len(observations))
         actions = policy.act(policy.flatten(columns), self.rng, explore=explore)
         encoded = live.action.encode_columns(actions.columns, len(observations))
