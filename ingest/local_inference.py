@@ -168,8 +168,11 @@ class LocalPolicy:
         backoff, failures = Backoff(), 0
         while not self._closed and threading.current_thread() is self._thread:
             try:
+                refused = self.refused
                 self._take(self._ask(LONG_POLL_SECONDS))
-                failures = 0
+                failures = 0 if self.refused == refused else failures + 1
+                if failures and self._transport.closing.wait(backoff.delay(failures)):
+                    return  # what cannot be taken up comes again at once: not so fast
             except (CollectorUnavailable, Refusal) as error:
                 failures += 1
                 if self._transport.closing.wait(backoff.delay(failures)):

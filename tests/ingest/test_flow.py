@@ -42,6 +42,20 @@ def test_a_surplus_counts_for_the_next_version() -> None:
     assert flow.held() == {"default": 2}
 
 
+def test_clients_that_lag_too_far_are_told_to_wait() -> None:
+    """Who acts with a version older than live - max_policy_lag waits; the live one is not held."""
+    declaration = PolicyDeclaration(
+        observation=parse_space("box:4"), action=parse_space("discrete:2"), max_policy_lag=2
+    )
+    live = {"default": 2}
+    flow = FlowControl({"default": declaration}, live.get)
+    assert flow.active
+    assert flow.told() == {}
+    live["default"] = 7
+    assert flow.told() == {"default": 4}
+    assert flow.held() == {}
+
+
 def test_nothing_is_held_without_a_quota_or_a_version() -> None:
     off = flow_of(None, {"default": 1})
     close(off, 100)

@@ -167,6 +167,7 @@ def test_damaged_and_older_weights_are_refused(tmp_path: Path) -> None:
     take(2, 5)
     take(1, 6, change=True)
     assert (policy.version, policy.refused) == (2, 1)
+    assert policy._etag == '"5"'  # the damaged ones are asked for again
     take(1, 4)
     assert (policy.version, policy.refused) == (2, 1)
     policy._take(Answer(200, {}, b"\x00nonsense"))

@@ -274,6 +274,9 @@ def test_a_repeated_get_action_gets_the_decision_that_was_made(tmp_path: Path) -
         other = {"instance": instance, "actions": [{**ask, "obs": [1, 1, 1, 1]}]}
         refused = collector.post("/v1/actions", other)[1]["actions"][0]
         assert refused["error"]["code"] == "conflict"
+        twice = {"instance": instance, "actions": [ask, ask]}
+        again, double = collector.post("/v1/actions", twice)[1]["actions"]
+        assert (again, double["error"]["code"]) == (answers[0], "invalid")
         end = {"type": "end", "episode_id": "e", "seq": 2}
         assert collector.post("/v1/events", {"instance": instance, "events": [end]})[0] == 200
         assert collector.stop() == 0
