@@ -13,32 +13,22 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ingest.errors import CollectorUnavailable, Refusal
+from ingest.published import Published, no_version
 from ingest.transport import Answer, Backoff, Transport
 from policy.numpy_policy import Action, NumpyPolicy
-from policy.spec import PolicySpec
 from storage.errors import StorageError
-from storage.manifest import WEIGHTS_FILE, Manifest, decode_weights
+from storage.manifest import Manifest
 
 log = logging.getLogger("headrace.client")
 
 LONG_POLL_SECONDS = 25.0
 ASK_SECONDS = 0.1  # between questions of a client that is held and has no long poll
-
-
-class Published(msgspec.Struct):
-    """`GET /v1/policies/{id}/weights`: a version, its place in the order, its bytes."""
-
-    manifest: dict[str, Any]
-    generation: int
-    weights: bytes
-    signature: bytes | None = None
 
 
 class LocalPolicy:
@@ -191,7 +181,7 @@ class LocalPolicy:
             if same and published.generation <= self._generation:
                 self._etag = answer.headers.get("etag", self._etag)
                 return
-            policy = load_policy(manifest, published.weights)
+            policy = NumpyPolicy.published(manifest, published.weights)
         except (StorageError, ValueError, msgspec.DecodeError) as error:
             self.refused += 1
             log.warning("policy %s: refused published weights: %s", self.policy_id, error)
@@ -203,25 +193,6 @@ class LocalPolicy:
             self._store_id, self._generation = manifest.store_id, published.generation
             self.current = policy
             self._changed.notify_all()
-
-
-def load_policy(manifest: Manifest, weights: bytes) -> NumpyPolicy:
-    """The policy of verified bytes. Raises WeightsDamaged, ValueError."""
-    arrays: Mapping[str, Any] = decode_weights(weights, manifest.digests[WEIGHTS_FILE])
-    return NumpyPolicy(
-        PolicySpec.from_json(manifest.spec),
-        arrays,
-        filter_state=manifest.filter_state,
-        version=manifest.version,
-    )
-
-
-def no_version(policy_id: str) -> Refusal:
-    return Refusal(
-        "no_version",
-        f"policy {policy_id!r} has no published version yet: publish one, or log_action",
-        retry_after=1.0,
-    )
 
 
 _policies: weakref.WeakSet[LocalPolicy] = weakref.WeakSet()

@@ -15,7 +15,7 @@ import msgspec
 
 from ingest.errors import Refusal
 from ingest.http import Request, Response
-from ingest.local_inference import Published, no_version
+from ingest.published import Published, no_version
 from ingest.remote_inference import LivePolicies
 from ingest.wire import MSGPACK
 from storage.errors import StorageError

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ingest.local_inference import Published, load_policy, no_version
+from ingest.published import Published, no_version
 from policy.numpy_policy import NumpyPolicy
 from policy.preprocessors import assemble
 from policy.spec import PolicySpec
@@ -90,7 +90,7 @@ class LivePolicies:
         if pointer is None or pointer.generation <= live.generation:
             return
         manifest, weights = live.store.read(pointer.version)
-        live.policy = load_policy(manifest, weights)
+        live.policy = NumpyPolicy.published(manifest, weights)
         live.generation = pointer.generation
         live.published = Published(manifest.to_json(), pointer.generation, weights)
         live.etag = f'"{manifest.store_id}-{pointer.generation}"'

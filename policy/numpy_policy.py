@@ -26,6 +26,7 @@ from policy.filters import make_filter
 from policy.numpy_distributions import Product
 from policy.preprocessors import assemble
 from policy.spec import PolicySpec
+from storage.manifest import WEIGHTS_FILE, Manifest, decode_weights
 from storage.spaces import Array, Discrete, Space
 
 __all__ = ["Action", "Actions", "NumpyPolicy", "check_weights"]
@@ -103,6 +104,21 @@ class NumpyPolicy:
         self._hidden, self._last = self._pi[:-1], self._pi[-1]
         self._start = spec.action.start if isinstance(spec.action, Discrete) else 0
         self._few_options = isinstance(spec.action, Discrete) and spec.action.n <= _FEW_OPTIONS
+
+    @classmethod
+    def published(cls, manifest: Manifest, weights: bytes) -> NumpyPolicy:
+        """The policy of a published version: `weights` are the bytes of its safetensors file.
+
+        Raises WeightsDamaged for bytes that are not what the manifest says, ValueError for weights
+        that do not fit the spec.
+        """
+        arrays = decode_weights(weights, manifest.digests[WEIGHTS_FILE])
+        return cls(
+            PolicySpec.from_json(manifest.spec),
+            arrays,
+            filter_state=manifest.filter_state,
+            version=manifest.version,
+        )
 
     # many observations
 

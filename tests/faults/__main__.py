@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import sys
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--long", action="store_true")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    # A collector starts again with its byte code; to compile anew each time is nobody's restart.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     good = True
     for chosen, mutant in runs(given.scenario, given.mutant, pairs=not given.long):
         line = run(chosen, mutant, given.seed, long=given.long)

@@ -12,7 +12,8 @@ import pytest
 
 from ingest.client import PolicyClient
 from ingest.errors import Refusal
-from ingest.local_inference import LocalPolicy, Published
+from ingest.local_inference import LocalPolicy
+from ingest.published import Published
 from ingest.transport import Answer, Transport
 from policy.numpy_policy import NumpyPolicy
 from policy.policy import Policy
