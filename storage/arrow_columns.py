@@ -208,7 +208,8 @@ def decode_column(table: pa.Table, name: str) -> Array:
 
     Columns of a space come in their dtype and shape (N, *shape), as the footer gives them. Where a
     row is null: NaN in `action_logp` and `action_dist_inputs` (N, K), zeros in `final_obs`
-    (`present` tells), None in texts, which are an object array. Zero-copy results are read-only.
+    (`present` tells), -1 in `env_t` and `agents`, None in texts, which are an object array.
+    Zero-copy results are read-only.
 
     Raises ShardError for a column that is not there, for action_dist_inputs of different lengths.
     """
@@ -239,6 +240,8 @@ def _plain(column: pa.ChunkedArray) -> Array:
             [chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks],
             np.dtype(kind.to_pandas_dtype()),
         )
+    if column.null_count and pa.types.is_integer(kind):
+        column = column.fill_null(-1)
     values: Array = column.to_numpy(zero_copy_only=False)
     return values
 

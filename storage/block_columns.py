@@ -61,6 +61,8 @@ class BlockColumns:
             raise ShardError(f"source: expected 0..{len(SOURCES) - 1}")
         self._texts = self._repeated_texts()
         self._dist = _dist_inputs(block, self.rows)
+        self._env_t = _buffer("env_t", block.env_t, "<i8", self.rows) if block.env_t else None
+        self._agents = np.array(scalars.agents, np.int32)
         infos = [text.encode() for text in scalars.infos]
         self._infos = Texts(
             starts_of(np.array([len(text) for text in infos], np.int64)),
@@ -124,7 +126,7 @@ class BlockColumns:
         }
 
     def _endings(self, begin: int, end: int) -> dict[str, pa.Array]:
-        """ended, terminateds, truncateds and final_obs: what stands only on parts' last rows."""
+        """ended, terminateds, truncateds, agents, final_obs: what only parts' last rows have."""
         rows = end - begin
         parts = slice(*np.searchsorted(self._last_rows, (begin, end)).tolist())
         words = self._block.scalars.ended[parts]
@@ -134,6 +136,8 @@ class BlockColumns:
         terminated, truncated = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         terminated[at] = [word == "terminated" for word in words]
         truncated[at] = [word is not None and word != "terminated" for word in words]
+        agents = np.full(rows, -1, np.int32)
+        agents[at] = self._agents[parts]
         found = slice(*np.searchsorted(self._final_rows, (begin, end)).tolist())
         final = {
             name: sparse_binary(
@@ -147,6 +151,7 @@ class BlockColumns:
             "ended": pa.array(ended, pa.string()),
             "terminateds": pa.array(terminated),
             "truncateds": pa.array(truncated),
+            "agents": _known(agents),
             **final,
         }
 
@@ -156,6 +161,10 @@ class BlockColumns:
             for name, values in self._per_step.items()
             if name not in ("action_logp", "source")
         }
+        env_t = self._env_t
+        columns["env_t"] = (
+            pa.nulls(end - begin, pa.int64()) if env_t is None else _known(env_t[begin:end])
+        )
         logp = self._per_step["action_logp"][begin:end]
         codes = pa.array(self._per_step["source"][begin:end])
         columns["action_logp"] = pa.array(logp, mask=np.isnan(logp))
@@ -196,6 +205,11 @@ def _final_columns(
     starts = splitter.offsets(len(found), joined, lengths.tobytes(), "final_obs")
     values = splitter.split(np.frombuffer(joined, np.uint8), starts)
     return {spec.name: leaf_bytes(value) for spec, value in zip(specs, values, strict=True)}
+
+
+def _known(values: npt.NDArray[Any]) -> pa.Array:
+    """Integers (N,), null where below 0."""
+    return pa.array(values, mask=values < 0)
 
 
 def _dist_inputs(block: PartBlock, rows: int) -> tuple[npt.NDArray[np.int64], Any]:

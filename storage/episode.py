@@ -52,6 +52,10 @@ class LoggedAction:
 class Part:
     """A sealed run of T steps of one episode, as little-endian column buffers.
 
+    In a multi-agent episode each agent's run is a *track*, with parts of its own: the tracks of one
+    `episode_id` differ in `agent_id`, and `env_t` joins their steps (-1 = unknown). An agent that
+    leaves early does not know `agents`, those that end with the episode do.
+
     `obs` and `actions` hold T canonical encodings (storage.codec) behind each other; when the space
     holds Text, `obs_lengths` / `actions_lengths` give each one's size in bytes (uint32), else they
     are empty. Unknown `action_logp` is NaN here and null at rest.
@@ -71,6 +75,7 @@ class Part:
     pass_prob: bytes  # float64 (T,)
     ts: bytes  # int64 (T,), microseconds since the epoch, the client's
     received_ts: bytes  # int64 (T,), microseconds, the collector's
+    env_t: bytes = b""  # int64 (T,), the environment's step; empty = a single-agent episode
     obs_lengths: bytes = b""
     actions_lengths: bytes = b""
     dist_inputs: bytes = b""  # float32, rows behind each other
@@ -85,6 +90,7 @@ class Part:
     tags: str = "{}"  # JSON object of strings
     ordinal: int = -1  # assigned when the part's shard is planned
     episode_ordinal: int = -1  # the ordinal of the episode's first part
+    agents: int = -1  # how many tracks with steps the whole episode had; only with an ending
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -98,11 +104,26 @@ class Part:
                 )
         if self.ended is not None and self.ended not in ENDINGS:
             raise EpisodeError(f"episode {self.episode_id}: unknown ending {self.ended!r}")
+        self._check_track()
+
+    def _check_track(self) -> None:
+        """The laws of what a track of a multi-agent episode says beyond an episode."""
+        if self.env_t and len(self.env_t) != self.steps * 8:
+            raise EpisodeError(
+                f"episode {self.episode_id}: env_t: expected {self.steps * 8} bytes for "
+                f"{self.steps} steps or none, got {len(self.env_t)}"
+            )
+        if self.agents != -1 and (self.agents < 1 or self.ended is None):
+            raise EpisodeError(
+                f"episode {self.episode_id}: agents: expected 1 or more on a part that ends its "
+                f"episode, else -1, got {self.agents} with the ending {self.ended!r}"
+            )
 
     @property
     def nbytes(self) -> int:
         """Raw size, as part and shard limits count it."""
-        return len(self.obs) + len(self.actions) + len(self.dist_inputs) + 49 * self.steps
+        values = len(self.obs) + len(self.actions) + len(self.dist_inputs)
+        return values + len(self.env_t) + 49 * self.steps
 
     def with_ordinals(self, ordinal: int, episode_ordinal: int) -> Part:
         return replace(self, ordinal=ordinal, episode_ordinal=episode_ordinal)

@@ -26,6 +26,8 @@ from storage.part_block import UnwrittenParts
 from storage.sample_batch import (
     ACTION_LOGP,
     AGENT_ID,
+    AGENTS,
+    ENV_T,
     EPISODE_ORDINAL,
     EPS_ID,
     HAS_NEXT_OBS,
@@ -228,6 +230,8 @@ class ShardLoader:
         stream_index: int,
     ) -> SampleBatch:
         names = [name for name in self._stored(opened.metadata) if name not in keys]
+        absent = [name for name in _LATER if name in names and name not in opened.names]
+        names = [name for name in names if name not in absent]
         unknown = [name for name in names if name not in opened.names]
         if unknown:
             raise ShardError(f"expected columns of {', '.join(opened.names)}, got {unknown}")
@@ -237,6 +241,7 @@ class ShardLoader:
         table = opened.read(names)
         columns = {name: column_of(table, name) for name in names if not _is_final(name)}
         columns.update(keys)
+        columns.update({name: np.full(len(keys[T]), -1, _LATER[name]) for name in absent})
         if NEXT_OBS in self.columns or HAS_NEXT_OBS in self.columns:
             columns.update(_next_columns(columns, table))
         starts = np.cumsum(parts.steps) - parts.steps
@@ -254,6 +259,9 @@ class ShardLoader:
         leaves = [name for name in metadata.columns if name.partition(".")[0] in prefixes]
         return list(dict.fromkeys([*leaves, *(p for p in prefixes if p not in _LEAF_PREFIXES)]))
 
+
+_LATER = {ENV_T: np.int64, AGENTS: np.int32}
+"""Columns that shards of earlier releases do not have: null in all their rows."""
 
 _LEAF_PREFIXES = (OBS, "actions", "final_obs", "action_dist_inputs")
 

@@ -34,6 +34,7 @@ class PartScalars:
     tags: list[str]
     ordinal: list[int]
     episode_ordinal: list[int]
+    agents: list[int]
     final_obs: list[bytes | None]
     info_rows: list[int]  # ascending
     infos: list[str]
@@ -44,7 +45,7 @@ class PartBlock:
     """Parts of one schema, N steps in all: `scalars` per part, little-endian buffers per step.
 
     The buffers are those of `storage.episode.Part`, joined. `obs_lengths`, `actions_lengths` and
-    `dist_lengths` are empty or hold N uint32.
+    `dist_lengths` are empty or hold N uint32; `env_t` is empty or holds N int64, -1 = null.
     """
 
     scalars: PartScalars
@@ -61,6 +62,7 @@ class PartBlock:
     actions_lengths: bytes
     dist_inputs: bytes
     dist_lengths: bytes
+    env_t: bytes
 
     @classmethod
     def of(cls, parts: Sequence[Part]) -> PartBlock:
@@ -72,6 +74,8 @@ class PartBlock:
         buffers = {name: b"".join([getattr(p, name) for p in parts]) for name in _JOINED}
         for name in ("obs_lengths", "actions_lengths", "dist_lengths"):
             buffers[name] = _lengths(parts, name)
+        if any(p.env_t for p in parts):
+            buffers["env_t"] = b"".join([p.env_t or b"\xff" * (8 * p.steps) for p in parts])
         return cls(scalars=scalars, **buffers)
 
     @property
@@ -89,7 +93,8 @@ class PartBlock:
     @property
     def nbytes(self) -> int:
         """Raw size, as `Part.nbytes` counts it."""
-        return len(self.obs) + len(self.actions) + len(self.dist_inputs) + 49 * self.rows
+        values = len(self.obs) + len(self.actions) + len(self.dist_inputs)
+        return values + len(self.env_t) + 49 * self.rows
 
     def to_frames(self) -> list[bytes]:
         """The scalars as msgpack, then the buffers in their order."""

@@ -123,6 +123,8 @@ def columns_for(observation: Space, action: Space) -> pa.Schema:
             *always(("training_enabled", pa.bool_())),
             pa.field("continues", text),
             *always(("tags", text), ("ordinal", integer), ("episode_ordinal", integer)),
+            pa.field("env_t", integer),
+            pa.field("agents", pa.int32()),
         ]
     )
 

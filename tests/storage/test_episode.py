@@ -45,6 +45,17 @@ def test_a_part_holds_steps_and_a_known_ending() -> None:
     assert [part(ended=word).ended for word in ENDINGS] == list(ENDINGS)
 
 
+def test_a_track_says_which_steps_of_the_environment_its_own_are() -> None:
+    """env_t is there for every step or for none; how many agents there were, only at an end."""
+    assert part(env_t=bytes(8 * part().steps)).nbytes == part().nbytes + 8 * part().steps
+    with pytest.raises(EpisodeError, match=r"episode e1: env_t: expected .* or none, got 7"):
+        part(env_t=bytes(7))
+    assert part(ended="truncated", agents=2).agents == 2
+    for wrong in ({"agents": 2}, {"ended": "truncated", "agents": 0}):
+        with pytest.raises(EpisodeError, match="episode e1: agents: expected 1 or more"):
+            part(**wrong)
+
+
 def test_ordinals_are_given_by_a_copy() -> None:
     """with_ordinals leaves the part as it was; all else is the same; nbytes counts its columns."""
     before = part()

@@ -120,6 +120,8 @@ def parts_of(pair: str) -> list[Part]:
                 tags='{"tenant":"x"}',
                 ordinal=ordinal + 3,
                 episode_ordinal=min(ordinal, 1) + 3,
+                env_t=(2 * np.arange(steps) + 7).tobytes() if ordinal == 2 else b"",
+                agents=3 if ordinal == 2 else -1,
             )
         )
     return parts
@@ -218,6 +220,8 @@ def test_the_values_that_the_tools_agree_on_are_not_trivial(tmp_path: Path) -> N
     assert rows["final_obs.camera"] == [None] * 5 + ["63" * 6]
     assert rows["infos"][2] == '{"click":"\N{SNOWMAN}"}'
     assert rows["ended"] == [None] * 5 + ["terminated"]
+    assert rows["env_t"] == [None] * 5 + [7]
+    assert rows["agents"] == [None] * 5 + [3]
 
 
 def test_bytes_decode_by_what_the_footer_says(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_the_columns_stand_in_their_documented_order() -> None:
     assert " ".join(schema.names) == (
         "eps_id part t agent_id obs actions rewards terminateds truncateds ended final_obs infos "
         "action_logp action_dist_inputs policy_id policy_version source pass_prob ts received_ts "
-        "training_enabled continues tags ordinal episode_ordinal"
+        "training_enabled continues tags ordinal episode_ordinal env_t agents"
     )
     assert [f.name for f in schema if f.nullable] == [
         "ended",
@@ -83,6 +83,8 @@ def test_the_columns_stand_in_their_documented_order() -> None:
         "action_logp",
         "action_dist_inputs",
         "continues",
+        "env_t",
+        "agents",
     ]
 
 

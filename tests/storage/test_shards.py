@@ -130,6 +130,22 @@ def test_rows_say_where_they_stand(tmp_path: Path) -> None:
     assert shard_metadata(info.path).ranges == ((5, 6), (9, 9))
 
 
+def test_tracks_say_their_place_in_the_environments_time(tmp_path: Path) -> None:
+    """Law: env_t stands on every row of a track, agents on its last; both are null elsewhere."""
+    steps = np.array([3, 7], "<i8").tobytes()
+    parts = [
+        make_part(0, 2),
+        make_part(1, 2, agent_id="a", env_t=steps, ended="terminated", agents=2),
+        make_part(2, 2, agent_id="b", env_t=steps, ended="truncated"),
+    ]
+    table = read_shard(ShardWriter(tmp_path).write(STREAM, CANONICAL, parts).path)
+    rows = table.to_pydict()
+    assert rows["env_t"] == [None, None, 3, 7, 3, 7]
+    assert rows["agents"] == [None, None, None, 2, None, None]
+    assert decode_column(table, "env_t").tolist() == [-1, -1, 3, 7, 3, 7]
+    assert decode_column(table, "agents").dtype == np.int32
+
+
 @pytest.mark.parametrize("ended", ENDINGS)
 def test_every_ending_but_terminated_is_truncated(tmp_path: Path, ended: Any) -> None:
     info = ShardWriter(tmp_path).write(STREAM, CANONICAL, [make_part(0, ended=ended)])
@@ -628,9 +644,9 @@ def test_the_footer_lists_the_ordinals_inside(
     assert all(b + 1 < c for (_, b), (c, _) in itertools.pairwise(ranges))
 
 
-@pytest.mark.parametrize("count", [0, 3, 13, 15])
+@pytest.mark.parametrize("count", [0, 3, 14, 16])
 def test_frames_that_are_no_block_are_refused(count: int) -> None:
-    with pytest.raises(ShardError, match=f"expected 14 frames, got {count}"):
+    with pytest.raises(ShardError, match=f"expected 15 frames, got {count}"):
         PartBlock.from_frames([b""] * count)
 
 
