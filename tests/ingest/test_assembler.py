@@ -415,6 +415,7 @@ def test_a_number_is_new_a_retry_a_conflict_or_a_gap(event: wire.Event, expected
 
 
 def test_a_gap_names_the_number_that_is_expected() -> None:
+    """Row: episodes serial, env thread-safe"""
     shell = _acting(3)
     with pytest.raises(Refusal, match="expected seq 4, got 9") as caught:
         shell.assembler.judge(shell.instance, _action(9))
@@ -447,7 +448,10 @@ def test_a_retry_of_an_acknowledged_event_is_a_retry_after_the_end(how: str) -> 
 
 
 def test_starts_are_known_by_instance_and_number() -> None:
-    """A repeated start is a retry; its number for another episode a conflict; strangers too."""
+    """A repeated start is a retry; its number for another episode a conflict; strangers too.
+
+    Row: _finished set
+    """
     shell = _acting(1)
     start = wire.Start(episode_id=NAME, start=0)
     assert shell.send(start) == ["retry"]
@@ -580,7 +584,10 @@ def test_episodes_of_an_earlier_declaration_keep_its_rules() -> None:
 
 
 def test_ended_episodes_are_forgotten_beyond_their_limit() -> None:
-    """Memory is bounded by a count; a forgotten start number is still a retry."""
+    """Memory is bounded by a count; a forgotten start number is still a retry.
+
+    Row: _finished set
+    """
     shell = Shell(limits=Limits(finished=3))
     for number in range(10):
         shell.send(*script(f"e{number}", number, "default", [], "terminated"))

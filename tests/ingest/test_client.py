@@ -68,7 +68,10 @@ def hold_flight(collector: ScriptedCollector, client: PolicyClient) -> Gate:
 def test_an_episode_arrives_as_it_was_logged(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """Values travel in canonical bytes, events in order, the start with its attributes."""
+    """Values travel in canonical bytes, events in order, the start with its attributes.
+
+    Row: log_action(episode_id, obs, action)
+    """
     name = client.start_episode(training_enabled=False, tags={"user": "u1"}, continues="before")
     client.log_action(name, OBS, 2, action_prob=0.25)
     client.log_returns(name, 1.5)
@@ -88,7 +91,10 @@ def test_an_episode_arrives_as_it_was_logged(
 
 
 def test_inference_mode_must_be_known() -> None:
-    """The text of the API that this one succeeds."""
+    """The text of the API that this one succeeds.
+
+    Row: PolicyClient(address, inference_mode="local", update_interval=10.0, session)
+    """
     with pytest.raises(ValueError, match="inference_mode must be either 'local' or 'remote'"):
         PolicyClient("http://localhost:1", "lokal")
 
@@ -96,14 +102,20 @@ def test_inference_mode_must_be_known() -> None:
 def test_update_policy_weights_answers_the_live_version(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """In remote mode there is nothing to refresh; the answer is what the collector acts with."""
+    """In remote mode there is nothing to refresh; the answer is what the collector acts with.
+
+    Row: update_policy_weights()
+    """
     assert client.update_policy_weights() == 3
     collector.version = None
     assert client.update_policy_weights() is None
 
 
 def test_an_unknown_and_an_ended_episode_are_told_apart(client: PolicyClient) -> None:
-    """Every call on such an id raises, with the texts of the API that this one succeeds."""
+    """Every call on such an id raises, with the texts of the API that this one succeeds.
+
+    Row: unknown id
+    """
     name = client.start_episode()
     client.end_episode(name)
     for call in (
@@ -121,7 +133,10 @@ def test_an_unknown_and_an_ended_episode_are_told_apart(client: PolicyClient) ->
 def test_a_reward_before_any_action_is_an_error(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """It is not lost silently, and the episode goes on."""
+    """It is not lost silently, and the episode goes on.
+
+    Row: log_returns(episode_id, reward, info=None, multiagent_done_dict=None)
+    """
     name = client.start_episode()
     with pytest.raises(ValueError, match=f"Episode {name}: a reward came before any action"):
         client.log_returns(name, 1.0)
@@ -203,7 +218,10 @@ def test_log_step_is_one_episode_of_one_step(
 
 def test_rewards_reach_the_last_action_whatever_was_sent_when(collector: ScriptedCollector) -> None:
     """Law: a step's reward is the sum, from left to right, of what was logged between its action
-    and the next; its info is the union, later keys first. Batches change nothing of it."""
+    and the next; its info is the union, later keys first. Batches change nothing of it.
+
+    Row: log_returns(episode_id, reward, info=None, multiagent_done_dict=None)
+    """
     amount = st.floats(-1e6, 1e6)
     info = st.none() | st.dictionaries(st.sampled_from("abc"), st.integers(0, 9), max_size=2)
     script = st.lists(
@@ -321,7 +339,10 @@ def test_an_id_must_be_one_that_can_be_sent(client: PolicyClient, bad: Any) -> N
 
 
 def test_a_taken_id_raises_in_the_call(collector: ScriptedCollector, client: PolicyClient) -> None:
-    """Active, ended, and started by somebody else: the two texts of the API."""
+    """Active, ended, and started by somebody else: the two texts of the API.
+
+    Row: start_episode(episode_id=None, training_enabled=True)
+    """
     client.start_episode("mine")
     with pytest.raises(ValueError, match=r"^Episode mine is already started$"):
         client.start_episode("mine")
@@ -339,7 +360,10 @@ def test_a_taken_id_raises_in_the_call(collector: ScriptedCollector, client: Pol
 def test_a_lost_answer_to_a_start_is_no_error(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """The call is repeated with its start number, so that it is known as a repetition."""
+    """The call is repeated with its start number, so that it is known as a repetition.
+
+    Row: start_episode(episode_id=None, training_enabled=True)
+    """
     client.start_episode()
     client.flush()
     collector.faults.extend([cut_after, answering(503, "draining")])
@@ -463,7 +487,10 @@ def unused_address() -> str:
 
 
 def test_something_else_than_a_collector_is_named(collector: ScriptedCollector) -> None:
-    """A server without /v1/spec is not a collector."""
+    """A server without /v1/spec is not a collector.
+
+    Row: command set
+    """
     with (
         PolicyClient(f"{collector.address}/elsewhere", timeout=0.3) as client,
         pytest.raises(Refusal, match="there is nothing at /elsewhere/v1/spec"),
@@ -731,7 +758,10 @@ def test_get_action_waits_for_events_of_its_episode_in_flight(
 def test_get_action_for_many_episodes_is_one_request(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:
-    """ids and a mapping of observations -> a mapping of actions."""
+    """ids and a mapping of observations -> a mapping of actions.
+
+    Row: get_action(episode_id, obs)
+    """
     names = [client.start_episode() for _ in range(5)]
     client.log_action(names[1], OBS, 1)
     actions = client.get_action(names, dict.fromkeys(names, OBS))
@@ -754,7 +784,10 @@ def test_a_lost_answer_to_get_action_is_asked_for_again(
 
 
 def test_get_action_without_an_answer_may_be_called_again(collector: ScriptedCollector) -> None:
-    """With the same observation only: the decision may have been made. Nothing queued is lost."""
+    """With the same observation only: the decision may have been made. Nothing queued is lost.
+
+    Row: action wait 300 s, log_action ack wait 60 s
+    """
     with PolicyClient(collector.address, "remote", timeout=0.3) as client:
         name = client.start_episode()
         client.flush()
@@ -896,7 +929,10 @@ def test_batches_gather_while_one_is_in_flight(
 
 
 def test_a_given_session_is_used_for_everything(collector: ScriptedCollector) -> None:
-    """Its headers travel with every request, and it is not closed."""
+    """Its headers travel with every request, and it is not closed.
+
+    Row: PolicyClient(address, inference_mode="local", update_interval=10.0, session)
+    """
     with requests.Session() as session:
         session.headers["x-team"] = "ads"
         with PolicyClient(collector.address, "remote", session=session) as client:
@@ -910,7 +946,10 @@ def test_a_given_session_is_used_for_everything(collector: ScriptedCollector) ->
 
 
 def test_a_client_that_is_dropped_still_delivers(collector: ScriptedCollector) -> None:
-    """Without close, what is queued goes out, and the thread ends."""
+    """Without close, what is queued goes out, and the thread ends.
+
+    Row: local inference thread
+    """
     client = PolicyClient(collector.address)
     gate = hold_flight(collector, client)
     name = client.log_step(OBS, 1, 1.0)

@@ -93,7 +93,10 @@ def by_collector(rows: list[dict[str, Any]]) -> dict[str, Seen]:
 
 @pytest.mark.parametrize("mode", ["local", "remote"])
 def test_one_program_both_ways_makes_the_same_steps(tmp_path: Path, mode: str) -> None:
-    """Observations, actions, rewards, infos, sources, propensities, endings are equal."""
+    """Observations, actions, rewards, infos, sources, propensities, endings are equal.
+
+    Row: end_episode(episode_id, obs)
+    """
     declare(tmp_path)
     publish(tmp_path)
     with CollectorProcess(tmp_path) as collector:

@@ -104,7 +104,10 @@ def test_an_episode_is_told_step_by_step_and_each_reward_to_the_previous_action(
 
 
 def test_end_episode_may_be_truncated_and_without_an_observation():
-    """truncated=True is no termination; a final observation may be absent; T = 0 is told."""
+    """truncated=True is no termination; a final observation may be absent; T = 0 is told.
+
+    Row: end_episode(episode_id, obs)
+    """
 
     def body(env: ExternalEnv) -> None:
         for name, observation, truncated in (("a", obs(1), True), ("b", None, False)):
@@ -125,7 +128,10 @@ def test_end_episode_may_be_truncated_and_without_an_observation():
 
 
 def test_start_episode_makes_an_id_and_refuses_a_taken_one(idle):
-    """None gives a UUID; finished and active ids raise the texts of the API, atomically."""
+    """None gives a UUID; finished and active ids raise the texts of the API, atomically.
+
+    Row: start_episode(episode_id=None, training_enabled=True)
+    """
     env = idle()
     made = env.start_episode()
     assert len(made) == 32
@@ -144,7 +150,10 @@ def test_start_episode_makes_an_id_and_refuses_a_taken_one(idle):
 
 
 def test_an_unknown_and_a_finished_id_are_refused_by_every_call(idle):
-    """ValueError "Episode X not found." and "Episode X has already completed."."""
+    """ValueError "Episode X not found." and "Episode X has already completed.".
+
+    Row: unknown id
+    """
     env = idle()
     env.end_episode(env.start_episode("done"))
     for call in (
@@ -160,7 +169,10 @@ def test_an_unknown_and_a_finished_id_are_refused_by_every_call(idle):
 
 
 def test_the_finished_episodes_that_are_remembered_are_bounded(idle, monkeypatch):
-    """The set of finished ids does not grow for ever; what is forgotten is "not found"."""
+    """The set of finished ids does not grow for ever; what is forgotten is "not found".
+
+    Row: _finished set
+    """
     monkeypatch.setattr("ingest.exchange.REMEMBERED", 3)
     env = idle()
     for i in range(5):
@@ -195,7 +207,10 @@ def test_values_that_do_not_fit_are_refused_in_the_call(idle):
 
 
 def test_infos_belong_to_one_step_and_the_callers_dict_is_not_changed():
-    """Several infos of a step are joined; the next step has none; a falsy one is ignored."""
+    """Several infos of a step are joined; the next step has none; a falsy one is ignored.
+
+    Row: log_returns(episode_id, reward, info=None, multiagent_done_dict=None)
+    """
     given = {"a": np.int64(1)}
 
     def body(env: ExternalEnv) -> None:
@@ -236,7 +251,10 @@ def test_training_enabled_false_is_said_in_every_poll_of_the_episode():
 
 
 def test_log_action_does_not_wait_for_a_consumer(idle):
-    """A thousand steps are logged before anybody polls; then all are told, in order."""
+    """A thousand steps are logged before anybody polls; then all are told, in order.
+
+    Row: action wait 300 s, log_action ack wait 60 s
+    """
     env = idle()
     env.start_episode("e")
     for i in range(1000):
@@ -250,7 +268,10 @@ def test_log_action_does_not_wait_for_a_consumer(idle):
 
 
 def test_log_action_tells_the_action_and_its_propensity():
-    """off_policy_actions carry the action, log-probability and version; unknown is None, -1."""
+    """off_policy_actions carry the action, log-probability and version; unknown is None, -1.
+
+    Row: log_action(episode_id, obs, action)
+    """
 
     def body(env: ExternalEnv) -> None:
         env.start_episode("e")
@@ -272,7 +293,10 @@ def test_log_action_tells_the_action_and_its_propensity():
 
 
 def test_actions_for_those_that_logged_theirs_are_ignored():
-    """get_action takes nothing that was meant for a log_action before it, and no reward of it."""
+    """get_action takes nothing that was meant for a log_action before it, and no reward of it.
+
+    Row: poll / send_actions
+    """
 
     def body(env: ExternalEnv) -> None:
         env.start_episode("e")
@@ -293,7 +317,10 @@ def test_actions_for_those_that_logged_theirs_are_ignored():
 
 
 def test_different_episodes_are_concurrent():
-    """Two episodes that ask at once are answered by one poll; neither waits for the other."""
+    """Two episodes that ask at once are answered by one poll; neither waits for the other.
+
+    Row: episodes serial, env thread-safe
+    """
     env = Program(lambda env: env._stop.wait())
     base = env.to_base_env()
     asked = []
@@ -313,7 +340,10 @@ def test_different_episodes_are_concurrent():
 
 
 def test_a_list_of_episodes_gets_a_dict_of_actions():
-    """get_action takes ids and a mapping of observations, as the client's does."""
+    """get_action takes ids and a mapping of observations, as the client's does.
+
+    Row: get_action(episode_id, obs)
+    """
 
     def body(env: ExternalEnv) -> None:
         names = [env.start_episode(name) for name in ("a", "b")]
@@ -335,7 +365,10 @@ def test_a_collector_is_an_address_or_a_client():
 
 
 def test_one_episode_is_strictly_serial(idle):
-    """A second thread in an episode that waits for its action is refused, and harms nothing."""
+    """A second thread in an episode that waits for its action is refused, and harms nothing.
+
+    Row: episodes serial, env thread-safe
+    """
     env = idle()
     base = env.to_base_env()
     env.start_episode("e")
@@ -383,7 +416,10 @@ def test_an_action_that_does_not_fit_is_refused_to_the_worker(idle):
 
 
 def test_a_step_that_times_out_unseen_leaves_the_episode_as_it_was(idle):
-    """TimeoutError names the episode; the reward of the step before is told once, with the next."""
+    """TimeoutError names the episode; the reward of the step before is told once, with the next.
+
+    Row: action wait 300 s, log_action ack wait 60 s
+    """
     env = idle(action_timeout=0.02)
     env.start_episode("e")
     env.log_action("e", obs(1), 1)
@@ -439,7 +475,10 @@ def test_a_step_that_times_out_after_it_was_seen_can_be_asked_for_again(idle):
 
 
 def test_backpressure_is_a_bound_on_what_waits(idle):
-    """At max_pending a logging call waits for a poll, but not for ever; max_concurrent is gone."""
+    """At max_pending a logging call waits for a poll, but not for ever; max_concurrent is gone.
+
+    Row: max_concurrent
+    """
     with pytest.raises(ValueError, match="max_concurrent is gone: max_pending bounds"):
         ExternalEnv(ACTION, OBSERVATION, 100)
     env = idle(max_pending=2, action_timeout=0.02)
@@ -463,7 +502,10 @@ def test_backpressure_is_a_bound_on_what_waits(idle):
 
 
 def test_run_must_be_written():
-    """The default run() raises NotImplementedError, which surfaces in poll."""
+    """The default run() raises NotImplementedError, which surfaces in poll.
+
+    Row: run()
+    """
     base = ExternalEnv(ACTION, OBSERVATION).to_base_env()
     with pytest.raises(ServingStopped, match=r"run\(\) raised NotImplementedError") as caught:
         base.poll()
@@ -489,7 +531,10 @@ def test_an_error_of_run_surfaces_in_poll_after_all_that_was_told():
 
 
 def test_a_dead_thread_wakes_a_poll_that_waits():
-    """poll blocks until there is news; when run() returns, it says so at once."""
+    """poll blocks until there is news; when run() returns, it says so at once.
+
+    Row: poll / send_actions
+    """
     go = threading.Event()
     base = Program(lambda env: go.wait()).to_base_env()
     thread, result = in_thread(base.poll)
@@ -535,7 +580,10 @@ def test_join_says_when_run_goes_on(idle):
 
 
 def test_to_base_env_is_one_env_of_the_workers_protocol(idle):
-    """num_envs != 1 is a ValueError; the adapter is a BaseEnv, and policy.to_base_env finds it."""
+    """num_envs != 1 is a ValueError; the adapter is a BaseEnv, and policy.to_base_env finds it.
+
+    Row: to_base_env(num_envs)
+    """
     env = idle()
     with pytest.raises(ValueError, match=r"num_envs: expected 1, .* got 2"):
         env.to_base_env(num_envs=2)
@@ -551,7 +599,10 @@ def test_to_base_env_is_one_env_of_the_workers_protocol(idle):
 
 
 def test_a_horizon_needs_reset_support_which_a_program_has_not(idle):
-    """ValueError "Setting episode horizon requires reset() support"."""
+    """ValueError "Setting episode horizon requires reset() support".
+
+    Row: horizon with ExternalEnv
+    """
     base = idle().to_base_env()
     require_reset_support(base, None)
     with pytest.raises(ValueError, match=r"Setting episode horizon requires reset\(\) support"):
@@ -559,7 +610,10 @@ def test_a_horizon_needs_reset_support_which_a_program_has_not(idle):
 
 
 def test_a_poll_is_five_dicts_and_the_logged_actions_by_env_id_and_agent_id(idle):
-    """Missing agent keys are filled: reward 0.0, terminated False, truncated False, info {}."""
+    """Missing agent keys are filled: reward 0.0, terminated False, truncated False, info {}.
+
+    Row: poll / send_actions
+    """
     env = idle()
     base = env.to_base_env()
     env.start_episode("e")

@@ -74,7 +74,10 @@ def of(**agents: float) -> dict[str, list[float]]:
 
 
 def test_agents_join_late_and_leave_early():
-    """An agent is there from its first observation until its done flag and last observation."""
+    """An agent is there from its first observation until its done flag and last observation.
+
+    Row: log_returns(episode_id, reward, info=None, multiagent_done_dict=None)
+    """
 
     def body(env: ExternalMultiAgentEnv) -> None:
         env.start_episode("e")
@@ -112,7 +115,10 @@ def test_agents_join_late_and_leave_early():
 
 
 def test_missing_agent_keys_are_filled_for_every_agent_that_is_named():
-    """An agent with a reward and no observation has all keys; at the end all that go on have."""
+    """An agent with a reward and no observation has all keys; at the end all that go on have.
+
+    Row: missing agent keys
+    """
 
     def body(env: ExternalMultiAgentEnv) -> None:
         env.start_episode("e")

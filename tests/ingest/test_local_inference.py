@@ -85,7 +85,10 @@ def test_steps_store_what_acted(collector: CollectorProcess) -> None:
 
 
 def test_a_new_version_arrives_by_itself(collector: CollectorProcess) -> None:
-    """The long poll brings each version; a rollback's new number counts as newer."""
+    """The long poll brings each version; a rollback's new number counts as newer.
+
+    Row: local inference thread
+    """
     publish(collector.root, 1)
     with PolicyClient(collector.address) as client:
         episode = client.start_episode()
@@ -102,7 +105,10 @@ def test_a_new_version_arrives_by_itself(collector: CollectorProcess) -> None:
 
 
 def test_without_an_interval_only_the_caller_refreshes(collector: CollectorProcess) -> None:
-    """update_interval=None: new weights come with update_policy_weights and not before."""
+    """update_interval=None: new weights come with update_policy_weights and not before.
+
+    Row: update_interval
+    """
     publish(collector.root, 1)
     with PolicyClient(collector.address, update_interval=None) as client:
         episode = client.start_episode()
@@ -115,6 +121,10 @@ def test_without_an_interval_only_the_caller_refreshes(collector: CollectorProce
 
 
 def test_an_interval_of_zero_asks_before_every_action(collector: CollectorProcess) -> None:
+    """update_interval=0: the next action is that of what was published before it.
+
+    Row: update_interval
+    """
     publish(collector.root, 1)
     with PolicyClient(collector.address, update_interval=0, long_poll=False) as client:
         episode = client.start_episode()
@@ -127,6 +137,10 @@ def test_an_interval_of_zero_asks_before_every_action(collector: CollectorProces
 
 
 def test_a_list_of_episodes_gets_a_dict_of_actions(collector: CollectorProcess) -> None:
+    """Ids and a mapping of observations make a mapping of actions.
+
+    Row: get_action(episode_id, obs)
+    """
     publish(collector.root, 1)
     with PolicyClient(collector.address) as client:
         names = [client.start_episode() for _ in range(3)]
@@ -151,7 +165,10 @@ def test_a_list_is_decided_as_a_whole_or_not_at_all(collector: CollectorProcess)
 
 
 def test_damaged_and_older_weights_are_refused(tmp_path: Path) -> None:
-    """The last good weights stay: a flipped byte, a lower generation, and no message at all."""
+    """The last good weights stay: a flipped byte, a lower generation, and no message at all.
+
+    Row: local inference thread
+    """
     for seed in (1, 2):
         publish(tmp_path, seed)
     store = WeightStore(tmp_path, "default")

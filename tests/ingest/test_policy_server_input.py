@@ -91,7 +91,11 @@ ROOTS = pytest.mark.parametrize("rooted", [True, False], ids=["root", "memory"])
 def test_an_ended_episode_comes_out_before_its_shard(
     serve: Open, tmp_path: Path, rooted: bool
 ) -> None:
-    """`next` waits for the journal alone: no shard is due for a minute."""
+    """`next` waits for the journal alone: no shard is due for a minute.
+
+    Row: PolicyServerInput(ioctx, address, port, idle_timeout=3.0, max_sample_queue_size=20),
+    next()
+    """
     inputs = serve(tmp_path if rooted else None)
     with client_of(inputs) as client:
         name = log_episode(client, [1.0, 2.0, 3.0])
@@ -199,7 +203,11 @@ def test_without_a_root_nothing_is_on_disk_and_everybody_is_told(
 
 @pytest.mark.parametrize("bound", [{"max_sample_queue_size": 2}, {"max_sample_queue_bytes": 100}])
 def test_a_full_queue_in_memory_holds_the_clients(serve: Open, bound: dict[str, int]) -> None:
-    """429 with Retry-After and nothing evicted; `next` makes room, and every step comes once."""
+    """429 with Retry-After and nothing evicted; `next` makes room, and every step comes once.
+
+    Row: PolicyServerInput(ioctx, address, port, idle_timeout=3.0, max_sample_queue_size=20),
+    next()
+    """
     inputs = serve(**bound)
     sent = [float(number) for number in range(8)]
     http = urllib3.PoolManager(retries=False)
@@ -226,7 +234,11 @@ def test_a_full_queue_in_memory_holds_the_clients(serve: Open, bound: dict[str, 
 
 
 def test_idle_timeout_decides_when_an_idle_next_is_empty(serve: Open) -> None:
-    """An empty batch, and nothing is lost by it."""
+    """An empty batch, and nothing is lost by it.
+
+    Row: PolicyServerInput(ioctx, address, port, idle_timeout=3.0, max_sample_queue_size=20),
+    next()
+    """
     inputs = serve(idle_timeout=0.05)
     assert inputs.next().count == 0
     with client_of(inputs) as client:
@@ -290,7 +302,10 @@ def test_a_taken_port_raises_in_the_constructor(serve: Open, tmp_path: Path) -> 
 
 
 def test_what_cannot_be_served_raises_in_the_constructor(serve: Open, tmp_path: Path) -> None:
-    """Foreign addresses, a root that is in use, no policy, policies of different spaces."""
+    """Foreign addresses, a root that is in use, no policy, policies of different spaces.
+
+    Row: auto-wrap of real env, RandomEnv from spaces
+    """
     other = PolicyDeclaration(
         policy_id="other", observation=parse_space("box:2"), action=BOX.action
     )

@@ -41,7 +41,10 @@ def started(collector: CollectorProcess) -> str:
 
 
 def test_three_steps_over_json_become_rows(tmp_path: Path) -> None:
-    """What was acknowledged is in a shard once the collector has drained, with every value."""
+    """What was acknowledged is in a shard once the collector has drained, with every value.
+
+    Row: command set
+    """
     declare(tmp_path, seal_seconds=60.0)
     with CollectorProcess(tmp_path) as collector:
         collector.post("/v1/episodes", {"episode_id": "e1", "tags": {"user": "u7"}})
@@ -131,7 +134,10 @@ def test_a_bad_action_is_named_and_leaves_the_episode_as_it_was(
 
 
 def test_states_answer_with_the_texts_of_the_api(collector: CollectorProcess) -> None:
-    """404, 409 and their texts as clients of the older API know them."""
+    """404, 409 and their texts as clients of the older API know them.
+
+    Row: unknown id
+    """
     status, answer = collector.post("/v1/episodes/nobody/end", {})
     assert (status, answer["error"]["message"]) == (404, "Episode nobody not found.")
     name = started(collector)
