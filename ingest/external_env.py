@@ -92,6 +92,8 @@ class ExternalEnv:
         max_pending: steps that may wait for the worker; beyond, a call waits `action_timeout`.
     """
 
+    one_agent = True  # what a worker with several policies asks
+
     def __init__(
         self,
         action_space: Any,

@@ -37,6 +37,8 @@ class ExternalMultiAgentEnv(ExternalEnv):
     The spaces are those of every agent, or mappings agent -> space for agents that differ.
     """
 
+    one_agent = False
+
     def _in_process(self) -> EpisodesHere:
         return _ManyAgents(self._exchange, self.observation_space, self.action_space)
 

@@ -141,7 +141,10 @@ def base_env_of(settings: WorkerSettings, first: Any, maker: EnvMaker) -> BaseEn
 
 def is_multi_agent(env: Any) -> bool:
     """Whether several agents may act in it: anything that is neither a gymnasium environment nor a
-    vector of them. What is behind a protocol of its own may map its agents to policies."""
+    vector of them. What is behind a protocol of its own may map its agents to policies, unless it
+    says itself that it has one."""
+    if getattr(env, "one_agent", False):
+        return False
     return not single_agent(env) and not isinstance(env, gym.vector.VectorEnv)
 
 

@@ -49,6 +49,7 @@ class _Remote:
     index: int
     actor: Any
     version: int = -1  # of the weights that it has
+    taking: Any = None  # what its taking up of them will answer
     failures: int = 0  # in a row
 
 
@@ -80,6 +81,7 @@ class WorkerGroup:
         self._last_loss = "none"
         self.local_worker = worker_class(**self._args, worker_index=0, num_workers=num_workers)
         self.version = 0
+        self._latest: dict[str, Any] = {}  # of every policy: what a new worker starts with
         self._weights: Any = None  # the reference in Ray's store
         self._put_weights()
         self._remotes = [self._create(index) for index in range(1, num_workers + 1)]
@@ -88,7 +90,7 @@ class WorkerGroup:
         """A remote worker with everything the driver knows."""
         actor = self._class.remote(**self._args, worker_index=index, num_workers=self.num_workers)
         made = _Remote(index, actor)
-        self._send(made)
+        self._send(made, self._weights if self._is_whole else self._ray.put(self._latest))
         filters = self.local_worker.get_filters()
         actor.sync_filters.remote({name: _without_buffer(one) for name, one in filters.items()})
         return made
@@ -103,27 +105,29 @@ class WorkerGroup:
     ) -> int:
         """Send the driver's weights to every worker as a new version; its number.
 
-        They are put into Ray's store once, however many workers there are.
+        They are put into Ray's store once, however many workers there are. What a worker says
+        against them is raised by the next call that asks it for something.
         """
         self.version += 1
         if global_vars:
             self.local_worker.set_global_vars(global_vars)
         self._put_weights(policies)
         for remote in self._remotes:
-            self._send(remote)
+            if remote.actor is not None:  # who takes a lost one's place gets them when it is made
+                self._send(remote, self._weights)
         return self.version
 
     def _put_weights(self, policies: Collection[str] | None = None) -> None:
         weights = self.local_worker.get_weights(policies)
         self.local_worker.set_weights(weights, version=self.version)
+        self._latest |= weights
+        self._is_whole = len(weights) == len(self._latest)
         self._weights = self._ray.put(weights)
         self.stats.weights_sent += 1
 
-    def _send(self, remote: _Remote) -> None:
-        if remote.version == self.version:
-            return
-        remote.actor.set_weights.remote(
-            self._weights, self.local_worker.get_global_vars() or None, version=self.version
+    def _send(self, remote: _Remote, weights: Any) -> None:
+        remote.taking = remote.actor.set_weights.remote(
+            weights, self.local_worker.get_global_vars() or None, version=self.version
         )
         remote.version = self.version
 
@@ -168,6 +172,9 @@ class WorkerGroup:
 
     def _answer(self, remote: _Remote, ref: Any) -> Any:
         try:
+            taking, remote.taking = remote.taking, None
+            if taking is not None:
+                self._ray.get(taking)
             answer = self._ray.get(ref)
         except self._ray.exceptions.RayActorError as error:
             self.stats.lost += 1

@@ -8,8 +8,8 @@ minibatches of B rows, for several epochs over each batch,
     L = -1/B sum min(w A, clip(w, 1 - c, 1 + c) A) + c_v 1/B sum (V(s) - R)^2 - c_h mean H(pi)
 
 Schulman et al. 2017, Proximal Policy Optimization Algorithms, eq. 7 and 9; A is normalised in each
-minibatch. The learning rate and c fall linearly from their first values to `schedule_end` times
-them, over `schedule_steps` rows trained on; then they stay.
+minibatch. The learning rate and c fall linearly with the rows trained on, at a pace that reaches 0
+at `schedule_steps`; at `schedule_end` times their first values they stay.
 
 The behaviour policy may be some versions old: its log probability is never computed anew, for then
 w would begin at 1 whatever the age, and clipping would bound nothing.
@@ -65,8 +65,9 @@ FloatArray = npt.NDArray[np.float64]
 class PPOConfig:
     """How to learn. Raises ValueError for settings that make no sense.
 
-    The defaults suit short episodes and batches of some hundred rows. `schedule_steps` None keeps
-    `lr` and `clip` as they are. `max_grad_norm` bounds the gradient's Euclidean norm.
+    The defaults suit short episodes and batches of some hundred rows. `lr` and `clip` fall to a
+    tenth and stay there: a trainer that follows live traffic never stops to learn. `schedule_steps`
+    None keeps them as they are. `max_grad_norm` bounds the gradient's Euclidean norm.
     """
 
     columns: ClassVar[tuple[str, ...]] = (
@@ -89,7 +90,7 @@ class PPOConfig:
     lr: float = 1e-3
     clip: float = 0.2
     schedule_steps: int | None = 100_000
-    schedule_end: float = 0.0
+    schedule_end: float = 0.1
     value_coeff: float = 0.5
     entropy_coeff: float = 0.0
     max_grad_norm: float = 0.5
@@ -226,8 +227,7 @@ class PPO:
         config = self.config
         share = 1.0
         if config.schedule_steps is not None:
-            gone = min(self.trained / config.schedule_steps, 1.0)
-            share = 1.0 - gone * (1.0 - config.schedule_end)
+            share = max(1.0 - self.trained / config.schedule_steps, config.schedule_end)
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * share
         return config.clip * share

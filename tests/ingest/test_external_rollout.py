@@ -98,3 +98,13 @@ def test_a_horizon_of_a_worker_on_a_program_is_a_value_error() -> None:
     """Programs cannot be reset: said when the worker is made."""
     with pytest.raises(ValueError, match=r"Setting episode horizon requires reset\(\) support"):
         RolloutWorker(lambda context: Shop(ACTION, OBSERVATION), episode_horizon=5)
+
+
+def test_several_policies_of_a_program_with_one_agent_are_refused() -> None:
+    """As of any environment that is not a multi-agent one."""
+    with pytest.raises(ValueError, match="2 policies, but the environment is not a multi-agent"):
+        RolloutWorker(
+            lambda context: Shop(ACTION, OBSERVATION),
+            policy={"p": None, "q": None},
+            policy_mapping_fn=lambda agent: "p",
+        )

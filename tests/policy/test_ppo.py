@@ -163,8 +163,8 @@ def test_a_resumed_learner_goes_on_bit_for_bit(played, tmp_path):
 
 
 def test_schedules_fall_in_a_line_and_stay_at_their_end(played):
-    """By rows trained on, to `schedule_end` times the first value."""
-    learner = new_learner(PPOConfig(epochs=1, schedule_steps=512, schedule_end=0.5))
+    """By rows trained on, towards 0, but not below `schedule_end` times the first value."""
+    learner = new_learner(PPOConfig(epochs=1, schedule_steps=1024, schedule_end=0.5))
     found = [learner.update(played)["lr"] for _ in range(4)]
     assert found == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.5e-3])
     constant = new_learner(PPOConfig(epochs=1, schedule_steps=None))

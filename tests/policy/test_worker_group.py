@@ -14,7 +14,7 @@ import pytest
 
 from policy.rollout_worker import RolloutWorker
 from policy.worker_group import WorkerGroup
-from tests.policy.toy_envs import CountEnv
+from tests.policy.toy_envs import AgentsEnv, CountEnv
 
 # Ray's own: it opens files and sockets that it leaves to the interpreter's exit.
 pytestmark = [
@@ -45,6 +45,15 @@ class Blocks(CountEnv):
             flag.with_suffix(".part").rename(flag.with_suffix(".pid"))
             threading.Event().wait()
         return super().step(action)
+
+
+class Deaf(RolloutWorker):
+    """On Ray it takes the weights that it is made with, and no others."""
+
+    def set_weights(self, weights, global_vars=None, *, version=None):
+        if self.settings.worker_index and version:
+            raise ValueError("no weights after the first")
+        super().set_weights(weights, global_vars, version=version)
 
 
 def create(context):
@@ -149,8 +158,8 @@ def test_what_a_workers_own_code_raises_reaches_the_driver(group):
 
 
 def test_a_worker_that_is_killed_while_it_samples_costs_its_fragment_alone(group, flag):
-    """SIGKILL in the middle of a sample: the other worker's batch is there, learning goes on, and
-    the next sample has both again, the new worker with the newest weights and filters."""
+    """SIGKILL in the middle of a sample: the other worker's batch is there, learning and sending go
+    on, and the next sample has both again, the new worker with the newest weights and filters."""
     flag.touch()
     killer = threading.Thread(target=kill_when_stuck, args=(flag.with_suffix(".pid"),))
     killer.start()
@@ -158,23 +167,55 @@ def test_a_worker_that_is_killed_while_it_samples_costs_its_fragment_alone(group
     killer.join()
     assert (batch.count, group.stats.lost) == (8, 1)
     group.local_worker.learn_on_batch(batch)
+    assert group.sync_weights() == 2
     again = group.sample()
     assert [one.count for one in again] == [8, 8]
-    assert versions(again) == {1}
+    assert versions(again) == {2}
     assert group.stats.restarted == 1
     seen = group.foreach_worker(lambda worker: worker.filters["default"].stats.n)
     assert seen[2] == seen[0] + 8
     group.sync_weights()
-    assert versions(group.sample()) == {2}
+    assert versions(group.sample()) == {3}
+
+
+def test_weights_that_a_worker_cannot_take_are_not_silent(ray):
+    """The next call that asks the worker for something raises what it said against them."""
+    with WorkerGroup(Deaf, 1, arguments(), actor_options={"num_cpus": 0.25}) as deaf:
+        assert len(deaf.sample()) == 1
+        deaf.sync_weights({"timestep": 1})
+        with pytest.raises(ValueError, match="no weights after the first"):
+            deaf.sample()
+
+
+def test_who_takes_a_lost_ones_place_gets_every_policy(ray):
+    """Also when the latest weights that were sent are those of one policy alone."""
+    given = {
+        "env_creator": AgentsEnv,
+        "policy": {"left": None, "right": None},
+        "policy_mapping_fn": {"a": "left", "b": "right"}.__getitem__,
+        "seed": 1,
+    }
+    with WorkerGroup(RolloutWorker, 1, given, actor_options={"num_cpus": 0.25}) as pair:
+        for name in ("left", "right"):
+            policy = pair.local_worker.get_policy(name)
+            shifted = {key: value + 1 for key, value in policy.get_weights().items()}
+            policy.set_weights(shifted)
+            pair.sync_weights(policies=[name])
+        pair.foreach_worker(die)
+        own, other = pair.foreach_worker(lambda worker: worker.get_weights())
+        assert own.keys() == other.keys() == {"left", "right"}
+        for name in own:
+            for key, value in own[name].items():
+                np.testing.assert_array_equal(other[name][key], value)
+
+
+def die(worker):
+    if worker.settings.worker_index:
+        os._exit(1)
 
 
 def test_a_group_without_anybody_left_says_so(group):
     """Workers that die again and again are left out after their restarts."""
-
-    def die(worker):
-        if worker.settings.worker_index:
-            os._exit(1)
-
     for _ in range(2):
         group.foreach_worker(die)
     with pytest.raises(RuntimeError, match="none of 2 remote workers answered; 5 were lost"):
