@@ -8,10 +8,10 @@ a space of several leaves, a policy that redacts, an info, a value that is null 
 from __future__ import annotations
 
 import importlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -196,11 +196,9 @@ class _Columns:
         if not text:
             return None
         try:
-            tags = json.loads(text)
-        except ValueError as error:
+            return msgspec.json.decode(text, type=dict[str, str])
+        except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
             raise _CloserLook from error
-        _require(isinstance(tags, dict) and all(type(v) is str for v in tags.values()))
-        return dict(tags)
 
 
 def _require(fine: Any) -> None:

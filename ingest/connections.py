@@ -5,7 +5,7 @@
 - so many connections and no more: beyond them the one that is half-open longest makes room, or one
   that has been idle for a while, and when there is none the new one hears 429;
 - a header must be complete within a time, a size and a count; the framing of a body (chunk
-  extensions, trailers) is bounded by the body;
+  extensions, trailers) is bounded by the body, and its chunks are not all tiny;
 - a peer that does not read its answer, and one that goes on sending after it, are cut off;
 - what is no HTTP is answered in the one JSON shape of errors.
 
@@ -32,6 +32,9 @@ from ingest.limits import Budget, ServerLimits
 SWEEP_SECONDS = 1.0
 MIN_IDLE_SECONDS = 1.0
 """A connection that waits for its next request for less is not idle yet."""
+
+MANY_CHUNKS, SMALL_CHUNK = 1_000, 64
+"""Of so many chunks the mean must be so many bytes: each costs as much, whatever it brings."""
 
 LINGER_SECONDS = 2.0
 """How long an early answer (413, say) waits to be read by a client that still sends."""
@@ -139,6 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.since = self.loop.time()
         self._raw = 0  # bytes read since the request began, but those of its first read
         self._body = 0  # of them, body
+        self._chunks = 0  # of a chunked body
         self._names = 0  # header lines of the request
         self._header = 0  # bytes of its complete header lines
         self._held = 0  # of the common budget, for an incomplete header
@@ -217,7 +221,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._enter(Phase.HEADER)
-        self._raw = self._body = self._names = self._header = 0
+        self._raw = self._body = self._chunks = self._names = self._header = 0
         if len(self.pipeline) >= self._limits.max_pipelined:
             raise self._refused("malformed", f"at most {self._limits.max_pipelined} in a pipeline")
         super().on_message_begin()
@@ -251,6 +255,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle  # in a pipeline, `cycle` of the base is the latest, not this one
         super()._start_asgi_task(cycle, app)
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        if self._chunks > MANY_CHUNKS and self._body < SMALL_CHUNK * self._chunks:
+            raise self._refused("malformed", f"expected chunks of {SMALL_CHUNK} bytes in the mean")
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)

@@ -24,6 +24,7 @@ from ingest.auth import LOCAL, NOBODY, Caller
 from ingest.errors import CollectorFailed, Refusal
 from ingest.histogram import Histogram
 from ingest.limits import Budget, ServerLimits
+from ingest.toll import LONGEST_SECONDS, Metered, Toll
 
 log = logging.getLogger("headrace.server")
 
@@ -33,6 +34,8 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 LONG_BODY = 65_536
 MAX_REFUSED_PATH = 200
+OF_CONTENT = frozenset({400, 404, 405, 413, 415, 422})
+"""Statuses that say: this request was wrong in itself."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,15 @@ class Response:
     body: bytes = b""
     content_type: str = wire.JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    wasted: bool = False  # part of it was refused for its content, whatever the status
 
     @classmethod
-    def of(cls, message: Any, request: Request, status: int = 200) -> Response:
+    def of(
+        cls, message: Any, request: Request, status: int = 200, *, wasted: bool = False
+    ) -> Response:
         """A message in the encoding of its request: msgpack for msgpack, else JSON."""
         kind = wire.MSGPACK if request.content_type == wire.MSGPACK else wire.JSON
-        return cls(status, wire.encode(message, kind), kind)
+        return cls(status, wire.encode(message, kind), kind, wasted=wasted)
 
     @classmethod
     def refused(cls, refusal: Refusal) -> Response:
@@ -140,6 +146,8 @@ class Router:
     ) -> None:
         self._limits = limits or ServerLimits()
         self._admit = admit or (lambda scope, needed: LOCAL)
+        self.toll = Toll()
+        self._line = _Line(self.toll)
         self.budget = budget or Budget(self._limits.max_bodies)
         self.latency = Histogram()  # from a whole body to a 2xx answer, of what changes something
         self.statuses: Counter[int] = Counter()  # answers so far
@@ -204,6 +212,10 @@ class Router:
             )
         bulk = headers.get(b"content-type", b"").startswith(wire.ARROW.encode())
         limit = self._limits.max_bulk if bulk or route.large else self._limits.max_message
+        payer = caller.token_id or f"{scope.get('client')}"
+        declared = headers.get(b"content-length", b"")
+        if declared.isdigit() and LONG_BODY < int(declared) <= limit:
+            await self._line.turn(payer)  # before it is read: what waits takes no memory
         body = await self._body(headers, receive, held, limit)
         query = scope["query_string"].decode("latin-1")
         most = self._limits.max_values
@@ -211,9 +223,29 @@ class Router:
             scope["method"], scope["path"], headers, body, params, query, caller, most
         )
         began = time.perf_counter()
-        response = await route.handler(request)
+        if len(body) <= LONG_BODY:
+            response = await route.handler(request)
+        else:
+            await self._line.turn(payer)  # again: others may have been refused meanwhile
+            response = await self._weighed(route.handler, request, payer, held)
         if request.method == "POST":
             self.latency.observe(time.perf_counter() - began)
+        return response
+
+    async def _weighed(
+        self, handler: Handler, request: Request, payer: str, held: _Held
+    ) -> Response:
+        """The answer to a long body; one that was refused waits off what it has cost."""
+        work = Metered(_answer(handler, request))
+        response, refusal = await work
+        status = response.status if refusal is None else refusal.status
+        if status in OF_CONTENT or response.wasted:
+            held.give_back()
+            await asyncio.sleep(self.toll.refused(payer, work.seconds, time.monotonic()))
+        elif status < 300:
+            self.toll.accepted(payer)
+        if refusal is not None:
+            raise refusal
         return response
 
     def _log(self, scope: Scope, response: Response) -> None:
@@ -286,6 +318,35 @@ class _Held:
 
     def give_back(self) -> None:
         self._budget.give(self._size)
+        self._size = 0
+
+
+class _Line:
+    """Strangers with long bodies, who are looked at one after the other while a toll is owed."""
+
+    def __init__(self, toll: Toll) -> None:
+        self._toll = toll
+        self._lock = asyncio.Lock()
+
+    async def turn(self, payer: str) -> None:
+        """Wait until a long body of that payer may be looked at. Raises Refusal (busy)."""
+        if self._toll.wait(payer, time.monotonic()) == 0.0:
+            return
+        try:
+            async with asyncio.timeout(LONGEST_SECONDS), self._lock:
+                while (wait := self._toll.wait(payer, time.monotonic())) > 0.0:
+                    await asyncio.sleep(wait)
+        except TimeoutError as error:
+            text = "long bodies that were refused take their share of the time: try again later"
+            raise Refusal("busy", text, retry_after=LONGEST_SECONDS) from error
+
+
+async def _answer(handler: Handler, request: Request) -> tuple[Response, Refusal | None]:
+    """A handler's answer, or what it refuses with."""
+    try:
+        return await handler(request), None
+    except Refusal as refusal:
+        return Response(refusal.status), refusal
 
 
 def _too_large(limit: int, size: str) -> Refusal:

@@ -16,7 +16,7 @@ from ingest.acting import Acting
 from ingest.auth import ACTING, LOGGING, NOBODY, Caller
 from ingest.collector import Collector
 from ingest.connections import ConnectionWatch
-from ingest.errors import Refusal, not_found
+from ingest.errors import STATUS, Refusal, not_found
 from ingest.http import Admit, Request, Response, Router
 from ingest.limits import Budget, ServerLimits
 from ingest.publication import Publication
@@ -72,7 +72,7 @@ class Routes:
         _require_events(request.caller, batch.events)
         reply, row = self.collector.accept(batch, caller=request.caller)
         await self.collector.durable(row)
-        return Response.of(reply, request)
+        return Response.of(reply, request, wasted=_wasted(reply))
 
     async def instances(self, request: Request) -> Response:
         registered, row = self.collector.register(request.decode(wire.Register))
@@ -255,6 +255,14 @@ class Routes:
             f"<h1>Headrace collector</h1><table>{rows}</table>"
         )
         return Response(200, page.encode(), "text/html; charset=utf-8")
+
+
+def _wasted(reply: wire.EventsReply) -> bool:
+    """Whether a batch was hostile: no client of ours sends what does not fit its policy."""
+    if not reply.refused:
+        return False
+    codes = {STATUS[one.error["code"]] for one in reply.refused}
+    return not codes.isdisjoint((400, 422)) or not (reply.accepted or reply.duplicates)
 
 
 def _require_events(caller: Caller, events: Sequence[wire.Event]) -> None:

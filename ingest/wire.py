@@ -398,10 +398,21 @@ def require_shallow(info: Any) -> None:
 # The bytes that open a list or an object: in msgpack fixmap, fixarray, array 16 / 32, map 16 / 32.
 _MSGPACK_CONTAINERS = bytes([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
 _MSGPACK_RAW = frozenset([*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB])
+_Items: TypeAlias = Annotated[list[dict[str, msgspec.Raw]], Meta(max_length=MAX_EVENTS)]
+
+
+class _Outline(Struct, forbid_unknown_fields=True):
+    """A batch of which nothing is decoded but where its values begin and end."""
+
+    events: _Items = []
+    actions: _Items = []
+    instance: msgspec.Raw | None = None
+    durable: msgspec.Raw | None = None
+    wait: msgspec.Raw | None = None
+
+
+_outline = msgspec.msgpack.Decoder(_Outline).decode
 _fields = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
-_items = msgspec.msgpack.Decoder(
-    Annotated[list[dict[str, msgspec.Raw]], Meta(max_length=MAX_EVENTS)]
-).decode
 
 
 def count_containers(body: bytes, content_type: str, enough: int) -> int:
@@ -417,14 +428,24 @@ def count_containers(body: bytes, content_type: str, enough: int) -> int:
     if count <= enough:
         return count
     try:
-        fields = _fields(body)
-        values = [value for name, value in fields.items() if name not in ("events", "actions")]
-        for name in fields.keys() & {"events", "actions"}:
-            for item in _items(fields[name]):
-                values += item.values()
+        values = _values(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return count
-    return sum(_openings(bytes(value)) for value in values if bytes(value)[0] not in _MSGPACK_RAW)
+    return sum(
+        _openings(bytes(value)) for value in values if memoryview(value)[0] not in _MSGPACK_RAW
+    )
+
+
+def _values(body: bytes) -> list[msgspec.Raw]:
+    """The values of a single message, or of the items of a batch, in one walk over the body."""
+    try:
+        batch = _outline(body)
+    except msgspec.ValidationError:
+        return list(_fields(body).values())
+    values = [value for value in (batch.instance, batch.durable, batch.wait) if value is not None]
+    for item in (*batch.events, *batch.actions):
+        values += item.values()
+    return values
 
 
 def _openings(body: bytes) -> int:

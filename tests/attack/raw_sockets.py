@@ -7,9 +7,9 @@ hidden behind one that was not is never carried out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from tests.attack.arena import Arena, arena
+from tests.attack.arena import PAIRS, Arena, arena
 from tests.faults.scenario import Scenario, Trial, Verdict
 from tests.ingest.raw_http import HOST, exchange
 
@@ -86,8 +86,8 @@ def run(trial: Trial) -> Verdict:
         verdict, port = place.verdict, place.collector.port
         place.begin()
 
-        def attack() -> None:
-            for said, data in list(cases().items())[: trial.size]:
+        def attack(every: Sequence[tuple[str, bytes]]) -> None:
+            for said, data in every:
                 verdict.count("sent")
                 heard = exchange(port, data, patience=1.0, answers=2)
                 wrong = [status for status in heard.statuses if status >= 500]
@@ -98,7 +98,10 @@ def run(trial: Trial) -> Verdict:
                 heard = exchange(port, data, patience=2.0, answers=len(expected))
                 verdict.require(heard.statuses == expected, "wrong", f"{said}: {heard.statuses}")
 
-        place.pair(attack)
+        every = list(cases().items())[: trial.size]
+        for part in range(PAIRS):
+            share = every[part::PAIRS]
+            place.pair(lambda share=share: attack(share), again=True)  # type: ignore[misc]
         status, _ = place.collector.get("/v1/episodes/smuggled")
         verdict.require(status == 404, "smuggled", "the hidden request was carried out")
         verdict.count("cases", len(cases()) + 5)

@@ -10,6 +10,7 @@ from ingest import bulk, wire
 from ingest.connections import BoundedProtocol, ConnectionWatch
 from ingest.http import Request
 from ingest.limits import Budget
+from ingest.toll import Toll
 from tests.faults.mutants import Patch, mutant
 
 
@@ -34,6 +35,12 @@ def containers_are_not_counted(patch: Patch) -> None:
         return wire.decode(self.body, self.content_type, kind)
 
     patch.replace(Request, "decode", decode)
+
+
+@mutant(costly_bodies="slowed")
+def refused_work_is_free(patch: Patch) -> None:
+    """Who sends what is dear to refuse may send the next at once."""
+    patch.replace(Toll, "refused", lambda self, payer, cost, now: 0.0)
 
 
 @mutant(floods="endless")

@@ -35,7 +35,15 @@ NAMES = (
 )
 """The modules that define a SCENARIO, in the order in which they run."""
 
-ATTACKS = ("json_bodies", "msgpack_bodies", "arrow_streams", "raw_sockets", "floods", "schema")
+ATTACKS = (
+    "json_bodies",
+    "msgpack_bodies",
+    "arrow_streams",
+    "raw_sockets",
+    "floods",
+    "costly_bodies",
+    "schema",
+)
 """The modules of tests/attack that do: `make attack` runs them."""
 
 SHOWN = 5
