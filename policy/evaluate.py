@@ -21,13 +21,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from policy.cross_fitting import CrossFitted, cross_fit
 from policy.estimators import ESTIMATORS, Bootstrap, Episodes, Estimate, Interval, StudentT
 from policy.evaluation import HELD_OUT, EvaluationError, EvaluationResult, Split
 from policy.numpy_policy import NumpyPolicy
 from policy.preprocessors import columns_of
 from policy.progress import Progress, no_progress
 from policy.spec import PolicySpec
-from policy.value_models import CrossFitted, LinearRewardModel, cross_fit
+from policy.value_models import LinearRewardModel
 from storage.episode import DEFAULT_POLICY
 from storage.ledger import Ranges
 from storage.reader import ShardReader, held_out
@@ -78,7 +79,8 @@ def evaluate(
     read. `store` is where the weights lie, if not under `root`, as
     when the log is another one. `held_out` defaults to the share that the weights say their
     training held out. `estimators` default to those that fit the episodes; one that cannot be
-    computed is named in `unavailable`. Models (dm, dr) are cross-fitted on the episodes themselves.
+    computed is named in `unavailable`. Models (dm, dr) are cross-fitted on the episodes themselves,
+    in episodes of several steps by fitted Q evaluation.
 
     Raises EvaluationError when no estimator says anything, ValueError for unknown names.
     """
@@ -291,12 +293,10 @@ class _Judge:
         return Bootstrap(np.random.default_rng(self.seed), self.confidence)
 
     def _fit(self, policy: NumpyPolicy, log: _Log) -> tuple[CrossFitted | None, str]:
-        """q and v of a reward model cross-fitted over the episodes, or why there is none."""
+        """q and v cross-fitted over the episodes, or why there are none."""
         space = policy.spec.action
         if not isinstance(space, Discrete):
             return None, "reward models need a Discrete action space"
-        if not log.one_step:
-            return None, "reward models judge one-step episodes only"
         folds = min(self.folds, len(log.lengths))
         if folds < 2:
             return None, "cross-fitting needs 2 or more episodes"
@@ -306,6 +306,9 @@ class _Judge:
             log.steps["actions"],
             log.steps[REWARDS],
             policy.probabilities(log.flat),
+            lengths=log.lengths,
+            terminated=log.steps["ended"][np.cumsum(log.lengths) - 1] == "terminated",
+            gamma=self.gamma,
             rng=np.random.default_rng(self.seed),
             folds=folds,
         ), ""

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from policy.cross_fitting import CrossFitted, cross_fit
 from policy.estimators import ESTIMATORS, Episodes
 from policy.rollout_metrics import OffPolicyEstimate
 from policy.trainable_policy import TrainablePolicy
-from policy.value_models import CrossFitted, LinearRewardModel, cross_fit
+from policy.value_models import LinearRewardModel
 from storage.multi_agent_batch import MultiAgentBatch
 from storage.sample_batch import (
     ACTION_LOGP,
@@ -141,7 +142,7 @@ class InputEvaluation:
         policy, rows = self._policy, whole.rows
         actions = rows.leaves("actions")
         flat = policy.flat_observations(rows)
-        fitted = self._fit(method, whole, flat) if method in _NEED_MODEL else None
+        fitted = self._fit(whole, flat) if method in _NEED_MODEL else None
         return Episodes.from_flat(
             rows[REWARDS],
             lengths=whole.lengths,
@@ -152,18 +153,11 @@ class InputEvaluation:
             densities=not policy.spec.layout.is_discrete,
         )
 
-    def _fit(self, method: str, whole: _Whole, flat: Any) -> CrossFitted:
-        """q and v by regression of what came after each action, cross-fitted over episodes.
-
-        In longer episodes that is the return of the logging policy: good enough to take variance
-        away, which leaves dr without bias, and not good enough for dm.
-        """
+    def _fit(self, whole: _Whole, flat: Any) -> CrossFitted:
+        """q and v, cross-fitted over episodes; in longer ones by fitted Q evaluation."""
         space = self._policy.spec.action
         if not isinstance(space, Discrete):
             raise ValueError("value models need a Discrete action space")
-        one_step = max(whole.lengths) == 1
-        if method == "dm" and not one_step:
-            raise ValueError("dm judges one-step episodes only; use 'dr', 'pdis' or 'cwpdis'")
         folds = min(_FOLDS, len(whole.lengths))
         if folds < 2:
             raise ValueError("cross-fitting needs 2 or more episodes")
@@ -171,10 +165,12 @@ class InputEvaluation:
             lambda: LinearRewardModel(space.n, start=space.start),
             flat,
             whole.rows["actions"],
-            self._returns(whole),
+            whole.rows[REWARDS],
             self._policy.to_numpy().probabilities(flat),
-            rng=np.random.default_rng(0),
             lengths=whole.lengths,
+            terminated=whole.rows[TERMINATEDS][np.cumsum(whole.lengths) - 1],
+            gamma=self._gamma,
+            rng=np.random.default_rng(0),
             folds=folds,
         )
 

@@ -7,33 +7,30 @@ A model says what reward an action earns where: `fit`, then `q` of the actions t
     model = LinearRewardModel(n_actions=4).fit(obs, actions, rewards)
     q, v = model.q(obs, actions), expected_value(model, obs, target_probs)
 
-A model judges the rows it was fitted on too kindly. `cross_fit` scores every episode with a model
-that never saw it:
+A model judges the rows it was fitted on too kindly, and knows the reward of a step but not what
+follows it. `policy.cross_fitting` scores every episode with a model that never saw it, and in
+episodes of several steps with one that looks ahead:
 
     fitted = cross_fit(
         lambda: LinearRewardModel(n_actions=4), obs, actions, rewards, target_probs,
-        rng=np.random.default_rng(7),
+        lengths=lengths, gamma=0.99, rng=np.random.default_rng(7),
     )
     episodes = Episodes.from_flat(rewards, lengths=lengths, q=fitted.q, v=fitted.v, ...)
 
-These models know the reward of a step, not what follows it: their q and v are right for one-step
-episodes (bandits) and for gamma = 0. Actions are those of a Discrete space. numpy alone.
+Actions are those of a Discrete space. numpy alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "CrossFitted",
     "LinearRewardModel",
     "RewardModel",
     "SmoothedMeanRewardModel",
-    "cross_fit",
     "expected_value",
 ]
 
@@ -177,14 +174,6 @@ class LinearRewardModel:
         return features
 
 
-class CrossFitted(NamedTuple):
-    """What `cross_fit` returns; S rows."""
-
-    q: FloatArray  # (S,) of the action taken
-    v: FloatArray  # (S,) expected under the target policy
-    fold: IntArray  # (S,) which fold's model scored the row; that model was fitted on the others
-
-
 def expected_value(
     model: RewardModel, obs: npt.ArrayLike, target_probs: npt.ArrayLike
 ) -> FloatArray:
@@ -203,51 +192,6 @@ def expected_value(
             )
         values[rows] = _row_dots(probs[rows], q_all)
     return values
-
-
-def cross_fit(
-    make_model: Callable[[], RewardModel],
-    obs: npt.ArrayLike,
-    actions: npt.ArrayLike,
-    rewards: npt.ArrayLike,
-    target_probs: npt.ArrayLike,
-    *,
-    rng: np.random.Generator,
-    lengths: npt.ArrayLike | None = None,
-    folds: int = 5,
-) -> CrossFitted:
-    """Score every row with a model fitted on the other folds' episodes.
-
-    Chernozhukov et al. 2018, Double/debiased machine learning, definition 3.2. obs (S, *obs),
-    actions and rewards (S,), target_probs (S, A); `lengths` (n,) says which rows are one episode
-    (default: each row is), so that no episode is on both sides. `make_model` gives a fresh model.
-    """
-    features, taken, reward = np.asarray(obs), np.asarray(actions), np.asarray(rewards)
-    total = len(taken)
-    for name, column in (("obs", features), ("rewards", reward)):
-        if column.shape[:1] != (total,):
-            raise ValueError(f"{name}: expected {total} rows as in actions, got {column.shape}")
-    probs = _probabilities(target_probs, total)
-    fold = _folds(total, lengths, folds, rng)
-    q, v = np.empty(total), np.empty(total)
-    for number in range(folds):
-        inside = fold == number
-        model = make_model().fit(features[~inside], taken[~inside], reward[~inside])
-        q[inside] = model.q(features[inside], taken[inside])
-        v[inside] = expected_value(model, features[inside], probs[inside])
-    return CrossFitted(q, v, fold)
-
-
-def _folds(
-    total: int, lengths: npt.ArrayLike | None, folds: int, rng: np.random.Generator
-) -> IntArray:
-    """(S,) fold of each row: episodes dealt out at random, equally many to each fold."""
-    sizes = np.ones(total, dtype=np.int64) if lengths is None else np.asarray(lengths)
-    if sizes.ndim != 1 or sizes.sum() != total:
-        raise ValueError(f"lengths: expected to sum to {total} rows, got {sizes.sum()}")
-    if not 2 <= folds <= len(sizes):
-        raise ValueError(f"folds: expected 2 to {len(sizes)}, the number of episodes, got {folds}")
-    return np.repeat(rng.permutation(np.arange(len(sizes)) % folds), sizes)
 
 
 def _action_index(actions: npt.ArrayLike, n_actions: int, start: int) -> IntArray:

@@ -13,11 +13,11 @@ import pandas as pd
 import pytest
 
 from policy import estimators
+from policy.cross_fitting import cross_fit
 from policy.value_models import (
     LinearRewardModel,
     RewardModel,
     SmoothedMeanRewardModel,
-    cross_fit,
     expected_value,
 )
 
@@ -183,7 +183,7 @@ def test_no_row_is_scored_by_a_model_that_saw_its_episode() -> None:
     obs = np.arange(rows)[:, None]
     fitted = cross_fit(
         lambda: RememberingModel(2), obs, actions, rewards, probs,
-        lengths=lengths, folds=3, rng=np.random.default_rng(0),
+        lengths=lengths, gamma=0.0, folds=3, rng=np.random.default_rng(0),
     )  # fmt: skip
     by_episode = np.split(fitted.fold, np.cumsum(lengths)[:-1])
     assert all(len(set(one.tolist())) == 1 for one in by_episode)
@@ -208,6 +208,92 @@ def test_cross_fitting_takes_the_optimism_out_of_dm() -> None:
     seen = make().fit(obs, actions, rewards)
     assert np.corrcoef(seen.q(obs, actions), rewards)[0, 1] > 0.3
     assert np.corrcoef(fitted.q, rewards)[0, 1] < 0.15
+
+
+# ------------------------------------------------------------------ episodes of several steps
+
+# A chain of four states: action 1 goes on and pays what the state is worth, action 0 falls back to
+# the first state and pays 0.2. An episode ends after eight steps, or by action 1 in the last state.
+WORTH = np.array([0.0, 0.0, 1.0, 5.0])
+GAMMA, HORIZON = 0.9, 8
+
+
+def chain(policy: npt.NDArray[np.float64], episodes: int, seed: int) -> tuple[Any, ...]:
+    """One-hot states, actions, rewards, lengths and endings of who goes on with policy[state]."""
+    rng = np.random.default_rng(seed)
+    states, actions, rewards, lengths, terminated = [], [], [], [], []
+    for _ in range(episodes):
+        state = 0
+        for t in range(HORIZON):
+            action = int(rng.random() < policy[state])
+            states.append(state)
+            actions.append(action)
+            rewards.append(WORTH[state] if action else 0.2)
+            over = action == 1 and state == 3
+            if over or t == HORIZON - 1:
+                lengths.append(t + 1)
+                terminated.append(over)
+                break
+            state = state + 1 if action else 0
+    columns = (actions, rewards, lengths, terminated)
+    return np.eye(4)[states], *(np.array(column) for column in columns)
+
+
+def true_value(policy: npt.NDArray[np.float64]) -> float:
+    """The expected discounted return from the first state, by dynamic programming."""
+    value = np.zeros(4)
+    for _ in range(HORIZON):
+        on = WORTH + GAMMA * np.append(value[1:], 0.0)
+        value = policy * on + (1 - policy) * (0.2 + GAMMA * value[0])
+    return float(value[0])
+
+
+def chain_estimates(target: npt.NDArray[np.float64]) -> dict[str, estimators.Estimate]:
+    behaviour = np.full(4, 0.5)
+    obs, actions, rewards, lengths, terminated = chain(behaviour, 3000, seed=5)
+    probs = np.column_stack([1 - target, target])[obs.argmax(axis=1)]
+    fitted = cross_fit(
+        lambda: LinearRewardModel(2, l2=1e-6), obs, actions, rewards, probs,
+        lengths=lengths, terminated=terminated, gamma=GAMMA, rng=np.random.default_rng(0),
+    )  # fmt: skip
+    episodes = estimators.Episodes.from_flat(
+        rewards,
+        lengths=lengths,
+        behaviour_logp=np.full(len(actions), np.log(0.5)),
+        target_logp=np.log(probs[np.arange(len(actions)), actions]),
+        q=fitted.q,
+        v=fitted.v,
+    )
+    names = ("dm", "dr", "pdis", "v_behavior")
+    return {name: estimators.ESTIMATORS[name](episodes, gamma=GAMMA) for name in names}
+
+
+@pytest.mark.parametrize("on", [0.9, 0.5, 0.2])
+def test_fitted_q_sees_what_follows(on: float) -> None:
+    """dm finds the target's value in longer episodes, far from that of the policy that logged; and
+    the doubly robust estimate, which is right with any q, is the surer for it."""
+    found, truth = chain_estimates(np.full(4, on)), true_value(np.full(4, on))
+    assert found["dm"].value == pytest.approx(truth, rel=0.05)
+    assert abs(found["dr"].value - truth) < 4 * found["dr"].stderr
+    assert found["dr"].stderr < 0.8 * found["pdis"].stderr
+    if on != 0.5:
+        assert abs(found["v_behavior"].value - truth) > 0.25 * truth
+
+
+def test_what_is_fitted_stays_within_what_can_be_earned() -> None:
+    """A step at 1 leads to one at 2, of which only the linear model's line knows: each fit doubles
+    the last one's slope, and nothing but the bound on the targets ends it."""
+    short, long, steps = 200, 10, 60
+    lengths = np.array([2] * short + [steps] * long)
+    obs = np.concatenate([np.tile([1.0, 2.0], short), np.zeros(long * steps)])[:, None]
+    rewards = np.concatenate([np.tile([0.1, 0.0], short), np.zeros(long * steps)])
+    fitted = cross_fit(
+        lambda: LinearRewardModel(2, l2=1e-6), obs, np.arange(len(obs)) // 2 % 2, rewards,
+        np.full((len(obs), 2), 0.5), lengths=lengths, terminated=lengths > 2, gamma=1.0,
+        rng=np.random.default_rng(2),
+    )  # fmt: skip
+    most = steps * rewards.max()
+    assert most < np.abs(fitted.v).max() < 3 * most
 
 
 # ------------------------------------------------------------------ refusals
