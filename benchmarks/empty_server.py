@@ -50,6 +50,7 @@ async def _serve() -> None:
     router = Router(ServerLimits())
     for method, path, handler in (
         ("POST", "/v1/events", _nothing),
+        ("POST", "/v1/steps", _nothing),
         ("POST", "/v1/actions", _act),
         ("POST", "/v1/instances", _register),
         ("GET", "/v1/spec", _spec),

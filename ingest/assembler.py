@@ -39,10 +39,10 @@ from ingest import wire
 from ingest.errors import Refusal, already_started, not_found
 from ingest.events import (
     Acted,
-    ActedRun,
     Cut,
     Ended,
     Event,
+    Imported,
     Opened,
     Redecided,
     Rewarded,
@@ -51,6 +51,7 @@ from ingest.events import (
     digest,
     encode_event,
 )
+from ingest.imported import sealed_episodes
 from ingest.instances import Instances
 from ingest.judgements import (
     ON_POLICY,
@@ -126,7 +127,7 @@ class EpisodeAssembler:
         if not event.episode_id:
             raise Refusal("invalid", "expected an episode id, got none", "episode_id")
         if isinstance(event, wire.Start):
-            started = self._judge_start(instance, event)
+            started = self.judge_start(instance, event)
             return None if started is None else (started, encode_event(started))
         if isinstance(event, wire.LogReturns) and event.seq is None and event.step is not None:
             rewarded = self._judge_rewarded_step(event, event.step, now)
@@ -180,9 +181,12 @@ class EpisodeAssembler:
             episode.next_seq,
         )
 
-    def _judge_start(self, instance: str | None, event: wire.Start) -> Started | None:
+    def judge_start(
+        self, instance: str | None, event: wire.Start, ahead: int = 0
+    ) -> Started | None:
+        """What a start becomes, with `ahead` others judged before it that are not applied yet."""
         name = event.episode_id
-        start = self.anonymous_starts
+        start = self.anonymous_starts + ahead
         if instance is not None:
             known = self.instances.get(instance)
             if known is None:
@@ -208,7 +212,7 @@ class EpisodeAssembler:
             )
         policy_id, rules = self._policy(event)
         return Started(
-            key=self.next_key,
+            key=self.next_key + ahead,
             episode_id=name,
             instance=instance or "",
             start=start,
@@ -335,8 +339,7 @@ class EpisodeAssembler:
         episode = self.episodes.get(episode_id)
         if episode is None:
             return None
-        key, waits = episode.started.key, episode.waits
-        return Ended(key, episode.next_seq, "broken", None, cause, waits)
+        return Ended(episode.started.key, episode.next_seq, "broken", None, cause, episode.waits)
 
     def cut_for_size(self, key: int, now: float) -> Cut | None:
         """The cut that an episode's size calls for, if any."""
@@ -407,8 +410,8 @@ class EpisodeAssembler:
             self._apply_redecided(event, row, received, now)
         elif isinstance(event, RewardedStep):
             self._apply_rewarded_step(event, encoded, row)
-        elif isinstance(event, ActedRun):
-            self._apply_run(event, row, received, now)
+        elif isinstance(event, Imported):
+            self._apply_imported(event, row, received)
         else:
             episode = self._by_key.get(event.key)
             if episode is None or episode.ended is not None or event.seq < episode.next_seq:
@@ -437,12 +440,15 @@ class EpisodeAssembler:
         if known and self.on_closed is not None:
             self.on_closed(started.policy_id, episode.version[-1])
 
-    def _apply_started(self, event: Started, row: int, now: float) -> None:
+    def _note_start(self, event: Started) -> None:
         self.next_key = max(self.next_key, event.key + 1)
         if event.instance:
             self.instances.started(event.instance, event.start)
         else:
             self.anonymous_starts = max(self.anonymous_starts, event.start + 1)
+
+    def _apply_started(self, event: Started, row: int, now: float) -> None:
+        self._note_start(event)
         if event.key in self.done or event.key in self._by_key:
             return
         rules = self._schemas[event.policy_id, event.schema_id]
@@ -459,31 +465,28 @@ class EpisodeAssembler:
         if started.owner:
             self.open_of[started.owner] += 1
 
-    def _apply_run(self, event: ActedRun, row: int, received: int, now: float) -> None:
-        episode = self._by_key.get(event.key)
-        if episode is None or episode.ended is not None or event.seq < episode.next_seq:
-            return
-        if event.seq > episode.next_seq:  # only when the journal has lost rows
-            self.torn.add(event.key)
-            return
-        held = episode.held
-        if episode.act_run(event, received, row, now):
-            self._need(row)
-        self.steps += event.steps
-        self.open_bytes += episode.held - held
+    def _apply_imported(self, event: Imported, row: int, received: int) -> None:
+        for episode, sealed, finished in sealed_episodes(event, row, received):
+            self._note_start(episode.started)
+            if sealed.key not in self.done:
+                self._need(row)
+                self.steps += episode.steps
+                self.sealed.append(sealed)
+                self.remember_finished(finished)
 
     def _apply_cut(self, event: Cut, row: int, now: float) -> None:
         episode = self._by_key.get(event.key)
         if episode is None or event.part != episode.part:
-            return None
+            return
         if episode.ended is not None and event.steps == episode.steps:
             if episode.hold(row):
                 self._need(row)
             self.open_bytes -= episode.held
-            return self._seal_last(episode, episode.ended)
+            self._seal_last(episode, episode.ended)
+            return
         closed = episode.steps - 1 if event.steps < 0 else event.steps
         if not 0 < closed < episode.steps:
-            return None
+            return
         before, held = {*episode.rows}, episode.held
         part, needed = episode.cut(closed)
         self.open_bytes += episode.held - held
@@ -494,7 +497,6 @@ class EpisodeAssembler:
         episode.part_since = now
         carry = Carry(episode.started, episode.first_seq, episode.t0, episode.part, -1)
         self.sealed.append(Sealed(event.key, part, tuple(sorted(rows)), carry=carry))
-        return None
 
     def _apply_rewarded_step(self, event: RewardedStep, encoded: bytes, row: int) -> None:
         episode = self._by_key.get(event.key)

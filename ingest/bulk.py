@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from ingest import wire
 from ingest.auth import Caller
 from ingest.bulk_columns import BulkColumns, BulkEpisode, place_of, policy_of
-from ingest.bulk_runs import Run, runs_of
+from ingest.bulk_runs import Run, Runs, runs_of
 from ingest.bulk_stream import read_table
 from ingest.collector import Collector
 from ingest.errors import Refusal
@@ -47,23 +47,25 @@ async def import_steps(request: Request, collector: Collector) -> wire.EventsRep
     _check_crc(request)
     key = _key(request)
     numbered = key is not None
-    episodes: Sequence[BulkEpisode | Run]
+    found: Sequence[BulkEpisode] | Runs
     if len(request.body) < SMALL and "pyarrow" in sys.modules:
-        episodes = _read(request.body, collector, numbered)
+        found = _read(request.body, collector, numbered)
     else:  # the first request loads pyarrow, and a large one takes seconds
-        episodes = await asyncio.to_thread(_read, request.body, collector, numbered)
+        found = await asyncio.to_thread(_read, request.body, collector, numbered)
     instance, known = None, RangeSet()
     if key is not None:
         registered, row = collector.register(wire.Register(name=key))
         await collector.durable(row)
         instance, known = registered.instance, RangeSet(registered.starts)
     reply = wire.EventsReply(durable=collector.keeps, accepted=0)
-    fresh = [episode for episode in episodes if episode.number not in known]
-    runs = [episode for episode in fresh if isinstance(episode, Run)]
-    for some in _grouped(runs):
-        await _accept_runs(some, instance, collector, reply, request.caller)
-    for group in _groups([episode for episode in fresh if isinstance(episode, BulkEpisode)]):
-        await _accept(group, instance, collector, reply, request.caller)
+    if isinstance(found, Runs):
+        for some in _grouped([run for run in found.episodes if run.number not in known]):
+            answer, row = accept_runs(collector, found, some, instance, request.caller)
+            await collector.durable(row)
+            _count_runs(reply, answer, some)
+    else:
+        for group in _groups([one for one in found if one.number not in known]):
+            await _accept(group, instance, collector, reply, request.caller)
     request.caller.charge(reply.accepted)
     return reply
 
@@ -86,11 +88,10 @@ def _check_crc(request: Request) -> None:
         raise Refusal("malformed", f"expected the header Headrace-CRC32: {found}, got {shown}")
 
 
-def _read(body: bytes, collector: Collector, numbered: bool) -> Sequence[BulkEpisode | Run]:
+def _read(body: bytes, collector: Collector, numbered: bool) -> Sequence[BulkEpisode] | Runs:
     table = read_table(body)
     policy = policy_of(table, collector.policies)
-    rules = collector.assembler.rules_of(policy.policy_id, policy.schema_id)
-    runs = runs_of(table, rules, numbered=numbered)
+    runs = runs_of(table, collector.assembler.rules[policy.policy_id], numbered=numbered)
     if runs is not None:
         return runs
     return list(BulkColumns(table, policy).episodes(numbered=numbered))
@@ -124,20 +125,12 @@ def _grouped(runs: list[Run]) -> Iterator[list[Run]]:
         yield group
 
 
-async def _accept_runs(
-    runs: list[Run],
-    instance: str | None,
-    collector: Collector,
-    reply: wire.EventsReply,
-    caller: Caller,
-) -> None:
-    """Accept whole episodes as one row, and wait until they are durable."""
-    answer, row = accept_runs(collector, runs, instance, caller)
-    await collector.durable(row)
+def _count_runs(reply: wire.EventsReply, answer: wire.EventsReply, some: list[Run]) -> None:
+    """Add the answer about some episodes to the request's; a refusal names an episode's row."""
     reply.accepted += answer.accepted
     reply.duplicates += answer.duplicates
     for item in answer.refused:
-        begin = runs[item.index].begin
+        begin = some[item.index].begin
         error = {**item.error, "path": f"$.eps_id[{begin}]"}
         reply.refused.append(wire.ItemError(index=begin, error=error))
 

@@ -193,7 +193,7 @@ class BulkColumns:
 def policy_of(table: Any, policies: Mapping[str, PolicyDeclaration]) -> PolicyDeclaration:
     """The one policy of a request's rows. Raises Refusal."""
     named = table.column_names.count("policy_id") == 1
-    names = set(table["policy_id"].to_pylist()) if named else {None}
+    names = set(table["policy_id"].unique().to_pylist()) if named else {None}
     name = names.pop() if len(names) == 1 else ""
     if name is None:
         name = next(iter(policies)) if len(policies) == 1 else DEFAULT_POLICY

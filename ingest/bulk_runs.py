@@ -1,13 +1,18 @@
 """The quick way through a bulk import: whole episodes whose steps stay columns.
 
-`runs_of` answers the episodes of a table as `Run`s, or None where anything asks for a closer look:
-a space of several leaves, a policy that redacts, an info, a value that is null or refused. Then
-`bulk_columns` takes the table row by row, and says what is wrong and where.
+`runs_of` answers the episodes of a table as `Runs`, or None where anything asks for a closer look:
+a space of several leaves, a policy that redacts or whose steps take late rewards, an info, a value
+that is null or refused. Then `bulk_columns` takes the table row by row, and says what is wrong and
+where.
+
+Every column is checked as a whole, once, and copied out of the request's body once. No Python
+object is made per row.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,28 +30,26 @@ Array = NDArray[Any]
 
 _TAKEN = (OPTIONAL - {"infos", "source", "agent_id"}) | NEEDED | {"obs", "actions"}
 _WIDEST = 2**53
+_LATEST = 2**62
 
 
 class _CloserLook(Exception):
     """Something that is for the way row by row."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Run:
-    """A whole episode: its start, its steps as columns of canonical bytes, its end."""
+    """A whole episode: its number in the table, its rows [begin, end), its start, its Ending."""
 
     number: int
-    begin: int  # its first row
+    begin: int
+    end: int
     start: wire.Start
-    steps: int
-    obs: bytes
-    actions: bytes
-    rewards: bytes  # float64
-    logp: bytes  # float64, NaN where unknown
-    versions: bytes  # int64
-    pass_prob: bytes  # float64
-    ts: bytes  # int64 microseconds; empty: when it was received
-    end: wire.End
+    how: str
+
+    @property
+    def steps(self) -> int:
+        return self.end - self.begin
 
     @property
     def events(self) -> int:
@@ -54,151 +57,213 @@ class Run:
         return self.steps + 2
 
 
-def runs_of(table: Any, rules: PolicyRules, *, numbered: bool) -> list[Run] | None:
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The episodes of a table, and the columns of `events.Imported` over all of its rows."""
+
+    episodes: list[Run]
+    rows: int
+    columns: Mapping[str, bytes]
+
+    def columns_of(self, some: Sequence[Run]) -> dict[str, bytes]:
+        """The columns over the rows of some of the episodes only, in their order."""
+        spans = list(_spans(some))
+        return {
+            name: _cut(data, len(data) // self.rows, spans) for name, data in self.columns.items()
+        }
+
+
+def _spans(runs: Sequence[Run]) -> Iterator[tuple[int, int]]:
+    """The rows of the runs, as few ranges [begin, end)."""
+    begin, end = runs[0].begin, runs[0].begin
+    for run in runs:
+        if run.begin != end:
+            yield begin, end
+            begin = run.begin
+        end = run.end
+    yield begin, end
+
+
+def _cut(data: bytes, size: int, spans: list[tuple[int, int]]) -> bytes:
+    pieces = [data[size * begin : size * end] for begin, end in spans]
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def runs_of(table: Any, rules: PolicyRules, *, numbered: bool) -> Runs | None:
     """The episodes of a pyarrow.Table, or None if it is not for this way."""
-    names = set(table.column_names)
+    names, policy = set(table.column_names), rules.declaration
     lone = all(
         len(c.leaves) == 1 and not c.leaves[0].path for c in (rules.observation, rules.action)
     )
     fits = len(names) == table.num_columns and NEEDED | {"obs", "actions"} <= names <= _TAKEN
-    if not (lone and fits and table.num_rows) or rules.declaration.redact:
+    if not (lone and fits and table.num_rows) or policy.redact or policy.reward_window > 0:
         return None
+    batches = table.combine_chunks().to_batches()
     try:
-        columns = _Columns(table.combine_chunks(), rules)
-        return [columns.run(*found, numbered=numbered) for found in enumerate(columns.bounds())]
+        _require(len(batches) == 1)
+        return _Columns(batches[0], rules).runs(numbered=numbered)
     except _CloserLook:
         return None
 
 
 class _Columns:
-    """A table's columns, checked as wholes. Raises _CloserLook for what is not plain and valid."""
+    """A batch's columns, checked as wholes. Raises _CloserLook for what is not plain and valid."""
 
-    def __init__(self, table: Any, rules: PolicyRules) -> None:
-        self._table = table
+    def __init__(self, batch: Any, rules: PolicyRules) -> None:
+        """`batch` is a pyarrow.RecordBatch of one row or more, without repeated names."""
+        self._arrow = importlib.import_module("pyarrow")
+        self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        self._rows: int = batch.num_rows
         self._rules = rules
-        self._obs = self._canonical("obs", rules.observation)
-        self._actions = self._canonical("actions", rules.action)
-        self._rewards = self._floats("rewards", 0.0)
-        _require(np.isfinite(self._rewards).all())
-        self._logp = self._propensities()
-        self._versions = self._whole("policy_version", -1)
-        _require(((self._versions >= -1) & (self._versions <= _WIDEST)).all())
-        self._pass_prob = self._floats("pass_prob", 1.0)
-        _require(((self._pass_prob > 0.0) & (self._pass_prob <= 1.0)).all())
-        self._ts = self._whole("ts", 0) if "ts" in table.column_names else None
+
+    def runs(self, *, numbered: bool) -> Runs:
+        begins, ends, names = self._bounds()
+        ts = self._times()
+        columns = {
+            "obs": self._canonical("obs", self._rules.observation),
+            "actions": self._canonical("actions", self._rules.action),
+            "rewards": self._rewards(),
+            "logp": self._propensities(),
+            "versions": self._versions(),
+            "pass_prob": self._pass_probs(),
+            "ts": b"" if ts is None else ts.tobytes(),
+        }
+        firsts = [None] * len(names) if ts is None else ts[begins].tolist()
+        starts = self._starts(begins, names, firsts, numbered=numbered)
+        places = zip(begins.tolist(), ends.tolist(), starts, self._endings(ends - 1), strict=True)
+        return Runs([Run(n, *place) for n, place in enumerate(places)], self._rows, columns)
+
+    # --- steps ---------------------------------------------------------------------------
 
     def _canonical(self, name: str, codec: Codec) -> bytes:
         """The values as the codec encodes them, all of them valid."""
         column, leaf = self._plain(name), codec.leaves[0]
-        arrow = importlib.import_module("pyarrow")
-        if arrow.types.is_fixed_size_list(column.type):
+        types = self._arrow.types
+        if types.is_fixed_size_list(column.type):
             column = column.flatten()
-        primitive = arrow.types.is_integer(column.type) or arrow.types.is_floating(column.type)
-        _require(primitive and column.null_count == 0 and codec.itemsize is not None)
-        values: Array = column.to_numpy(zero_copy_only=False)
-        rows = self._table.num_rows
-        _require(values.dtype == leaf.dtype and values.nbytes == rows * (codec.itemsize or 0))
+        _require(types.is_integer(column.type) or types.is_floating(column.type))
+        _require(column.null_count == 0 and codec.itemsize is not None)
+        values: Array = column.to_numpy()
+        _require(values.dtype == leaf.dtype)
+        _require(values.nbytes == self._rows * (codec.itemsize or 0))
         data = values.tobytes()
-        _require(codec.find_invalid(data, rows) is None)
+        _require(codec.find_invalid(data, self._rows) is None)
         return data
 
     def _plain(self, name: str) -> Any:
-        column = self._table[name].combine_chunks()
-        chunks = getattr(column, "chunks", None)  # of an empty or a single chunk, by version
-        if chunks is not None:
-            _require(len(chunks) == 1)
-            column = chunks[0]
+        column = self._columns[name]
         _require(column.null_count == 0)
         return column
 
-    def _floats(self, name: str, default: float) -> Array:
-        if name not in self._table.column_names:
-            return np.full(self._table.num_rows, default)
+    def _numbers(self, name: str, dtype: type[np.generic]) -> Array | None:
+        """A column of numbers, None when there is none."""
+        if name not in self._columns:
+            return None
         values: Array = self._plain(name).to_numpy(zero_copy_only=False)
-        _require(values.dtype == np.float64)
+        _require(values.dtype == dtype)
         return values
 
-    def _whole(self, name: str, default: int) -> Array:
-        if name not in self._table.column_names:
-            return np.full(self._table.num_rows, default, np.int64)
-        values: Array = self._plain(name).to_numpy(zero_copy_only=False)
-        _require(values.dtype == np.int64 and (np.abs(values) < 2**62).all())
+    def _rewards(self) -> bytes:
+        values = self._numbers("rewards", np.float64)
+        _require(values is not None and np.isfinite(values).all())
+        return b"" if values is None else values.tobytes()
+
+    def _propensities(self) -> bytes:
+        values = self._numbers("action_logp", np.float64)
+        if values is None:
+            return b""
+        most = np.inf if self._rules.has_densities else LOGP_TOLERANCE
+        _require(np.isfinite(values).all() and (values <= most).all())
+        return values.tobytes()
+
+    def _versions(self) -> bytes:
+        values = self._numbers("policy_version", np.int64)
+        if values is None:
+            return b""
+        _require(values.min() >= -1 and values.max() <= _WIDEST)
+        return values.tobytes()
+
+    def _pass_probs(self) -> bytes:
+        values = self._numbers("pass_prob", np.float64)
+        if values is None:
+            return b""
+        _require(((values > 0.0) & (values <= 1.0)).all())
+        return values.tobytes()
+
+    def _times(self) -> Array | None:
+        values = self._numbers("ts", np.int64)
+        _require(values is None or (values.min() > -_LATEST and values.max() < _LATEST))
         return values
 
-    def _propensities(self) -> Array:
-        values = self._floats("action_logp", np.nan)
-        if "action_logp" in self._table.column_names:
-            _require(np.isfinite(values).all())
-            most = np.inf if self._rules.has_densities else LOGP_TOLERANCE
-            _require((values <= most).all())
-        return values
+    # --- episodes ------------------------------------------------------------------------
 
-    def bounds(self) -> list[tuple[int, int]]:
-        """[begin, end) of each episode: rows in one place, dense from t = 0, of one part."""
-        codes = self._plain("eps_id").dictionary_encode()
-        indices: Array = codes.indices.to_numpy(zero_copy_only=False)
-        edges = np.flatnonzero(np.diff(indices)) + 1
-        ends = [*edges.tolist(), len(indices)]
-        found = list(zip([0, *ends[:-1]], ends, strict=True))
-        self._names: list[str] = codes.dictionary.to_pylist()  # as they appear
-        _require(len(found) == len(self._names))  # an id in two places has two runs
-        _require(all(type(name) is str and 0 < len(name) <= 256 for name in self._names))
-        lengths = np.diff([0, *ends])
-        policy = self._rules.declaration
+    def _bounds(self) -> tuple[Array, Array, list[str]]:
+        """Where each episode begins and ends, and its id.
+
+        Its rows are in one place, dense from t = 0, and make one part.
+        """
+        ids = self._plain("eps_id")
+        if self._arrow.types.is_dictionary(ids.type):
+            ids = ids.dictionary_decode()
+        compute = importlib.import_module("pyarrow.compute")
+        differs: Array = compute.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+        edges = np.flatnonzero(differs) + 1
+        begins, ends = np.append(0, edges), np.append(edges, self._rows)
+        names: list[str] = ids.take(self._arrow.array(begins)).to_pylist()
+        _require(len(set(names)) == len(names))  # an id in two places
+        _require(all(type(name) is str and 0 < len(name) <= 256 for name in names))
+        longest, policy = int((ends - begins).max()), self._rules.declaration
         size = (self._rules.observation.itemsize or 0) + (self._rules.action.itemsize or 0) + 128
-        _require(lengths.max() <= policy.part_steps)
-        _require(lengths.max() * size <= policy.part_bytes)
-        if "t" in self._table.column_names:
-            expected = np.arange(len(indices)) - np.repeat([begin for begin, _ in found], lengths)
-            _require((self._whole("t", 0) == expected).all())
-        return found
+        _require(longest <= policy.part_steps and longest * size <= policy.part_bytes)
+        t = self._numbers("t", np.int64)
+        if t is not None:
+            _require((t == np.arange(self._rows) - np.repeat(begins, ends - begins)).all())
+        return begins, ends, names
 
-    def run(self, number: int, bounds: tuple[int, int], *, numbered: bool) -> Run:
-        """The episode of those rows."""
-        begin, end = bounds
-        steps, last = end - begin, end - 1
-        obs, action = self._rules.observation.itemsize or 0, self._rules.action.itemsize or 0
-        name = self._names[number]
-        ended = self._cell("ended", last, str, "terminated")
-        truncated = self._cell("truncateds", last, bool, ended != "terminated")
-        return Run(
-            number=number,
-            begin=begin,
-            start=wire.Start(
+    def _starts(
+        self, begins: Array, names: list[str], ts: list[Any], *, numbered: bool
+    ) -> list[wire.Start]:
+        enabled = self._cells("training_enabled", begins, bool, True)
+        continues = self._cells("continues", begins, str, None)
+        tags = self._cells("tags", begins, str, None)
+        return [
+            wire.Start(
                 episode_id=name,
                 start=number if numbered else None,
                 policy_id=self._rules.declaration.policy_id,
-                training_enabled=self._cell("training_enabled", begin, bool, True),
-                tags=self._tags(begin),
-                continues=self._cell("continues", begin, str, None),
-                ts=None if self._ts is None else int(self._ts[begin]),
-            ),
-            steps=steps,
-            obs=self._obs[begin * obs : end * obs],
-            actions=self._actions[begin * action : end * action],
-            rewards=self._rewards[begin:end].tobytes(),
-            logp=self._logp[begin:end].tobytes(),
-            versions=self._versions[begin:end].tobytes(),
-            pass_prob=self._pass_prob[begin:end].tobytes(),
-            ts=b"" if self._ts is None else self._ts[begin:end].tobytes(),
-            end=wire.End(episode_id=name, seq=steps + 1 if numbered else None, truncated=truncated),
-        )
+                training_enabled=enabled[number],
+                tags=_tags(tags[number]),
+                continues=continues[number],
+                ts=ts[number],
+            )
+            for number, name in enumerate(names)
+        ]
 
-    def _cell(self, name: str, row: int, kind: type, default: Any = None) -> Any:
-        if name not in self._table.column_names:
-            return default
-        value = self._table[name][row].as_py()
-        _require(value is None or type(value) is kind)
-        return default if value is None else value
+    def _endings(self, lasts: Array) -> list[str]:
+        """How each episode ended, by its last row: what is not said to be truncated is over."""
+        ended = self._cells("ended", lasts, str, "terminated")
+        cut = self._cells("truncateds", lasts, bool, None)
+        return [
+            "truncated" if (word != "terminated" if flag is None else flag) else "terminated"
+            for word, flag in zip(ended, cut, strict=True)
+        ]
 
-    def _tags(self, row: int) -> dict[str, str] | None:
-        text = self._cell("tags", row, str)
-        if not text:
-            return None
-        try:
-            return msgspec.json.decode(text, type=dict[str, str])
-        except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
-            raise _CloserLook from error
+    def _cells(self, name: str, rows: Array, kind: type, default: Any) -> list[Any]:
+        """A column's values in some rows, the default for null and where there is no column."""
+        if name not in self._columns:
+            return [default] * len(rows)
+        values = self._columns[name].take(self._arrow.array(rows)).to_pylist()
+        _require(all(value is None or type(value) is kind for value in values))
+        return [default if value is None else value for value in values]
+
+
+def _tags(text: str | None) -> dict[str, str] | None:
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
+        raise _CloserLook from error
 
 
 def _require(fine: Any) -> None:

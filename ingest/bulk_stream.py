@@ -32,13 +32,19 @@ def read_table(body: bytes) -> Any:
     """The pyarrow.Table of a stream. Raises Refusal."""
     arrow = importlib.import_module("pyarrow")  # the first bulk request loads it, not the start
     try:
-        _require_plain(arrow, body)
-        with arrow.ipc.open_stream(body) as reader:
-            for field in reader.schema:
-                _require_type(arrow, field.name, field.type)
-            table = reader.read_all()
+        messages = _plain_messages(arrow, body)
+        schema = arrow.ipc.read_schema(messages[0])
+        for field in schema:
+            _require_type(arrow, field.name, field.type)
+        if any(message.type == "dictionary" for message in messages):
+            with arrow.ipc.open_stream(body) as stream:  # which puts dictionaries and rows together
+                table = stream.read_all()
+            table.validate(full=True)
+            _require_small(arrow, table, MAX_EXPANDED * len(body))
+            return table
+        batches = [arrow.ipc.read_record_batch(message, schema) for message in messages[1:]]
+        table = arrow.Table.from_batches(batches, schema)
         table.validate(full=True)
-        _require_small(arrow, table, MAX_EXPANDED * len(body))
     except Refusal:
         raise
     except (arrow.ArrowException, OSError, ValueError, MemoryError, struct.error) as error:
@@ -46,15 +52,19 @@ def read_table(body: bytes) -> Any:
     return table
 
 
-def _require_plain(arrow: Any, body: bytes) -> None:
-    """Refuse compressed messages, and more rows than a request may have."""
-    rows = 0
+def _plain_messages(arrow: Any, body: bytes) -> list[Any]:
+    """A stream's messages, one or more, which are views into the body.
+
+    Refuses compressed ones, and more rows than a request may have.
+    """
+    rows, messages = 0, []
     reader = arrow.ipc.MessageReader.open_stream(body)
     while True:
         try:
             message = reader.read_next_message()
         except StopIteration:
             break
+        messages.append(message)
         batch = _record_batch(message.metadata.to_pybytes())
         if batch is None:
             continue
@@ -64,6 +74,9 @@ def _require_plain(arrow: Any, body: bytes) -> None:
         rows += max(0, length)
         if rows > MAX_ROWS:
             raise Refusal("too_large", f"expected at most {MAX_ROWS:,} rows, got {rows} or more")
+    if not messages:
+        raise ValueError("there is no schema")
+    return messages
 
 
 def _record_batch(metadata: bytes) -> tuple[int, bool] | None:

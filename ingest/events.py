@@ -119,24 +119,33 @@ class RewardedStep(Struct, array_like=True, tag=7, frozen=True):
     info: str
 
 
-class ActedRun(Struct, array_like=True, tag=8, frozen=True):
-    """The steps of a whole episode as columns, events `seq` and on: an import."""
+class ImportedEpisode(Struct, array_like=True, frozen=True):
+    """A whole episode of an import: its start, how many steps it has, its Ending."""
 
-    key: int
-    seq: int
+    started: Started
     steps: int
+    how: str
+
+
+class Imported(Struct, array_like=True, tag=8, frozen=True):
+    """Whole episodes of one policy, none of which is ever open: their steps as columns.
+
+    A column holds all steps of the first episode, then all of the next; an empty one the default.
+    """
+
+    episodes: list[ImportedEpisode]
+    source: int
     obs: bytes
     actions: bytes
     rewards: bytes  # float64
-    logp: bytes  # float64, NaN: unknown
-    source: int
-    versions: bytes  # int64
-    pass_prob: bytes  # float64
+    logp: bytes  # float64; empty: unknown
+    versions: bytes  # int64; empty: unknown
+    pass_prob: bytes  # float64; empty: 1
     ts: bytes  # int64; empty: when they were received
 
 
 Event: TypeAlias = (
-    Opened | Started | Acted | Rewarded | Ended | Cut | Redecided | RewardedStep | ActedRun
+    Opened | Started | Acted | Rewarded | Ended | Cut | Redecided | RewardedStep | Imported
 )
 
 encode_event = msgspec.msgpack.Encoder().encode

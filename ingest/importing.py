@@ -7,35 +7,46 @@ from typing import TypeAlias
 
 from ingest import wire
 from ingest.auth import Caller
-from ingest.bulk_runs import Run
+from ingest.bulk_runs import Run, Runs
 from ingest.collector import Collector
 from ingest.errors import Refusal
-from ingest.events import ActedRun, Event, Started, encode_event
+from ingest.events import Event, Imported, ImportedEpisode, Started, encode_event
 from ingest.judgements import REPLAYED
 
 Apply: TypeAlias = Callable[[Event, bytes], None]
 
 
 def accept_runs(
-    collector: Collector, runs: Sequence[Run], instance: str | None, caller: Caller
+    collector: Collector, runs: Runs, some: Sequence[Run], instance: str | None, caller: Caller
 ) -> tuple[wire.EventsReply, int]:
-    """Accept episodes as one journal row; answers the reply, to be sent once that is durable.
+    """Accept `some` of the episodes as one event in one journal row.
 
-    A refused episode is named by its place in `runs`. Raises Refusal when nothing can be accepted.
+    Answers the reply, to be sent once the row is durable. A refused episode is named by its place
+    in `some`. Raises Refusal when nothing can be accepted.
     """
     reply = wire.EventsReply(durable=collector.keeps, accepted=0)
 
     def fill(apply: Apply) -> None:
-        for place, run in enumerate(runs):
+        taken: list[Run] = []
+        episodes: list[ImportedEpisode] = []
+        for place, run in enumerate(some):
             try:
-                new = _accept(collector, run, instance, caller, apply)
+                started = _judge(collector, run, instance, caller, len(taken))
             except Refusal as refusal:
                 collector.stats.refused += 1
                 collector.stats.refused_by[refusal.code] += 1
                 reply.refused.append(wire.ItemError(index=place, error=refusal.to_json()))
                 continue
-            reply.accepted += run.events * new
-            reply.duplicates += run.events * (not new)
+            if started is None:
+                reply.duplicates += run.events
+                continue
+            taken.append(run)
+            episodes.append(ImportedEpisode(started, run.steps, run.how))
+        if taken:
+            event = Imported(episodes, REPLAYED, **runs.columns_of(taken))
+            apply(event, encode_event(event))
+            reply.accepted += sum(run.events for run in taken)
+            collector.stats.ended.update(run.how for run in taken)
 
     row = collector.compose(fill)
     collector.stats.accepted += reply.accepted
@@ -43,34 +54,12 @@ def accept_runs(
     return reply, row
 
 
-def _accept(
-    collector: Collector, run: Run, instance: str | None, caller: Caller, apply: Apply
-) -> bool:
-    """Apply an episode from its start to its end; answers False when it is known already."""
-    judged = collector.assembler.judge(instance, run.start, now=collector.now)
-    if judged is None:
-        return False
-    started, blob = judged
-    if not isinstance(started, Started):
-        raise TypeError(f"expected a start to be judged as one, got {started}")
-    if caller.token_id:
-        started, blob = collector.owned(started, caller)
-    apply(started, blob)
-    acted = ActedRun(
-        started.key,
-        1,
-        run.steps,
-        run.obs,
-        run.actions,
-        run.rewards,
-        run.logp,
-        REPLAYED,
-        run.versions,
-        run.pass_prob,
-        run.ts,
-    )
-    apply(acted, encode_event(acted))
-    ended = collector.assembler.judge(instance, run.end, now=collector.now)
-    if ended is not None:
-        apply(*ended)
-    return True
+def _judge(
+    collector: Collector, run: Run, instance: str | None, caller: Caller, ahead: int
+) -> Started | None:
+    """The start of an episode, with its owner; None when it is known. Raises Refusal."""
+    started = collector.assembler.judge_start(instance, run.start, ahead=ahead)
+    if started is None or not caller.token_id:
+        return started
+    owned, _ = collector.owned(started, caller)
+    return owned

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import msgspec
 
-from ingest.events import Acted, ActedRun, Cut, Ended, RewardedStep, Started, decision_hash
+from ingest.events import Acted, Cut, Ended, RewardedStep, Started, decision_hash
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
 from storage.episode import SOURCES, Ending, Part
@@ -348,28 +348,6 @@ class OpenEpisode:
         known = self.infos.get(at, "")
         self.infos[at] = merge_infos(known, info) if known else info
         self.info_bytes += len(self.infos[at]) - len(known)
-
-    def act_run(self, event: ActedRun, received: int, row: int, running: float) -> bool:
-        """All steps of the episode at once; answers whether `row` is new here."""
-        steps = event.steps
-        self.obs += event.obs
-        self.actions += event.actions
-        self.rewards.frombytes(event.rewards)
-        self.rewarded += b"\1" * steps
-        self.opened += array("d", [running]) * steps
-        self.seqs.extend(range(event.seq, event.seq + steps))
-        self.step_rows += array("q", [row]) * steps
-        self.logp.frombytes(event.logp)
-        self.version.frombytes(event.versions)
-        self.source += bytes([event.source]) * steps
-        self.pass_prob.frombytes(event.pass_prob)
-        self.received += array("q", [received]) * steps
-        self.ts.frombytes(event.ts or (array("q", [received]) * steps).tobytes())
-        self.digests += bytes(DIGEST_SIZE * steps)  # the end follows: nothing is compared any more
-        self.next_seq = event.seq + steps
-        self.open_row, self.open_seq = row, event.seq + steps - 1
-        self.seen = running
-        return self.hold(row)
 
     def reward_step(self, event: RewardedStep, digest: bytes, row: int) -> bool:
         """Apply a reward for a named step from `row`; answers whether that row is new here."""

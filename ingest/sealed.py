@@ -56,8 +56,7 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
         return completed(name)
 
 
-@dataclass(frozen=True)
-class Sealed:
+class Sealed(msgspec.Struct, frozen=True):
     """A part that is ready for a shard, or an episode that ended without a step (`part` None)."""
 
     key: int

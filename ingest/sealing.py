@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from ingest.assembler import EpisodeAssembler
 from ingest.committer import Transaction
@@ -167,7 +169,8 @@ class Sealing:
         if item.part is None:
             return item
         first = self._episode_ordinals.setdefault(item.key, ordinal)
-        return replace(item, part=item.part.with_ordinals(ordinal, first))
+        part = item.part.with_ordinals(ordinal, first)
+        return msgspec.structs.replace(item, part=part)
 
     def plan_due(self, now: float) -> None:
         """Plan the streams whose first part has waited long enough."""

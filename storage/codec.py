@@ -165,7 +165,7 @@ class Codec:
         rows = np.frombuffer(fixed, np.uint8).reshape(count, self._fixed)
         for slot in self._slots:
             fine = _valid_rows(slot, rows, count, check_range)
-            if fine is not None and not fine.all():
+            if fine is not None:
                 index = int(np.argmin(fine))
                 place = f".{slot.leaf.path}" if slot.leaf.path else ""
                 shown = np.array2string(_slot_values(slot, rows, count)[index], threshold=8)
@@ -289,6 +289,8 @@ def _valid_rows(slot: _Slot, rows: Array, count: int, check_range: bool) -> Arra
             fine = np.asarray((values >= low) & (values <= high))
         else:
             fine = np.isfinite(values)
+    if fine.all():
+        return None
     result: Array = np.all(fine, axis=tuple(range(1, fine.ndim)))
     return result
 

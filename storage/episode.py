@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 Ending: TypeAlias = Literal["terminated", "truncated", "abandoned", "broken"]
 Source: TypeAlias = Literal["on_policy", "logged", "replayed"]
@@ -48,8 +50,7 @@ class LoggedAction:
     version: int = UNKNOWN_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Struct, frozen=True, kw_only=True):
     """A sealed run of T steps of one episode, as little-endian column buffers.
 
     In a multi-agent episode each agent's run is a *track*, with parts of its own: the tracks of one
@@ -80,7 +81,7 @@ class Part:
     actions_lengths: bytes = b""
     dist_inputs: bytes = b""  # float32, rows behind each other
     dist_lengths: bytes = b""  # uint32 (T,) bytes per row, 0 = null; empty: null everywhere
-    infos: Mapping[int, str] = field(default_factory=dict)  # row in the part -> JSON object
+    infos: Mapping[int, str] = msgspec.field(default_factory=dict)  # row in the part -> JSON object
     final_obs: bytes | None = None  # canonical encoding; absent for a lost client, a bandit step
     ended: Ending | None = None  # only on an episode's last part
     policy_id: str = DEFAULT_POLICY
@@ -126,7 +127,7 @@ class Part:
         return values + len(self.env_t) + 49 * self.steps
 
     def with_ordinals(self, ordinal: int, episode_ordinal: int) -> Part:
-        return replace(self, ordinal=ordinal, episode_ordinal=episode_ordinal)
+        return msgspec.structs.replace(self, ordinal=ordinal, episode_ordinal=episode_ordinal)
 
 
 _STEP_COLUMNS = (

@@ -64,23 +64,30 @@ def leaves(space: Space, path: str = "") -> tuple[Leaf, ...]:
 
 
 def bounds_of(space: Any) -> tuple[Array, Array] | None:
-    """Inclusive bounds whose comparison also refuses NaN and infinity; None if all is allowed."""
+    """Inclusive bounds whose comparison also refuses NaN and infinity; None if all is allowed.
+
+    One bound for all elements is an array without axes, with which numpy compares fastest.
+    """
     if isinstance(space, Box):
         if space.dtype.kind == "f":
             top = np.finfo(space.dtype).max
-            return np.maximum(space.low, -top), np.minimum(space.high, top)
+            return _one(np.maximum(space.low, -top)), _one(np.minimum(space.high, top))
         if space.dtype.kind == "b" or (
             (space.low == widest(space.dtype, -1)).all()
             and (space.high == widest(space.dtype, 1)).all()
         ):
             return None
-        return space.low, space.high
+        return _one(space.low), _one(space.high)
     if isinstance(space, Discrete):
         return np.array(space.start), np.array(space.start + space.n - 1)
     if isinstance(space, MultiDiscrete):
         start = np.array(space.start, np.int64)
         return start, start + np.array(space.nvec, np.int64) - 1
     return np.array(0, np.int8), np.array(1, np.int8)
+
+
+def _one(bound: Array) -> Array:
+    return bound.flat[:1].reshape(()) if bound.size and (bound == bound.flat[0]).all() else bound
 
 
 def describe(space: Any) -> str:

@@ -284,6 +284,7 @@ CLOSER: dict[str, dict[str, Any]] = {
     "an id in two places": {"eps_id": ["a", "b", "a", "c", "d", "d"]},
     "an unknown column": {"colour": ["red"] * 6},
     "tags that are no object": {"tags": ["[]"] * 6},
+    "tags without end": {"tags": ["[" * 100_000] + ["{}"] * 5},
 }
 
 
@@ -292,19 +293,73 @@ def test_plain_columns_go_the_quick_way() -> None:
     given = {"t": [0, 1, 2, 0, 0, 1], "truncateds": [False] * 5 + [True], "ts": [7] * 6}
     runs = runs_of(steps(SOME, **given), PLAIN, numbered=True)
     assert runs is not None
-    assert [(r.start.episode_id, r.steps, r.end.truncated) for r in runs] == [
-        ("a", 3, False),
-        ("b", 1, False),
-        ("c", 2, True),
+    assert [(r.start.episode_id, r.steps, r.how) for r in runs.episodes] == [
+        ("a", 3, "terminated"),
+        ("b", 1, "terminated"),
+        ("c", 2, "truncated"),
     ]
-    assert b"".join(r.rewards for r in runs) == np.arange(6.0).tobytes()
-    assert [r.start.start for r in runs] == [0, 1, 2]
+    assert runs.columns["rewards"] == np.arange(6.0).tobytes()
+    assert runs.columns["logp"] == b""
+    assert [(r.start.start, r.start.ts) for r in runs.episodes] == [(0, 7), (1, 7), (2, 7)]
+
+
+@pytest.mark.parametrize("some", [[0], [2], [0, 1], [1, 2], [0, 2], [0, 1, 2]])
+def test_the_columns_of_some_episodes_are_theirs(some: list[int]) -> None:
+    """What is known already is left out, wherever it stands."""
+    runs = runs_of(steps(SOME, ts=list(range(6))), PLAIN, numbered=True)
+    assert runs is not None
+    rows = np.concatenate([[[0, 1, 2], [3], [4, 5]][n] for n in some])
+    columns = runs.columns_of([runs.episodes[n] for n in some])
+    assert np.frombuffer(columns["rewards"]).tolist() == rows.tolist()
+    assert np.frombuffer(columns["ts"], np.int64).tolist() == rows.tolist()
+    values = np.frombuffer(columns["obs"], np.float32).reshape(-1, 2)
+    assert values[:, 0].tolist() == (2 * rows).tolist()
+    assert columns["versions"] == b""
+
+
+def test_ids_by_a_dictionary_are_their_own() -> None:
+    """Whatever order a dictionary has, and whatever else is in it."""
+    ids = pa.DictionaryArray.from_arrays(pa.array([2, 2, 1]), pa.array(["x", "late", "early"]))
+    runs = runs_of(steps({"_": 3}, eps_id=ids), PLAIN, numbered=False)
+    assert runs is not None
+    assert [(r.start.episode_id, r.steps) for r in runs.episodes] == [("early", 2), ("late", 1)]
+
+
+def test_late_rewards_need_the_way_row_by_row() -> None:
+    """There the steps stay in memory for as long as they take rewards."""
+    windowed = PolicyRules.of(replace(POLICIES[0], reward_window=5.0))
+    assert runs_of(steps(SOME), windowed, numbered=True) is None
 
 
 @pytest.mark.parametrize("columns", CLOSER.values(), ids=CLOSER.keys())
 def test_what_asks_for_a_closer_look_is_not_taken_quickly(columns: dict[str, Any]) -> None:
     """Row by row the import says what is wrong and where."""
     assert runs_of(steps(SOME, **columns), PLAIN, numbered=True) is None
+
+
+def test_known_and_refused_episodes_leave_the_others_whole(tmp_path: Path) -> None:
+    """One event holds exactly what was taken; a kill and a replay change nothing."""
+    save_declaration(tmp_path, replace(POLICIES[0], seal_seconds=3600.0))
+    with CollectorProcess(tmp_path) as collector:
+        assert post(collector, steps({"b": 2}))[1]["accepted"] == 4
+        status, answer = post(collector, steps({"a": 3, "b": 1, "c": 2}))
+        assert (status, answer["accepted"]) == (200, 9)
+        (refused,) = answer["refused"]
+        assert (refused["error"]["code"], refused["error"]["path"]) == ("completed", "$.eps_id[3]")
+        assert post(collector, steps({"d": 1}), idempotency_key="k")[1]["accepted"] == 3
+        assert post(collector, steps({"d": 1, "e": 2}), idempotency_key="k")[1]["accepted"] == 4
+        collector.kill()
+        collector.restart()
+        assert post(collector, steps({"d": 1, "e": 2}), idempotency_key="k")[1]["accepted"] == 0
+        assert collector.stop() == 0
+    found = sorted((r["eps_id"], r["t"], r["rewards"]) for r in shard_rows(tmp_path))
+    assert found == [
+        *(("a", t, float(t)) for t in range(3)),
+        *(("b", t, float(t)) for t in range(2)),
+        *(("c", t, t + 4.0) for t in range(2)),
+        ("d", 0, 0.0),
+        *(("e", t, t + 1.0) for t in range(2)),
+    ]
 
 
 def test_both_ways_store_the_same_and_a_kill_changes_nothing(tmp_path: Path) -> None:

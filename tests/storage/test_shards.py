@@ -9,7 +9,6 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -637,7 +636,7 @@ def test_the_footer_lists_the_ordinals_inside(
     tmp_path_factory: pytest.TempPathFactory, ordinals: list[int]
 ) -> None:
     """Law: the ranges hold every ordinal once, in any order of the parts, and nothing else."""
-    parts = [replace(make_part(0, 1), ordinal=o, episode_ordinal=o) for o in ordinals]
+    parts = [make_part(0, 1).with_ordinals(o, o) for o in ordinals]
     info = ShardWriter(tmp_path_factory.mktemp("s")).write(STREAM, CANONICAL, parts)
     ranges = shard_metadata(info.path).ranges
     assert [n for a, b in ranges for n in range(a, b + 1)] == sorted(set(ordinals))
