@@ -239,9 +239,7 @@ class EpisodeAssembler:
             )
 
     def _policy(self, event: wire.Start) -> tuple[str, PolicyRules]:
-        name = event.policy_id
-        if name is None:
-            name = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
+        name = self._named(event.policy_id)
         rules = self.rules.get(name)
         if rules is None:
             raise Refusal(
@@ -327,10 +325,11 @@ class EpisodeAssembler:
             return episode.rules
         if episode_id not in starting:
             return None
-        policy_id = starting[episode_id]
-        if policy_id is None:
-            policy_id = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
-        return self.rules.get(policy_id)
+        return self.rules.get(self._named(starting[episode_id]))
+
+    def _named(self, policy_id: str | None) -> str:
+        alone = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
+        return alone if policy_id is None else policy_id
 
     # --- proposing -------------------------------------------------------------------------
 
