@@ -19,6 +19,8 @@ import gymnasium
 from ingest.client import PolicyClient
 from ingest.errors import Refusal
 
+DELIVERY_SECONDS = 20.0
+
 
 class Seat:
     """One environment and its open episode."""
@@ -74,7 +76,7 @@ def play(client: PolicyClient, env: str, seats: int, seed: int, stop: threading.
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Play until SIGTERM, then deliver everything and say what was acknowledged."""
+    """Play until SIGTERM, then deliver everything and say what was acknowledged; exit status."""
     parser = argparse.ArgumentParser(prog="python -m ingest.play")
     parser.add_argument("address")
     parser.add_argument("env")
@@ -84,10 +86,14 @@ def main(arguments: list[str] | None = None) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with PolicyClient(given.address) as client:
-        acted = play(client, given.env, given.seats, given.seed, stop)
-        client.flush()
-        stats = client.stats
+    try:
+        with PolicyClient(given.address) as client:
+            acted = play(client, given.env, given.seats, given.seed, stop)
+            client.flush(DELIVERY_SECONDS)
+            stats = client.stats
+    except TimeoutError as error:  # the collector is gone, and whoever stopped us waits
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print(json.dumps({"acted": acted, "refused": stats.refused}), flush=True)
     return 0
 

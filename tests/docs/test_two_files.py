@@ -6,15 +6,24 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from contextlib import ExitStack
 from pathlib import Path
 
+import gymnasium
 import pytest
 
+from ingest import PolicyClient, PolicyServerInput
+from policy import Policy, PolicySpec
+from policy.algorithms.ppo import PPOConfig
+from policy.learner import Learner
+from storage.declarations import PolicyDeclaration
+from storage.gym_spaces import from_gym
 from storage.reader import ShardReader
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/two_files.md").read_text()
+RESTART = re.search(r"exactly once:\n\n(.*?)\n\n", PAGE, re.DOTALL)
 SERVER, CLIENT = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 ROWS = 512
 UPDATES = ROWS // 256
@@ -89,3 +98,38 @@ def test_two_servers_and_their_clients_learn(tmp_path: Path) -> None:
 def test_the_programs_use_public_names(program: str) -> None:
     """Nothing private is needed."""
     assert not re.search(r"\._|import _", program)
+
+
+def test_a_restart_as_the_page_shows_it_trains_on_every_step_once(tmp_path: Path) -> None:
+    """What was read is in the learner's checkpoint; what was not comes to the next server."""
+    assert RESTART is not None
+    before, after = textwrap.dedent(RESTART[1]).split("...\n")
+    env, config = gymnasium.make("CartPole-v1"), PPOConfig(epochs=1)
+    spec = PolicySpec(from_gym(env.observation_space), from_gym(env.action_space))
+    names = {
+        "PolicyServerInput": PolicyServerInput,
+        "learner": Learner(Policy(spec, seed=1), config, seed=1),
+        "path": tmp_path / "learner.safetensors",
+        "reading": {
+            "mode": "fragments", "batch_size": 50, "eager": False, "columns": config.columns
+        },
+    }  # fmt: skip
+    rules = PolicyDeclaration(observation=spec.observation, action=spec.action)
+    root = tmp_path / "run"
+    with PolicyServerInput(
+        None, "127.0.0.1", 0, root=root, policies=rules, **names["reading"]
+    ) as names["inputs"]:
+        names["inputs"].publish(names["learner"].policy)
+        with PolicyClient(names["inputs"].address) as client:
+            episode = client.start_episode()
+            for _ in range(100):
+                client.get_action(episode, env.observation_space.sample())
+                client.log_returns(episode, 1.0)
+            client.end_episode(episode)
+        names["learner"].update(names["inputs"].next())
+        exec(before, names)  # noqa: S102  our own page
+    names["learner"] = Learner(Policy(spec, seed=2), config, seed=2)
+    exec(after.replace("9900", "0").replace('"run"', f'"{root}"'), names)  # noqa: S102
+    with names["inputs"] as inputs:
+        names["learner"].update(inputs.next())
+        assert names["learner"].counts.rows_trained == 100
