@@ -23,7 +23,7 @@ be missing) are left out and counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -33,6 +33,12 @@ import torch
 from torch import Tensor
 
 from policy.algorithms.algorithm import RowsLeftOut
+from policy.algorithms.passes import (
+    minibatches,
+    require_at_least,
+    require_not_negative,
+    require_positive,
+)
 from policy.policy import Policy
 from policy.progress import Progress, no_progress
 from policy.value_models import LinearRewardModel, RewardModel, SmoothedMeanRewardModel
@@ -83,15 +89,10 @@ class BanditConfig:
             raise ValueError(f"objective: expected ips, snips or dr, got {self.objective!r}")
         if self.reward_model not in ("linear", "mean"):
             raise ValueError(f"reward_model: expected linear or mean, got {self.reward_model!r}")
-        for name, least in (("epochs", 1), ("minibatch", 1), ("folds", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: expected {least} or more, got {getattr(self, name)!r}")
-        for name in ("lr", "weight_clip", "reward_l2"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected a number > 0, got {getattr(self, name)!r}")
-        for name in ("weight_decay", "entropy_coeff"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected a number >= 0, got {getattr(self, name)!r}")
+        require_at_least(self, 1, "epochs", "minibatch")
+        require_at_least(self, 2, "folds")
+        require_positive(self, "lr", "weight_clip", "reward_l2")
+        require_not_negative(self, "weight_decay", "entropy_coeff")
         if self.baseline != "mean" and not math.isfinite(self.baseline):
             raise ValueError(f"baseline: expected a number or 'mean', got {self.baseline!r}")
 
@@ -175,7 +176,9 @@ class Bandit:
         baseline = self._baseline(rows)
         total = self.config.epochs * math.ceil(len(rows) / self.config.minibatch)
         loss = math.nan
-        for done, index in enumerate(self._minibatches(len(rows), rng), 1):
+        config, device = self.config, self.policy.device
+        passes = minibatches(len(rows), config.minibatch, config.epochs, rng, device)
+        for done, index in enumerate(passes, 1):
             loss = self._step(rows.take(index), baseline)
             on_progress("training", done, total)
         return {"loss": loss, **self._metrics(rows, baseline)}
@@ -207,12 +210,6 @@ class Bandit:
     def _weights(self, logp: Tensor, rows: _Rows) -> Tensor:
         """(N,) min(w, M), clipped as logs so that no weight overflows."""
         return (logp - rows.behaviour_logp).clamp(max=math.log(self.config.weight_clip)).exp()
-
-    def _minibatches(self, count: int, rng: np.random.Generator) -> Iterator[Tensor]:
-        size = self.config.minibatch
-        for _ in range(self.config.epochs):
-            order = torch.from_numpy(rng.permutation(count)).to(self.policy.device)
-            yield from order.split(size)
 
     def _baseline(self, rows: _Rows) -> float:
         given = self.config.baseline

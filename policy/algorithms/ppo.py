@@ -23,7 +23,7 @@ its observation; so are rows that another policy chose and rows without a log pr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,6 +34,12 @@ from torch import Tensor
 
 from policy.advantages import Advantages, gae
 from policy.algorithms.algorithm import RowsLeftOut
+from policy.algorithms.passes import (
+    minibatches,
+    require_at_least,
+    require_not_negative,
+    require_positive,
+)
 from policy.losses import clipped_surrogate, k1, k3
 from policy.policy import Policy
 from policy.progress import Progress, no_progress
@@ -99,17 +105,11 @@ class PPOConfig:
         for name in ("gamma", "lam", "schedule_end"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: expected 0 to 1, got {getattr(self, name)!r}")
-        for name in ("epochs", "minibatch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)!r}")
-        for name in ("lr", "clip", "max_grad_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected a number > 0, got {getattr(self, name)!r}")
-        for name in ("value_coeff", "entropy_coeff"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected a number >= 0, got {getattr(self, name)!r}")
-        if self.schedule_steps is not None and self.schedule_steps < 1:
-            raise ValueError(f"schedule_steps: expected 1 or more, got {self.schedule_steps!r}")
+        require_at_least(self, 1, "epochs", "minibatch")
+        require_positive(self, "lr", "clip", "max_grad_norm")
+        require_not_negative(self, "value_coeff", "entropy_coeff")
+        if self.schedule_steps is not None:
+            require_at_least(self, 1, "schedule_steps")
 
     def build(self, policy: Policy) -> PPO:
         return PPO(policy, self)
@@ -186,7 +186,9 @@ class PPO:
         rows, before = self.rows(_in_order(batch))
         clip = self.schedule()
         total = self.config.epochs * math.ceil(len(rows) / self.config.minibatch)
-        for done, index in enumerate(self._minibatches(len(rows), rng), 1):
+        config, device = self.config, self.policy.device
+        passes = minibatches(len(rows), config.minibatch, config.epochs, rng, device)
+        for done, index in enumerate(passes, 1):
             self._step(rows.take(index), clip)
             on_progress("training", done, total)
         self.trained += len(rows)
@@ -216,11 +218,6 @@ class PPO:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.policy.module.parameters(), self.config.max_grad_norm)
         self.optimizer.step()
-
-    def _minibatches(self, count: int, rng: np.random.Generator) -> Iterator[Tensor]:
-        for _ in range(self.config.epochs):
-            order = torch.from_numpy(rng.permutation(count)).to(self.policy.device)
-            yield from order.split(self.config.minibatch)
 
     def schedule(self) -> float:
         """Set the learning rate for the rows trained on so far; the clip range."""
