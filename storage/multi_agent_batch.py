@@ -4,7 +4,10 @@ both = MultiAgentBatch({"seller": sellers, "buyer": buyers}, env_steps=200)
 both.env_steps(), both.agent_steps()        # 200, 350
 for piece in both.timeslices(50): ...       # 50 steps of the environment each
 
-A step of the environment is one (episode, t), whichever of its agents act in it.
+A step of the environment is one (episode, t), whichever of its agents act in it. Rows that came
+through a collector have `env_t` for it: `t` is then each agent's own dense number, which learners
+go by, and the episode is known by its collector and `eps_id`, because agents of one episode lie in
+the streams of their policies.
 
 This is a pure room, like `storage.sample_batch`.
 """
@@ -20,6 +23,7 @@ import numpy.typing as npt
 from storage.episode import DEFAULT_POLICY
 from storage.packed_rows import Codec
 from storage.sample_batch import (
+    ENV_T,
     EPISODE_ORDINAL,
     EPS_ID,
     STREAM,
@@ -153,14 +157,19 @@ class MultiAgentBatch:
         filled = {name: batch for name, batch in self.policy_batches.items() if batch.count}
         if not filled:
             return {}, {}
-        whole = concat_samples([b.select(_identity(name, b)) for name, b in filled.items()])
+        joint = all(ENV_T in batch for batch in filled.values())
+        whole = concat_samples([b.select(_identity(name, b, joint)) for name, b in filled.items()])
         labels = np.zeros(whole.count, np.intp)
         for name in (n for n in (STREAM, EPISODE_ORDINAL, EPS_ID) if n in whole):
             values, codes = np.unique(whole[name], return_inverse=True)
+            if joint and name == STREAM:  # {collector}-{schema}
+                collectors = [str(stream).rpartition("-")[0] for stream in values]
+                values, places = np.unique(collectors, return_inverse=True)
+                codes = places[codes]
             labels = np.unique(labels * len(values) + codes, return_inverse=True)[1]
         first = np.unique(labels, return_index=True)[1]
         episode = np.argsort(np.argsort(first))[labels]  # numbered by first row
-        pairs = np.stack([episode, whole[T]], axis=1)
+        pairs = np.stack([episode, whole[ENV_T if joint else T]], axis=1)
         step = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
         cuts = np.cumsum([batch.count for batch in filled.values()])[:-1]
         return tuple(  # type: ignore[return-value]  # two
@@ -196,10 +205,13 @@ def _total(numbers: Mapping[str, IntArray]) -> int:
     return int(max((n.max(initial=-1) for n in numbers.values()), default=-1)) + 1
 
 
-def _identity(policy_id: str, batch: SampleBatch) -> list[str]:
+def _identity(policy_id: str, batch: SampleBatch, joint: bool) -> list[str]:
     """The columns that say which environment step a row is of."""
-    ordinals = [EPISODE_ORDINAL, *([STREAM] if STREAM in batch else [])]
-    names = [*(ordinals if EPISODE_ORDINAL in batch else [EPS_ID]), T]
+    stream = [STREAM] if STREAM in batch else []
+    if joint:
+        names = [*stream, EPS_ID, ENV_T]
+    else:
+        names = [*([EPISODE_ORDINAL, *stream] if EPISODE_ORDINAL in batch else [EPS_ID]), T]
     missing = [name for name in names if name not in batch]
     if missing:
         raise BatchError(f"policy {policy_id!r}: expected the columns {names}, missing {missing}")

@@ -43,12 +43,15 @@ Found: TypeAlias = Loaded | BadShard | End | Failure
 
 
 class Channel(Generic[Item]):
-    """A bounded queue between two threads that can be closed from either side."""
+    """A bounded queue between two threads that can be closed from either side.
 
-    def __init__(self, depth: int) -> None:
+    Channels that share `changed` can be waited for together.
+    """
+
+    def __init__(self, depth: int, changed: threading.Condition | None = None) -> None:
         self._items: deque[Item] = deque()
         self._depth = depth
-        self._changed = threading.Condition()
+        self._changed = changed or threading.Condition()
         self._closed = False
 
     def put(self, item: Item) -> bool:
@@ -80,6 +83,11 @@ class Channel(Generic[Item]):
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def filled(self) -> bool:
+        """Whether `get` would not wait."""
+        return self._closed or bool(self._items)
+
 
 class Prefetcher:
     """Runs passes over a source: scan, load what is wanted in order, wait, scan again.
@@ -99,13 +107,14 @@ class Prefetcher:
         follow: bool,
         depth: int,
         poll_interval: float,
+        changed: threading.Condition | None = None,
     ) -> None:
         self._source = source
         self._wanted = wanted
         self._load = load
         self._follow = follow
         self._poll_interval = poll_interval
-        self._channel: Channel[Found] = Channel(depth)
+        self._channel: Channel[Found] = Channel(depth, changed)
         self._handed: set[ShardFile] = set()  # a name is its content: never needed twice
         self._vanished: dict[ShardFile, int] = {}
         self._thread = threading.Thread(target=self._run, name="headrace-prefetch", daemon=True)
@@ -114,6 +123,11 @@ class Prefetcher:
     def get(self, timeout: float | None = None) -> Found | None:
         """What was found next; None after `timeout` seconds or when closed."""
         return self._channel.get(timeout)
+
+    @property
+    def filled(self) -> bool:
+        """Whether `get` would not wait."""
+        return self._channel.filled
 
     def close(self) -> None:
         """Stop the thread; what it read ahead is dropped, and a later scan finds it again."""

@@ -13,6 +13,7 @@ Example:
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,6 +173,7 @@ class ShardReader(InputReader):
             ),
         )
         self._shuffle, self._seed = shuffle, seed
+        self._arrival = threading.Condition()
         self._reset()
         if state is not None:
             self.load_state_dict(state)
@@ -390,6 +392,7 @@ class ShardReader(InputReader):
                 follow=self._follow,
                 depth=self._prefetch,
                 poll_interval=self._poll_interval,
+                changed=self._arrival,
             )
 
     def _restore(self, position: Position) -> None:
