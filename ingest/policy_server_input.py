@@ -34,16 +34,16 @@ from ingest.collector import Collector
 from ingest.declaring import declare
 from ingest.errors import CollectorFailed
 from ingest.listening import Listening
+from ingest.live_reading import LiveReading
 from ingest.server import ServeOptions, Server
 from ingest.stores import Stores, stores_in_memory, stores_under
 from storage.declarations import PolicyDeclaration
 from storage.input_reader import InputReader, ReaderError, ReaderState
 from storage.ledger import Ranges
-from storage.live_source import LiveSource
+from storage.multi_agent_reader import JointStats
 from storage.policy_files import load_declarations
-from storage.reader import ReaderStats, ShardReader
+from storage.reader import ReaderStats
 from storage.row_stages import Mode
-from storage.sample_batch import SampleBatch
 
 __all__ = ["PolicyServerInput"]
 
@@ -79,6 +79,9 @@ class PolicyServerInput(InputReader):
     - `policy_id`: whose steps `next` gives; needed when the policies' spaces differ.
     - `mode`, `batch_size`, `columns`, `training_disabled`, `state`: as `ShardReader` has them. A
       batch is what is there, at most `batch_size` rows; without `eager` it is exactly those.
+    - `multi_agent`: `next` gives MultiAgentBatches of whole episodes of all policies, as
+      `MultiAgentReader` does: what is there; without `eager`, `batch_size` environment steps or
+      more. For policies without `steps_per_version`.
     - `tls_cert`, `tls_key`, `allow_hosts`, `insecure_no_tls`: as `headrace collect` has them.
 
     Raises from the constructor ServeError for a port that is taken and for an address other than
@@ -99,6 +102,7 @@ class PolicyServerInput(InputReader):
         root: Path | str | None = None,
         policies: PolicyDeclaration | Iterable[PolicyDeclaration] = (),
         policy_id: str | None = None,
+        multi_agent: bool = False,
         max_sample_queue_bytes: int = 64_000_000,
         mode: Mode = "transitions",
         batch_size: int = 4096,
@@ -118,27 +122,24 @@ class PolicyServerInput(InputReader):
         self._process = os.getpid()
         self._begun = self._closed = False
         self.address = f"{address}:{port}"
-        schema_id = _schema_of(self._policies, policy_id)
-        self._source = LiveSource(
-            self._root,
-            schema_id,
-            max_parts=max_sample_queue_size,
-            max_bytes=max_sample_queue_bytes,
-        )
-        self._reader = ShardReader(
-            source=self._source,
-            policy_id=policy_id,
-            schema_id=schema_id,
-            mode=mode,
-            batch_size=batch_size,
-            columns=columns,
-            training_disabled=training_disabled,
-            follow=True,
-            eager=eager,
-        )
-        self._source.taken = lambda: self._reader.taken
+        bounds = {"max_parts": max_sample_queue_size, "max_bytes": max_sample_queue_bytes}
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "columns": columns,
+            "training_disabled": training_disabled,
+            "eager": eager,
+        }
+        if multi_agent:
+            _check_for_all(policy_id, mode)
+            self._live = LiveReading.of_all(self._root, self._policies, bounds, **options)
+        else:
+            schema_id = _schema_of(self._policies, policy_id)
+            self._live = LiveReading.of_one(
+                self._root, schema_id, policy_id, bounds, mode=mode, **options
+            )
+        self._reader = self._live.reader
         where = Listening(address, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_hosts))
-        self._host = _Host(self._serve_on(where, given), self._source.fail)
+        self._host = _Host(self._serve_on(where, given), self._live.fail)
         try:
             self.address, self._collector_id, self._next_ordinals = self._host.start()
             atexit.register(self.close)
@@ -164,16 +165,17 @@ class PolicyServerInput(InputReader):
 
         def make(announce: Callable[[str, Collector], None]) -> Server:
             options = ServeOptions(root, where, announce=announce)
-            server = Server(options, stores, tap=self._source)
-            self._live = server.live
+            server = Server(options, stores, tap=self._live.tap)
+            self._weights = server.live
             return server
 
         return make
 
     # reading
 
-    def next(self, timeout: float | None = None) -> SampleBatch:
-        """The next batch; an empty one after `timeout`, else `idle_timeout`, seconds without it.
+    def next(self, timeout: float | None = None) -> Any:
+        """The next batch, of one policy or of all; an empty one after `timeout`, else
+        `idle_timeout`, seconds without it.
 
         Raises CollectorFailed once everything that was durable before the failure is read,
         MixedSchemas when a root holds steps of other spaces under the policy's id, ReaderError
@@ -184,22 +186,22 @@ class PolicyServerInput(InputReader):
         return self._reader.next(self.idle_timeout if timeout is None else timeout)
 
     @property
-    def stats(self) -> ReaderStats:
+    def stats(self) -> ReaderStats | JointStats:
         """What was read; `stats.shards` counts runs of parts as well as shards."""
         return self._reader.stats
 
     @property
     def queued(self) -> int:
         """Parts that wait for `next`."""
-        return self._source.waiting
+        return self._live.waiting
 
     @property
     def overflowed(self) -> int:
         """Parts that the queue had no room for, so that they come from their shards."""
-        return self._source.dropped
+        return self._live.dropped
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as `ShardReader.state_dict`: what was delivered, by ordinals."""
+        """The position, as the reader's `state_dict`: what was delivered, by ordinals."""
         return self._reader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -212,7 +214,8 @@ class PolicyServerInput(InputReader):
         if self._begun:
             raise ReaderError("load_state_dict: expected it before the first next()")
         self._reader.load_state_dict(state)
-        for stream, ranges in self._reader.taken.streams().items():
+        read = [pair for ledger in self._live.taken for pair in ledger.streams().items()]
+        for stream, ranges in read:
             collector_id = stream.rpartition("-")[0]
             known = self._next_ordinals.get(stream, 0)
             if collector_id == self._collector_id and (ranges.last or 0) >= known:
@@ -242,7 +245,7 @@ class PolicyServerInput(InputReader):
             (name,) = self._policies
         if name not in self._policies:
             raise ValueError(f"policy_id: expected one of {sorted(self._policies)}, got {name!r}")
-        store = self._live.store(name)
+        store = self._weights.store(name)
         digest = store.add_candidate(
             policy.get_weights(),
             spec=policy.spec.to_json(),
@@ -262,7 +265,7 @@ class PolicyServerInput(InputReader):
         atexit.unregister(self.close)
         if not self._host.stop(CLOSE_SECONDS):
             log.error("the collector at %s does not stop", self.address)
-        if self._root is None and (left := self._source.waiting):
+        if self._root is None and (left := self._live.waiting):
             log.warning("%s parts were acknowledged and never read (durable: false)", left)
         self._reader.close()
 
@@ -338,6 +341,14 @@ def _declared(
     return dict(sorted(found.items()))
 
 
+def _check_for_all(policy_id: str | None, mode: Mode) -> None:
+    if policy_id is not None or mode not in ("transitions", "episodes"):
+        raise ValueError(
+            "multi_agent: gives whole episodes of all policies, got "
+            f"{f'mode {mode!r}' if policy_id is None else f'policy_id {policy_id!r}'} beside it"
+        )
+
+
 def _schema_of(policies: Mapping[str, PolicyDeclaration], policy_id: str | None) -> str:
     """The one schema of what is read. Raises ValueError."""
     if policy_id is not None and policy_id not in policies:
@@ -347,6 +358,7 @@ def _schema_of(policies: Mapping[str, PolicyDeclaration], policy_id: str | None)
     if len(schemas) > 1:
         raise ValueError(
             f"policies: expected policies of the same spaces, got {len(schemas)} different pairs "
-            f"among {sorted(policies)}: pass policy_id= to say whose steps next() gives"
+            f"among {sorted(policies)}: pass policy_id= to say whose steps next() gives, or "
+            "multi_agent=True for episodes of them all"
         )
     return schemas.pop()

@@ -8,7 +8,7 @@ the row that sealed the part is: that is when the `Gate` lets it through.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from storage.episode import Part
@@ -26,6 +26,25 @@ class Tap(Protocol):
 
     def written(self, stream: str, first: int, last: int) -> None:
         """The shard of these ordinals is in its place."""
+
+
+class Taps:
+    """Several taps as one; each passes by what is not for it."""
+
+    def __init__(self, taps: Iterable[Tap]) -> None:
+        self._taps = tuple(taps)
+
+    @property
+    def full(self) -> bool:
+        return any(tap.full for tap in self._taps)
+
+    def offer(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> None:
+        for tap in self._taps:
+            tap.offer(stream, canonical_json, parts)
+
+    def written(self, stream: str, first: int, last: int) -> None:
+        for tap in self._taps:
+            tap.written(stream, first, last)
 
 
 class Gate:

@@ -185,7 +185,8 @@ def test_what_waits_is_bounded_and_the_longest_waiting_is_handed_over(log):
     with MultiAgentReader(log.root, follow=True, eager=True, most_waiting_bytes=2_000) as reader:
         found, held = [], []
         while len(found) < 25:
-            found.append(reader.next(LONG))
+            found.append(reader.next(5.0))
+            assert found[-1].env_steps()
             held.append(reader.stats.waiting_bytes)
         assert 0 < max(held) <= 2_000
         assert reader.stats.partial["memory"] >= 25
