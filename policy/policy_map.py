@@ -132,11 +132,12 @@ def _config(settings: WorkerSettings, own: Mapping[str, Any], place: int) -> dic
 def make_mapping(settings: WorkerSettings, policies: Mapping[str, Any]) -> PolicyOf:
     """(agent id, episode) -> policy id, by the user's function of the agent or of both.
 
-    The mapping raises ValueError for an id that is no policy's.
+    The mapping raises ValueError for an id that is no policy's. A worker that only reads an input
+    has nothing to choose: its batches say whose rows they are.
     """
     function = settings.policy_mapping_fn
     only = next(iter(policies))
-    if function is None and len(policies) > 1:
+    if function is None and len(policies) > 1 and settings.env_creator is not None:
         raise ValueError(
             f"policy_mapping_fn: expected one, to choose between the policies {sorted(policies)}"
         )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from storage.input_reader import InputReader as InputReader
     from storage.input_reader import OutputWriter as OutputWriter
     from storage.multi_agent_batch import MultiAgentBatch as MultiAgentBatch
+    from storage.multi_agent_reader import MultiAgentReader as MultiAgentReader
     from storage.parquet_output import ParquetOutputWriter as ParquetOutputWriter
     from storage.reader import ShardReader as ShardReader
     from storage.sample_batch import SampleBatch as SampleBatch
@@ -25,6 +26,7 @@ _ROOMS = {
     "Episode": "storage.episode",
     "InputReader": "storage.input_reader",
     "MultiAgentBatch": "storage.multi_agent_batch",
+    "MultiAgentReader": "storage.multi_agent_reader",
     "OutputWriter": "storage.input_reader",
     "ParquetOutputWriter": "storage.parquet_output",
     "SampleBatch": "storage.sample_batch",

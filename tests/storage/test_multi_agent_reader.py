@@ -100,6 +100,15 @@ def test_the_same_id_at_two_collectors_is_two_episodes(log, tmp_path):
     assert [piece.env_steps() for piece in batch.split_by_episode()] == [4, 4]
 
 
+def test_tracks_of_two_collectors_never_make_an_episode(log, tmp_path):
+    """Law: what one collector has never completes what another has."""
+    JointLog(tmp_path / "other", "b" * 12).write(*trade()[2:])
+    log.write(*trade()[:2])
+    with MultiAgentReader([log.root, tmp_path / "other"]) as reader:
+        assert list(reader) == []
+        assert reader.stats.waiting == 2
+
+
 def test_an_id_that_is_used_again_is_another_episode(log):
     """Law: rows of both come, and neither episode takes an agent of the other."""
     log.write(*trade(), *trade())
