@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,8 +24,9 @@ import msgspec
 from ingest import wire
 from ingest.ledger import damage_texts
 from ingest.recovery import Recovered, recover
+from ingest.restoring import notice_restore
 from ingest.sealed import Sealed
-from ingest.stores import ADDRESS
+from ingest.stores import ADDRESS, ShardFolder
 from ingest.transport import Delivery, Transport
 from storage.errors import JournalLocked
 from storage.files import FileLock
@@ -118,7 +120,10 @@ def _account(root: Path, directory: Path) -> JournalAccount:
         past = _past(directory)
         journal = SqliteJournal.open(Path(folder))
         try:
-            found = recover(journal, load_declarations(root))
+            policies = load_declarations(root)
+            shards = ShardFolder(root / "shards")
+            notice_restore(journal, policies, shards, received=time.time_ns() // 1000)
+            found = recover(journal, policies)
             return _told(journal, found, past)
         finally:
             journal.close()
@@ -144,4 +149,5 @@ def _past(directory: Path) -> tuple[str, ...]:
 
 
 def _steps(sealed: list[Sealed]) -> int:
-    return sum(item.part.steps for item in sealed if item.part is not None)
+    parts = (item.part for item in sealed if not item.stored)
+    return sum(part.steps for part in parts if part is not None)

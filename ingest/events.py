@@ -144,6 +144,16 @@ class Imported(Struct, array_like=True, tag=8, frozen=True):
     ts: bytes  # int64; empty: when they were received
 
 
+class Stored(Struct, array_like=True, tag=15, frozen=True):
+    """Part `part` (-1: an end without steps) is in a shard that a backup did not know of.
+
+    Written once, when a restored journal is noticed; only a replay ever sees it.
+    """
+
+    key: int
+    part: int
+
+
 Event: TypeAlias = (
     Opened | Started | Acted | Rewarded | Ended | Cut | Redecided | RewardedStep | Imported
 )
@@ -161,7 +171,7 @@ class Row(Struct, array_like=True, frozen=True):
 
     received: int
     steps: int
-    events: list[Event]
+    events: list[Event | Stored]
     running: float = 0.0
 
 

@@ -97,6 +97,8 @@ def _shards(collector: Collector) -> Iterator[Metric]:
     totals = collector.totals
     yield _counter("headrace_steps_in_shards", "Steps that shards hold.", totals.rows)
     yield _counter("headrace_shards", "Shards recorded.", totals.shards)
+    restored = totals.restored
+    yield _counter("headrace_restored_steps", "Of backups, and found in shards.", restored)
     pending = collector.pending_bytes
     yield _gauge("headrace_pending_bytes", "Bytes of parts that wait for a shard.", pending)
     failures = collector.writer_failures

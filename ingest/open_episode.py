@@ -60,10 +60,13 @@ class Carry(msgspec.Struct, array_like=True, frozen=True):
     seq: int  # of the action that opens the step after the cut
     t: int  # of that step
     part: int
-    episode_ordinal: int
+    episode_ordinal: int  # -1: no part of it has one yet
+    collector_id: str = ""  # whose stream that ordinal is of
 
-    def with_ordinal(self, episode_ordinal: int) -> Carry:
-        return msgspec.structs.replace(self, episode_ordinal=episode_ordinal)
+    def with_ordinal(self, episode_ordinal: int, collector_id: str) -> Carry:
+        return msgspec.structs.replace(
+            self, episode_ordinal=episode_ordinal, collector_id=collector_id
+        )
 
 
 class OpenEpisode:

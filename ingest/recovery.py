@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ingest.assembler import EpisodeAssembler
-from ingest.events import decode_row, encode_event
+from ingest.events import Stored, decode_row, encode_event
 from ingest.instances import Instance
 from ingest.open_episode import Carry
 from ingest.sealed import Finished, Limits, Sealed
@@ -34,7 +34,7 @@ CARRY, COUNTERS, DONE, FINISHED, INSTANCE, POLICY, TOTALS = (
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_finished = msgspec.msgpack.Decoder(list[Finished]).decode
-_decode_carry = msgspec.msgpack.Decoder(Carry).decode
+decode_carry = msgspec.msgpack.Decoder(Carry).decode
 _decode_parts = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 
 
@@ -45,6 +45,7 @@ class Totals(msgspec.Struct):
     rows: int = 0  # written to shards
     parts: int = 0
     shards: int = 0
+    restored: int = 0  # steps of a backup that were found in shards
     episodes: int = 0  # ended, and recorded
     empty: int = 0  # of them without a step
 
@@ -58,22 +59,19 @@ class Recovered:
     waiting: list[Sealed] = field(default_factory=list)
     idle_rows: list[int] = field(default_factory=list)  # needed by nothing
     finished: list[tuple[str, int]] = field(default_factory=list)  # state key, episodes in it
-    episode_ordinals: dict[int, int] = field(default_factory=dict)  # of episodes with a carry
+    episode_ordinals: dict[int, dict[str, int]] = field(default_factory=dict)  # see Sealing
     totals: Totals = field(default_factory=Totals)
     next_plan: int = 0
     collector_id: str = ""
     last_row: int = 0
+    last_received: int = 0  # when the latest row came, 0 when there is none
     ordinals: dict[str, int] = field(default_factory=dict)
     damage: DamageReport = field(default_factory=DamageReport)
 
 
 def plan_blob(parts: Sequence[Sealed]) -> bytes:
     """Which parts a plan means, in the order of their ordinals."""
-    return _encode([(sealed.key, _part_number(sealed)) for sealed in parts])
-
-
-def _part_number(sealed: Sealed) -> int:
-    return -1 if sealed.part is None else sealed.part.part
+    return _encode([(sealed.key, sealed.number) for sealed in parts])
 
 
 def recover(
@@ -92,12 +90,15 @@ def recover(
     assembler = EpisodeAssembler(policies, past=past, limits=limits)
     found = Recovered(assembler, next_plan=journal.next_plan_id())
     found.totals = msgspec.json.decode(state.get(TOTALS, b"{}"), type=Totals)
-    _restore(found, state)
+    _restore(found, state, journal.collector_id)
     steps = found.totals.steps
     for number, blob in journal.replay():
         row = decode_row(blob)
         steps = max(steps, row.steps)
+        stored = {(e.key, e.part) for e in row.events if isinstance(e, Stored)}
         for event in row.events:
+            if isinstance(event, Stored):
+                continue
             assembler.apply(
                 event,
                 encode_event(event),
@@ -106,6 +107,9 @@ def recover(
                 now=row.running,
             )
         assembler.running = max(assembler.running, row.running)
+        found.last_received = max(found.last_received, row.received)
+        if stored:
+            _mark_stored(assembler, stored, number)
         if number not in assembler.needed:
             found.idle_rows.append(number)
     assembler.steps = steps
@@ -118,8 +122,8 @@ def recover(
     return found
 
 
-def _restore(found: Recovered, state: Mapping[str, bytes]) -> None:
-    """What the journal's state says, before any row is replayed."""
+def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:
+    """What the journal's state says, before any row is replayed; `own` is its collector id."""
     assembler = found.assembler
     instances = [
         (key.removeprefix(INSTANCE), json.loads(blob))
@@ -134,8 +138,11 @@ def _restore(found: Recovered, state: Mapping[str, bytes]) -> None:
         episodes = _decode_finished(state[key])
         found.finished.append((key, len(episodes)))
         ended += episodes
-    carries = [_decode_carry(blob) for key, blob in state.items() if key.startswith(CARRY)]
-    found.episode_ordinals = {carry.started.key: carry.episode_ordinal for carry in carries}
+    carries = [decode_carry(blob) for key, blob in state.items() if key.startswith(CARRY)]
+    for carry in carries:
+        collector_id = carry.collector_id or own  # what older releases wrote has none
+        first = {collector_id: carry.episode_ordinal} if carry.episode_ordinal >= 0 else {}
+        found.episode_ordinals[carry.started.key] = first
     done = RangeSet.from_json(json.loads(state.get(DONE, b"[]")))
     assembler.restore(done, ended, carries)
     counters = json.loads(state.get(COUNTERS, b"{}"))
@@ -145,13 +152,23 @@ def _restore(found: Recovered, state: Mapping[str, bytes]) -> None:
     assembler.running = counters.get("running", 0.0)
 
 
+def _mark_stored(assembler: EpisodeAssembler, stored: set[tuple[int, int]], row: int) -> None:
+    """Note which sealed parts need no shard of their own; they need the row that says so."""
+    for at, item in enumerate(assembler.sealed):
+        if (item.key, item.number) in stored:
+            rows = item.rows if row in item.rows else (*item.rows, row)
+            if row not in item.rows:
+                assembler.needed[row] = assembler.needed.get(row, 0) + 1
+            assembler.sealed[at] = msgspec.structs.replace(item, stored=True, rows=rows)
+
+
 def _match_plans(journal: Journal, assembler: EpisodeAssembler, found: Recovered) -> None:
     """Give each plan without a record the parts that it names; the rest waits for a plan.
 
     A part that cannot be made again (its rows are damaged) leaves a gap in its plan's ordinals.
     """
     sealed: dict[tuple[int, int], Sealed] = {
-        (item.key, _part_number(item)): item for item in assembler.sealed
+        (item.key, item.number): item for item in assembler.sealed
     }
     assembler.sealed = []
     for plan in journal.plans():

@@ -64,6 +64,12 @@ class Sealed(msgspec.Struct, frozen=True):
     rows: tuple[int, ...]  # the journal rows that it needs
     finished: Finished | None = None  # set on an episode's last part
     carry: Carry | None = None  # set on every other part
+    stored: bool = False  # in a shard already, which a backup of the journal did not know of
+
+    @property
+    def number(self) -> int:
+        """The part's number, -1 for an end without steps."""
+        return -1 if self.part is None else self.part.part
 
 
 @dataclass(frozen=True)

@@ -93,9 +93,11 @@ class Sealing:
         self._remembered = sum(count for _, count in recovered.finished)
         last = recovered.finished[-1:]
         self._next_finished = int(last[0][0].removeprefix(FINISHED)) + 1 if last else 0
+        # key -> collector id -> the ordinal of the episode's first part in that one's stream
         self._episode_ordinals = dict(recovered.episode_ordinals)
         self._ready: dict[str, _Ready] = {}
         self._empty: list[Sealed] = []  # episodes that ended without a step
+        self._stored: list[Sealed] = []  # parts that a restored journal found in shards
 
     @property
     def pending_bytes(self) -> int:
@@ -117,7 +119,8 @@ class Sealing:
         for plan, found in self._planned:
             rule = self._rule(found)
             if rule is not None:  # else nothing of it can be made again: the journal was damaged
-                sealed = [self._numbered(item, plan.first + i) for i, item in enumerate(found)]
+                owner = owner_of(plan.stream)
+                sealed = [self._numbered(x, plan.first + i, owner) for i, x in enumerate(found)]
                 self._count(1, _size(sealed))
                 self.unrecorded[plan.plan_id] = _steps(sealed)
                 self._tell(plan.stream, rule, sealed)
@@ -125,6 +128,7 @@ class Sealing:
         self._assembler.sealed[:0] = self._waiting
         self._planned, self._waiting = [], []
         self.add(now)
+        self._settle_stored()
 
     # --- planning --------------------------------------------------------------------------
 
@@ -132,7 +136,9 @@ class Sealing:
         """Sort what the assembler sealed by stream; plan a stream that is large enough."""
         sealed, self._assembler.sealed = self._assembler.sealed, []
         for item in sealed:
-            if item.part is None:
+            if item.stored:
+                self._stored.append(item)
+            elif item.part is None:
                 self._empty.append(item)
             else:
                 self._queue(item, item.part, now)
@@ -161,14 +167,18 @@ class Sealing:
             ready = self._ready[stream] = _Ready(rules.declaration, part.schema_id, now, first)
         ordinal = ready.first + len(ready.parts)
         self._ordinals[stream] = ordinal + 1
-        ready.parts.append(self._numbered(item, ordinal))
+        ready.parts.append(self._numbered(item, ordinal, self.collector_id))
         ready.nbytes += part.nbytes
 
-    def _numbered(self, item: Sealed, ordinal: int) -> Sealed:
-        """With its part's ordinals; the rows of a damaged journal may not make the part again."""
+    def _numbered(self, item: Sealed, ordinal: int, owner: str) -> Sealed:
+        """With its part's ordinals; the rows of a damaged journal may not make the part again.
+
+        An episode that goes on in the streams of another `owner`, after a restore, has a first part
+        there too: readers join parts by stream and first ordinal.
+        """
         if item.part is None:
             return item
-        first = self._episode_ordinals.setdefault(item.key, ordinal)
+        first = self._episode_ordinals.setdefault(item.key, {}).setdefault(owner, ordinal)
         part = item.part.with_ordinals(ordinal, first)
         return msgspec.structs.replace(item, part=part)
 
@@ -184,6 +194,8 @@ class Sealing:
 
     def _plan(self, stream: str) -> None:
         """Write the ordinals of a stream's waiting parts down, durably; then write the parts."""
+        if self._stored:
+            return  # parts of an episode are recorded in their order
         ready = self._ready.pop(stream)
         first, last = ready.first, ready.first + len(ready.parts) - 1
         plan = Plan(self._next_plan, stream, ready.schema_id, first, last, plan_blob(ready.parts))
@@ -229,6 +241,14 @@ class Sealing:
         if self._told_written is not None:
             self._told_written(plan.stream, plan.first, plan.last)
         self._record(sealed, record, _size(sealed))
+        self._settle_stored()
+
+    def _settle_stored(self) -> None:
+        """Let go of what a restored journal found in shards, once all earlier parts are there."""
+        if self._stored and not self.unrecorded:
+            stored, self._stored = self._stored, []
+            self._count(1, 0)
+            self._record(stored, None, 0)
 
     def settle(self, *, all_rows: bool = False) -> None:
         """Record episodes without steps, and drop rows that nothing needs once they are many."""
@@ -244,9 +264,10 @@ class Sealing:
         free, self.idle_rows = self.idle_rows, []
         put: dict[str, bytes] = {}
         delete = [INSTANCE + name for name in assembler.forget_instances()]
+        owner = self.collector_id if record is None else owner_of(record.stream)
         for item in sealed:
             free.extend(assembler.release(item))
-            self._carry(item, put, delete)
+            self._carry(item, owner, put, delete)
         finished = [item.finished for item in sealed if item.finished is not None]
         self.totals.episodes += len(finished)
         self.totals.steps = assembler.steps
@@ -258,12 +279,12 @@ class Sealing:
         change = Transaction(record=record, put=put, delete=delete, drop_rows=sorted(free))
         self._transact(change, lambda: self._count(-1, -nbytes))
 
-    def _carry(self, item: Sealed, put: dict[str, bytes], delete: list[str]) -> None:
+    def _carry(self, item: Sealed, owner: str, put: dict[str, bytes], delete: list[str]) -> None:
         """Note where an episode that goes on was cut; forget it once the episode is over."""
         key = f"{CARRY}{item.key}"
         if item.carry is not None:
-            first = self._episode_ordinals[item.key]
-            put[key] = encode_carry(item.carry.with_ordinal(first))
+            first = self._episode_ordinals.get(item.key, {}).get(owner, -1)
+            put[key] = encode_carry(item.carry.with_ordinal(first, owner))
         elif item.finished is not None:
             first_part = item.part is not None and item.part.part == 0
             if not first_part:
@@ -286,6 +307,11 @@ class Sealing:
     def _count(self, change: int, nbytes: int) -> None:
         self.in_flight += change
         self._in_flight_bytes += nbytes
+
+
+def owner_of(stream: str) -> str:
+    """The collector id that a stream's name begins with."""
+    return stream.rpartition("-")[0]
 
 
 def _steps(sealed: list[Sealed]) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ingest.redaction_key import KEY_BYTES, redaction_key
 from ingest.remote_inference import LivePolicies
+from ingest.restoring import notice_restore
 from ingest.sealer import Writer
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
@@ -19,7 +21,8 @@ from storage.policy_files import load_declarations
 from storage.shard_files import ShardInfo, next_ordinals
 from storage.writer_process import WriterProcess
 
-log = logging.getLogger("headrace.server")
+if TYPE_CHECKING:
+    from storage.later_shards import FoundShard
 
 ADDRESS = "address"
 """The file beside the journal that says where its collector serves; true while the lock is held."""
@@ -42,7 +45,7 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
     policies = load_declarations(root)
     key = redaction_key(root, policies.values())
     journal = SqliteJournal.open(root / "journal")
-    notice_restore(journal, next_ordinals(root / "shards", journal.collector_id))
+    notice_restore(journal, policies, ShardFolder(root / "shards"), received=time.time_ns() // 1000)
     writer = WriterProcess(
         root / "shards",
         owner=journal.collector_id,
@@ -72,22 +75,23 @@ class _NoShards:
         return ShardInfo(Path("memory"), stream, first, last, "0" * 64, steps, len(parts), 0)
 
 
-def notice_restore(journal: SqliteJournal, there: Mapping[str, int]) -> bool:
-    """Whether shards hold ordinals that the journal never gave: then it came from a backup.
+@dataclass(frozen=True)
+class ShardFolder:
+    """The shards under a root, as a journal that may have been restored looks at them."""
 
-    `there`: stream -> the ordinal after its last shard, of the streams of this collector id.
-    Its ordinals must not be given again, so it takes a new collector id. Episodes that the backup
-    holds open, and that ended after it was made, are sealed once more under the new id.
-    """
-    beyond = {name: end for name, end in there.items() if end > journal.next_ordinal(name)}
-    if beyond:
-        old = journal.collector_id
-        new = journal.renew_collector_id()
-        log.error(
-            "the journal is older than its shards (%s): it was restored from a backup. Collector "
-            "%s goes on as %s; what the backup held open may be in shards twice",
-            ", ".join(f"{name} up to {end - 1}" for name, end in sorted(beyond.items())),
-            old,
-            new,
-        )
-    return bool(beyond)
+    directory: Path
+
+    def ends(self, collector_ids: set[str]) -> Mapping[str, int]:
+        """By the names of the files alone: this happens at every start."""
+        found: dict[str, int] = {}
+        for collector_id in collector_ids:
+            found.update(next_ordinals(self.directory, collector_id))
+        return found
+
+    def later(
+        self, known: Mapping[str, int], since: int
+    ) -> tuple[Sequence[FoundShard], Mapping[str, int]]:
+        """Read what the journal does not know of."""
+        from storage.later_shards import later_shards  # noqa: PLC0415  Arrow, and rarely needed
+
+        return later_shards(self.directory, known, since)

@@ -39,6 +39,8 @@ from storage.journal_database import (
     translate,
 )
 from storage.journal_types import (
+    FORMER_ID,
+    NO_ENDS,
     NOTHING,
     DamageReport,
     Journal,
@@ -227,7 +229,7 @@ class SqliteJournal:
         self._write(lambda: self._drop(RangeSet([(self._last_row + 1, reached)])))
         self._dropped.add_range(self._last_row + 1, reached)
         self._last_row = reached
-        self.renew_collector_id()
+        self.renew_collector_id(put={FORMER_ID: self.collector_id.encode()})
 
     def _make_durable(self) -> None:
         """Copy the log into the database, synced, before anybody hears what is here.
@@ -334,12 +336,35 @@ class SqliteJournal:
         self._state.update(put)
         self._after_commit(sum(len(blob) for _, blob in rows), bool(rows))
 
-    def renew_collector_id(self) -> str:
-        """Take a new collector id, durably: all streams from here on are new ones."""
+    def renew_collector_id(
+        self,
+        rows: Sequence[tuple[int, bytes]] = (),
+        *,
+        records: Sequence[ShardRecord] = (),
+        ends: Mapping[str, int] = NO_ENDS,
+        put: Mapping[str, bytes] = NOTHING,
+    ) -> str:
+        """Take a new collector id, durably; see `Journal.renew_collector_id`."""
         self._require_usable()
+        require_lawful(self, rows, None, None, RangeSet())
         fresh = self._factory()
-        self._write(lambda: self._put("journal", "collector_id", fresh))
+
+        def write() -> None:
+            self._insert("rows", list(rows))
+            self._insert("shards", [astuple(record) for record in records])
+            for stream, end in ends.items():
+                self._put("streams", stream, end)
+            for key, value in put.items():
+                self._put("state", key, value)
+            self._put("journal", "collector_id", fresh)
+
+        self._write(write)
         self.collector_id = fresh
+        self._last_row += len(rows)
+        self._last_plan = max([self._last_plan, *(record.plan_id for record in records)])
+        self._streams.update(ends)
+        self._state.update(put)
+        self._after_commit(sum(len(blob) for _, blob in rows), bool(rows))
         return fresh
 
     def close(self) -> None:

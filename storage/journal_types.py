@@ -12,6 +12,10 @@ from typing import Protocol
 from storage.ranges import RangeSet
 
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
+FORMER_ID = "former"
+"""The state's key for the collector id that a journal had before it was found to lack rows."""
+
+NO_ENDS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +126,19 @@ class Journal(Protocol):
     def next_plan_id(self) -> int:
         """A plan id that was never used."""
 
-    def renew_collector_id(self) -> str:
-        """Take a new collector id, durably: all streams from here on are new ones."""
+    def renew_collector_id(
+        self,
+        rows: Sequence[tuple[int, bytes]] = (),
+        *,
+        records: Sequence[ShardRecord] = (),
+        ends: Mapping[str, int] = NO_ENDS,
+        put: Mapping[str, bytes] = NOTHING,
+    ) -> str:
+        """Take a new collector id, durably: all streams from here on are new ones.
+
+        In the same transaction it takes up what it did not know of: `records` of shards, with plan
+        ids from `next_plan_id` on, and in `ends` the next ordinal of their streams.
+        """
 
     def close(self) -> None: ...
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from storage.journal_types import (
+    NO_ENDS,
     NOTHING,
     DamageReport,
     Plan,
@@ -120,9 +121,24 @@ class MemoryJournal:
     def next_plan_id(self) -> int:
         return self._content.last_plan + 1
 
-    def renew_collector_id(self) -> str:
-        self._content.collector_id = self._factory()
-        return self._content.collector_id
+    def renew_collector_id(
+        self,
+        rows: Sequence[tuple[int, bytes]] = (),
+        *,
+        records: Sequence[ShardRecord] = (),
+        ends: Mapping[str, int] = NO_ENDS,
+        put: Mapping[str, bytes] = NOTHING,
+    ) -> str:
+        require_lawful(self, rows, None, None, RangeSet())
+        content = self._content
+        content.collector_id = self._factory()
+        content.rows.update(rows)
+        content.last_row += len(rows)
+        content.shards.update((record.plan_id, record) for record in records)
+        content.last_plan = max([content.last_plan, *(record.plan_id for record in records)])
+        content.streams.update(ends)
+        content.state.update(put)
+        return content.collector_id
 
     def close(self) -> None:
         """Nothing to release."""

@@ -18,6 +18,7 @@ from ingest.assembler import EpisodeAssembler
 from ingest.collector import Collector
 from ingest.events import encode_event
 from ingest.recovery import Recovered
+from ingest.restoring import _Restoring
 from ingest.sealed import Sealed
 from ingest.sealer import Sealer, SealJob
 from ingest.sealing import Sealing
@@ -143,9 +144,11 @@ def leaked_state_per_episode(patch: Patch) -> None:
     """Where an episode was cut is kept after its end, in memory and in the journal."""
     carry = patch.original(Sealing, "_carry")
 
-    def kept(self: Sealing, item: Sealed, put: dict[str, bytes], delete: list[str]) -> None:
+    def kept(
+        self: Sealing, item: Sealed, owner: str, put: dict[str, bytes], delete: list[str]
+    ) -> None:
         if item.carry is not None:
-            carry(self, item, put, delete)
+            carry(self, item, owner, put, delete)
 
     patch.replace(Sealing, "_carry", kept)
 
@@ -155,8 +158,10 @@ def cuts_forgotten(patch: Patch) -> None:
     """Where a long episode was cut is not put into the journal."""
     carry = patch.original(Sealing, "_carry")
 
-    def unwritten(self: Sealing, item: Sealed, put: dict[str, bytes], delete: list[str]) -> None:
-        carry(self, item, {}, delete)
+    def unwritten(
+        self: Sealing, item: Sealed, owner: str, put: dict[str, bytes], delete: list[str]
+    ) -> None:
+        carry(self, item, owner, {}, delete)
 
     patch.replace(Sealing, "_carry", unwritten)
 
@@ -215,3 +220,37 @@ def numbers_reused(patch: Patch) -> None:
 def malformed_not_set_aside(patch: Patch) -> None:
     """A journal that cannot be read stays in its place, for every start to stumble over."""
     patch.replace(SqliteJournal, "_set_aside", lambda self, reason: None)
+
+
+# --- backups -----------------------------------------------------------------------------------
+
+
+@mutant(restore="doubled", damage="doubled")
+def stored_parts_sealed_again(patch: Patch) -> None:
+    """What a restored journal found in shards is not marked, so that it is sealed again."""
+    patch.replace(recovery, "_mark_stored", lambda assembler, stored, row: None)
+
+
+@mutant(restore="doubled")
+def ids_of_later_shards_forgotten(patch: Patch) -> None:
+    """A restored journal takes episodes that shards hold for new ones when a client sends again."""
+    patch.replace(_Restoring, "_over", lambda self, assembler: [])
+
+
+@mutant(restore="doubled")
+def open_episodes_go_on(patch: Patch) -> None:
+    """An open episode goes on where the backup stands, whatever shards hold of it."""
+    patch.replace(_Restoring, "_bring_up", lambda self, episode: None)
+
+
+@mutant(restore="leaked")
+def stored_parts_let_go_too_early(patch: Patch) -> None:
+    """A part in a later shard is let go before the earlier parts of its episode are recorded."""
+
+    def at_once(self: Sealing) -> None:
+        stored, self._stored = self._stored, []
+        if stored:
+            self._count(1, 0)
+            self._record(stored, None, 0)
+
+    patch.replace(Sealing, "_settle_stored", at_once)

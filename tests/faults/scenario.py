@@ -32,6 +32,7 @@ NAMES = (
     "two_collectors",
     "soak",
     "simulation",
+    "restore",
 )
 """The modules that define a SCENARIO, in the order in which they run."""
 

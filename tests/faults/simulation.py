@@ -14,7 +14,7 @@ import contextlib
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -169,6 +169,11 @@ class Client:
             elif isinstance(event, wire.LogReturns) and step in ledger.expected:
                 ledger.expected[step] += 0.0 if index in refused else event.reward
         self._events = []
+
+    def forget_unless(self, known: Callable[[str], bool]) -> None:
+        """Register anew, for what comes, when the instance is not known any more."""
+        if self._instance is not None and not known(self._instance):
+            self._instance = None
 
     def hang_up(self) -> None:
         if self._answer is not None:

@@ -55,6 +55,12 @@ class SteppedJournal(MemoryJournal):
         super().commit(*args, **given)
         self.points.reach()
 
+    def renew_collector_id(self, *args: Any, **given: Any) -> str:
+        self.points.reach()
+        fresh = super().renew_collector_id(*args, **given)
+        self.points.reach()
+        return fresh
+
     @classmethod
     def found(cls, left: MemoryJournal | None, points: Points) -> SteppedJournal:
         journal = cls()
@@ -152,9 +158,9 @@ class World:
         """A process starts on what the last one left, until it survives its start."""
         while True:
             self.starts += 1
-            self.journal = self.find_journal()
             self.deliveries: deque[Call] = deque()
             try:
+                self.journal = self.find_journal()
                 self.collector = SteppedCollector(
                     self.deliveries,
                     self.journal,

@@ -19,7 +19,8 @@ from storage.declarations import PolicyDeclaration
 from storage.episode import Part
 from storage.errors import JournalFailed
 from storage.journal import MemoryJournal
-from storage.shard_files import ShardWriteError
+from storage.later_shards import FoundPart, FoundShard
+from storage.shard_files import ShardInfo, ShardWriteError
 
 WAIT_SECONDS = 20.0
 
@@ -121,6 +122,53 @@ class MemoryWriter:
     @property
     def parts(self) -> list[Part]:
         return [part for shard in self.shards.values() for part in shard.parts]
+
+
+@dataclass(frozen=True)
+class MemoryShelf:
+    """What a journal that may have been restored finds of a writer's shards."""
+
+    writer: MemoryWriter
+
+    def ends(self, collector_ids: set[str]) -> Mapping[str, int]:
+        found: dict[str, int] = {}
+        for stream, _, last in self.writer.shards:
+            if stream.rpartition("-")[0] in collector_ids:
+                found[stream] = max(last + 1, found.get(stream, 0))
+        return found
+
+    def later(
+        self, known: Mapping[str, int], since: int
+    ) -> tuple[Sequence[FoundShard], Mapping[str, int]]:
+        """As `later_shards`; whoever wrote here is taken for a later life."""
+        found, ends = list[FoundShard](), dict[str, int]()
+        for (stream, first, last), shard in sorted(self.writer.shards.items()):
+            if first >= known.get(stream, 0):
+                found.append(found_shard(stream, first, last, shard))
+                ends[stream] = last + 1
+        return found, ends
+
+
+def found_shard(stream: str, first: int, last: int, shard: MemoryShard) -> FoundShard:
+    """What reading a shard's file would tell."""
+    info = ShardInfo(
+        shard.path, stream, first, last, shard.digest, shard.rows, len(shard.parts), shard.nbytes
+    )
+    return FoundShard(
+        info,
+        tuple(
+            FoundPart(
+                episode_id=part.episode_id,
+                agent_id=part.agent_id,
+                part=part.part,
+                t0=part.t0,
+                steps=part.steps,
+                received=part.received_ts,
+                ended=part.ended,
+            )
+            for part in shard.parts
+        ),
+    )
 
 
 @dataclass

@@ -97,7 +97,7 @@ class Shell:
             self.journal.commit([(row, blob)])
 
     def parts(self, episode_id: str) -> list[Part]:
-        parts = [item.part for item in self.assembler.sealed if item.part is not None]
+        parts = [x.part for x in self.assembler.sealed if x.part is not None and not x.stored]
         return [part for part in parts if part.episode_id == episode_id]
 
 

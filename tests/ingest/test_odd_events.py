@@ -1,15 +1,17 @@
 """Every odd event has one outcome: a state machine against a model of docs/semantics.md.
 
 Two client instances send starts, actions, rewards, named rewards and ends in any order, with right,
-repeated, changed and skipped numbers; time passes, episodes break, instances are forgotten, and the
-collector is killed. The model is the page's table; in the end the parts hold what it says.
+repeated, changed and skipped numbers; time passes, episodes break, instances are forgotten, the
+collector is killed, and its journal is put back to a backup. The model is the page's table; in the
+end the parts hold what it says.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -19,10 +21,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ingest import wire
 from ingest.recovery import recover
+from ingest.restoring import notice_restore
 from ingest.sealed import Limits
 from storage.declarations import PolicyDeclaration
 from storage.spaces import parse_space
-from tests.ingest.test_assembler import Shell
+from tests.ingest.simulated_collector import MemoryShelf, MemoryWriter
+from tests.ingest.test_assembler import RECEIVED, Shell
 
 WINDOW, TIMEOUT = 50.0, 100.0
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "300"))  # `make faults` tries 2,000
@@ -90,6 +94,8 @@ class OddEvents(RuleBasedStateMachine):
         self.instances = [self.shell.instance, self.shell.register()]
         self.starts: dict[str, set[int]] = {name: set() for name in self.instances}
         self.model: dict[str, Episode] = {}
+        self.writer = MemoryWriter()
+        self.backup: Any = None
 
     picks = st.integers(0, 13)
     whose = st.sampled_from([None, None, None, None, 0, 1])  # None: whoever started it
@@ -297,10 +303,45 @@ class OddEvents(RuleBasedStateMachine):
         for episode in self.model.values():
             episode.seen = shell.now
 
+    @rule(chance=st.integers(0, 2))
+    def back_up(self, chance: int) -> None:
+        """The journal is copied."""
+        if not chance and self.backup is None:
+            known = deepcopy((self.model, self.starts, self.instances))
+            self.backup = (self.shell.journal.crash(), *known)
+
+    @rule(chance=st.integers(0, 2))
+    def restore(self, chance: int) -> None:
+        """What is sealed goes to shards; then the journal is the copy again, and it is noticed."""
+        if chance or self.backup is None:
+            return
+        shell, (journal, model, self.starts, self.instances) = self.shell, self.backup
+        sealed = [item for item in shell.assembler.sealed if not item.stored]
+        parts = [item.part for item in sealed if item.part is not None]
+        if parts:
+            numbered = [part.with_ordinals(at, at) for at, part in enumerate(parts)]
+            self.writer.write(f"{shell.journal.collector_id}-s", "", numbered)
+        notice_restore(journal, POLICIES, MemoryShelf(self.writer), received=RECEIVED)
+        shell.journal, self.backup = journal, None
+        self.model = self.restored(model, {part.episode_id for part in parts})
+        self.kill()
+
+    def restored(self, backup: dict[str, Episode], there: set[str]) -> dict[str, Episode]:
+        """What the page says of every episode, `there` being those that shards hold."""
+        for name in there:
+            known, latest = backup.get(name), self.model[name]
+            if known is None:  # its id is taken, and nobody's number of it is known
+                backup[name] = replace(latest, instance="", start=-1, sent=[None])
+            else:
+                ended = [] if known.how else [("end", None)]
+                backup[name] = replace(latest, sent=[*known.sent, *ended])
+        return backup
+
     @invariant()
     def parts_hold_what_the_page_says(self) -> None:
         for name, found in getattr(self, "model", {}).items():
-            parts = self.shell.parts(name)
+            stored = [part for part in self.writer.parts if part.episode_id == name]
+            parts = stored + self.shell.parts(name)
             assert bool(parts) == (found.sealed and bool(found.rewards))
             if parts:
                 (part,) = parts

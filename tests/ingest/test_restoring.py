@@ -1,0 +1,135 @@
+"""A journal that is put back to a backup: each acknowledged step is in exactly one place."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingest.audit import journal_account
+from ingest.restoring import CAUSE
+from storage.later_shards import later_shards
+from storage.maintenance import VerifyReport, verify
+from storage.shards import ShardDamaged, read_shard
+from tests.collector_process import CollectorProcess, declare, shard_rows
+from tests.faults.restore import SCENARIO
+from tests.faults.scenario import Trial
+
+
+def test_random_restored_histories_give_no_step_twice(tmp_path: Path) -> None:
+    """Whatever was open, waiting, planned or cut in the backup: nothing is doubled or lost."""
+    verdict = SCENARIO.run(Trial(seed=1, folder=tmp_path, size=120))
+    assert verdict.ok, verdict.faults
+
+
+def events(name: str, *, first: int = 0, steps: int = 0, end: bool = False) -> dict[str, Any]:
+    """A request that starts an episode at step 0, takes `steps` from `first` on, and may end it."""
+    step = {"type": "log_action", "episode_id": name, "obs": [0.5] * 4, "action": 1}
+    batch: list[dict[str, Any]] = [] if first else [{"type": "start", "episode_id": name}]
+    batch += [{**step, "reward": float(t), "seq": t + 1} for t in range(first, first + steps)]
+    batch += [{"type": "end", "episode_id": name, "seq": first + steps + 1}] if end else []
+    return {"events": batch}
+
+
+def log(collector: CollectorProcess, name: str, **how: Any) -> list[str]:
+    """Send a request; the codes of what was refused."""
+    status, answer = collector.post("/v1/events", events(name, **how))
+    assert status == 200, answer
+    return [item["error"]["code"] for item in answer.get("refused", [])]
+
+
+def put_back(root: Path, backup: Path) -> None:
+    shutil.rmtree(root / "journal")
+    shutil.copytree(backup, root / "journal")
+
+
+def stored(root: Path) -> Counter[tuple[str, int]]:
+    return Counter((row["eps_id"], row["t"]) for row in shard_rows(root))
+
+
+def steps(name: str, count: int) -> dict[tuple[str, int], int]:
+    return {(name, t): 1 for t in range(count)}
+
+
+def verified(root: Path) -> VerifyReport:
+    """As `headrace verify`: a collector that runs is asked."""
+    with journal_account(root) as account:
+        report = verify(root, account)
+    assert report.ok, report.findings
+    return report
+
+
+def test_a_copied_journal_that_is_put_back_doubles_nothing(tmp_path: Path) -> None:
+    """A real collector, killed; its journal copied; run on, killed, and its journal put back twice.
+
+    `verify` finds every acknowledged step in one place, before the start, after it and at the end.
+    """
+    root, backup = tmp_path / "root", tmp_path / "backup"
+    declare(root, seal_seconds=0.4, part_steps=3, episode_timeout=600.0)
+    with CollectorProcess(root) as collector:
+        log(collector, "recorded", steps=2, end=True)
+        collector.settle(2)
+        log(collector, "waits", steps=2, end=True)
+        log(collector, "ends", steps=2)
+        log(collector, "long", steps=5)  # a part of 3, and 2 that are open
+        log(collector, "quiet", steps=2)
+        log(collector, "ahead", steps=1)
+        collector.kill()
+        shutil.copytree(root / "journal", backup)
+        collector.restart()
+        assert log(collector, "ends", first=2, steps=1, end=True) == []
+        assert log(collector, "long", first=5, steps=4) == []
+        assert log(collector, "ahead", first=1, steps=1) == []
+        log(collector, "new", steps=2, end=True)
+        collector.settle(2 + 2 + 3 + 6 + 2)
+        collector.kill()
+        before = stored(root)
+        assert before == (
+            steps("recorded", 2) | steps("waits", 2) | steps("ends", 3) | steps("long", 6)
+        ) | steps("new", 2)
+        for again in range(2):
+            put_back(root, backup)
+            assert verified(root).acknowledged == before.total() + 3
+            collector.restart()
+            assert stored(root) == before
+            assert log(collector, "ends", first=3, steps=1, end=True) == ["completed"] * 2
+            assert log(collector, "waits", first=3, steps=1) == ["completed"]
+            assert set(log(collector, "new", steps=2, end=True)) == {"completed"}
+            assert log(collector, "long", first=9, steps=1) == ["broken"]
+            _, told = collector.post("/v1/events", events("long", first=9, steps=1))
+            assert CAUSE in told["refused"][0]["error"]["message"]
+            assert log(collector, "ahead", first=2, steps=1) == ["gap"]
+            if not again:
+                collector.kill()
+        assert verified(root).acknowledged == before.total() + 3
+        assert log(collector, "quiet", first=2, steps=1, end=True) == []
+        assert log(collector, "ahead", first=1, steps=1, end=True) == []
+        collector.settle(before.total() + 5)
+        assert collector.stop() == 0
+    assert stored(root) == before | steps("quiet", 3) | steps("ahead", 2)
+    report = verified(root)
+    assert report.acknowledged == report.in_shards == before.total() + 5
+    assert report.earlier == 0
+
+
+def test_shards_of_an_earlier_journal_are_left_alone(tmp_path: Path) -> None:
+    """What nobody received since the backup is read by its name alone, and not taken up."""
+    declare(tmp_path, seal_seconds=0.01)
+    with CollectorProcess(tmp_path) as collector:
+        log(collector, "old", steps=2, end=True)
+        collector.settle(2)
+        assert collector.stop() == 0
+    (path,) = (tmp_path / "shards").glob("*/*.parquet")
+    latest = max(read_shard(path, columns=["received_ts"])["received_ts"].to_pylist())
+    assert later_shards(tmp_path / "shards", {}, latest + 10**9) == ([], {})
+    found, ends = later_shards(tmp_path / "shards", {}, latest)
+    assert [part.episode_id for shard in found for part in shard.parts] == ["old"]
+    assert ends == {path.parent.name: 1}
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ShardDamaged):
+        read_shard(path, verify="digest")
+    found, ends = later_shards(tmp_path / "shards", {path.parent.name: 0}, latest)
+    assert (found, ends) == ([], {path.parent.name: 1})  # counted, so that no ordinal is reused
