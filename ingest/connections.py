@@ -18,7 +18,7 @@ import asyncio
 import http
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from uvicorn._types import ASGI3Application
@@ -49,6 +49,19 @@ class Phase(Enum):
     LINGERING = "lingering"  # a body whose request is answered already; it is thrown away
 
 
+class Connection(Protocol):
+    """What the watch has to know of a connection; one in its TLS handshake is one too."""
+
+    since: float
+    transport: asyncio.Transport
+
+    @property
+    def answering(self) -> bool: ...
+    def overdue(self, now: float) -> str | None: ...
+    def refuse(self, refusal: Refusal) -> None: ...
+    def let_go(self) -> None: ...
+
+
 class ConnectionWatch:
     """All connections of a server: their count, their common budget, and who is too slow."""
 
@@ -56,19 +69,20 @@ class ConnectionWatch:
         self.limits = limits
         self.max_connections = max_connections
         self.budget = budget
-        self.open: set[BoundedProtocol] = set()
+        self.open: set[Connection] = set()
         # Those without a request now, the longest so first: that never had one, and that had.
-        self.half_open: dict[BoundedProtocol, None] = {}
-        self.idle: dict[BoundedProtocol, None] = {}
+        self.half_open: dict[Connection, None] = {}
+        self.idle: dict[Connection, None] = {}
         self.refused = 0
-        self.cut_off = dict.fromkeys(("header", "idle", "body", "send", "linger", "room"), 0)
+        whys = ("handshake", "header", "idle", "body", "send", "linger", "room")
+        self.cut_off = dict.fromkeys(whys, 0)
         self.malformed = 0
 
     def protocol(self) -> Any:
         """What uvicorn takes for `http=`."""
         return partial(BoundedProtocol, watch=self)
 
-    def admit(self, connection: BoundedProtocol) -> bool:
+    def admit(self, connection: Connection) -> bool:
         """Whether a new connection may stay; another one goes for it if it must."""
         if len(self.open) >= self.max_connections:
             other = self._dispensable(connection.since)
@@ -80,7 +94,7 @@ class ConnectionWatch:
         self.half_open[connection] = None
         return True
 
-    def _dispensable(self, now: float) -> BoundedProtocol | None:
+    def _dispensable(self, now: float) -> Connection | None:
         """Who makes room: a burst of strangers must not cut off who is between two requests."""
         for stranger in self.half_open:
             return stranger
@@ -88,16 +102,16 @@ class ConnectionWatch:
             return idle if now - idle.since > MIN_IDLE_SECONDS else None
         return None
 
-    def forget(self, connection: BoundedProtocol) -> None:
+    def forget(self, connection: Connection) -> None:
         self.open.discard(connection)
         self.engage(connection)
 
-    def engage(self, connection: BoundedProtocol) -> None:
+    def engage(self, connection: Connection) -> None:
         """Note that a connection has a request."""
         self.half_open.pop(connection, None)
         self.idle.pop(connection, None)
 
-    def cut(self, connection: BoundedProtocol, why: str) -> None:
+    def cut(self, connection: Connection, why: str) -> None:
         """Close a connection without another word."""
         self.cut_off[why] += 1
         self.forget(connection)

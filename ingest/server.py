@@ -24,6 +24,7 @@ import uvloop
 from ingest.collector import Collector
 from ingest.connections import ConnectionWatch
 from ingest.flow import FlowControl
+from ingest.handshakes import Handshake
 from ingest.limits import (
     BACKLOG,
     Budget,
@@ -114,7 +115,7 @@ class Server:
         )
         config.load()
         config.ssl = self.access.tls  # ours, so that a renewed certificate can be read into it
-        self._server = _Server(config, limits.header_seconds)
+        self._server = _Server(config, self._watch)
 
     @property
     def address(self) -> str:
@@ -155,29 +156,27 @@ class Server:
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: a signal here first drains the collector.
 
-    A TLS handshake, of which our protocol sees nothing before it is over, has the time of a header.
+    A TLS handshake is ours, so that it counts as a connection.
     """
 
-    def __init__(self, config: uvicorn.Config, handshake_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, watch: ConnectionWatch) -> None:
         super().__init__(config)
-        self._handshake_seconds = handshake_seconds
+        self._watch = watch
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop, config = asyncio.get_running_loop(), self.config
+        context = config.ssl
 
-        def connection() -> asyncio.Protocol:
+        def plain() -> asyncio.Protocol:
             return config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn calls it
                 config=config, server_state=self.server_state, app_state={}
             )
 
+        def secured() -> asyncio.Protocol:
+            return Handshake(self._watch, context, plain) if context else plain()
+
         self.servers = [
-            await loop.create_server(
-                connection,
-                sock=listener,
-                ssl=config.ssl,
-                backlog=config.backlog,
-                ssl_handshake_timeout=self._handshake_seconds if config.ssl else None,
-            )
+            await loop.create_server(secured, sock=listener, backlog=config.backlog)
             for listener in sockets or []
         ]
         self.started = True

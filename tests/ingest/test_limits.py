@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import trustme
+import urllib3
 
 from ingest import wire
 from ingest.limits import Budget, ServerLimits, room_for_connections
@@ -328,17 +329,45 @@ def test_an_info_is_not_deeper_than_its_readers(tmp_path: Path) -> None:
         assert answer["error"]["path"] == "$.info"
 
 
+def secured(folder: Path, *limits: str) -> CollectorProcess:
+    """A collector with TLS."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    certificate.private_key_and_cert_chain_pem.write_to_path(folder / "tls.pem")
+    declare(folder / "root")
+    options = [word for name in limits for word in ("--limit", name)]
+    options += ["--tls-cert", str(folder / "tls.pem")]
+    return CollectorProcess(folder / "root", options=options, ca=folder / "ca.pem")
+
+
 def test_a_tls_handshake_has_its_time_too(tmp_path: Path) -> None:
     """Who connects and never greets is cut off before there is a protocol to look after him."""
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    certificate = authority.issue_cert("127.0.0.1", "localhost")
-    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "tls.pem")
-    declare(tmp_path / "root")
-    options = ["--limit", "header_seconds=0.5", "--tls-cert", str(tmp_path / "tls.pem")]
     with (
-        CollectorProcess(tmp_path / "root", options=options, ca=tmp_path / "ca.pem") as collector,
+        secured(tmp_path, "header_seconds=0.5") as collector,
         connect(collector.port) as silent,
+        connect(collector.port) as plain,
     ):
         assert listen(silent, answers=0).closed
+        plain.sendall(GET)
+        assert listen(plain, answers=0).closed
         assert collector.get("/healthz")[0] == 200
+
+
+def test_tls_handshakes_count_as_connections(tmp_path: Path) -> None:
+    """A crowd that never greets stays within the limit, makes room for others, and leaves."""
+    with secured(tmp_path, "max_connections=5") as collector:
+        pool = urllib3.PoolManager(ca_certs=str(tmp_path / "ca.pem"), retries=False)
+
+        def scraped(name: str) -> float:
+            text = pool.request("GET", f"{collector.address}/metrics").data.decode()
+            (line,) = [line for line in text.splitlines() if line.rpartition(" ")[0] == name]
+            return float(line.rpartition(" ")[2])
+
+        crowd = [connect(collector.port) for _ in range(20)]
+        assert scraped("headrace_connections") == 5
+        assert scraped('headrace_connections_cut_total{why="room"}') >= 16
+        for connection in crowd:
+            connection.close()
+        wait_until(lambda: scraped("headrace_connections") == 1)
+        pool.clear()
