@@ -21,8 +21,9 @@ import numpy as np
 from ingest import wire
 from ingest.auth import NOBODY, Caller
 from ingest.collector import Collector
-from ingest.errors import Refusal, disk_full, not_found
+from ingest.errors import Refusal, disk_full
 from ingest.remote_inference import Choice, LivePolicies
+from ingest.tracks import Name, label_of, name_of
 from storage.spaces import SpaceError
 
 MAX_HOLD_SECONDS = 60.0
@@ -42,7 +43,10 @@ class _Request:
     answers: list[wire.ActionReply] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.answers = [wire.ActionReply(episode_id=call.episode_id) for call in self.calls]
+        self.answers = [
+            wire.ActionReply(episode_id=call.episode_id, agent_id=call.agent_id)
+            for call in self.calls
+        ]
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Acting:
     ) -> Mapping[str, int]:
         """Wait for newer versions than those held; answers what is still held in the end."""
         episodes = self._collector.assembler.episodes
-        named = {call.episode_id for call in message.actions}
+        named = set(map(name_of, message.actions))
         acting = {episodes[name].started.policy_id for name in named if name in episodes}
         held = {policy: hold[policy] for policy in acting if policy in hold}
         if not held:
@@ -129,15 +133,16 @@ class Acting:
         self._live.refresh()
         groups: dict[tuple[str, bool], list[_Question]] = {}
         for request in waiting:
-            named: set[str] = set()
+            named: set[Name] = set()
             for index, call in enumerate(request.calls):
                 try:
-                    if call.episode_id in named:
-                        text = f"Episode {call.episode_id}: expected once in a request"
+                    if name_of(call) in named:
+                        text = f"Episode {label_of(call)}: expected once in a request"
                         raise Refusal("invalid", text, "episode_id", call.episode_id)
-                    named.add(call.episode_id)
+                    named.add(name_of(call))
                     policy_id, obs = self._observed(call)
                 except Refusal as refusal:
+                    refusal.agent_id = call.agent_id
                     request.answers[index].error = refusal.to_json()
                     continue
                 if not self._repeat(request, call, obs, request.answers[index]):
@@ -159,15 +164,16 @@ class Acting:
 
     def _observed(self, call: wire.GetAction) -> tuple[str, bytes]:
         """The policy of a call's episode, and its observation in canonical bytes."""
-        episode = self._collector.assembler.episodes.get(call.episode_id)
+        assembler = self._collector.assembler
+        episode = assembler.episodes.get(name_of(call))
         if episode is None:
-            ended = self._collector.assembler.finished.get(call.episode_id)
-            raise ended.refusal() if ended else not_found(call.episode_id)
+            ended = assembler.finished.get(name_of(call))
+            raise ended.refusal() if ended else assembler.missing(call.episode_id, call.agent_id)
         try:
             obs = episode.rules.observation.from_wire(call.obs, "obs")
         except SpaceError as error:
             place, _, text = str(error).partition(": ")
-            text = f"Episode {call.episode_id}: {text}"
+            text = f"Episode {label_of(call)}: {text}"
             raise Refusal("invalid", text, place, call.episode_id) from error
         return episode.started.policy_id, obs
 
@@ -207,7 +213,7 @@ class Acting:
         self, request: _Request, call: wire.GetAction, obs: bytes, answer: wire.ActionReply
     ) -> bool:
         """Answer a repeated request, whose first answer was lost, with the decision it made."""
-        episode = self._collector.assembler.episodes[call.episode_id]
+        episode = self._collector.assembler.episodes[name_of(call)]
         mine = episode.started.instance == (request.instance or "")
         if not mine or not episode.repeats_decision(
             call.seq, self._collector.redacted_observation(episode, obs)
@@ -220,7 +226,7 @@ class Acting:
 
     def _fill(self, answer: wire.ActionReply, request: _Request) -> None:
         """Say how the open step of an answer's episode was decided."""
-        episode = self._collector.assembler.episodes[answer.episode_id]
+        episode = self._collector.assembler.episodes[name_of(answer)]
         logp = episode.logp[-1]
         answer.action_logp = logp if math.isfinite(logp) else None
         answer.policy_version = episode.version[-1]
@@ -231,7 +237,7 @@ class Acting:
     def _mark(self, answers: list[wire.ActionReply], row: int) -> None:
         """Tell how far each episode is durable, and all of the decision that may not be."""
         for answer in answers:
-            episode = self._collector.assembler.episodes.get(answer.episode_id)
+            episode = self._collector.assembler.episodes.get(name_of(answer))
             if answer.error is None and episode is not None:
                 answer.decision = episode.decision()
                 answer.stored = episode.open_action()
@@ -251,6 +257,8 @@ def _decision(call: wire.GetAction, obs: bytes, choice: Choice) -> wire.Decision
         action_dist_inputs=choice.dist_inputs,
         ts=call.ts,
         decided=call.decided,
+        agent_id=call.agent_id,
+        env_t=call.env_t,
     )
 
 

@@ -22,6 +22,11 @@ A repeated sequence number with equal content is a retry in every state; with ot
 conflict; a number too far on is a gap. Content is compared back to the episode's latest cut: what
 lies before it, or in an episode that is over, counts as a retry by its number alone.
 
+The episodes of this table are those of one agent, and the tracks of those that have several
+(ingest.tracks). What holds for a whole episode of several agents: one client instance starts its
+tracks; none may be started once as many as its end told are known; its time-out looks at the latest
+event of any agent, and it is abandoned, and broken, as a whole.
+
 An event that follows a get_action names the decision that was acted on. Where the open step holds
 another one (the collector was killed before its disk had it, and was asked once more), the event is
 refused as `decision_unknown`, and the `decision` that the client sends then takes its place.
@@ -52,6 +57,7 @@ from ingest.judge import Judge
 from ingest.judgements import ON_POLICY
 from ingest.open_episode import Carry, OpenEpisode
 from ingest.sealed import Finished, Limits, Sealed
+from ingest.tracks import Name, Whole
 from storage.declarations import PolicyDeclaration
 from storage.ranges import RangeSet
 
@@ -82,13 +88,18 @@ class EpisodeAssembler(Judge):
 
     # --- proposing -------------------------------------------------------------------------
 
-    def break_episode(self, episode_id: str, cause: str) -> Ended | None:
-        """The event that closes an open episode at its last good step; None if it is not open."""
-        episode = self.episodes.get(episode_id)
-        if episode is None:
-            return None
-        key, waits = episode.started.key, episode.waits
-        return Ended(key, episode.next_seq, "broken", None, cause, waits)
+    def break_episode(self, name: Name, cause: str) -> list[Ended]:
+        """The events that close an open episode at its last good step; none if it is not open.
+
+        With one track all of its episode is broken: what is left could not be put together.
+        """
+        if name not in self.episodes:
+            return []
+        whole = None if isinstance(name, str) else self.wholes[name[0]]
+        broken = [name] if whole is None else [(name[0], agent) for agent in whole.open]
+        if not isinstance(name, str):
+            cause = f"agent {name[1]}: {cause}"
+        return [_closed(self.episodes[one], "broken", cause) for one in broken]
 
     def cut_for_size(self, key: int, now: float) -> Cut | None:
         """The cut that an episode's size calls for, if any."""
@@ -97,9 +108,9 @@ class EpisodeAssembler(Judge):
             return None
         return episode.cut_due(now)
 
-    def torn_episodes(self) -> list[str]:
+    def torn_episodes(self) -> list[Name]:
         """Open episodes whose history lacks journal rows, so that their clients cannot go on."""
-        return [self._by_key[key].started.episode_id for key in self.torn if key in self._by_key]
+        return [self._by_key[key].started.name for key in self.torn if key in self._by_key]
 
     def cuts(self, policies: Collection[str], now: float) -> Iterator[Cut]:
         """The cuts that make parts of all closed steps of some policies' open episodes."""
@@ -114,11 +125,13 @@ class EpisodeAssembler(Judge):
 
         Abandoned episodes, parts that waited long enough, ended episodes whose windows are over.
         """
+        silent = {name for name, whole in self.wholes.items() if self._is_silent(name, whole, now)}
         for episode in list(self.episodes.values()):
-            policy = episode.rules.declaration
-            if now - episode.seen >= policy.episode_timeout:
-                key, waits = episode.started.key, episode.waits
-                yield Ended(key, episode.next_seq, "abandoned", None, "", waits)
+            policy, one = episode.rules.declaration, episode.whole is None
+            if episode.started.episode_id in silent or (
+                one and now - episode.seen >= policy.episode_timeout
+            ):
+                yield _closed(episode, "abandoned")
             elif now - episode.part_since >= policy.part_seconds:
                 cut = episode.cut_due(now)
                 if cut is not None:
@@ -127,6 +140,13 @@ class EpisodeAssembler(Judge):
             _, key = heappop(self._due)
             if key in self._by_key:
                 yield Cut(key, self._by_key[key].part, self._by_key[key].steps)
+
+    def _is_silent(self, episode_id: str, whole: Whole, now: float) -> bool:
+        """Whether nothing came of any agent for the longest time-out among those that are open."""
+        return bool(whole.open) and now - whole.seen >= max(
+            self.episodes[episode_id, agent].rules.declaration.episode_timeout
+            for agent in whole.open
+        )
 
     def open_instance(self, token: str, name: str | None) -> Opened:
         """The event that registers a client instance; `token` makes its id hard to guess."""
@@ -207,7 +227,11 @@ class EpisodeAssembler(Judge):
 
     def _open(self, episode: OpenEpisode) -> None:
         started = episode.started
-        self.episodes[started.episode_id] = episode
+        self.episodes[started.name] = episode
+        if started.agent_id is not None:
+            episode.whole = self._whole(started.episode_id, started.instance)
+            episode.whole.open[started.agent_id] = None
+            episode.whole.seen = max(episode.whole.seen, episode.seen)
         self._by_key[started.key] = episode
         self.open_bytes += episode.held
         self.instances.count_open(started.instance, 1)
@@ -268,8 +292,10 @@ class EpisodeAssembler(Judge):
         episode.redecide(event.acted, received)
 
     def _apply_ended(self, episode: OpenEpisode, event: Ended) -> None:
-        name = episode.started.episode_id
+        name = episode.started.name
         del self.episodes[name]
+        if episode.whole is not None:
+            episode.whole.open.pop(episode.started.agent_id or "", None)
         self.instances.count_open(episode.started.instance, -1)
         if episode.started.owner:
             self.open_of[episode.started.owner] -= 1
@@ -290,7 +316,7 @@ class EpisodeAssembler(Judge):
         part = episode.finish(event)
         self.sealed.append(Sealed(started.key, part, tuple(episode.rows), finished=finished))
         del self._by_key[started.key]
-        self.closing.pop(started.episode_id, None)
+        self.closing.pop(started.name, None)
         self.remember_finished(finished)
 
     def _need(self, row: int) -> None:
@@ -310,9 +336,27 @@ class EpisodeAssembler(Judge):
 
     def remember_finished(self, finished: Finished) -> None:
         """Keep what late events need to know; the oldest is forgotten beyond the limit."""
-        self.finished[finished.episode_id] = finished
+        self.finished[finished.name] = finished
+        if finished.agent_id is not None:
+            whole = self._whole(finished.episode_id, finished.instance)
+            whole.ended[finished.agent_id] = None
+            whole.agents = max(whole.agents, finished.agents)
+            if finished.how in ("abandoned", "broken"):
+                whole.stopped = finished.agent_id
         while len(self.finished) > self.limits.finished:
-            self.finished.popitem(last=False)
+            self._forget_track(self.finished.popitem(last=False)[1])
+
+    def _whole(self, episode_id: str, instance: str) -> Whole:
+        """What the tracks of an episode have in common, from its first one on."""
+        return self.wholes.setdefault(episode_id, Whole(instance))
+
+    def _forget_track(self, finished: Finished) -> None:
+        """An episode of several agents is known as long as one of its tracks is."""
+        whole = self.wholes.get(finished.episode_id)
+        if finished.agent_id is not None and whole is not None:
+            whole.ended.pop(finished.agent_id, None)
+            if not whole.open and not whole.ended:
+                del self.wholes[finished.episode_id]
 
     def forget_instances(self) -> list[str]:
         """Drop the instances that were idle longest, beyond the limits; answers their ids."""
@@ -329,6 +373,8 @@ class EpisodeAssembler(Judge):
         self.running = max(self.running, now)
         for episode in self.episodes.values():
             episode.seen = episode.part_since = now
+        for whole in self.wholes.values():
+            whole.seen = now
 
     # --- restoring (before any row is replayed) --------------------------------------------
 
@@ -348,3 +394,9 @@ class EpisodeAssembler(Judge):
             self.next_key = max(self.next_key, started.key + 1)
             rules = self._schemas[started.policy_id, started.schema_id]
             self._open(OpenEpisode.resumed(carry, rules, 0.0))
+
+
+def _closed(episode: OpenEpisode, how: str, cause: str = "") -> Ended:
+    """The end of an open episode that its client did not send."""
+    key, waits = episode.started.key, episode.waits
+    return Ended(key, episode.next_seq, how, None, cause, waits)

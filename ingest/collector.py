@@ -37,6 +37,7 @@ from ingest.sealed import Limits
 from ingest.sealer import Sealer, Writer
 from ingest.sealing import Sealing
 from ingest.tap import Gate, Tap
+from ingest.tracks import Name, label, name_of
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
 from storage.journal import Journal
@@ -333,7 +334,7 @@ class Collector:
                 reply.refused.append(wire.ItemError.of(index, refusal))
                 breaks = refusal.breaks_episode and not isinstance(event, wire.Start)
                 if breaks and not single:
-                    self._break(event.episode_id, str(refusal), encoded, row, received)
+                    self._break(name_of(event), str(refusal), encoded, row, received)
                 continue
             if judged is None:
                 reply.duplicates += 1
@@ -452,13 +453,10 @@ class Collector:
             assembler.apply(cut, blob, row=row, received=received, now=now)
             encoded.append(blob)
 
-    def _break(
-        self, episode_id: str, cause: str, encoded: list[bytes], row: int, received: int
-    ) -> None:
-        ended = self.assembler.break_episode(episode_id, cause)
-        if ended is not None:
+    def _break(self, name: Name, cause: str, encoded: list[bytes], row: int, received: int) -> None:
+        for ended in self.assembler.break_episode(name, cause):
             self.stats.broken += 1
-            log.warning("episode %s is broken: %s", episode_id, cause)
+            log.warning("episode %s is broken: %s", label(name), cause)
             self._apply(ended, encode_event(ended), encoded, row, received)
 
     def _append(self, encoded: list[bytes], received: int, *, ticks: bool = False) -> int:
@@ -566,8 +564,8 @@ class Collector:
         self._sealing.resume(self.now)
         encoded: list[bytes] = []
         row, received = self._committer.next_row, self._wall()
-        for episode_id in self.assembler.torn_episodes():
-            self._break(episode_id, "the journal lost rows of it", encoded, row, received)
+        for name in self.assembler.torn_episodes():
+            self._break(name, "the journal lost rows of it", encoded, row, received)
         self._append(encoded, received)
 
     # --- time ------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ingest.tracks import label, name_in
+
 
 class IngestError(Exception):
     """Root of the errors of this package."""
@@ -59,8 +61,9 @@ STATUS = {
 class Refusal(IngestError, ValueError):
     """One refused request or event.
 
-    `path` says where in the request (`$.events[3].obs`), `expected_seq` what a gap or conflict
-    expected, `retry_after` is in seconds.
+    `path` says where in the request (`$.events[3].obs`), `agent_id` which track of an episode of
+    several agents it is about, `expected_seq` what a gap or conflict expected, `retry_after` is in
+    seconds.
     """
 
     code: str
@@ -69,6 +72,7 @@ class Refusal(IngestError, ValueError):
     episode_id: str | None = None
     expected_seq: int | None = None
     retry_after: float | None = None
+    agent_id: str | None = None
 
     @property
     def status(self) -> int:
@@ -88,6 +92,7 @@ class Refusal(IngestError, ValueError):
             "episode_id": self.episode_id,
             "expected_seq": self.expected_seq,
             "retry_after": self.retry_after,
+            "agent_id": self.agent_id,
         }
         return {key: value for key, value in fields.items() if value is not None}
 
@@ -130,20 +135,19 @@ class CollectorFailed(IngestError):
     """The journal failed in a way that only a restart and a replay can mend."""
 
 
-def not_found(episode_id: str) -> Refusal:
-    return Refusal("not_found", f"Episode {episode_id} not found.", episode_id=episode_id)
+def not_found(episode_id: str, agent_id: str | None = None) -> Refusal:
+    text = f"Episode {label(name_in(episode_id, agent_id))} not found."
+    return Refusal("not_found", text, episode_id=episode_id, agent_id=agent_id)
 
 
-def completed(episode_id: str) -> Refusal:
-    return Refusal(
-        "completed", f"Episode {episode_id} has already completed.", episode_id=episode_id
-    )
+def completed(episode_id: str, agent_id: str | None = None) -> Refusal:
+    text = f"Episode {label(name_in(episode_id, agent_id))} has already completed."
+    return Refusal("completed", text, episode_id=episode_id, agent_id=agent_id)
 
 
-def already_started(episode_id: str) -> Refusal:
-    return Refusal(
-        "already_started", f"Episode {episode_id} is already started", episode_id=episode_id
-    )
+def already_started(episode_id: str, agent_id: str | None = None) -> Refusal:
+    text = f"Episode {label(name_in(episode_id, agent_id))} is already started"
+    return Refusal("already_started", text, episode_id=episode_id, agent_id=agent_id)
 
 
 def disk_full() -> Refusal:

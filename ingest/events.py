@@ -1,8 +1,9 @@
 """Journal events: the accepted history of episodes, as the journal keeps it.
 
 Wire messages are checked once and become these; the assembler changes state by nothing else, so
-that replaying them is the same history. Values are canonical bytes (storage.codec). An episode is
-named by its `key`, a number that one journal never gives twice.
+that replaying them is the same history. Values are canonical bytes (storage.codec). An episode,
+or an agent's track of one (ingest.tracks), is named by its `key`, a number that one journal never
+gives twice.
 
 Encoded as msgpack arrays: a new field goes to the end, with a default.
 """
@@ -16,6 +17,8 @@ from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
+
+from ingest.tracks import Name, name_in
 
 
 class Opened(Struct, array_like=True, tag=0, frozen=True):
@@ -42,6 +45,12 @@ class Started(Struct, array_like=True, tag=1, frozen=True):
     owner: str = ""  # the id of the token that it was started with
     reward_combination: str = "sum"  # the rules that it began under
     reward_default: float = 0.0
+    agent_id: str | None = None  # of a track; None: the episode has one agent
+
+    @property
+    def name(self) -> Name:
+        """The episode, or the agent's track of it."""
+        return name_in(self.episode_id, self.agent_id)
 
 
 class Acted(Struct, array_like=True, tag=2, frozen=True):
@@ -59,6 +68,7 @@ class Acted(Struct, array_like=True, tag=2, frozen=True):
     info: str  # JSON object, "" for none
     dist_inputs: bytes
     ts: int | None
+    env_t: int = -1  # the environment's step, of a track
 
 
 class Rewarded(Struct, array_like=True, tag=3, frozen=True):
@@ -82,6 +92,7 @@ class Ended(Struct, array_like=True, tag=4, frozen=True):
     final_obs: bytes | None
     cause: str = ""
     waits: bool = False
+    agents: int = -1  # how many tracks the whole episode had, which ends with this one
 
 
 class Cut(Struct, array_like=True, tag=5, frozen=True):

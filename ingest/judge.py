@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ingest import wire
-from ingest.errors import Refusal, already_started, not_found
+from ingest.errors import Refusal, already_started, completed, not_found
 from ingest.events import (
     Acted,
     Ended,
@@ -40,6 +40,7 @@ from ingest.judgements import (
 )
 from ingest.open_episode import OpenEpisode, PolicyRules
 from ingest.sealed import Finished, Limits
+from ingest.tracks import Name, Whole, label, label_of, name_of
 from storage.declarations import PolicyDeclaration
 from storage.episode import DEFAULT_POLICY
 from storage.spaces import SpaceError
@@ -59,9 +60,10 @@ class Judge:
         every = [*(PolicyRules.of(policy) for policy in past), *self.rules.values()]
         self._schemas = {(r.declaration.policy_id, r.schema_id): r for r in every}
         self.redacts = any(rules.declaration.redact for rules in every)
-        self.episodes: dict[str, OpenEpisode] = {}
-        self.finished: OrderedDict[str, Finished] = OrderedDict()
-        self.closing: dict[str, OpenEpisode] = {}  # ended, and still taking rewards
+        self.episodes: dict[Name, OpenEpisode] = {}
+        self.finished: OrderedDict[Name, Finished] = OrderedDict()
+        self.closing: dict[Name, OpenEpisode] = {}  # ended, and still taking rewards
+        self.wholes: dict[str, Whole] = {}  # the known episodes of several agents
         self.instances = Instances()
         self.next_key = 0
         self.anonymous_starts = 0
@@ -80,6 +82,15 @@ class Judge:
         validated already (see `check_values`). `now` tells which reward windows are over. Raises
         Refusal.
         """
+        try:
+            return self._judge(instance, event, values, now)
+        except Refusal as refusal:
+            refusal.agent_id = event.agent_id
+            raise
+
+    def _judge(
+        self, instance: str | None, event: wire.Event, values: Values | None, now: float
+    ) -> tuple[Event, bytes] | None:
         if not event.episode_id:
             raise Refusal("invalid", "expected an episode id, got none", "episode_id")
         if isinstance(event, wire.Start):
@@ -95,7 +106,7 @@ class Judge:
         if seq > episode.next_seq:
             raise Refusal(
                 "gap",
-                f"Episode {event.episode_id}: expected seq {episode.next_seq}, got {seq}",
+                f"Episode {label_of(event)}: expected seq {episode.next_seq}, got {seq}",
                 "seq",
                 event.episode_id,
                 episode.next_seq,
@@ -129,9 +140,9 @@ class Judge:
                     return Redecided(judged)
         raise Refusal(
             "conflict",
-            f"Episode {event.episode_id}: seq {seq} was acknowledged with other content"
+            f"Episode {label_of(event)}: seq {seq} was acknowledged with other content"
             if seq
-            else f"Episode {event.episode_id}: expected a seq of 1 or more: the start is 0",
+            else f"Episode {label_of(event)}: expected a seq of 1 or more: the start is 0",
             "seq",
             event.episode_id,
             episode.next_seq,
@@ -158,10 +169,7 @@ class Judge:
                 self._judge_repeated_start(instance, event)
                 return None
             start = event.start
-        if name in self.episodes:
-            raise already_started(name)
-        if name in self.finished:
-            raise self.finished[name].refusal()
+        self._require_free(instance or "", event)
         if len(self.episodes) >= self.limits.open_episodes:
             raise Refusal(
                 "busy", f"{len(self.episodes)} episodes are open", None, name, retry_after=1.0
@@ -180,12 +188,39 @@ class Judge:
             ts=event.ts,
             reward_combination=rules.declaration.reward_combination,
             reward_default=rules.declaration.reward_default,
+            agent_id=event.agent_id,
         )
+
+    def _require_free(self, instance: str, event: wire.Start) -> None:
+        """Raise Refusal for a start of what is known, or where it may not begin."""
+        episode_id, name = event.episode_id, name_of(event)
+        whole = self.wholes.get(episode_id)
+        if name in self.episodes:
+            raise already_started(episode_id, event.agent_id)
+        if name in self.finished:
+            raise self.finished[name].refusal()
+        if event.agent_id is None:  # one id is of one agent or of several
+            if whole is not None:
+                raise already_started(episode_id) if whole.open else completed(episode_id)
+            return
+        if episode_id in self.episodes:
+            raise already_started(episode_id)
+        if episode_id in self.finished:
+            raise self.finished[episode_id].refusal()
+        if whole is None:
+            return
+        if whole.instance != instance:
+            raise _others(episode_id)
+        stopped = None if whole.stopped is None else self.finished.get((episode_id, whole.stopped))
+        if stopped is not None:
+            raise stopped.refusal()
+        if whole.is_complete:
+            raise completed(episode_id)
 
     def _judge_repeated_start(self, instance: str, event: wire.Start) -> None:
         """A start number that is known: a retry, unless it named another episode."""
-        episode = self.episodes.get(event.episode_id)
-        known = self.finished.get(event.episode_id) if episode is None else episode.started
+        episode = self.episodes.get(name_of(event))
+        known = self.finished.get(name_of(event)) if episode is None else episode.started
         if known is not None and (known.instance, known.start) != (instance, event.start):
             raise Refusal(
                 "conflict",
@@ -208,40 +243,50 @@ class Judge:
 
     def _find(self, instance: str | None, event: Any) -> OpenEpisode | None:
         """The open episode of an event; None when the event is a retry for an ended one."""
-        name = event.episode_id
+        name = name_of(event)
         episode = self.episodes.get(name)
         if episode is None:
             ended = self.finished.get(name)
             if ended is None:
-                raise not_found(name)
+                raise self.missing(event.episode_id, event.agent_id)
             mine = event.seq is not None and ended.instance == (instance or "")
             if mine and 0 < event.seq < ended.client_seq:
                 return None
             raise ended.refusal()
         if episode.started.instance != (instance or ""):
-            raise Refusal(
-                "conflict", f"Episode {name} was started by another client", "instance", name
-            )
+            raise _others(event.episode_id)
         return episode
+
+    def missing(self, episode_id: str, agent_id: str | None) -> Refusal:
+        """The answer about an episode, or an agent of one, that is not known."""
+        refusal = not_found(episode_id, agent_id)
+        if agent_id is None and episode_id in self.wholes:
+            refusal.message += " It has several agents: expected an agent_id."
+        elif agent_id is not None and (episode_id in self.episodes or episode_id in self.finished):
+            refusal.message += " It has one agent: expected no agent_id."
+        return refusal
 
     def _judge_rewarded_step(
         self, event: wire.LogReturns, t: int, now: float
     ) -> RewardedStep | None:
         """A reward for a step by its number, from any client: it has its own key, and no seq."""
-        name = event.episode_id
+        name = name_of(event)
         episode = self.episodes.get(name) or self.closing.get(name)
         if episode is None and name not in self.finished:
-            raise not_found(name)
+            raise self.missing(event.episode_id, event.agent_id)
         if episode is None:
-            raise window_closed(name, t, self.finished[name].how)
+            raise window_closed(event, t, self.finished[name].how)
         reward_id = event.reward_id or ""
         judged = RewardedStep(episode.started.key, t, reward_id, event.reward, info_of(event))
         known = episode.reward_ids.get((t, reward_id))
         if known is not None and known == digest(encode_event(judged)):
             return None
         if known is not None:
-            text = f"Episode {name}: reward {reward_id!r} of step {t} has another amount or info"
-            raise Refusal("conflict", text, "reward_id", name)
+            text = (
+                f"Episode {label(name)}: reward {reward_id!r} of step {t} has another amount or "
+                "info"
+            )
+            raise Refusal("conflict", text, "reward_id", event.episode_id)
         check_rewarded_step(episode, event, t, now)
         return judged
 
@@ -256,7 +301,12 @@ class Judge:
                 if event.obs is not None:
                     final = episode.rules.observation.from_wire(event.obs, "obs")
                 how = "truncated" if event.truncated else "terminated"
-                return Ended(episode.started.key, seq, how, final, waits=episode.waits)
+                agents = -1 if event.agents is None else event.agents
+                if agents > 0 and event.agent_id is None:
+                    raise invalid(event, f"agents: expected none without agent_id, got {agents}")
+                return Ended(
+                    episode.started.key, seq, how, final, waits=episode.waits, agents=agents
+                )
             return judge_action(episode, event, seq, values)
         except SpaceError as error:
             raise invalid(event, str(error)) from error
@@ -273,16 +323,21 @@ class Judge:
         """The rules that an event is judged by; None where it will be refused anyway."""
         if isinstance(event, wire.Start):
             return self._rules_of("", {"": event.policy_id})
-        return self._rules_of(event.episode_id, {})
+        return self._rules_of(name_of(event), {})
 
-    def _rules_of(self, episode_id: str, starting: Mapping[str, str | None]) -> PolicyRules | None:
-        episode = self.episodes.get(episode_id)
+    def _rules_of(self, name: Name, starting: Mapping[Name, str | None]) -> PolicyRules | None:
+        episode = self.episodes.get(name)
         if episode is not None:
             return episode.rules
-        if episode_id not in starting:
+        if name not in starting:
             return None
-        return self.rules.get(self._named(starting[episode_id]))
+        return self.rules.get(self._named(starting[name]))
 
     def _named(self, policy_id: str | None) -> str:
         alone = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
         return alone if policy_id is None else policy_id
+
+
+def _others(episode_id: str) -> Refusal:
+    text = f"Episode {episode_id} was started by another client"
+    return Refusal("conflict", text, "instance", episode_id)

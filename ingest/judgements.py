@@ -16,6 +16,7 @@ from ingest import wire
 from ingest.errors import Refusal
 from ingest.events import UNKNOWN_LOGP, Acted, Rewarded
 from ingest.open_episode import OpenEpisode, PolicyRules
+from ingest.tracks import Name, label, label_of, name_of
 from storage.episode import SOURCES, EpisodeError, encode_tags
 from storage.spaces import SpaceError
 
@@ -50,22 +51,22 @@ class _Group:
 
 
 def check_values(
-    batch: wire.Batch, rules_of: Callable[[str, Mapping[str, str | None]], PolicyRules | None]
+    batch: wire.Batch, rules_of: Callable[[Name, Mapping[Name, str | None]], PolicyRules | None]
 ) -> dict[int, Values]:
     """Validated (rules, observation, action) of a batch's action events, many at a time.
 
-    `rules_of(episode_id, starting)` says which rules an episode has or, by the policies that the
+    `rules_of(name, starting)` says which rules an episode has or, by the policies that the
     batch's own starts name, will have. What is not in the answer is validated event by event, so
     that a refusal names its place; so is a value that was checked by other rules than its episode
     turns out to have.
     """
     groups: dict[int, _Group] = {}
-    starting: dict[str, str | None] = {}
+    starting: dict[Name, str | None] = {}
     for index, event in enumerate(batch.events):
         if isinstance(event, wire.Start):
-            starting.setdefault(event.episode_id, event.policy_id)
+            starting.setdefault(name_of(event), event.policy_id)
         elif isinstance(event, wire.LogAction) and type(event.obs) is bytes:
-            rules = rules_of(event.episode_id, starting)
+            rules = rules_of(name_of(event), starting)
             if rules is None or type(event.action) is not bytes:
                 continue
             if len(event.obs) == rules.observation.itemsize and (
@@ -121,7 +122,23 @@ def judge_action(
         info_of(event),
         dist_inputs,
         event.ts,
+        _env_t(episode, event, seq),
     )
+
+
+def _env_t(episode: OpenEpisode, event: wire.LogAction | wire.Decision, seq: int) -> int:
+    """The environment's step of a track's action, -1 in an episode of one agent."""
+    given = event.env_t
+    if event.agent_id is None:
+        if given is not None:
+            raise invalid(event, f"env_t: expected none for an episode of one agent, got {given}")
+        return -1
+    if given is None:
+        raise invalid(event, "env_t: expected the step of the environment, got none")
+    last = episode.env_t[-1] if seq == episode.next_seq and episode.env_t else -1
+    if given <= last:
+        raise invalid(event, f"env_t: expected more than {last} of the last action, got {given}")
+    return given
 
 
 def _logged_logp(event: wire.LogAction) -> float:
@@ -153,14 +170,16 @@ def judge_reward(episode: OpenEpisode, event: wire.LogReturns, seq: int) -> Rewa
     """A reward for the last action. Raises Refusal, SpaceError."""
     name, last = event.episode_id, episode.t_next - 1
     if last < 0:
-        raise Refusal(
-            "no_action", f"Episode {name}: a reward came before any action", "reward", name
-        )
+        text = f"Episode {label_of(event)}: a reward came before any action"
+        raise Refusal("no_action", text, "reward", name)
     latest = seq == episode.next_seq
     if latest and event.step is not None and event.step != last:
         if event.step > last:
             raise invalid(event, f"step: expected at most {last}, the last step, got {event.step}")
-        text = f"Episode {name}: a reward for step {event.step}, not the last one, carries no seq"
+        text = (
+            f"Episode {label_of(event)}: a reward for step {event.step}, not the last one, "
+            "carries no seq"
+        )
         raise Refusal("window_closed", text, "step", name)
     if not math.isfinite(event.reward):
         raise invalid(event, f"reward: expected a finite number, got {event.reward}")
@@ -178,26 +197,27 @@ def check_rewarded_step(episode: OpenEpisode, event: wire.LogReturns, t: int, no
         raise invalid(event, f"reward: expected a finite number, got {event.reward}")
     if not episode.takes_reward(t, now):
         window = episode.rules.declaration.reward_window
-        raise window_closed(event.episode_id, t, f"reward_window is {window:g} seconds")
+        raise window_closed(event, t, f"reward_window is {window:g} seconds")
     if not math.isfinite(episode.combined(event.reward, t - episode.t0)):
         raise invalid(event, f"reward: expected a finite sum, got {event.reward} more")
 
 
-def window_closed(name: str, t: int, why: str) -> Refusal:
+def window_closed(event: wire.LogReturns, t: int, why: str) -> Refusal:
     """The answer to a reward that comes too late; it names the setting."""
     text = (
-        f"Episode {name}: step {t} takes no more rewards ({why}): a step is open until the next "
-        "action or the end, and for its policy's reward_window"
+        f"Episode {label_of(event)}: step {t} takes no more rewards ({why}): a step is open until "
+        "the next action or the end, and for its policy's reward_window"
     )
-    return Refusal("window_closed", text, "step", name)
+    return Refusal("window_closed", text, "step", event.episode_id)
 
 
 def decision_unknown(episode: OpenEpisode) -> Refusal:
     """The answer to an event that follows another decision than the one known here."""
     name, acting = episode.started.episode_id, bool(episode.decision())
+    said = label(episode.started.name)
     expected = episode.open_seq if acting else episode.next_seq
     text = (
-        f"Episode {name}: the event follows another decision than the one known here: expected "
+        f"Episode {said}: the event follows another decision than the one known here: expected "
         f"the decision that was acted on, as event {expected}"
     )
     return Refusal("decision_unknown", text, "decided", name, expected)
@@ -205,7 +225,7 @@ def decision_unknown(episode: OpenEpisode) -> Refusal:
 
 def invalid(event: Any, text: str) -> Refusal:
     place, _, rest = text.partition(": ")
-    return Refusal("invalid", f"Episode {event.episode_id}: {rest}", place, event.episode_id)
+    return Refusal("invalid", f"Episode {label_of(event)}: {rest}", place, event.episode_id)
 
 
 def info_of(event: Any) -> str:
@@ -227,6 +247,6 @@ def _refuse_info(value: Any) -> Any:
 
 def tags_of(event: wire.Start) -> str:
     try:
-        return encode_tags(event.tags, event.episode_id)
+        return encode_tags(event.tags, label_of(event))
     except EpisodeError as error:
         raise Refusal("invalid", str(error), "tags", event.episode_id) from error

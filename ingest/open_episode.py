@@ -1,4 +1,4 @@
-"""An episode that is not over: its columns as growing buffers, its sequence numbers, its rows.
+"""An episode (or a track) that is not over: its columns as growing buffers, its numbers, its rows.
 
 Nothing here judges. `EpisodeAssembler` decides what may happen; this keeps what happened, in the
 form that a part needs: one buffer per column, no Python object per step.
@@ -17,9 +17,10 @@ from functools import cached_property
 import msgspec
 
 from ingest.events import Acted, Cut, Ended, RewardedStep, Started, decision_hash
+from ingest.tracks import Whole
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
-from storage.episode import SOURCES, Ending, Part
+from storage.episode import DEFAULT_AGENT, SOURCES, Ending, Part
 from storage.spaces import Box
 
 DIGEST_SIZE = 8
@@ -80,6 +81,7 @@ class OpenEpisode:
         "dist_lengths",
         "durable_seq",
         "ended",
+        "env_t",
         "first_seq",
         "info_bytes",
         "infos",
@@ -109,6 +111,7 @@ class OpenEpisode:
         "ts",
         "unsynced",
         "version",
+        "whole",
     )
 
     def __init__(self, started: Started, rules: PolicyRules, row: int, now: float) -> None:
@@ -129,6 +132,7 @@ class OpenEpisode:
         self.t0 = 0
         self.seen = now
         self.part_since = now
+        self.whole: Whole | None = None  # what this track shares with the others
         self._clear()
 
     @classmethod
@@ -157,6 +161,7 @@ class OpenEpisode:
         self.pass_prob = array("d")
         self.ts = array("q")
         self.received = array("q")
+        self.env_t = array("q")  # of a track; else empty
         self.dist_inputs = bytearray()
         self.dist_lengths = array("I")
         self.infos: dict[int, str] = {}
@@ -193,6 +198,8 @@ class OpenEpisode:
         self.digests += digest
         self.next_seq = seq + 1
         self.seen = now
+        if self.whole is not None:
+            self.whole.seen = now
         return self.hold(row)
 
     def correct(self, seq: int, digest: bytes, row: int, now: float) -> bool:
@@ -286,6 +293,8 @@ class OpenEpisode:
         self.pass_prob.append(event.pass_prob)
         self.ts.append(received if event.ts is None else event.ts)
         self.received.append(received)
+        if self.started.agent_id is not None:
+            self.env_t.append(event.env_t)
         if event.dist_inputs or self.dist_lengths:
             self.dist_inputs += event.dist_inputs
             self.dist_lengths.append(len(event.dist_inputs))
@@ -372,7 +381,7 @@ class OpenEpisode:
         if not self.rewards:
             return None
         how: Ending = ended.how  # type: ignore[assignment]  # judged before it was journaled
-        return self._part(len(self.rewards), ended.final_obs, how, self.infos)
+        return self._part(len(self.rewards), ended.final_obs, how, self.infos, ended.agents)
 
     def cut(self, closed: int) -> tuple[Part, set[int]]:
         """The first steps as a part, and its rows; the rest stays.
@@ -416,7 +425,12 @@ class OpenEpisode:
         self.first_seq = seq
 
     def _part(
-        self, steps: int, final_obs: bytes | None, ended: Ending | None, infos: Mapping[int, str]
+        self,
+        steps: int,
+        final_obs: bytes | None,
+        ended: Ending | None,
+        infos: Mapping[int, str],
+        agents: int = -1,
     ) -> Part:
         obs, actions, dist = len(self.obs), len(self.actions), len(self.dist_inputs)
         if steps < len(self.rewards):
@@ -447,6 +461,9 @@ class OpenEpisode:
             final_obs=final_obs,
             ended=ended,
             policy_id=started.policy_id,
+            agent_id=DEFAULT_AGENT if started.agent_id is None else started.agent_id,
+            env_t=self.env_t[:steps].tobytes(),
+            agents=agents,
             training_enabled=started.training_enabled,
             continues=started.continues,
             tags=started.tags,
@@ -472,6 +489,7 @@ _PER_STEP = (
     "pass_prob",
     "ts",
     "received",
+    "env_t",
     "dist_lengths",
 )
 

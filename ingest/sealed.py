@@ -9,6 +9,7 @@ import msgspec
 from ingest.errors import Refusal, completed
 from ingest.events import Ended
 from ingest.open_episode import Carry, OpenEpisode
+from ingest.tracks import Name, label, name_in
 from storage.episode import Part
 
 
@@ -22,6 +23,13 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
     next_seq: int
     how: str
     cause: str = ""
+    agent_id: str | None = None  # of a track
+    agents: int = -1  # how many tracks the whole episode had, if this one ended it
+
+    @property
+    def name(self) -> Name:
+        """The episode, or the agent's track of it."""
+        return name_in(self.episode_id, self.agent_id)
 
     @classmethod
     def of(cls, episode: OpenEpisode, ended: Ended) -> Finished:
@@ -35,6 +43,8 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
             episode.next_seq,
             ended.how,
             ended.cause,
+            started.agent_id,
+            ended.agents,
         )
 
     @property
@@ -44,16 +54,18 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
         return self.next_seq if by_client else self.next_seq - 1
 
     def refusal(self) -> Refusal:
-        name = self.episode_id
+        """The answer to what comes after the end."""
+        name, said = self.episode_id, label(self.name)
         if self.how == "abandoned":
             text = (
-                f"Episode {name} was abandoned: no event came within its episode_timeout. "
+                f"Episode {said} was abandoned: no event came within its episode_timeout. "
                 f"Go on with start_episode(continues={name!r})."
             )
-            return Refusal("abandoned", text, episode_id=name)
+            return Refusal("abandoned", text, episode_id=name, agent_id=self.agent_id)
         if self.how == "broken":
-            return Refusal("broken", f"Episode {name} is broken: {self.cause}", episode_id=name)
-        return completed(name)
+            text = f"Episode {said} is broken: {self.cause}"
+            return Refusal("broken", text, episode_id=name, agent_id=self.agent_id)
+        return completed(name, self.agent_id)
 
 
 class Sealed(msgspec.Struct, frozen=True):

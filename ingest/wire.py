@@ -11,6 +11,11 @@ Values (`obs`, `action`) are nested lists, numbers, strings and mappings, or
 In a single call (`POST /v1/episodes/{id}/log_action`, ...) the path names the episode; in a batch
 each event does.
 
+`agent_id` names an agent of an episode that has several: each agent's events are a track of their
+own, with its own start and sequence numbers (ingest.tracks). `env_t` is then the step of the
+environment that an action belongs to, the same number for agents that act together; it grows from
+one action of an agent to its next. Without an `agent_id` the episode has one agent.
+
 `decided` names the decision that the open step was acted with: an event that follows a get_action
 repeats what its reply called `decision`.
 
@@ -39,6 +44,7 @@ Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 OptionalId: TypeAlias = Annotated[str, Meta(max_length=256)]
 Micros: TypeAlias = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+Agents: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Version: TypeAlias = Annotated[int, Meta(ge=-1, le=2**53)]
 
 
@@ -52,6 +58,7 @@ class Start(Struct, tag="start", forbid_unknown_fields=True, omit_defaults=True,
     tags: dict[str, str] | None = None
     continues: Id | None = None
     ts: Micros | None = None
+    agent_id: Id | None = None
 
 
 class LogAction(
@@ -77,6 +84,8 @@ class LogAction(
     ts: Micros | None = None
     replayed: bool = False
     decided: bytes | None = None
+    agent_id: Id | None = None
+    env_t: Count | None = None
 
 
 class Decision(
@@ -101,6 +110,8 @@ class Decision(
     ts: Micros | None = None
     answered: bool = False
     decided: bytes | None = None
+    agent_id: Id | None = None
+    env_t: Count | None = None
 
 
 class LogReturns(
@@ -116,10 +127,14 @@ class LogReturns(
     reward_id: Id | None = None
     ts: Micros | None = None
     decided: bytes | None = None
+    agent_id: Id | None = None
 
 
 class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The end of an episode; the final observation may be absent."""
+    """The end of an episode or of a track; the final observation may be absent.
+
+    `agents`: the whole episode ends with this track, and had so many agents in all that acted.
+    """
 
     episode_id: OptionalId = ""
     seq: Count | None = None
@@ -127,6 +142,8 @@ class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_
     truncated: bool = False
     ts: Micros | None = None
     decided: bytes | None = None
+    agent_id: Id | None = None
+    agents: Agents | None = None
 
 
 class GetAction(
@@ -140,6 +157,8 @@ class GetAction(
     explore: bool = True
     ts: Micros | None = None
     decided: bytes | None = None
+    agent_id: Id | None = None
+    env_t: Count | None = None
 
 
 Event: TypeAlias = Start | LogAction | Decision | LogReturns | End
@@ -186,6 +205,7 @@ class Started(Struct, omit_defaults=True, kw_only=True):
     """The answer to the single call that starts an episode."""
 
     episode_id: str
+    agent_id: str | None = None
     durable: bool = True  # left out when true
 
 
@@ -238,6 +258,7 @@ class ActionReply(Struct, omit_defaults=True, kw_only=True):
     stored: bytes | None = None
     action_dist_inputs: bytes | None = None
     error: dict[str, Any] | None = None
+    agent_id: str | None = None
 
 
 class ActionsReply(Struct, omit_defaults=True, kw_only=True):
@@ -248,15 +269,30 @@ class ActionsReply(Struct, omit_defaults=True, kw_only=True):
     refused: list[ItemError] = []
 
 
-class EpisodeState(Struct, omit_defaults=True, kw_only=True):
-    """How far an episode is: `open` with its steps and policy, or how it ended and why."""
+class TrackState(Struct, omit_defaults=True, kw_only=True):
+    """How far one agent of an episode is, in the words of EpisodeState."""
 
-    episode_id: str
     state: str
     next_seq: int
     steps: int | None = None
     policy_id: str | None = None
     cause: str | None = None
+
+
+class EpisodeState(Struct, omit_defaults=True, kw_only=True):
+    """How far an episode is: `open` with its steps and policy, or how it ended and why.
+
+    Of an episode of several agents, `agents` tells each one's track as far as it is remembered, and
+    `state` is `open` as long as one of them is, or as others may join.
+    """
+
+    episode_id: str
+    state: str
+    next_seq: int = 0
+    steps: int | None = None
+    policy_id: str | None = None
+    cause: str | None = None
+    agents: dict[str, TrackState] | None = None
 
 
 class ErrorBody(Struct, omit_defaults=True, kw_only=True):
@@ -268,6 +304,7 @@ class ErrorBody(Struct, omit_defaults=True, kw_only=True):
     episode_id: str | None = None
     expected_seq: int | None = None
     retry_after: float | None = None
+    agent_id: str | None = None
 
 
 class ErrorReply(Struct, kw_only=True):
