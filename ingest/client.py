@@ -16,7 +16,6 @@ After a fork the child has an empty client of its own: the parent's episodes sta
 from __future__ import annotations
 
 import logging
-import uuid
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,21 +23,28 @@ from time import time_ns
 from types import TracebackType
 from typing import Any
 
-from ingest.client_book import ClientEpisode, ClientPolicy, CollectorSpec, EpisodeBook
+from ingest.client_book import (
+    ClientEpisode,
+    ClientPolicy,
+    CollectorSpec,
+    EpisodeBook,
+    require_free,
+)
 from ingest.client_checks import (
-    check_id,
-    check_tags,
     encode_info,
     number,
     propensity,
     size_of,
     too_large,
 )
+from ingest.client_events import late_reward, now_or, start_event
 from ingest.errors import ClientError, Refusal
 from ingest.local_actor import LocalActor
+from ingest.multi_agent_client import MultiAgentCalls, PolicyMapping
 from ingest.outbox import EVENT_BYTES, OnFull, Outbox
 from ingest.remote_actor import RemoteActor
 from ingest.sender import ClientStats, Sender
+from ingest.tracks import name_in
 from ingest.transport import HttpSession, Token, Transport
 from ingest.wire import End, LogAction, LogReturns, Start
 
@@ -68,6 +74,10 @@ class PolicyClient:
             episode waits for nobody.
         long_poll: in local mode, a request that waits at the collector brings a newly published
             version at once; without it `update_interval` is how often the client asks.
+        policy_mapping_fn: gives episodes several agents, each with the policy that this function of
+            the agent's id (or of that and the episode's id) names when the agent first appears;
+            None stands for the client's own policy. `start_episode(policy_id="...")` starts an
+            episode of one agent all the same.
         instance_name: names this client's starts, for an import that may be run again: each start
             then brings its own `start_number`, and `known_starts` says which are there already.
 
@@ -95,6 +105,7 @@ class PolicyClient:
         linger: float = 0.005,
         long_poll: bool = True,
         instance_name: str | None = None,
+        policy_mapping_fn: PolicyMapping | None = None,
     ) -> None:
         if inference_mode not in ("local", "remote"):
             raise ValueError("inference_mode must be either 'local' or 'remote'")
@@ -105,7 +116,10 @@ class PolicyClient:
                 f"expected max_pending >= 3, batch >= 3, timeout > 0 and linger >= 0, got "
                 f"{max_pending}, {batch}, {timeout} and {linger}"
             )
+        if policy_mapping_fn is not None and not callable(policy_mapping_fn):
+            raise ValueError("Policy mapping function not callable?")
         self.inference_mode = inference_mode
+        self.policy_mapping_fn = policy_mapping_fn
         self.update_interval = update_interval
         self.policy_id = policy_id
         self._sync = sync
@@ -142,7 +156,7 @@ class PolicyClient:
         episode_id: str | None = None,
         training_enabled: bool = True,
         *,
-        policy_id: str | None = None,
+        policy_id: str | Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
         continues: str | None = None,
         ts: int | None = None,
@@ -154,6 +168,10 @@ class PolicyClient:
         is one round trip, so that a taken id raises here: ValueError "Episode X is already
         started" or "Episode X has already completed." (an import's start is queued all the same).
 
+        With a mapping agent -> policy as `policy_id`, or the client's `policy_mapping_fn`, it has
+        several agents: observations, actions, rewards and infos of its calls are then mappings by
+        agent, and who they name is there from its first observation on.
+
         Args:
             training_enabled: False stores the episode for readers that ask for it only.
             tags: a few strings (tenant, experiment) to filter and to erase by.
@@ -161,8 +179,12 @@ class PolicyClient:
             ts: when it began, microseconds since the epoch; default: now.
             start_number: for a client with `instance_name` only.
         """
-        policy = self._policy(policy_id)
-        start = self._start(episode_id, policy, training_enabled, tags, continues, ts, start_number)
+        options = (training_enabled, tags, continues, ts)
+        mapping = self.policy_mapping_fn if policy_id is None else policy_id
+        if mapping is not None and not isinstance(mapping, str):
+            return self._start_whole(episode_id, mapping, *options, number=start_number)
+        policy = self._policy(mapping)
+        start = self._start(episode_id, policy.policy_id, *options, number=start_number)
         since = self._outbox.end
         if episode_id is not None and not self._named:
             self._book.require_new(episode_id)
@@ -184,13 +206,19 @@ class PolicyClient:
         published; CollectorUnavailable or TimeoutError without an answer in time: then the same
         call may be repeated.
         """
-        local = self.inference_mode == "local"
+        local, wholes = self.inference_mode == "local", self._book.wholes
         if isinstance(episode_id, str):
+            if episode_id in wholes:
+                return self._many.get_action({episode_id: observation})[episode_id]
             if local:
                 return self._decide(episode_id, observation)
             return self._remote.act({episode_id: observation})[episode_id]
         if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
             raise ValueError("get_action: expected a mapping of the given ids to observations")
+        if many := [name for name in episode_id if name in wholes]:
+            if len(many) < len(observation):
+                raise ValueError("get_action: expected episodes of several agents, or of one each")
+            return self._many.get_action({name: observation[name] for name in many})
         if local:
             for name in observation:  # all of them are fit before any is recorded
                 self._book.find(name).policy.observe(name, observation[name])
@@ -203,8 +231,8 @@ class PolicyClient:
         observation: Any,
         action: Any,
         *,
-        action_prob: float | None = None,
-        action_logp: float | None = None,
+        action_prob: float | Mapping[str, float] | None = None,
+        action_logp: float | Mapping[str, float] | None = None,
         policy_version: int = -1,
         ts: int | None = None,
     ) -> None:
@@ -216,6 +244,16 @@ class PolicyClient:
         # This is the hot path of the services that log: few calls, few attributes.
         episode = self._book.open.get(episode_id)
         if episode is None or episode.error is not None or episode.unanswered is not None:
+            if episode_id in self._book.wholes:
+                return self._many.log_action(
+                    episode_id,
+                    observation,
+                    action,
+                    action_prob=action_prob,
+                    action_logp=action_logp,
+                    policy_version=policy_version,
+                    ts=ts,
+                )
             episode = self._book.find(episode_id)
         obs, act = episode.policy.encode(episode_id, observation, action)
         seq = episode.seq
@@ -240,16 +278,16 @@ class PolicyClient:
         episode.decided = None
         episode.seq = seq + 1
         episode.acted = True
-        if self._sync:
-            self._settle(episode_id)
+        return self._settle(episode_id) if self._sync else None
 
     def log_returns(
         self,
         episode_id: str,
-        reward: float,
+        reward: float | Mapping[str, float],
         info: Mapping[str, Any] | None = None,
         multiagent_done_dict: Mapping[str, bool] | None = None,
         *,
+        multiagent_truncated_dict: Mapping[str, bool] | None = None,
         step: int | None = None,
         reward_id: str | None = None,
         ts: int | None = None,
@@ -260,15 +298,22 @@ class PolicyClient:
         collector, whoever logs it: for as long as the policy's `reward_window` is open after its
         action, else the collector refuses (`window_closed`). `reward_id` names the reward: sent
         again, it counts once.
+
+        In an episode of several agents rewards and infos are by agent. `multiagent_done_dict` names
+        agents that have ended, `multiagent_truncated_dict` those that a limit has: they may be
+        observed once more, with the next call that brings observations, and act no more.
         """
-        if multiagent_done_dict is not None or isinstance(reward, Mapping):
-            raise NotImplementedError(
-                "log_returns: rewards per agent are not available yet, expected one number"
-            )
+        over = multiagent_done_dict, multiagent_truncated_dict
+        if over != (None, None) or isinstance(reward, Mapping) or episode_id in self._book.wholes:
+            if step is None and reward_id is None:
+                return self._many.log_returns(episode_id, reward, info, *over, ts)
+            return self._many.log_late(episode_id, reward, info, step, reward_id, ts)
         amount = number(episode_id, "reward", reward)
         raw = encode_info(episode_id, info) if info else None
         if step is not None or reward_id is not None:
-            return self._log_late(episode_id, amount, raw, step, reward_id, ts)
+            late = late_reward(episode_id, amount, raw, step, reward_id, ts)
+            self._queue(late, EVENT_BYTES + size_of(raw))
+            return self._settle(episode_id)
         episode = self._book.find(episode_id)
         if not episode.acted:
             raise Refusal(
@@ -288,7 +333,7 @@ class PolicyClient:
             seq=episode.seq,
             reward=amount,
             info=raw,
-            ts=time_ns() // 1000 if ts is None else ts,
+            ts=now_or(ts),
             decided=episode.decided,
         )
         self._queue(event, EVENT_BYTES + size_of(raw))
@@ -308,6 +353,8 @@ class PolicyClient:
 
         `truncated`: a limit ended it, not the task itself.
         """
+        if episode_id in self._book.wholes:
+            return self._many.end_episode(episode_id, observation, truncated=truncated, ts=ts)
         episode = self._book.find(episode_id)
         final = None if observation is None else episode.policy.observe(episode_id, observation)
         event = End(
@@ -315,13 +362,13 @@ class PolicyClient:
             seq=episode.seq,
             obs=final,
             truncated=bool(truncated),
-            ts=time_ns() // 1000 if ts is None else ts,
+            ts=now_or(ts),
             decided=episode.decided,
         )
         self._queue(event, EVENT_BYTES + (0 if final is None else len(final)))
         self._outbox.hurry()
         self._book.end(episode_id)
-        self._settle(episode_id)
+        return self._settle(episode_id)
 
     def log_step(
         self,
@@ -347,7 +394,8 @@ class PolicyClient:
         background. `terminated=False` marks an episode that a limit cut off.
         """
         policy = self._policy(policy_id)
-        start = self._start(episode_id, policy, training_enabled, tags, None, ts, start_number)
+        options = (training_enabled, tags, None, ts)
+        start = self._start(episode_id, policy.policy_id, *options, number=start_number)
         name = start.episode_id
         self._book.require_new(name)
         obs, act = policy.encode(name, observation, action)
@@ -373,16 +421,17 @@ class PolicyClient:
 
     # --- the policy --------------------------------------------------------------------------
 
-    def update_policy_weights(self) -> int | None:
-        """The live version of the client's policy, None if nothing is published.
+    def update_policy_weights(self, policy_id: str | None = None) -> int | None:
+        """The live version of a policy, by default the client's; None if nothing is published.
 
         In local mode it is fetched first, and acted with from here on. In remote mode there is
         nothing to refresh: the collector acts with the live version.
         """
         if self.inference_mode == "local":
-            return self._actor.policy(self._policy(None).policy_id).refresh()
+            return self._actor.policy(self._policy(policy_id).policy_id).refresh()
         self._spec = spec = self._fetch()
-        return spec.live_versions[spec.policy(self.policy_id).policy_id]
+        name = self.policy_id if policy_id is None else policy_id
+        return spec.live_versions[spec.policy(name).policy_id]
 
     def acting_version(self, policy_id: str | None = None) -> int:
         """The version that local mode acts with now; -1 for none yet, and in remote mode."""
@@ -458,29 +507,41 @@ class PolicyClient:
         return spec.policy(name)
 
     def _start(
+        self, episode_id: str | None, policy_id: str | None, *options: Any, number: int | None
+    ) -> Start:
+        if (number is not None) != self._named:
+            raise ValueError("start_number: expected exactly with an instance_name")
+        return start_event(episode_id, policy_id, *options, start_number=number)
+
+    def _start_whole(
         self,
         episode_id: str | None,
-        policy: ClientPolicy,
-        training_enabled: bool,
-        tags: Mapping[str, str] | None,
-        continues: str | None,
-        ts: int | None,
-        start_number: int | None,
-    ) -> Start:
-        if (start_number is not None) != self._named:
-            raise ValueError("start_number: expected exactly with an instance_name")
+        mapping: PolicyMapping | Mapping[str, str],
+        *options: Any,
+        number: int | None,
+    ) -> str:
+        """Open an episode of several agents; nothing is sent but the question for a taken id."""
+        start = self._start(episode_id, None, *options, number=number)
+        if self._named:
+            raise ValueError("instance_name: expected none for episodes of several agents")
         if episode_id is not None:
-            check_id("episode_id", episode_id)
-        if continues is not None:
-            check_id("continues", continues)
-        return Start(
-            episode_id=uuid.uuid4().hex if episode_id is None else episode_id,
-            start=start_number,
-            policy_id=policy.policy_id,
-            training_enabled=bool(training_enabled),
-            tags=check_tags(tags) if tags else None,
-            continues=continues,
-            ts=time_ns() // 1000 if ts is None else ts,
+            self._book.require_new(episode_id)
+            require_free(self._transport, episode_id)
+        self._many.start(start, mapping)
+        return start.episode_id
+
+    @property
+    def _many(self) -> MultiAgentCalls:
+        """Made for a call: one that is kept would keep this client from being let go of."""
+        return MultiAgentCalls(
+            self._book,
+            self._outbox,
+            self._actor,
+            self._remote,
+            self._policy,
+            self._require_room,
+            self._settle,
+            self.inference_mode == "local",
         )
 
     def _queue(self, event: Any, size: int) -> int:
@@ -498,33 +559,7 @@ class PolicyClient:
     def _put_started(self, events: Sequence[Any]) -> None:
         size = sum(size_of(event.obs) + size_of(event.action) for event in events[1:2])
         self._require_room(events[0].episode_id, size)
-        self._outbox.put_started(events)
-
-    def _log_late(
-        self,
-        episode_id: str,
-        reward: float,
-        info: Any,
-        step: int | None,
-        reward_id: str | None,
-        ts: int | None,
-    ) -> None:
-        """A reward for a named step: an event of its own, outside the episode's sequence."""
-        if step is None or step < 0:
-            raise ValueError(f"Episode {episode_id}: step: expected >= 0, got {step!r}")
-        check_id("episode_id", episode_id)
-        if reward_id is not None:
-            check_id("reward_id", reward_id)
-        event = LogReturns(
-            episode_id=episode_id,
-            reward=reward,
-            info=info,
-            step=int(step),
-            reward_id=uuid.uuid4().hex if reward_id is None else reward_id,
-            ts=time_ns() // 1000 if ts is None else ts,
-        )
-        self._queue(event, EVENT_BYTES + size_of(info))
-        self._settle(episode_id)
+        self._outbox.put_all(events)
 
     def _settle(self, episode_id: str) -> None:
         """With `sync`: wait for the acknowledgement, and raise what was refused."""
@@ -534,8 +569,8 @@ class PolicyClient:
             self._sender.flush(self._timeout)
         except TimeoutError as error:
             raise TimeoutError(f"Episode {episode_id}: {error}") from error
-        except Refusal:
-            self._book.told(episode_id)
+        except Refusal as refusal:
+            self._book.told(name_in(episode_id, refusal.agent_id))
             raise
 
     def _decide(self, episode_id: str, observation: Any) -> Any:

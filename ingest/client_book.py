@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 from ingest import wire
+from ingest.client_checks import check_id
 from ingest.errors import (
     ClientError,
     CollectorUnavailable,
@@ -16,8 +18,9 @@ from ingest.errors import (
     completed,
     not_found,
 )
+from ingest.tracks import Name, label, name_of
 from ingest.transport import Delivery, Transport
-from ingest.wire import Decision, Event, GetAction, LogAction
+from ingest.wire import Decision, EpisodeState, Event, GetAction, LogAction, Start
 from storage.codec import Codec
 from storage.spaces import Space, SpaceError, space_from_json
 
@@ -125,11 +128,29 @@ class CollectorSpec:
         return found
 
 
+def fetch_state(transport: Transport, episode_id: str) -> EpisodeState:
+    """What the collector says of an episode. Raises Refusal (`not_found`), CollectorUnavailable."""
+    path = f"/v1/episodes/{quote(episode_id, safe='')}"
+    return Delivery(transport, "GET", path).run(EpisodeState)
+
+
+def require_free(transport: Transport, episode_id: str) -> None:
+    """Raise Refusal for an id that the collector knows, with the answer that a start would get."""
+    try:
+        state = fetch_state(transport, episode_id).state
+    except Refusal as refusal:
+        if refusal.code != "not_found":
+            raise
+    else:
+        raise already_started(episode_id) if state == "open" else completed(episode_id)
+
+
 class ClientEpisode:
-    """An open episode: where it stands, and what happened to it."""
+    """An open episode, or track: where it stands, and what happened to it."""
 
     __slots__ = (
         "acted",
+        "agent_id",
         "decided",
         "episode_id",
         "error",
@@ -141,8 +162,11 @@ class ClientEpisode:
         "unanswered",
     )
 
-    def __init__(self, episode_id: str, policy: ClientPolicy, since: int) -> None:
+    def __init__(
+        self, episode_id: str, policy: ClientPolicy, since: int, agent_id: str | None = None
+    ) -> None:
         self.episode_id = episode_id
+        self.agent_id = agent_id  # of a track
         self.policy = policy
         self.seq = 1  # of the next event; the start is 0
         self.acted = False
@@ -154,84 +178,156 @@ class ClientEpisode:
         self.unanswered: GetAction | None = None  # sent, and its answer was lost
 
 
+class ClientWhole:
+    """An open episode of several agents, whose tracks are ClientEpisodes.
+
+    Agents join with their first observation. Those that were said to have ended are `gone`, with
+    whether a limit ended them, until the next observations may have brought their last; then their
+    tracks are told to be over. `parting` are the last observations that went out with a get_action
+    which had no answer: the call may be repeated as it was.
+    """
+
+    __slots__ = (
+        "acted",
+        "ended",
+        "env_t",
+        "episode_id",
+        "gone",
+        "parting",
+        "policies",
+        "policy_of",
+        "start",
+        "tracks",
+    )
+
+    def __init__(self, start: Start, policy_of: Callable[[str], ClientPolicy]) -> None:
+        self.episode_id = start.episode_id
+        self.start = start  # what the starts of its tracks are made of
+        self.policy_of = policy_of
+        self.policies: dict[str, ClientPolicy] = {}  # by agent, for the whole episode
+        self.tracks: dict[str, ClientEpisode] = {}
+        self.gone: dict[str, bool] = {}
+        self.ended: set[str] = set()
+        self.parting: dict[str, bytes | None] = {}
+        self.acted: set[str] = set()
+        self.env_t = 0  # calls in which agents acted
+
+    def policy(self, agent: str) -> ClientPolicy:
+        """The policy of an agent, chosen when it first appears. Raises ValueError."""
+        found = self.policies.get(agent)
+        if found is None:
+            check_id("agent_id", agent)
+            found = self.policies[agent] = self.policy_of(agent)
+        return found
+
+
 class EpisodeBook:
     """The episodes of one client. Different episodes may be used by different threads."""
 
     def __init__(self) -> None:
-        self.open: dict[str, ClientEpisode] = {}
-        self._ended: OrderedDict[str, Refusal | None] = OrderedDict()
+        self.clear()
 
     def clear(self) -> None:
         """Forget everything: how a forked child begins."""
-        self.open = {}
-        self._ended = OrderedDict()
+        self.open: dict[Name, ClientEpisode] = {}
+        self.wholes: dict[str, ClientWhole] = {}
+        self._ended: OrderedDict[Name, Refusal | None] = OrderedDict()
 
-    def open_ids(self) -> Iterable[str]:
+    def open_ids(self) -> Iterable[Name]:
         """The ids of the open episodes at this moment."""
         return list(self.open)
 
-    def find(self, episode_id: str, *, answered: bool = True) -> ClientEpisode:
+    def find(self, name: Name, *, answered: bool = True) -> ClientEpisode:
         """The open episode of that id.
 
         Raises ValueError for one that is unknown or ended, the Refusal that an earlier event of it
         met, and (if `answered`) ClientError while the answer to a get_action is outstanding.
         """
-        episode = self.open.get(episode_id)
+        episode = self.open.get(name)
         if episode is None:
-            raise self._missing(episode_id)
+            raise self._missing(name)
         if episode.error is not None:
             raise self._met(episode)
         if answered and episode.unanswered is not None:
             raise ClientError(
-                f"Episode {episode_id}: the answer to its last get_action was lost; call "
+                f"Episode {label(name)}: the answer to its last get_action was lost; call "
                 f"get_action again with the same observation"
             )
         return episode
 
-    def _missing(self, episode_id: str) -> Refusal:
-        if episode_id not in self._ended:
-            return not_found(episode_id)
-        cause = self._ended[episode_id]
-        return completed(episode_id) if cause is None else replace(cause)
+    def _missing(self, name: Name) -> Refusal:
+        ids = (name, None) if isinstance(name, str) else name
+        if name not in self._ended:
+            return not_found(*ids)
+        cause = self._ended[name]
+        return completed(*ids) if cause is None else replace(cause)
 
     def _met(self, episode: ClientEpisode) -> Refusal:
         """The refusal that an earlier event met, once for one that passes, else for ever."""
         refusal, episode.error = episode.error, None
         if refusal is None:  # another thread was told
-            return not_found(episode.episode_id)
+            return not_found(episode.episode_id, episode.agent_id)
         if refusal.code not in _PASSING:
-            self.end(episode.episode_id, refusal)
+            self.end(name_of(episode), refusal)
         return replace(refusal)
 
     def require_new(self, episode_id: str) -> None:
         """Raise ValueError if the id is of an open or a recently ended episode."""
-        if episode_id in self.open:
+        if episode_id in self.open or episode_id in self.wholes:
             raise already_started(episode_id)
         if episode_id in self._ended:
             raise completed(episode_id)
 
-    def end(self, episode_id: str, cause: Refusal | None = None) -> None:
+    def find_whole(self, episode_id: str, *, answered: bool = True) -> ClientWhole:
+        """The open episode of several agents of that id. Raises as `find`, for any agent."""
+        whole = self.wholes.get(episode_id)
+        if whole is None:
+            raise self._missing(episode_id)
+        try:
+            for agent in whole.tracks:
+                self.find((episode_id, agent), answered=answered)
+        except Refusal as refusal:
+            self.end_refused(whole, refusal)
+            raise
+        return whole
+
+    def end_refused(self, whole: ClientWhole, refusal: Refusal) -> None:
+        """With a track that was refused for good the whole episode is over."""
+        if any((whole.episode_id, agent) not in self.open for agent in whole.tracks):
+            self.end_whole(whole, refusal)
+
+    def end_whole(self, whole: ClientWhole, cause: Refusal | None = None) -> None:
+        """Note that an episode of several agents is over."""
+        for agent in whole.tracks:
+            self.open.pop((whole.episode_id, agent), None)
+        self.wholes.pop(whole.episode_id, None)
+        self.end(whole.episode_id, cause)
+
+    def end(self, name: Name, cause: Refusal | None = None) -> None:
         """Note that an episode is over."""
-        self.open.pop(episode_id, None)
-        self._ended[episode_id] = cause
+        self.open.pop(name, None)
+        self._ended[name] = cause
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
     def refuse(self, event: Event, refusal: Refusal) -> None:
         """An event of an episode was refused: its next call raises the first such refusal."""
-        episode = self.open.get(event.episode_id)
+        name = name_of(event)
+        episode = self.open.get(name)
         if episode is not None:
             if episode.error is None or episode.error.code in _PASSING:
                 episode.error = refusal
-        elif refusal.code not in _PASSING and self._ended.get(event.episode_id) is None:
-            self.end(event.episode_id, refusal)
+        elif refusal.code not in _PASSING and self._ended.get(name) is None:
+            self.end(name, refusal)
+            if event.episode_id in self._ended and self._ended[event.episode_id] is None:
+                self._ended[event.episode_id] = refusal  # of all agents
 
     def cause(self, episode_id: str) -> Refusal | None:
         """The refusal that ended one of the REMEMBERED ended episodes, if one did."""
         return self._ended.get(episode_id)
 
-    def told(self, episode_id: str) -> None:
+    def told(self, name: Name) -> None:
         """The caller has been told what an event met: what passes need not be raised again."""
-        episode = self.open.get(episode_id)
+        episode = self.open.get(name)
         if episode is not None and episode.error is not None and episode.error.code in _PASSING:
             episode.error = None

@@ -31,9 +31,7 @@ def number(episode_id: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def propensity(
-    episode_id: str, prob: float | None, logp: float | None
-) -> tuple[float | None, float | None]:
+def propensity(episode_id: str, prob: Any, logp: Any) -> tuple[float | None, float | None]:
     """Either of them as a float: a probability in (0, 1], or a finite logarithm of a density."""
     if prob is None:
         return None, number(episode_id, "action_logp", logp)

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from ingest.client import PolicyClient
-from ingest.client_book import ClientPolicy
+from ingest.client_book import ClientPolicy, fetch_state
 from ingest.client_checks import check_id, check_tags, number, propensity, size_of, too_large
 from ingest.errors import Refusal
 from ingest.outbox import EVENT_BYTES
-from ingest.transport import Delivery, Token
+from ingest.transport import Token
 from ingest.wire import End, Event, LogAction, Start
 
 
@@ -127,14 +126,13 @@ class ImportClient(PolicyClient):
 
     def state_of(self, episode_id: str) -> EpisodeState:
         """Ask the collector about an episode. Raises CollectorUnavailable, Refusal."""
-        path = f"/v1/episodes/{quote(episode_id, safe='')}"
         try:
-            found = Delivery(self._transport, "GET", path).run(dict[str, Any])
+            found = fetch_state(self._transport, episode_id)
         except Refusal as refusal:
             if refusal.code != "not_found":
                 raise
             return EpisodeState("unknown")
-        return EpisodeState(found["state"], found.get("steps", 0), found.get("cause", ""))
+        return EpisodeState(found.state, found.steps or 0, found.cause or "")
 
     def deliver(self) -> bool:
         """Wait for the acknowledgement of all that is queued; False if some of it was refused.

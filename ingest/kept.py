@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from copy import copy
 from typing import TypeVar
 
+from ingest.tracks import Name
 from ingest.wire import Event, GetAction, Start
 
 LOST = frozenset({"gap", "decision_unknown", "not_found"})
@@ -26,7 +27,7 @@ def seq_of(event: Event) -> int:
 
 
 class Kept:
-    """Events of each episode, in order. Every method may be called from any thread."""
+    """Events of each episode, or track, in order. Every method may be called from any thread."""
 
     def __init__(self) -> None:
         self.clear()
@@ -34,7 +35,7 @@ class Kept:
     def clear(self) -> None:
         """Nothing kept, with a fresh lock: how a forked child begins."""
         self._lock = threading.Lock()
-        self._events: dict[str, list[Event]] = {}
+        self._events: dict[Name, list[Event]] = {}
 
     def __len__(self) -> int:
         with self._lock:
@@ -43,43 +44,43 @@ class Kept:
     def __bool__(self) -> bool:
         return bool(self._events)
 
-    def keep(self, episode_id: str, events: Iterable[Event]) -> None:
+    def keep(self, name: Name, events: Iterable[Event]) -> None:
         """Add events of an episode behind those that are kept of it; a number again replaces."""
         with self._lock:
             new = list(events)
             numbers = set(map(seq_of, new))
-            kept = [e for e in self._events.get(episode_id, ()) if seq_of(e) not in numbers]
-            self._events[episode_id] = kept + new
+            kept = [e for e in self._events.get(name, ()) if seq_of(e) not in numbers]
+            self._events[name] = kept + new
 
-    def durable(self, episode_id: str, seq: int) -> list[Event]:
+    def durable(self, name: Name, seq: int) -> list[Event]:
         """Drop an episode's events up to `seq`, which are on disk, and answer them."""
         with self._lock:
-            events = self._events.get(episode_id)
+            events = self._events.get(name)
             if events is None:
                 return []
             left = [event for event in events if seq_of(event) > seq]
             if left:
-                self._events[episode_id] = left
+                self._events[name] = left
             else:
-                del self._events[episode_id]
+                del self._events[name]
             return [event for event in events if seq_of(event) <= seq]
 
-    def drop(self, episode_id: str) -> None:
+    def drop(self, name: Name) -> None:
         """Forget an episode: the collector has refused it for good."""
         with self._lock:
-            self._events.pop(episode_id, None)
+            self._events.pop(name, None)
 
-    def take(self, episode_id: str, seq: int) -> list[Event]:
+    def take(self, name: Name, seq: int) -> list[Event]:
         """Take out all of an episode, to send it again: the collector misses event `seq`.
 
         What lies before `seq` too: a decision may have been drawn anew, and not be known as lost.
         Empty when `seq` itself is not kept: then the collector misses what was durable once.
         """
         with self._lock:
-            events = self._events.get(episode_id, [])
+            events = self._events.get(name, [])
             if seq not in map(seq_of, events):
                 return []
-            del self._events[episode_id]
+            del self._events[name]
         return [undecided(event) for event in events]
 
     def copies(self) -> list[Event]:

@@ -14,6 +14,7 @@ from ingest.client_book import ClientEpisode, ClientPolicy
 from ingest.local_inference import LocalPolicy
 from ingest.outbox import Outbox
 from ingest.sender import Sender
+from ingest.tracks import label_of
 from ingest.transport import Transport
 from ingest.wire import Decision
 
@@ -55,17 +56,23 @@ class LocalActor:
             found = self._policies.setdefault(policy_id, fresh)
         return found
 
-    def decide(self, episode: ClientEpisode, observation: Any) -> tuple[Decision, Any]:
-        """The decision event of an episode's next step, and the action as the env takes it."""
+    def decide(
+        self, episode: ClientEpisode, observation: Any, obs: bytes | None = None
+    ) -> tuple[Decision, Any]:
+        """The decision event of an episode's next step, and the action as the env takes it.
+
+        `obs`: the observation's canonical bytes, where they are known.
+        """
         policy = episode.policy
-        name = episode.episode_id
-        obs = policy.observe(name, observation)
+        if obs is None:
+            obs = policy.observe(label_of(episode), observation)
         local = self._policies.get(policy.policy_id) or self.policy(policy.policy_id)
         if policy.paced:
             self._pace(policy, local)
         chosen, version = local.act(observation)
         event = Decision(
-            episode_id=name,
+            episode_id=episode.episode_id,
+            agent_id=episode.agent_id,
             seq=episode.seq,
             obs=obs,
             action=policy.encode_decision(chosen.action),

@@ -107,7 +107,11 @@ def _shards(collector: Collector) -> Iterator[Metric]:
 
 def _episodes(collector: Collector) -> Iterator[Metric]:
     assembler = collector.assembler
-    yield _gauge("headrace_open_episodes", "Episodes that are open.", len(assembler.episodes))
+    yield _gauge(
+        "headrace_open_episodes",
+        "Open episodes; each agent's of several counts.",
+        len(assembler.episodes),
+    )
     yield _gauge("headrace_open_bytes", "Memory that they hold, about.", assembler.open_bytes)
     ended = dict.fromkeys(ENDINGS, 0) | collector.stats.ended
     yield _counters("headrace_episodes_ended", "Episodes that are over.", "ending", ended)

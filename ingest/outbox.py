@@ -22,7 +22,8 @@ from typing import Any, Literal
 import msgspec
 
 from ingest.errors import BufferFull
-from ingest.wire import Decision, End, Event, LogAction, Start
+from ingest.tracks import Name, name_of
+from ingest.wire import Decision, End, Event, LogAction, LogReturns, Start
 
 EVENT_BYTES = 256  # what an event takes beside its observation, action and info
 _LONGEST_RUN = 8  # events of one episode that are not torn between two batches for its length
@@ -51,6 +52,17 @@ def merge_infos(first: Any, second: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class Reward:
+    """A reward for the step that was queued at `index` (None: no such), or else as an event."""
+
+    index: int
+    step: LogAction | Decision | None
+    amount: float
+    info: Any
+    event: LogReturns
+
+
+@dataclass(frozen=True)
 class Pulled:
     """Events taken out of turn, in order: of these episodes, all of one instance.
 
@@ -59,7 +71,7 @@ class Pulled:
 
     events: list[Event]
     instance: str
-    ids: Collection[str]
+    ids: Collection[Name]
     ticket: int
 
 
@@ -113,7 +125,7 @@ class Outbox:
         self._next_pull = 0
         self._requeues = 0
         self._next_start = 0
-        self._strays: dict[str, str] = {}
+        self._strays: dict[Name, str] = {}
         self.pending = 0
         self._bytes = 0
         self.instance: str | None = None
@@ -143,23 +155,27 @@ class Outbox:
             with self._lock:
                 self._filled.notify()
 
-    def put_started(self, events: Sequence[Event]) -> int:
-        """Queue a Start, with what follows it in one piece; the index of the last.
+    def put_all(self, events: Sequence[Event]) -> int:
+        """Queue some events in one piece; the index of the last. Raises BufferFull, with none.
 
-        The Start is numbered here unless it brings its own number.
+        Each Start among them is numbered here unless it brings its own number.
         """
         size = sum(map(weight, events))
         with self._lock:
             if self.pending + len(events) > self.max_events or self._bytes + size > self.max_bytes:
                 self._wait_for_room(len(events), size)
-            self._number(events[0])
-            self.pending += len(events)
-            self._bytes += size
-            self._queue.extend(events)
-            if len(self._queue) >= self._wake_at:
-                self._wake_at = sys.maxsize
-                self._filled.notify()
-            return self._taken + len(self._queue) - 1
+            return self._extend(events, size)
+
+    def _extend(self, events: Sequence[Event], size: int) -> int:
+        for event in events:
+            self._number(event)
+        self.pending += len(events)
+        self._bytes += size
+        self._queue.extend(events)
+        if len(self._queue) >= self._wake_at:
+            self._wake_at = sys.maxsize
+            self._filled.notify()
+        return self._taken + len(self._queue) - 1
 
     def _number(self, event: Event) -> None:
         if isinstance(event, Start) and event.start is None:
@@ -173,38 +189,66 @@ class Outbox:
             return self.instance, self._next_start - 1
 
     def _wait_for_room(self, count: int, size: int) -> None:
-        """With the lock held. An event that alone is over `max_bytes` may pass an empty queue."""
-
-        def room() -> bool:
-            fits = self.pending + count <= self.max_events and self._bytes + size <= self.max_bytes
-            return fits or self.pending == 0 or self.closed
-
-        if room():
+        """With the lock held."""
+        if self._has_room(count, size):
             return
         seconds = 0.0 if self.on_full == "raise" else self.timeout
-        if not self._changed.wait_for(room, seconds):
+        if not self._changed.wait_for(lambda: self._has_room(count, size), seconds):
             why = f", which refuses them: {self.trouble}" if self.trouble else ""
             raise BufferFull(
                 f"{self.pending} events ({self._bytes} bytes) wait for the collector{why}; the "
                 f"client holds at most {self.max_events} events and {self.max_bytes} bytes"
             ) from self.trouble
 
+    def _has_room(self, count: int, size: int) -> bool:
+        """An event that alone is over `max_bytes` may pass an empty queue."""
+        fits = self.pending + count <= self.max_events and self._bytes + size <= self.max_bytes
+        return fits or self.pending == 0 or self.closed
+
     def fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
         """Add a reward to the queued step at `index`; False if it cannot take one any more."""
         with self._lock:
-            if index < self._fixed:
+            if not self._folds(index, step, reward, info):
                 return False
-            if info is not None and weight(step) + memoryview(info).nbytes > self.batch_bytes:
-                return False
-            total = reward if step.reward is None else step.reward + reward
-            if not math.isfinite(total):
-                raise ValueError(f"expected rewards with a finite sum, got {total}")
-            step.reward = total
-            if info is not None:
-                self._bytes -= 0 if step.info is None else memoryview(step.info).nbytes
-                step.info = info if step.info is None else merge_infos(step.info, info)
-                self._bytes += memoryview(step.info).nbytes
+            self._fold(step, reward, info)
             return True
+
+    def put_rewards(self, rewards: Sequence[Reward]) -> list[bool]:
+        """Fold each reward into its queued step, or queue its event; which were folded.
+
+        All of them, or none: raises BufferFull, and ValueError for a sum that is not finite.
+        """
+        with self._lock:
+            while True:
+                folds = [self._folds(r.index, r.step, r.amount, r.info) for r in rewards]
+                rest = [r.event for r, folded in zip(rewards, folds, strict=True) if not folded]
+                size = sum(map(weight, rest))
+                if not rest or self._has_room(len(rest), size):
+                    break
+                self._wait_for_room(len(rest), size)  # steps may leave meanwhile
+            for reward, folded in zip(rewards, folds, strict=True):
+                if folded:
+                    self._fold(reward.step, reward.amount, reward.info)
+            self._extend(rest, size)
+            return folds
+
+    def _folds(self, index: int, step: Any, reward: float, info: Any) -> bool:
+        """Whether the step at `index` can take a reward. Raises ValueError for an infinite sum."""
+        if step is None or index < self._fixed:
+            return False
+        if info is not None and weight(step) + memoryview(info).nbytes > self.batch_bytes:
+            return False
+        total = reward if step.reward is None else step.reward + reward
+        if not math.isfinite(total):
+            raise ValueError(f"expected rewards with a finite sum, got {total}")
+        return True
+
+    def _fold(self, step: Any, reward: float, info: Any) -> None:
+        step.reward = reward if step.reward is None else step.reward + reward
+        if info is not None:
+            self._bytes -= 0 if step.info is None else memoryview(step.info).nbytes
+            step.info = info if step.info is None else merge_infos(step.info, info)
+            self._bytes += memoryview(step.info).nbytes
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -232,7 +276,7 @@ class Outbox:
                     return [], None
                 flight = self._cut()
                 if flight:
-                    return flight, self.owner(flight[0].episode_id)
+                    return flight, self.owner(name_of(flight[0]))
 
     def _cut(self) -> list[Event]:
         queue = self._queue
@@ -258,7 +302,7 @@ class Outbox:
                     count = i
                     break
         if self._strays:
-            owners = [e and self._strays.get(e.episode_id, "") for e in events[:count]]
+            owners = [e and self._strays.get(name_of(e), "") for e in events[:count]]
             first = next((owner for owner in owners if owner is not None), None)
             count = next(
                 (i for i, owner in enumerate(owners) if owner is not None and owner != first), count
@@ -273,7 +317,7 @@ class Outbox:
             self._done = self._taken
         self._changed.notify_all()
 
-    def pull(self, ids: Collection[str], since: int, deadline: float) -> Pulled | None:
+    def pull(self, ids: Collection[Name], since: int, deadline: float) -> Pulled | None:
         """Take the queued events of some episodes out of turn, for their `get_action`.
 
         Waits while events of these episodes are in flight, or more of them are queued than one
@@ -290,7 +334,7 @@ class Outbox:
                         self.closed
                         or self.trouble is not None
                         or (
-                            not any(event.episode_id in ids for event in self._flight)
+                            not any(name_of(event) in ids for event in self._flight)
                             and len(self._places(ids, since)) <= self.batch
                         )
                     ),
@@ -318,18 +362,18 @@ class Outbox:
                 self._pulls[self._next_pull] = self._taken + places[0]
             return Pulled(events, instance, mine, self._next_pull)
 
-    def _places(self, ids: Collection[str], since: int) -> list[int]:
+    def _places(self, ids: Collection[Name], since: int) -> list[int]:
         queue = self._queue
         found = []
         for place in range(max(0, since - self._taken), len(queue)):
             event = queue[place]
-            if event is not None and event.episode_id in ids:
+            if event is not None and name_of(event) in ids:
                 found.append(place)
         return found
 
-    def owner(self, episode_id: str) -> str | None:
+    def owner(self, name: Name) -> str | None:
         """The instance under which an episode was started, None if it is yet to be registered."""
-        return self._strays.get(episode_id) or self.instance
+        return self._strays.get(name) or self.instance
 
     def adopt(self, episode_id: str, instance: str) -> None:
         """Note the instance of an episode that was started outside the queue."""
@@ -345,7 +389,7 @@ class Outbox:
             for event in events:
                 self._bytes -= weight(event)
                 if self._strays and isinstance(event, End):
-                    self._strays.pop(event.episode_id, None)
+                    self._strays.pop(name_of(event), None)
             self.pending -= len(events)
             if pull is None:
                 self._land(len(events))
@@ -384,11 +428,11 @@ class Outbox:
         self._bytes += sum(map(weight, events))
         self._requeues += bool(events)
 
-    def carries(self, episode_id: str) -> bool:
+    def carries(self, name: Name) -> bool:
         """Whether events of an episode are queued or in flight."""
         with self._lock:
             waiting = (*self._flight, *self._queue)
-            return any(e is not None and e.episode_id == episode_id for e in waiting)
+            return any(e is not None and name_of(e) == name for e in waiting)
 
     def _return(self, events: Sequence[Event]) -> None:
         """To the head; the index of the tail, and of what is behind, stays as it is."""
@@ -396,7 +440,7 @@ class Outbox:
         self._taken -= len(events)
         self._done = min(self._done, self._taken)
 
-    def renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[str]) -> None:
+    def renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[Name]) -> None:
         """The collector has forgotten the instance `dead`: number starts under a new one.
 
         `again` are events that were certainly not applied; their starts, and those in the queue,
@@ -409,8 +453,8 @@ class Outbox:
                 self.instance = None
                 queued = [event for event in self._queue if event is not None]
                 waiting = [event for event in queued if isinstance(event, Start)]
-                begins = {event.episode_id for event in waiting}
-                for name in (*open_ids, *(event.episode_id for event in (*again, *queued))):
+                begins = set(map(name_of, waiting))
+                for name in (*open_ids, *map(name_of, (*again, *queued))):
                     if name not in begins:
                         self._strays.setdefault(name, dead)
                 if not self.named:
@@ -422,7 +466,7 @@ class Outbox:
                     self._number(start)
             for event in again:
                 if isinstance(event, Start):
-                    self._strays.pop(event.episode_id, None)
+                    self._strays.pop(name_of(event), None)
 
     # --- waiting -----------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ import numpy as np
 from ingest import wire
 from ingest.errors import Refusal
 from ingest.open_episode import PolicyRules
+from ingest.tracks import label_of
 from storage.codec import Codec
 from storage.leaf import Leaf, bounds_of
 from storage.redaction_rules import HASH_DIGITS, leaf_rules
@@ -68,23 +69,24 @@ class Redaction:
         else:
             obs = getattr(event, "obs", None)
             if obs is not None and self._leaves:
-                changes["obs"] = self._checked(event.episode_id, obs)
+                changes["obs"] = self._checked(event, obs)
             info = getattr(event, "info", None)
             if info and self._infos:
                 changes["info"] = self._mapping(info, self._infos, nested=True)
         return msgspec.structs.replace(event, **changes) if changes else event
 
-    def _checked(self, episode_id: str, obs: Any) -> bytes:
+    def _checked(self, event: wire.Event, obs: Any) -> bytes:
         try:
             data = self._observation.from_wire(obs, "obs")
         except SpaceError:
             # not from it: its text shows the values that came
             raise Refusal(
                 "invalid",
-                f"Episode {episode_id}: expected an observation of the policy's space; what came "
-                "is not shown, because parts of it are redacted",
+                f"Episode {label_of(event)}: expected an observation of the policy's space; what "
+                "came is not shown, because parts of it are redacted",
                 "obs",
-                episode_id,
+                event.episode_id,
+                agent_id=event.agent_id,
             ) from None
         return self.observation(data)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from time import time_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from ingest.errors import ClientError, CollectorUnavailable, Refusal
 from ingest.kept import LOST, undecided
 from ingest.outbox import Outbox, Pulled
 from ingest.sender import Sender
+from ingest.tracks import Name, label, label_of, name_of
 from ingest.transport import Delivery, refusal_from_json
 from ingest.wire import ActionReply, Decision, Event, GetAction
 
@@ -31,6 +32,7 @@ _ENDING = frozenset(
     {"completed", "abandoned", "broken", "not_found", "conflict", "gap", "unknown_instance"}
 )
 _MSGPACK = {"Content-Type": wire.MSGPACK}
+N = TypeVar("N", bound=Name)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -59,17 +61,20 @@ class RemoteActor:
         self.durable = True
         self.holds_given_up = 0
 
-    def act(self, observations: dict[str, Any]) -> dict[str, Any]:
-        """Actions for some episodes by one request."""
+    def act(
+        self, observations: Mapping[N, Any], env_t: Mapping[N, int] | None = None
+    ) -> dict[N, Any]:
+        """Actions for some episodes, or tracks with their `env_t`, by one request."""
         episodes = {name: self._book.find(name, answered=False) for name in observations}
-        wanted = {
-            name: self._request(episode, observations[name]) for name, episode in episodes.items()
+        wanted: dict[Name, GetAction] = {
+            name: self._request(episode, observations[name], (env_t or {}).get(name))
+            for name, episode in episodes.items()
         }
         for episode in episodes.values():
             episode.step = None  # what is queued of it now travels with this request
         since = min((episode.since for episode in episodes.values()), default=0)
         end = self._outbox.end
-        replies: dict[str, ActionReply] = {}
+        replies: dict[Name, ActionReply] = {}
         try:
             self._ask(wanted, since, replies)
         except CollectorUnavailable as error:
@@ -78,10 +83,11 @@ class RemoteActor:
                     episode.unanswered = wanted[name]
             raise
         except TimeoutError as error:
-            for name in replies:  # decided, and never told
-                episodes[name].unanswered = wanted[name]
+            for name, episode in episodes.items():
+                if name in replies:  # decided, and never told
+                    episode.unanswered = wanted[name]
             raise TimeoutError(
-                f"Episode {', '.join(episodes)}: no action in time: {error}"
+                f"Episode {', '.join(map(label, episodes))}: no action in time: {error}"
             ) from error
         self._raise_refused(episodes, wanted, replies)
         for name, episode in episodes.items():
@@ -95,17 +101,19 @@ class RemoteActor:
             for name, episode in episodes.items()
         }
 
-    def _request(self, episode: ClientEpisode, observation: Any) -> GetAction:
-        name = episode.episode_id
+    def _request(self, episode: ClientEpisode, observation: Any, env_t: int | None) -> GetAction:
+        name = label_of(episode)
         obs = episode.policy.observe(name, observation)
         before = episode.unanswered
         if before is None:
             return GetAction(
-                episode_id=name,
+                episode_id=episode.episode_id,
+                agent_id=episode.agent_id,
                 seq=episode.seq,
                 obs=obs,
                 ts=time_ns() // 1000,
                 decided=episode.decided,
+                env_t=env_t,
             )
         if before.obs != obs:
             raise ClientError(
@@ -115,7 +123,7 @@ class RemoteActor:
         return before
 
     def _ask(
-        self, wanted: dict[str, GetAction], since: int, replies: dict[str, ActionReply]
+        self, wanted: dict[Name, GetAction], since: int, replies: dict[Name, ActionReply]
     ) -> None:
         """Actions for some episodes into `replies`; their queued events travel along.
 
@@ -131,14 +139,14 @@ class RemoteActor:
 
     def _exchange(
         self, pulled: Pulled, requests: list[GetAction], deadline: float
-    ) -> dict[str, ActionReply]:
+    ) -> dict[Name, ActionReply]:
         """One request; without the replies of episodes that must be asked for anew."""
         back: Sequence[Event] = pulled.events
         try:
             delivery = self._delivery(pulled, requests, deadline)
             answer = delivery.run(wire.ActionsReply, max(0.0, deadline - time.monotonic()))
-            replies = {reply.episode_id: reply for reply in answer.actions}
-            unexpected = {request.episode_id for request in requests} ^ replies.keys()
+            replies = {name_of(reply): reply for reply in answer.actions}
+            unexpected = set(map(name_of, requests)) ^ replies.keys()
             if unexpected:
                 raise CollectorUnavailable(f"expected one action each, not for {unexpected}")
             errors = {item.index: refusal_from_json(item.error) for item in answer.refused}
@@ -151,7 +159,7 @@ class RemoteActor:
             if wait and not delivery.wait(wait, at_most=max(0.0, deadline - time.monotonic())):
                 raise ClientError("the client is closed")
             for request in requests:
-                if request.episode_id not in replies:
+                if name_of(request) not in replies:
                     undecided(request)
             return replies
         finally:
@@ -172,21 +180,21 @@ class RemoteActor:
         self,
         pulled: Pulled,
         errors: Mapping[int, Refusal],
-        replies: dict[str, ActionReply],
+        replies: dict[Name, ActionReply],
         maybe_applied: bool,
     ) -> tuple[list[Event], float]:
         """Which events to send again, after how many seconds; their episodes lose their replies."""
         events, sender = pulled.events, self._sender
         again, wait, forgotten = sender.sort(events, errors, maybe_applied)
         lost = self._take_lost(events, errors, replies)
-        again += [undecided(events[i]) for i in errors if events[i].episode_id in lost]
+        again += [undecided(events[i]) for i in errors if name_of(events[i]) in lost]
         repeated = set(map(id, again))
         for index, refusal in errors.items():
             if id(events[index]) not in repeated:
                 sender.refuse_one(events[index], refusal)
         if forgotten:
             sender.forget(pulled.instance, again)
-        for name in lost.union(event.episode_id for event in again):
+        for name in lost.union(map(name_of, again)):
             replies.pop(name, None)
         return again, wait
 
@@ -194,10 +202,10 @@ class RemoteActor:
         self,
         events: Sequence[Event],
         errors: Mapping[int, Refusal],
-        replies: Mapping[str, ActionReply],
-    ) -> set[str]:
+        replies: Mapping[Name, ActionReply],
+    ) -> set[Name]:
         """The episodes of which the collector has lost what it had, which is queued again."""
-        refusals = [(events[index].episode_id, refusal) for index, refusal in errors.items()]
+        refusals = [(name_of(events[index]), refusal) for index, refusal in errors.items()]
         for name, reply in replies.items():
             if reply.error is not None:
                 refusals.append((name, refusal_from_json(reply.error)))
@@ -211,18 +219,19 @@ class RemoteActor:
         self,
         events: Sequence[Event],
         requests: Sequence[GetAction],
-        replies: Mapping[str, ActionReply],
+        replies: Mapping[Name, ActionReply],
     ) -> None:
         """Keep what a reply that ran ahead of the disk has taken, until it is durable."""
         kept = self._sender.kept
         for event in events:
-            kept.keep(event.episode_id, [event])
+            kept.keep(name_of(event), [event])
         for request in requests:
-            reply = replies[request.episode_id]
+            name = name_of(request)
+            reply = replies[name]
             self.holds_given_up += reply.hold
             if reply.error is None:
-                kept.keep(request.episode_id, [_decision(request, reply)])
-                durable = kept.durable(request.episode_id, reply.durable_seq)
+                kept.keep(name, [_decision(request, reply)])
+                durable = kept.durable(name, reply.durable_seq)
                 self._sender.count(acknowledged=len(durable))
 
     def _finish(self, pulled: Pulled, back: Sequence[Event]) -> None:
@@ -234,9 +243,9 @@ class RemoteActor:
 
     def _raise_refused(
         self,
-        episodes: Mapping[str, ClientEpisode],
-        wanted: Mapping[str, GetAction],
-        replies: Mapping[str, ActionReply],
+        episodes: Mapping[N, ClientEpisode],
+        wanted: Mapping[Name, GetAction],
+        replies: Mapping[Name, ActionReply],
     ) -> None:
         """Raise the first refusal of a request, leaving every episode able to repeat it."""
         first: Refusal | None = None
@@ -260,6 +269,8 @@ def _decision(request: GetAction, reply: ActionReply) -> Decision:
     """The decision that a reply told, in full, for a collector that has lost it."""
     return Decision(
         episode_id=request.episode_id,
+        agent_id=request.agent_id,
+        env_t=request.env_t,
         seq=request.seq,
         obs=request.obs,
         action=reply.stored,

@@ -16,6 +16,7 @@ from ingest.acting import Acting
 from ingest.auth import ACTING, LOGGING, NOBODY, Caller
 from ingest.collector import Collector
 from ingest.connections import ConnectionWatch
+from ingest.episode_state import episode_state
 from ingest.errors import STATUS, Refusal, not_found
 from ingest.http import Admit, Request, Response, Router
 from ingest.limits import Budget, ServerLimits
@@ -84,7 +85,9 @@ class Routes:
         if not event.episode_id:
             event = msgspec.structs.replace(event, episode_id=secrets.token_hex(16))
         await self._accept_single(request, event)
-        reply = wire.Started(episode_id=event.episode_id, durable=self.collector.keeps)
+        reply = wire.Started(
+            episode_id=event.episode_id, agent_id=event.agent_id, durable=self.collector.keeps
+        )
         return Response.of(reply, request, 201)
 
     def _single(self, kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
@@ -169,26 +172,9 @@ class Routes:
 
     async def episode(self, request: Request) -> Response:
         name = request.params["id"]
-        assembler = self.collector.assembler
-        episode = assembler.episodes.get(name)
-        if episode is not None:
-            state = wire.EpisodeState(
-                episode_id=name,
-                state="open",
-                next_seq=episode.next_seq,
-                steps=episode.t_next,
-                policy_id=episode.started.policy_id,
-            )
-            return Response.of(state, request)
-        ended = assembler.finished.get(name)
-        if ended is None:
+        state = episode_state(self.collector.assembler, name)
+        if state is None:
             raise not_found(name)
-        state = wire.EpisodeState(
-            episode_id=name,
-            state=ended.how,
-            next_seq=ended.next_seq,
-            cause=ended.cause or None,
-        )
         return Response.of(state, request)
 
     async def openapi(self, request: Request) -> Response:

@@ -37,6 +37,7 @@ from ingest import wire
 from ingest.errors import STATUS, ClientError, CollectorUnavailable, Refusal
 from ingest.kept import LOST, Kept, seq_of, undecided
 from ingest.outbox import Outbox
+from ingest.tracks import Name, label_of, name_of
 from ingest.transport import UNAVAILABLE, Backoff, Delivery, M, Transport, refusal_from_json
 from ingest.wire import Event, Start
 
@@ -69,7 +70,7 @@ class _Closing(Exception):
 class Book(Protocol):
     """What a sender needs to know of the episodes, and what they learn from it."""
 
-    def open_ids(self) -> Iterable[str]: ...
+    def open_ids(self) -> Iterable[Name]: ...
 
     def refuse(self, event: Event, refusal: Refusal) -> None: ...
 
@@ -233,8 +234,8 @@ class Sender:
             return
         refused = {index: refusal for index, refusal in errors if 0 <= index < len(events)}
         again, wait, forgotten = self.sort(events, refused, maybe_applied)
-        lost = self.take_lost((events[i].episode_id, refusal) for i, refusal in refused.items())
-        again += [undecided(events[i]) for i in refused if events[i].episode_id in lost]
+        lost = self.take_lost((name_of(events[i]), refusal) for i, refusal in refused.items())
+        again += [undecided(events[i]) for i in refused if name_of(events[i]) in lost]
         repeated = set(map(id, again))
         for index, refusal in refused.items():
             if id(events[index]) not in repeated:
@@ -255,12 +256,12 @@ class Sender:
         """Let go of what was kept of the episodes up to these events, which are on disk now."""
         for event in durable if self.kept else ():
             seq = seq_of(event)
-            dropped = self.kept.durable(event.episode_id, seq)  # itself too, if it is a copy
+            dropped = self.kept.durable(name_of(event), seq)  # itself too, if it is a copy
             self.count(acknowledged=sum(seq_of(kept) < seq for kept in dropped))
 
-    def take_lost(self, refusals: Iterable[tuple[str, Refusal]]) -> dict[str, list[Event]]:
+    def take_lost(self, refusals: Iterable[tuple[Name, Refusal]]) -> dict[Name, list[Event]]:
         """What was kept of the episodes whose events are refused because the collector lost it."""
-        first: dict[str, int] = {}
+        first: dict[Name, int] = {}
         for name, refusal in refusals if self.kept else ():
             if refusal.code in LOST:
                 expected = refusal.expected_seq or 0
@@ -275,19 +276,19 @@ class Sender:
 
         With a start that could not be taken, all that was refused of its episode is sent again.
         """
-        ids: set[str] = set()
+        ids: set[Name] = set()
         again: list[Event] = []
         wait, forgotten = 0.0, False
         for index in sorted(refused):
             event, refusal = events[index], refused[index]
             if STATUS[refusal.code] in UNAVAILABLE:
-                ids.add(event.episode_id)
+                ids.add(name_of(event))
                 wait = max(wait, refusal.retry_after or 0.1)
             elif refusal.code == "unknown_instance":
                 forgotten = True
                 if isinstance(event, Start) and not maybe_applied:
-                    ids.add(event.episode_id)
-            if event.episode_id in ids:
+                    ids.add(name_of(event))
+            if name_of(event) in ids:
                 again.append(event)
         return again, wait, forgotten
 
@@ -301,16 +302,16 @@ class Sender:
 
     def refuse_one(self, event: Event, refusal: Refusal) -> None:
         if refusal.episode_id is None:
-            refusal.episode_id = event.episode_id
+            refusal.episode_id, refusal.agent_id = event.episode_id, event.agent_id
         with self._state:
             first = refusal.code not in self._refused
             self._refused[refusal.code] += 1
             self._unreported.append(refusal)
         if first:
-            log.warning("an event of episode %s was refused: %s", event.episode_id, refusal)
+            log.warning("an event of episode %s was refused: %s", label_of(event), refusal)
         self._book.refuse(event, refusal)
         if refusal.code != "window_closed":
-            self.kept.drop(event.episode_id)
+            self.kept.drop(name_of(event))
 
     def count(self, **more: int) -> None:
         with self._state:

@@ -303,7 +303,7 @@ def refusal_from_json(error: Mapping[str, Any], fallback: str = "conflict") -> R
     message = str(error.get("message", ""))
     if code not in STATUS:
         code, message = fallback, f"{code}: {message}"
-    known = ("path", "episode_id", "expected_seq", "retry_after")
+    known = ("path", "episode_id", "expected_seq", "retry_after", "agent_id")
     return Refusal(code, message, **{name: error.get(name) for name in known})
 
 

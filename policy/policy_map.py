@@ -7,12 +7,12 @@ to a class, a spec, or (class, observation space, action space, config), where N
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
 
+from policy.mapping_functions import takes_episode
 from policy.rollout_episode import RolloutEpisode
 from policy.spec import PolicySpec
 from policy.trainable_policy import PolicySettings, TrainablePolicy
@@ -141,12 +141,12 @@ def make_mapping(settings: WorkerSettings, policies: Mapping[str, Any]) -> Polic
         raise ValueError(
             f"policy_mapping_fn: expected one, to choose between the policies {sorted(policies)}"
         )
-    takes_episode = function is not None and _takes_two(function)
+    with_episode = function is not None and takes_episode(function)
 
     def policy_of(agent_id: Any, episode: RolloutEpisode) -> str:
         if function is None:
             return only
-        chosen = function(agent_id, episode) if takes_episode else function(agent_id)
+        chosen = function(agent_id, episode) if with_episode else function(agent_id)
         if chosen not in policies:
             raise ValueError(
                 f"Could not find policy for agent {agent_id!r}: policy_mapping_fn gave "
@@ -155,17 +155,3 @@ def make_mapping(settings: WorkerSettings, policies: Mapping[str, Any]) -> Polic
         return chosen
 
     return policy_of
-
-
-def _takes_two(function: Callable[..., str]) -> bool:
-    """Whether it takes the episode beside the agent's id."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return False
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return True
-    places = [
-        one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-    ]
-    return len(places) >= 2 and places[1].default is inspect.Parameter.empty

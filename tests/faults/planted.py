@@ -17,6 +17,7 @@ from ingest import recovery, wire
 from ingest.assembler import EpisodeAssembler
 from ingest.collector import Collector
 from ingest.events import encode_event
+from ingest.judge import Judge
 from ingest.recovery import Recovered
 from ingest.restoring import _Restoring
 from ingest.sealed import Sealed
@@ -49,11 +50,11 @@ def ack_before_commit(patch: Patch) -> None:
 @mutant(crash="doubled", network="refused", simulation="doubled")
 def no_dedup(patch: Patch) -> None:
     """A retry is taken for something new; answers take their time, so that kills cut them off."""
-    judge = patch.original(EpisodeAssembler, "judge")
+    judge = patch.original(Judge, "judge")
     durable = patch.original(Collector, "durable")
 
     def unnumbered(
-        self: EpisodeAssembler, instance: str | None, event: wire.Event, *args: Any, **given: Any
+        self: Judge, instance: str | None, event: wire.Event, *args: Any, **given: Any
     ) -> Any:
         if not isinstance(event, wire.Start):
             event = msgspec.structs.replace(event, seq=None)
@@ -64,7 +65,7 @@ def no_dedup(patch: Patch) -> None:
         if patch.delay:
             await asyncio.sleep(patch.delay)
 
-    patch.replace(EpisodeAssembler, "judge", unnumbered)
+    patch.replace(Judge, "judge", unnumbered)
     patch.replace(Collector, "durable", slow)
 
 

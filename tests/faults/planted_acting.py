@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ingest import wire
-from ingest.assembler import EpisodeAssembler
+from ingest.judge import Judge
 from ingest.kept import Kept
 from tests.faults.mutants import Patch, mutant
 
@@ -16,16 +16,16 @@ from tests.faults.mutants import Patch, mutant
 @mutant(decisions="differs")
 def decisions_ignored(patch: Patch) -> None:
     """The collector does not look which decision an event follows."""
-    judge = patch.original(EpisodeAssembler, "judge")
+    judge = patch.original(Judge, "judge")
 
     def unnamed(
-        self: EpisodeAssembler, instance: str | None, event: wire.Event, *args: Any, **given: Any
+        self: Judge, instance: str | None, event: wire.Event, *args: Any, **given: Any
     ) -> Any:
         if not isinstance(event, wire.Start):
             event = msgspec.structs.replace(event, decided=None)
         return judge(self, instance, event, *args, **given)
 
-    patch.replace(EpisodeAssembler, "judge", unnamed)
+    patch.replace(Judge, "judge", unnamed)
 
 
 @mutant(decisions="refused")

@@ -20,8 +20,9 @@ from ingest.errors import Refusal
 from ingest.events import Event, encode_event, encode_row
 from ingest.recovery import policies_state, recover
 from ingest.sealed import Limits
+from ingest.tracks import Name, name_of
 from storage.declarations import PolicyDeclaration
-from storage.episode import Part
+from storage.episode import DEFAULT_AGENT, Part
 from storage.journal import MemoryJournal
 from storage.spaces import parse_space
 
@@ -96,9 +97,10 @@ class Shell:
             blob = encode_row(RECEIVED, self.assembler.steps, encoded, self.now)
             self.journal.commit([(row, blob)])
 
-    def parts(self, episode_id: str) -> list[Part]:
+    def parts(self, name: Name) -> list[Part]:
         parts = [x.part for x in self.assembler.sealed if x.part is not None and not x.stored]
-        return [part for part in parts if part.episode_id == episode_id]
+        wanted = (name, DEFAULT_AGENT) if isinstance(name, str) else name
+        return [part for part in parts if (part.episode_id, part.agent_id) == wanted]
 
 
 def picture(assembler: EpisodeAssembler) -> dict[str, Any]:
@@ -107,12 +109,13 @@ def picture(assembler: EpisodeAssembler) -> dict[str, Any]:
         name: {
             slot: _plain(getattr(episode, slot))
             for slot in episode.__slots__
-            if slot not in ("seen", "part_since", "rules")
+            if slot not in ("seen", "part_since", "rules", "whole")
         }
         for name, episode in assembler.episodes.items()
     }
     return {
         "open": open_episodes,
+        "wholes": assembler.wholes,
         "finished": list(assembler.finished.values()),
         "instances": [(name, assembler.instances.get(name)) for name in assembler.instances],
         "needed": assembler.needed,
@@ -136,33 +139,78 @@ steps = st.lists(
 endings = st.sampled_from(["open", "terminated", "truncated", "final"])
 
 
-def script(name: str, start: int, policy: str, taken: list[Any], ending: str) -> list[wire.Event]:
-    """An episode's events, numbered as a client numbers them."""
+def script(
+    name: str,
+    start: int,
+    policy: str,
+    taken: list[Any],
+    ending: str,
+    agent: str | None = None,
+    agents: int | None = None,
+) -> list[wire.Event]:
+    """The events of an episode or a track, numbered as a client numbers them."""
     texts = policy == "texts"
-    events: list[wire.Event] = [wire.Start(episode_id=name, start=start, policy_id=policy)]
+    events: list[wire.Event] = [
+        wire.Start(episode_id=name, start=start, policy_id=policy, agent_id=agent)
+    ]
     for reward, action, later in taken:
         obs: Any = "x" * (len(events) % 5) if texts else [reward, float(len(events))]
         events.append(
             wire.LogAction(
-                episode_id=name, seq=len(events), obs=obs, action=action, reward=reward, ts=7
+                episode_id=name,
+                seq=len(events),
+                obs=obs,
+                action=action,
+                reward=reward,
+                ts=7,
+                agent_id=agent,
+                env_t=None if agent is None else 3 * len(events),
             )
         )
         for amount in later:
             info = {"n": len(events)} if amount > 0 else None
             events.append(
-                wire.LogReturns(episode_id=name, seq=len(events), reward=amount, info=info)
+                wire.LogReturns(
+                    episode_id=name, seq=len(events), reward=amount, info=info, agent_id=agent
+                )
             )
     if ending != "open":
         obs = None if ending != "final" else ("end" if texts else [0.0, 0.0])
         events.append(
-            wire.End(episode_id=name, seq=len(events), obs=obs, truncated=ending == "truncated")
+            wire.End(
+                episode_id=name,
+                seq=len(events),
+                obs=obs,
+                truncated=ending == "truncated",
+                agent_id=agent,
+                agents=agents,
+            )
         )
     return events
 
 
+SHARED = ("shared", "other")  # episodes of several agents; one of these is called agent0
+
+
+def scripts_of(drawn: list[tuple[str, list[Any], str, str | None]]) -> list[list[wire.Event]]:
+    """Episodes of one agent, and tracks of those that are shared."""
+    made = []
+    for i, (policy, taken, ending, shared) in enumerate(drawn):
+        if shared is None:
+            made.append(script(f"e{i}", i, policy, taken, ending))
+        else:
+            agents = sum(other[3] == shared for other in drawn)
+            made.append(script(shared, i, policy, taken, ending, f"agent{i}", agents))
+    return made
+
+
 episodes = st.lists(
-    st.tuples(st.sampled_from(["default", "texts"]), steps, endings), min_size=1, max_size=4
-).map(lambda drawn: [script(f"e{i}", i, *args) for i, args in enumerate(drawn)])
+    st.tuples(
+        st.sampled_from(["default", "texts"]), steps, endings, st.sampled_from([None, *SHARED])
+    ),
+    min_size=1,
+    max_size=4,
+).map(scripts_of)
 
 
 @st.composite
@@ -227,7 +275,7 @@ def test_interleaving_of_episodes_is_irrelevant(data: st.DataObject) -> None:
     for events in scripts:
         alone.send(*events)
     mixed.send(*data.draw(interleaved(scripts)))
-    for name in [events[0].episode_id for events in scripts]:
+    for name in [name_of(events[0]) for events in scripts]:
         assert mixed.parts(name) == alone.parts(name)
 
 
@@ -246,7 +294,7 @@ def test_steps_rewards_and_observations_are_conserved(data: st.DataObject) -> No
 
 
 def _check_conserved(shell: Shell, events: list[wire.Event]) -> None:
-    name, parts = events[0].episode_id, shell.parts(events[0].episode_id)
+    parts = shell.parts(name_of(events[0]))
     rules = shell.assembler.rules[events[0].policy_id]  # type: ignore[union-attr,index]
     expected: list[float] = []
     for event in events:
@@ -265,7 +313,7 @@ def _check_conserved(shell: Shell, events: list[wire.Event]) -> None:
     )
     at = 0
     for number, part in enumerate(parts):
-        assert (part.episode_id, part.part, part.t0) == (name, number, at)
+        assert (part.episode_id, part.part, part.t0) == (events[0].episode_id, number, at)
         assert part.steps <= rules.declaration.part_steps + 1
         at += part.steps
     for part, following in itertools.pairwise(parts):
@@ -278,6 +326,12 @@ def _check_conserved(shell: Shell, events: list[wire.Event]) -> None:
         how = ("truncated" if last.truncated else "terminated") if ended else "abandoned"  # type: ignore[union-attr]
         assert parts[-1].ended == how
         assert (parts[-1].final_obs is None) == (not ended or last.obs is None)  # type: ignore[union-attr]
+        told = last.agents if ended else None  # type: ignore[union-attr]
+        assert parts[-1].agents == (-1 if told is None else told)
+        assert parts[-1].agent_id == (events[0].agent_id or DEFAULT_AGENT)
+    clock = [event.env_t for event in taken if event.env_t is not None]
+    found_clock = b"".join(part.env_t for part in parts)
+    assert np.frombuffer(found_clock, np.int64).tolist() == clock
 
 
 @given(steps.filter(bool), st.integers(1, 4))
@@ -317,8 +371,7 @@ def _in_state(state: str) -> Shell:
     if state == "abandoned":
         shell.tick(600.0)
     if state == "broken":
-        broken = shell.assembler.break_episode(NAME, "a bad obs")
-        shell._commit([broken] if broken is not None else [])
+        shell._commit(shell.assembler.break_episode(NAME, "a bad obs"))
     return shell
 
 
@@ -441,8 +494,7 @@ def test_a_retry_of_an_acknowledged_event_is_a_retry_after_the_end(how: str) -> 
     elif how == "abandoned":
         shell.tick(600.0)
     else:
-        broken = shell.assembler.break_episode(NAME, "bad")
-        shell._commit([broken] if broken is not None else [])
+        shell._commit(shell.assembler.break_episode(NAME, "bad"))
     assert shell.send(_action(1), _action(2)) == ["retry", "retry"]
     assert shell.send(_action(next_seq)) == ["completed" if how == "ended" else how]
 

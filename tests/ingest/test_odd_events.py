@@ -287,9 +287,9 @@ class OddEvents(RuleBasedStateMachine):
         name = self.named(3) if chance == 4 else "nobody"
         ended = self.shell.assembler.break_episode(name, "it did not fit")
         found = self.model.get(name)
-        assert (ended is not None) == (found is not None and not found.how)
-        if ended is not None and found is not None:
-            self.shell._commit([ended])
+        assert bool(ended) == (found is not None and not found.how)
+        if ended and found is not None:
+            self.shell._commit(ended)
             found.sent.append(("end", None))
             self.finish(found, "broken")
 

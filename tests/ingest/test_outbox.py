@@ -55,7 +55,7 @@ class OutboxMachine(RuleBasedStateMachine):
     @rule(target=names)
     def start(self) -> str:
         name = f"e{len(self.logged)}"
-        self.box.put_started([Start(episode_id=name)])
+        self.box.put_all([Start(episode_id=name)])
         self.logged[name] = 1
         return name
 
@@ -162,7 +162,7 @@ def test_a_short_episode_is_not_torn_between_two_batches() -> None:
     box = outbox(batch=8)
     for number in range(6):
         name = str(number)
-        box.put_started([Start(episode_id=name), step(name), End(episode_id=name, seq=2)])
+        box.put_all([Start(episode_id=name), step(name), End(episode_id=name, seq=2)])
     sizes = []
     for _ in range(3):
         taken = box.take()
@@ -222,7 +222,7 @@ def test_a_full_outbox_refuses_a_piece_as_a_whole() -> None:
     put(box, step("a"))
     put(box, step("a", 2))
     with pytest.raises(BufferFull, match="2 events"):
-        box.put_started([Start(episode_id="b"), step("b"), End(episode_id="b", seq=2)])
+        box.put_all([Start(episode_id="b"), step("b"), End(episode_id="b", seq=2)])
     assert box.pending == 2
     assert box.end == 2
 
