@@ -502,6 +502,8 @@ class PolicyClient:
     def _policy(self, policy_id: str | None) -> ClientPolicy:
         spec = self._spec
         name = self.policy_id if policy_id is None else policy_id
+        if name is not None and not isinstance(name, str):
+            raise ValueError(f"policy_id: expected the id of one policy, got {name!r:.80}")
         if spec is None or (name is not None and name not in spec.policies):
             self._spec = spec = self._fetch()
         return spec.policy(name)

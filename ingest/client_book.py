@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -22,7 +22,7 @@ from ingest.tracks import Name, label, name_of
 from ingest.transport import Delivery, Transport
 from ingest.wire import Decision, EpisodeState, Event, GetAction, LogAction, Start
 from storage.codec import Codec
-from storage.spaces import Space, SpaceError, space_from_json
+from storage.spaces import Dict, Space, SpaceError, space_from_json
 
 REMEMBERED = 10_000
 """Ended episodes that a client remembers, to name the right error; older ones are "not found"."""
@@ -57,14 +57,21 @@ class ClientPolicy:
             obs = self._encode_observation(observation, "obs")
             return obs, self._encode_action(action, "action")
         except SpaceError as error:
-            raise SpaceError(f"Episode {episode_id}: {error}") from error
+            raise self._misfit(episode_id, error, observation) from error
 
     def observe(self, episode_id: str, observation: Any) -> bytes:
         """Canonical bytes of an observation; raises SpaceError."""
         try:
             return self.observation.encode(observation, "obs")
         except SpaceError as error:
-            raise SpaceError(f"Episode {episode_id}: {error}") from error
+            raise self._misfit(episode_id, error, observation) from error
+
+    def _misfit(self, episode_id: str, error: SpaceError, observation: Any) -> SpaceError:
+        text = f"Episode {episode_id}: {error}"
+        if isinstance(observation, Mapping) and not isinstance(self.observation.space, Dict):
+            text += " (the episode has one agent: start it with policy_id={agent: policy}, or from "
+            text += "a client with a policy_mapping_fn, for mappings by agent)"
+        return SpaceError(text)
 
     def encode_action(self, episode_id: str, action: Any) -> bytes:
         """Canonical bytes of an action; raises SpaceError."""
