@@ -40,7 +40,7 @@ from ingest.client_checks import (
 from ingest.client_events import late_reward, now_or, start_event
 from ingest.errors import ClientError, Refusal
 from ingest.local_actor import LocalActor
-from ingest.multi_agent_client import MultiAgentCalls, PolicyMapping
+from ingest.multi_agent_client import MultiAgentCalls, PolicyMapping, checked_mapping
 from ingest.outbox import EVENT_BYTES, OnFull, Outbox
 from ingest.remote_actor import RemoteActor
 from ingest.sender import ClientStats, Sender
@@ -116,10 +116,8 @@ class PolicyClient:
                 f"expected max_pending >= 3, batch >= 3, timeout > 0 and linger >= 0, got "
                 f"{max_pending}, {batch}, {timeout} and {linger}"
             )
-        if policy_mapping_fn is not None and not callable(policy_mapping_fn):
-            raise ValueError("Policy mapping function not callable?")
         self.inference_mode = inference_mode
-        self.policy_mapping_fn = policy_mapping_fn
+        self.policy_mapping_fn = checked_mapping(policy_mapping_fn)
         self.update_interval = update_interval
         self.policy_id = policy_id
         self._sync = sync

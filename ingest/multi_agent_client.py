@@ -27,7 +27,7 @@ from ingest.outbox import Outbox, Reward, weight
 from ingest.remote_actor import RemoteActor
 from ingest.tracks import label, label_of, name_of
 from ingest.wire import End, Event, LogAction, LogReturns, Start
-from policy.mapping_functions import takes_episode
+from storage.mapping_functions import takes_episode
 
 PolicyMapping: TypeAlias = Callable[..., str | None]
 """An agent's policy, by the agent's id, or by that and the episode's."""
@@ -463,6 +463,13 @@ def _require_going_on(whole: ClientWhole, obs: Mapping[str, bytes]) -> None:
             f"Episode {whole.episode_id}: expected observations of agents that go on, got some of "
             f"{_named(back)}, which have ended"
         )
+
+
+def checked_mapping(function: PolicyMapping | None) -> PolicyMapping | None:
+    """The function, if it is one or none. Raises ValueError."""
+    if function is not None and not callable(function):
+        raise ValueError("Policy mapping function not callable?")
+    return function
 
 
 def by_agent(episode_id: str, name: str, value: Any) -> ByAgent:

@@ -38,8 +38,8 @@ from ingest.recovery import (
 )
 from ingest.sealed import Finished, Sealed
 from ingest.sealing import owner_of
+from ingest.tracks import Name
 from storage.declarations import PolicyDeclaration
-from storage.episode import DEFAULT_AGENT
 from storage.journal import Journal, ShardRecord
 from storage.journal_types import FORMER_ID
 
@@ -127,7 +127,7 @@ class _Restoring:
     journal: Journal
     recovered: Recovered
     found: Sequence[FoundShard]
-    parts: dict[str, list[FoundPart]] = field(default_factory=lambda: defaultdict(list))
+    parts: dict[Name, list[FoundPart]] = field(default_factory=lambda: defaultdict(list))
     stored: list[Sealed] = field(default_factory=list)
     encoded: list[bytes] = field(default_factory=list)
     over: int = 0
@@ -137,12 +137,13 @@ class _Restoring:
         """Compare, then commit."""
         for shard in self.found:
             for part in shard.parts:
-                self.parts[part.episode_id].append(part)
+                self.parts[_name_of(part)].append(part)
         self._keep_back_waiting()
         assembler = self.recovered.assembler
         for episode in (*assembler.episodes.values(), *assembler.closing.values()):
-            if self.parts[episode.started.episode_id]:
+            if self.parts[episode.started.name]:
                 self._bring_up(episode)
+        self._break_rests()
         kept_back = sum(item.part.steps for item in self.stored if item.part is not None)
         steps = sum(shard.info.rows for shard in self.found)
         self.encoded += [encode_event(Stored(item.key, item.number)) for item in self.stored]
@@ -164,10 +165,10 @@ class _Restoring:
             part = item.part
             if part is None:
                 continue
-            there = self.parts[part.episode_id]
-            key = (part.agent_id, part.part, part.t0, part.received_ts)
+            there = self.parts[(part.episode_id, part.agent_id) if part.env_t else part.episode_id]
+            key = (part.part, part.t0, part.received_ts)
             for one in there:
-                if (one.agent_id, one.part, one.t0, one.received) == key:
+                if (one.part, one.t0, one.received) == key:
                     there.remove(one)
                     self.stored.append(item)
                     self.ended += one.ended is not None
@@ -175,7 +176,7 @@ class _Restoring:
 
     def _bring_up(self, episode: OpenEpisode) -> None:
         """Cut and end an open episode as it was in shards."""
-        there = self.parts[episode.started.episode_id]
+        there = self.parts[episode.started.name]
         while (one := self._next(episode, there)) is not None:
             there.remove(one)
             if one.t0 + one.steps >= episode.t_next:
@@ -191,13 +192,9 @@ class _Restoring:
 
     def _next(self, episode: OpenEpisode, there: Sequence[FoundPart]) -> FoundPart | None:
         """The part in shards that begins where the episode stands here, if there is one."""
-        at = (DEFAULT_AGENT, episode.part, episode.t0)
+        at = (episode.part, episode.t0)
         return next(
-            (
-                one
-                for one in there
-                if (one.agent_id, one.part, one.t0) == at and _same_steps(episode, one)
-            ),
+            (one for one in there if (one.part, one.t0) == at and _same_steps(episode, one)),
             None,
         )
 
@@ -208,6 +205,15 @@ class _Restoring:
             if one.part > episode.part and one.t0 >= t and one.ended is not None:
                 return one.ended
         return None
+
+    def _break_rests(self) -> None:
+        """With one agent's track all of an episode is over."""
+        assembler = self.recovered.assembler
+        for name, whole in list(assembler.wholes.items()):
+            if whole.stopped is not None and whole.open:
+                for ended in assembler.break_episode((name, next(iter(whole.open))), CAUSE):
+                    self.over += 1
+                    self._apply(ended)
 
     def _end(self, episode: OpenEpisode, how: str) -> None:
         key = episode.started.key
@@ -263,13 +269,18 @@ class _Restoring:
 
     def _over(self, assembler: EpisodeAssembler) -> list[Finished]:
         """The episodes that only shards know: their ids are taken."""
-        over: dict[str, Finished] = {}
+        over: dict[Name, Finished] = {}
         for name, parts in self.parts.items():
             if parts and name not in assembler.episodes and name not in assembler.finished:
                 how = parts[-1].ended or "broken"
                 cause = CAUSE if how == "broken" else ""
-                over[name] = Finished(name, -1, "", -1, 0, how, cause)
+                episode_id, agent = (name, None) if isinstance(name, str) else name
+                over[name] = Finished(episode_id, -1, "", -1, 0, how, cause, agent)
         return list(over.values())[-assembler.limits.finished :]
+
+
+def _name_of(part: FoundPart) -> Name:
+    return (part.episode_id, part.agent_id) if part.is_track else part.episode_id
 
 
 def _same_steps(episode: OpenEpisode, part: FoundPart) -> bool:

@@ -12,13 +12,13 @@ from typing import Any
 
 import gymnasium as gym
 
-from policy.mapping_functions import takes_episode
 from policy.rollout_episode import RolloutEpisode
 from policy.spec import PolicySpec
 from policy.trainable_policy import PolicySettings, TrainablePolicy
 from policy.worker_settings import WorkerSettings
 from storage.episode import DEFAULT_POLICY
 from storage.gym_spaces import to_gym
+from storage.mapping_functions import takes_episode
 from storage.spaces import Dict, Tuple
 
 __all__ = ["build_policies", "make_mapping"]

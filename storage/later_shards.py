@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from storage.shard_files import ShardDamaged, ShardInfo, ShardName
+from storage.shard_files import ShardDamaged, ShardError, ShardInfo, ShardName
 from storage.shards import find_shard, read_shard
 
 __all__ = ["FoundPart", "FoundShard", "later_shards"]
@@ -37,6 +37,7 @@ class FoundPart:
     steps: int
     received: bytes
     ended: str | None
+    is_track: bool = False  # its episode has several agents
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +115,14 @@ def _read(directory: Path, stream: str, name: ShardName) -> FoundShard | None:
     info = find_shard(directory, stream, name.first, name.last)
     if info is None:
         return None
-    try:
-        table = read_shard(info.path, columns=_COLUMNS)
-    except ShardDamaged:
-        return None
-    return FoundShard(info, tuple(_parts(table)))
+    for columns in ((*_COLUMNS, "env_t"), _COLUMNS):  # an earlier build had no env_t
+        try:
+            return FoundShard(info, tuple(_parts(read_shard(info.path, columns=columns))))
+        except ShardDamaged:
+            return None
+        except ShardError:
+            continue
+    return None
 
 
 def _parts(table: pa.Table) -> Iterator[FoundPart]:
@@ -129,6 +133,7 @@ def _parts(table: pa.Table) -> Iterator[FoundPart]:
     names, agents, ended = (table[name].to_pylist() for name in ("eps_id", "agent_id", "ended"))
     if not len(ordinal):
         return
+    joined = table["env_t"].is_valid().to_pylist() if "env_t" in table.column_names else None
     breaks = ordinal[1:] != ordinal[:-1]
     breaks |= np.fromiter((a != b for a, b in pairwise(agents)), np.bool_)
     starts = [0, *(np.flatnonzero(breaks) + 1).tolist()]
@@ -141,4 +146,5 @@ def _parts(table: pa.Table) -> Iterator[FoundPart]:
             steps=stop - first,
             received=received[first:stop].astype("<i8").tobytes(),
             ended=ended[stop - 1],
+            is_track=joined is not None and joined[first],
         )

@@ -165,6 +165,7 @@ def found_shard(stream: str, first: int, last: int, shard: MemoryShard) -> Found
                 steps=part.steps,
                 received=part.received_ts,
                 ended=part.ended,
+                is_track=bool(part.env_t),
             )
             for part in shard.parts
         ),
