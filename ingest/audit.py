@@ -26,7 +26,7 @@ from ingest.ledger import damage_texts
 from ingest.recovery import Recovered, recover
 from ingest.restoring import notice_restore
 from ingest.sealed import Sealed
-from ingest.stores import ADDRESS, ShardFolder
+from ingest.stores import ShardFolder, address_in
 from ingest.transport import Delivery, Transport
 from storage.errors import JournalLocked
 from storage.files import FileLock
@@ -54,7 +54,7 @@ def journal_account(root: Path, *, token: str | None = None) -> Iterator[Journal
         return
     lock = FileLock(directory / "lock")
     if not lock.acquire(blocking=False):
-        address = _address(directory)
+        address = address_in(directory)
         if address is None:
             raise JournalLocked(
                 f"process {lock.holder()} has the journal under {root} and says no address: "
@@ -102,14 +102,6 @@ def _records(transport: Transport) -> Iterator[ShardRecord]:
 
 def _plan(plan: wire.LedgerPlan) -> Plan:
     return Plan(plan.plan_id, plan.stream, "", plan.first, plan.last, b"")
-
-
-def _address(directory: Path) -> str | None:
-    """Where the collector that has the journal says that it serves."""
-    try:
-        return (directory / ADDRESS).read_text().strip() or None
-    except OSError:
-        return None
 
 
 def _account(root: Path, directory: Path) -> JournalAccount:

@@ -15,6 +15,7 @@ from ingest.restoring import notice_restore
 from ingest.sealer import Writer
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
+from storage.errors import JournalLocked
 from storage.journal import Journal, SqliteJournal
 from storage.memory_journal import MemoryJournal
 from storage.policy_files import load_declarations
@@ -44,7 +45,7 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
     """The stores of a root directory. Raises JournalLocked, StorageError, OSError."""
     policies = load_declarations(root)
     key = redaction_key(root, policies.values())
-    journal = SqliteJournal.open(root / "journal")
+    journal = _opened(root / "journal")
     notice_restore(journal, policies, ShardFolder(root / "shards"), received=time.time_ns() // 1000)
     writer = WriterProcess(
         root / "shards",
@@ -53,6 +54,26 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
     )
     live = LivePolicies(root, policies)
     return Stores(policies, journal, writer, live, durable=True, redaction_key=key)
+
+
+def _opened(directory: Path) -> SqliteJournal:
+    """The journal. JournalLocked says where the collector that has it serves."""
+    try:
+        journal = SqliteJournal.open(directory)
+    except JournalLocked as error:
+        address = address_in(directory)
+        where = "" if address is None else f". Its collector serves {address}"
+        raise JournalLocked(f"{error}{where}") from error
+    (directory / ADDRESS).unlink(missing_ok=True)  # of the one before: this one does not serve yet
+    return journal
+
+
+def address_in(directory: Path) -> str | None:
+    """Where the collector that has the journal open says that it serves; None when it says none."""
+    try:
+        return (directory / ADDRESS).read_text().strip() or None
+    except OSError:
+        return None
 
 
 def stores_in_memory(policies: Mapping[str, PolicyDeclaration]) -> Stores:

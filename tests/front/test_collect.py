@@ -169,3 +169,12 @@ def test_every_option_is_an_environment_variable(tmp_path: Path) -> None:
     assert load_declarations(tmp_path / "run")["default"].action == Discrete(2)
     listed = headrace("ls", env={**env, "HEADRACE_JSON": "1"})
     assert answer(listed)["policies"] == ["default"]
+
+
+def test_a_second_collector_is_told_where_the_first_one_is(tmp_path: Path) -> None:
+    """On the same root it ends with status 2, and names the process and the address."""
+    with Collect(tmp_path, *SPACES, "--json") as collect:
+        told = json.loads(collect.first_line)
+        result = headrace("collect", "--root", tmp_path, "--port", 0)
+        assert refused(result, f"process {told['pid']}", f"serves {told['address']}")
+        assert collect.stop()[2] == 0
