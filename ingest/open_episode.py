@@ -331,7 +331,7 @@ class OpenEpisode:
     def takes_reward(self, t: int, running: float) -> bool:
         """Whether step `t` may still get a reward: it is the open one, or in its window."""
         at, last = t - self.t0, len(self.rewards) - 1
-        if at == last and self.ended is None:
+        if 0 <= at == last and self.ended is None:
             return True
         window = self.rules.declaration.reward_window
         return 0 <= at <= last and running - self.opened[at] < window

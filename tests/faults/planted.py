@@ -16,8 +16,9 @@ import storage.shards
 from ingest import recovery, wire
 from ingest.assembler import EpisodeAssembler
 from ingest.collector import Collector
-from ingest.events import encode_event
+from ingest.events import RewardedStep, encode_event
 from ingest.judge import Judge
+from ingest.open_episode import OpenEpisode
 from ingest.recovery import Recovered
 from ingest.restoring import _Restoring
 from ingest.sealed import Sealed
@@ -221,6 +222,34 @@ def numbers_reused(patch: Patch) -> None:
 def malformed_not_set_aside(patch: Patch) -> None:
     """A journal that cannot be read stays in its place, for every start to stumble over."""
     patch.replace(SqliteJournal, "_set_aside", lambda self, reason: None)
+
+
+@mutant(simulation="wrong")
+def keys_of_late_rewards_forgotten(patch: Patch) -> None:
+    """A reward for a named step counts each time that it is sent."""
+    reward = patch.original(OpenEpisode, "reward_step")
+
+    def forgotten(self: OpenEpisode, event: RewardedStep, digest: bytes, row: int) -> Any:
+        new = reward(self, event, digest, row)
+        self.reward_ids.clear()
+        return new
+
+    patch.replace(OpenEpisode, "reward_step", forgotten)
+
+
+@mutant(simulation="wrong")
+def rows_of_late_rewards_not_needed(patch: Patch) -> None:
+    """A journal row with a reward for a named step is dropped while its part is not recorded."""
+    reward = patch.original(OpenEpisode, "reward_step")
+
+    def unneeded(self: OpenEpisode, event: RewardedStep, digest: bytes, row: int) -> bool:
+        rows = list(self.rows)
+        reward(self, event, digest, row)
+        self.rows = rows
+        self.late_rows.clear()
+        return False
+
+    patch.replace(OpenEpisode, "reward_step", unneeded)
 
 
 # --- backups -----------------------------------------------------------------------------------

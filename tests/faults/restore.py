@@ -45,7 +45,7 @@ class RestoredHistory(History):
     world: RestoreWorld
 
     def __init__(self, seed: int, points: Points, times: int) -> None:
-        super().__init__(seed, points, RestoreWorld)
+        super().__init__(seed, points, RestoreWorld, late=True)
         self._moments = sorted(Random(seed).sample(range(5, 2 * TURNS), 2 * times))
         self.safe: dict[int, float] = {}  # step -> its reward, acknowledged before the backup
 

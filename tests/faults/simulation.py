@@ -1,6 +1,7 @@
 """Random histories over a journal, files and a clock in memory, with a crash at every step.
 
-Clients log episodes that long ones, cuts, time-outs, full disks and dying writers run across. Each
+Clients log episodes that cuts, time-outs, full disks and dying writers run across, and reward steps
+of each other's episodes by their numbers, within their windows and after. Each
 history is replayed once for each point where a process may die (before and after every commit and
 every shard), then with more crashes behind it. In the end every acknowledged step is in exactly one
 shard with the reward that it was given, ordinals are dense, and nothing of the history is left in
@@ -13,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -47,6 +48,16 @@ POLICIES = {
         seal_bytes=150,
         episode_timeout=50.0,
     ),
+    "patient": PolicyDeclaration(
+        policy_id="patient",
+        observation=parse_space("box:1"),
+        action=parse_space("discrete:3"),
+        part_steps=3,
+        part_seconds=20.0,
+        seal_seconds=1.0,
+        episode_timeout=50.0,
+        reward_window=10.0,
+    ),
 }
 LIMITS = Limits(finished=500, instances=50)
 TURNS = 60
@@ -65,6 +76,10 @@ class Ledger:
     possible: dict[int, float] = field(default_factory=dict)  # ... with all that was ever sent
     refused: set[int] = field(default_factory=set)
     codes: Counter[str] = field(default_factory=Counter)
+    late: bool = False  # whether clients name the steps that they reward
+    named: deque[tuple[str, int, int]] = field(default_factory=lambda: deque(maxlen=9))
+    keys: int = 0
+    doubtful: Counter[int] = field(default_factory=Counter)  # step -> rewards that may have come
 
     def new_step(self) -> int:
         self.next_step += 1
@@ -81,6 +96,8 @@ class Client:
         self._open: dict[str, tuple[int, int | None]] = {}  # episode -> next seq, latest step
         self._events: list[tuple[wire.Event, int | None]] = []  # with the step that it is about
         self._answer: Answer | None = None
+        self._times: Counter[str] = Counter()  # episode -> its actions so far
+        self._attempts = 0  # of the batch that is under way, as far as they were taken
 
     @property
     def idle(self) -> bool:
@@ -90,17 +107,30 @@ class Client:
         """The next batch; `last` ends every episode."""
         if not last and len(self._open) < 2:
             name = f"{self._number}-{self._starts}"
-            policy_id = self._chance.choice(("default", "default", "other"))
+            kinds = ("default", "default", "other", *("patient", "patient") * self._ledger.late)
+            policy_id = self._chance.choice(kinds)
             start = wire.Start(episode_id=name, start=self._starts, policy_id=policy_id)
             self._events.append((start, None))
             self._starts += 1
             self._open[name] = (1, None)
+        self._reward_late()
         for name in list(self._open):
             for _ in range(0 if last else self._chance.choice((0, 1, 1, 2, 5))):
                 self._act(name)
             if last or self._chance.random() < 0.25:
                 seq, _ = self._open.pop(name)
                 self._events.append((wire.End(episode_id=name, seq=seq), None))
+
+    def _reward_late(self) -> None:
+        """Rewards that name their steps, of anybody's episodes, the ended ones too."""
+        ledger = self._ledger
+        for _ in range(self._chance.choice((0, 0, 1, 2)) if ledger.named else 0):
+            name, t, step = self._chance.choice(list(ledger.named))
+            ledger.keys += 1
+            key = f"reward-{ledger.keys}"
+            event = wire.LogReturns(episode_id=name, step=t, reward=REWARD, reward_id=key)
+            self._events.append((event, step))
+            ledger.possible[step] += REWARD
 
     def _act(self, name: str) -> None:
         seq, step = self._open[name]
@@ -126,6 +156,7 @@ class Client:
             else:
                 events = [event for event, _ in self._events]
                 reply, row = collector.accept(wire.Batch(instance=self._instance, events=events))
+                self._attempts += 1
             self._answer = Answer(reply, collector.durable(row))
         except (Refusal, CollectorFailed):
             return
@@ -157,18 +188,30 @@ class Client:
 
     def _heard(self, refused: dict[int, str]) -> None:
         ledger = self._ledger
+        again, self._attempts = self._attempts > 1, 0
         for index, (event, step) in enumerate(self._events):
+            late = isinstance(event, wire.LogReturns) and event.step is not None
             if index in refused:
                 ledger.codes[refused[index]] += 1
-                self._open.pop(event.episode_id, None)
+                if late and step is not None:
+                    ledger.doubtful[step] += again  # it may be why the window's end came later
+                else:
+                    self._open.pop(event.episode_id, None)
             if isinstance(event, wire.LogAction) and step is not None:
                 if index in refused:
                     ledger.refused.add(step)
                 else:
                     ledger.expected[step] = event.reward
+                    self._note(event.episode_id, step)
             elif isinstance(event, wire.LogReturns) and step in ledger.expected:
                 ledger.expected[step] += 0.0 if index in refused else event.reward
         self._events = []
+
+    def _note(self, name: str, step: int) -> None:
+        """An acknowledged action is the episode's next step: anybody may reward it."""
+        if self._ledger.late:
+            self._ledger.named.append((name, self._times[name], step))
+            self._times[name] += 1
 
     def forget_unless(self, known: Callable[[str], bool]) -> None:
         """Register anew, for what comes, when the instance is not known any more."""
@@ -184,10 +227,12 @@ class Client:
 class History:
     """One seeded run. The same seed and points are the same history."""
 
-    def __init__(self, seed: int, points: Points, make: type[World] = World) -> None:
+    def __init__(
+        self, seed: int, points: Points, make: type[World] = World, *, late: bool = False
+    ) -> None:
         self.points = points
         self._chance = Random(seed)
-        self.ledger = Ledger()
+        self.ledger = Ledger(late=late)
         self.failures: list[str] = []
         self.world = make(POLICIES, self._chance, points, LIMITS)
         self._clients = [Client(n, self.ledger, Random(seed + n)) for n in range(CLIENTS)]
@@ -259,6 +304,11 @@ def stored_steps(parts: Iterable[Part]) -> dict[int, list[float]]:
     return stored
 
 
+def _fits(found: float, reward: float, doubtful: int) -> bool:
+    """Whether a stored reward is the acknowledged one, with or without each one in doubt."""
+    return any(math.isclose(found, reward + n * REWARD) for n in range(doubtful + 1))
+
+
 def judge(history: History, verdict: Verdict, where: str) -> None:
     """Every law that the end of a history can show."""
     world, ledger = history.world, history.ledger
@@ -268,19 +318,21 @@ def judge(history: History, verdict: Verdict, where: str) -> None:
     wrong = [
         (step, stored[step], reward)
         for step, reward in ledger.expected.items()
-        if any(not math.isclose(found, reward) for found in stored.get(step, ()))
+        if any(not _fits(found, reward, ledger.doubtful[step]) for found in stored.get(step, ()))
     ]
     unknown = [step for step in stored if step not in ledger.expected]
     verdict.require(not lost, "lost", f"{where}: {lost}")
     verdict.require(not doubled, "doubled", f"{where}: {doubled}")
     verdict.require(not wrong, "wrong", f"{where}: {wrong}")
     verdict.require(not unknown, "unknown", f"{where}: {unknown}")
-    odd = {code: n for code, n in ledger.codes.items() if code != "abandoned"}
+    usual = ("abandoned", "window_closed")
+    odd = {code: n for code, n in ledger.codes.items() if code not in usual}
     verdict.require(not odd, "refused", f"{where}: {odd}")
     verdict.require(not history.failures, "failed", f"{where}: {history.failures}")
     _judge_ordinals(world, verdict, where)
     _judge_leftovers(world, verdict, where)
     verdict.count("acknowledged", len(ledger.expected))
+    verdict.count("window_closed", ledger.codes["window_closed"])
     verdict.count("lost", len(lost))
     verdict.count("doubled", len(doubled))
 
@@ -311,7 +363,7 @@ def _judge_leftovers(world: World, verdict: Verdict, where: str) -> None:
         "rows": [number for number, _ in world.journal.replay()],
         "plans": world.journal.plans(),
         "carries": list(world.journal.state(CARRY)),
-        "episodes": list(assembler.episodes),
+        "episodes": [*assembler.episodes, *assembler.closing],
         "needed": assembler.needed,
         "ordinals": sealing._episode_ordinals,
         "bytes": world.collector.pending_bytes,
@@ -330,7 +382,7 @@ def play(seed: int, crash: int | None) -> History:
     if crash is not None:
         crashes |= {crash + n for n in range(1, 500) if chance.random() < MORE_CRASHES}
     full = {n for n in range(2, 200) if chance.random() < 0.02} if seed % 2 else set()
-    history = History(seed, Points(crashes, full))
+    history = History(seed, Points(crashes, full), late=True)
     history.run()
     return history
 

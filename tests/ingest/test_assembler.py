@@ -18,12 +18,14 @@ from ingest import wire
 from ingest.assembler import EpisodeAssembler
 from ingest.errors import Refusal
 from ingest.events import Event, encode_event, encode_row
+from ingest.open_episode import Carry
 from ingest.recovery import policies_state, recover
 from ingest.sealed import Limits
 from ingest.tracks import Name, name_of
 from storage.declarations import PolicyDeclaration
 from storage.episode import DEFAULT_AGENT, Part
 from storage.journal import MemoryJournal
+from storage.ranges import RangeSet
 from storage.spaces import parse_space
 
 STEPS = PolicyDeclaration(
@@ -702,3 +704,19 @@ def test_an_episode_keeps_the_reward_rules_that_it_began_under() -> None:
     changed = replace(STEPS, reward_combination="last", reward_default=-9.0)
     episode = recover(shell.journal.crash(), {"default": changed}).assembler.episodes["e"]
     assert list(episode.rewards) == [3.0, 0.0]
+
+
+def test_a_reward_for_a_sealed_step_of_an_episode_without_buffered_ones_is_late() -> None:
+    """Damage may leave an open episode at its cut, without its open step: no step is open then."""
+    declared = PolicyDeclaration(observation=parse_space("box:1"), action=parse_space("discrete:2"))
+    shell = Shell({"default": declared})
+    start = wire.Start(episode_id="cut", start=0)
+    acts = [wire.LogAction(episode_id="cut", seq=n, obs=[0.0], action=0) for n in (1, 2)]
+    assert shell.send(start, *acts) == ["accepted"] * 3
+    episode = shell.assembler.episodes["cut"]
+    carry = Carry(episode.started, 2, 1, 1, 0)
+    found = EpisodeAssembler(shell.policies)
+    found.restore(RangeSet(), [], [carry])
+    late = wire.LogReturns(episode_id="cut", reward=1.0, step=0, reward_id="x")
+    with pytest.raises(Refusal, match="takes no more rewards"):
+        found.judge(None, late)
