@@ -69,16 +69,17 @@ class MultiAgentReader(InputReader):
       declarations. An episode is whole with the tracks of *all* its policies: name them all.
     - `tags`, `training_disabled`, `select`, `columns`, `follow`, `eager`, `prefetch`, `state`: as
       `ShardReader` has them; `shuffle` mixes whole episodes, within that many environment steps.
-    - `patience`: an abandoned episode never tells how many tracks it has. It is handed over when
-      nothing of it came for so many seconds; in a finite input, when the collector had its last
-      step so long ago, and else it waits for the next reading.
+    - `patience`: an episode that the collector stopped, because it was abandoned or broken, never
+      tells how many tracks it has. It is handed over when nothing of it came for so many seconds;
+      in a finite input, when the collector had its last step so long ago, and else it waits for the
+      next reading.
     - `most_waiting_bytes`: of tracks that wait for others; then the episode that has waited longest
       is handed over as it is. What comes of it later is an episode of its own.
     - `incomplete`: hand over what waits at the end of a finite input.
     - `sources`: by policy, instead of roots. `clock`: microseconds since the epoch.
 
     `stats.partial` counts episodes that were handed over without knowing that they were whole, as
-    `abandoned`, `memory` or `end`. One thread at a time may use a reader. Raises ValueError for
+    `stopped`, `memory` or `end`. One thread at a time may use a reader. Raises ValueError for
     policies that are not declared, and what `ShardReader` raises.
     """
 
@@ -202,7 +203,7 @@ class MultiAgentReader(InputReader):
             return True
         expired = self._joiner.expired(time.monotonic())
         if expired:
-            self._hand_over(expired, "abandoned")
+            self._hand_over(expired, "stopped")
             return True
         due, rest = self._joiner.due(), left()
         waits = [rest, None if due is None else max(0.0, due - time.monotonic())]
@@ -227,7 +228,7 @@ class MultiAgentReader(InputReader):
         return bool(tracks)
 
     def _finish(self) -> None:
-        self._hand_over(self._joiner.settled(self._clock()), "abandoned")
+        self._hand_over(self._joiner.settled(self._clock()), "stopped")
         if self._incomplete:
             self._hand_over(self._joiner.flush(), "end")
         self._ended = True

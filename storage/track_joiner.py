@@ -32,7 +32,7 @@ class Track:
     rows: SampleBatch
     alone: bool  # a single-agent episode
     agents: int
-    abandoned: bool
+    stopped: bool  # abandoned or broken
     received: int  # when the collector had its last step, microseconds since the epoch
 
     @property
@@ -76,9 +76,9 @@ class _Group:
         return len(self.tracks) >= max(self._told(), default=len(self.tracks) + 1)
 
     @property
-    def abandoned(self) -> bool:
-        """Over, without a word of how many there were."""
-        return not any(self._told()) and any(t.abandoned for t in self.tracks.values())
+    def stopped(self) -> bool:
+        """Over by no word of its client's: what is still missing may never come."""
+        return any(track.stopped for track in self.tracks.values())
 
     @property
     def received(self) -> int:
@@ -91,9 +91,10 @@ class _Group:
 class TrackJoiner:
     """Holds tracks until their episode is whole, or for as long as its bounds allow.
 
-    An episode with an abandoned track never tells its number: `patience` seconds after its latest
-    track came, it is over (`expired`). Every other one waits for its tracks; but no more than
-    `most_bytes` wait, then the one that has waited longest is handed over as it is (`excess`).
+    An episode that the collector stopped (it was abandoned or broken) does not tell its number:
+    `patience` seconds after its latest track came, it is over (`expired`). Every other one waits
+    for its tracks; but no more than `most_bytes` wait, then the one that has waited longest is
+    handed over as it is (`excess`).
     """
 
     def __init__(self, patience: float, most_bytes: int) -> None:
@@ -138,18 +139,18 @@ class TrackJoiner:
         return JointEpisode.of(list(group.tracks.values()))
 
     def due(self) -> float | None:
-        """When the next abandoned episode is over; None: none waits."""
-        times = [g.came + self._patience for _, g in self._groups() if g.abandoned]
+        """When the next stopped episode is over; None: none waits."""
+        times = [g.came + self._patience for _, g in self._groups() if g.stopped]
         return min(times, default=None)
 
     def expired(self, now: float) -> list[JointEpisode]:
-        """The abandoned episodes that are over, with what came of them."""
-        return self._where(lambda g: g.abandoned and g.came + self._patience <= now)
+        """The stopped episodes that are over, with what came of them."""
+        return self._where(lambda g: g.stopped and g.came + self._patience <= now)
 
     def settled(self, now_us: int) -> list[JointEpisode]:
         """As `expired`, by when the collector had the latest step (microseconds, the epoch)."""
         limit = now_us - round(self._patience * 1e6)
-        return self._where(lambda g: g.abandoned and g.received <= limit)
+        return self._where(lambda g: g.stopped and g.received <= limit)
 
     def excess(self) -> list[JointEpisode]:
         """What there is no room for, the longest waiting first."""

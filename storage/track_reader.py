@@ -135,7 +135,7 @@ class TrackReader(ShardReader):
                 rows=placed.slice(start, stop),
                 alone=alone,
                 agents=agents,
-                abandoned=ended == "abandoned",
+                stopped=ended in ("abandoned", "broken"),
                 received=received,
             )
             for start, stop, alone, agents, ended, received, stream in facts

@@ -149,16 +149,17 @@ def test_an_episode_waits_for_the_shard_that_comes_much_later(log, late):
         assert reader.stats.partial == {}
 
 
-def test_an_abandoned_episode_blocks_nothing_and_comes_after_the_patience(log):
+@pytest.mark.parametrize("ended", ["abandoned", "broken"])
+def test_a_stopped_episode_blocks_nothing_and_comes_after_the_patience(log, ended):
     """Law: nobody tells its number; it comes once nothing of it came for a while, counted."""
-    lost = trade("lost", ended="abandoned", agents=-1)
+    lost = trade("lost", ended=ended, agents=-1)
     log.write(*lost, *trade("whole"))
     options = {"follow": True, "eager": True, "poll_interval": 0.05, "patience": 0.2}
     with MultiAgentReader(log.root, **options) as reader:
         assert {step[0] for step in rows_of([reader.next(LONG)])} == {"whole"}
         found = reader.next(LONG)
         assert sorted(rows_of([found])) == steps_of(lost)
-        assert (found.env_steps(), reader.stats.partial) == (4, {"abandoned": 1})
+        assert (found.env_steps(), reader.stats.partial) == (4, {"stopped": 1})
         assert reader.next(0.3).env_steps() == 0
 
 
@@ -172,7 +173,7 @@ def test_a_finite_reading_takes_abandoned_episodes_that_are_old_enough(log):
         state = json.loads(json.dumps(reader.state_dict()))
     with MultiAgentReader(log.root, state=state, clock=lambda: HOUR) as reader:
         assert sorted(rows_of(reader)) == steps_of(lost)
-        assert reader.stats.partial == {"abandoned": 1}
+        assert reader.stats.partial == {"stopped": 1}
 
 
 def test_agents_that_left_early_wait_for_those_who_stay(log):
@@ -295,6 +296,24 @@ def test_a_reading_that_stops_and_goes_on_is_the_same_reading(runs, size, stops,
                         break
                 state = json.loads(json.dumps(reader.state_dict()))
     assert found == whole
+
+
+def test_a_shuffled_reading_goes_on_with_its_own_random_numbers(log):
+    """Law: episodes come in the order of the seed, also over a saved position; each seed's is its
+    own."""
+    log.write(*(run for i in range(40) for run in trade(f"e{i:02}")))
+
+    def order(seed: int, stop: int) -> list[str]:
+        options: dict[str, Any] = {"batch_size": 4, "shuffle": 40, "seed": seed}
+        with MultiAgentReader(log.root, **options) as reader:
+            found = [reader.next()["buyer"]["eps_id"][0] for _ in range(stop)]
+            state = json.loads(json.dumps(reader.state_dict()))
+        with MultiAgentReader(log.root, state=state, **options) as reader:
+            return found + [batch["buyer"]["eps_id"][0] for batch in reader]
+
+    assert order(1, 7) == order(1, 0) == order(1, 25)
+    assert sorted(order(1, 7)) == [f"e{i:02}" for i in range(40)]
+    assert order(1, 0) != order(2, 0) != sorted(order(2, 0))
 
 
 @settings(max_examples=15, deadline=None)
