@@ -426,6 +426,9 @@ def _as_column(name: str, column: npt.ArrayLike) -> Array:
 
 
 def _join(name: str, columns: Sequence[Array]) -> Array:
+    dtype, shape = columns[0].dtype, columns[0].shape[1:]
+    if all(c.dtype == dtype and c.shape[1:] == shape and not is_packed(c) for c in columns):
+        return np.concatenate(columns)  # at once what thousands of pieces need no names for
     kinds = {_kind(column) for column in columns}
     shapes = {shape for _, shape in kinds}
     if len(shapes) > 1:

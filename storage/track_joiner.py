@@ -100,12 +100,8 @@ class TrackJoiner:
     def __init__(self, patience: float, most_bytes: int) -> None:
         self._patience, self._most_bytes = patience, most_bytes
         self._held: dict[Key, list[_Group]] = {}  # an id that is used again is another episode
-        self.nbytes = 0
-
-    @property
-    def waiting(self) -> int:
-        """How many episodes wait."""
-        return sum(1 for _ in self._groups())
+        self.waiting = 0  # episodes
+        self.nbytes = 0  # of their tracks
 
     def pending(self) -> list[Track]:
         """The tracks that wait; pushed again in this order they wait as they do now."""
@@ -120,6 +116,7 @@ class TrackJoiner:
         if group is None:
             group = _Group(now)
             groups.append(group)
+            self.waiting += 1
         group.tracks[track.agent_id], group.came = track, now
         if group.whole:
             return self._release(track.episode, group)
@@ -135,6 +132,7 @@ class TrackJoiner:
         self._held[key].remove(group)
         if not self._held[key]:
             del self._held[key]
+        self.waiting -= 1
         self.nbytes -= group.nbytes
         return JointEpisode.of(list(group.tracks.values()))
 
