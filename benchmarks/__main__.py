@@ -7,7 +7,18 @@ import sys
 
 from benchmarks.report import render
 
-ROOMS = ("client", "collector", "live", "acting", "external_env", "reader", "steps", "worker")
+ROOMS = (
+    "client",
+    "collector",
+    "bulk",
+    "safety",
+    "live",
+    "acting",
+    "external_env",
+    "reader",
+    "steps",
+    "worker",
+)
 
 
 def main(names: list[str]) -> None:

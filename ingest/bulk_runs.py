@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -106,12 +107,18 @@ def runs_of(table: Any, rules: PolicyRules, *, numbered: bool) -> Runs | None:
         return None
 
 
+@cache
+def _arrow() -> tuple[Any, Any]:
+    """pyarrow and its functions, which the acknowledging process has from its first import on."""
+    return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.compute")
+
+
 class _Columns:
     """A batch's columns, checked as wholes. Raises _CloserLook for what is not plain and valid."""
 
     def __init__(self, batch: Any, rules: PolicyRules) -> None:
         """`batch` is a pyarrow.RecordBatch of one row or more, without repeated names."""
-        self._arrow = importlib.import_module("pyarrow")
+        self._arrow, self._compute = _arrow()
         self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         self._rows: int = batch.num_rows
         self._rules = rules
@@ -205,10 +212,9 @@ class _Columns:
         ids = self._plain("eps_id")
         if self._arrow.types.is_dictionary(ids.type):
             ids = ids.dictionary_decode()
-        compute = importlib.import_module("pyarrow.compute")
-        differs: Array = compute.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
-        edges = np.flatnonzero(differs) + 1
-        begins, ends = np.append(0, edges), np.append(edges, self._rows)
+        differs = self._compute.not_equal(ids.slice(1), ids.slice(0, self._rows - 1))
+        edges = (np.flatnonzero(differs.to_numpy(zero_copy_only=False)) + 1).tolist()
+        begins, ends = np.array([0, *edges]), np.array([*edges, self._rows])
         names: list[str] = ids.take(self._arrow.array(begins)).to_pylist()
         _require(len(set(names)) == len(names))  # an id in two places
         _require(all(type(name) is str and 0 < len(name) <= 256 for name in names))

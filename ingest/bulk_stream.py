@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import struct
+from functools import cache
 from typing import Any
 
 from ingest.errors import Refusal
@@ -30,7 +31,7 @@ _LENGTH, _COMPRESSION = 0, 3  # of a record batch
 
 def read_table(body: bytes) -> Any:
     """The pyarrow.Table of a stream. Raises Refusal."""
-    arrow = importlib.import_module("pyarrow")  # the first bulk request loads it, not the start
+    arrow = _arrow()
     try:
         messages = _plain_messages(arrow, body)
         schema = arrow.ipc.read_schema(messages[0])
@@ -50,6 +51,22 @@ def read_table(body: bytes) -> Any:
     except (arrow.ArrowException, OSError, ValueError, MemoryError, struct.error) as error:
         raise Refusal("malformed", f"expected an Arrow stream: {error!s:.300}") from error
     return table
+
+
+@cache
+def _arrow() -> Any:
+    return importlib.import_module("pyarrow")  # the first bulk request loads it, not the start
+
+
+@cache
+def _plain_kinds() -> frozenset[int]:
+    """Numbers, strings and bytes: not times, for whose values Arrow would load pandas."""
+    arrow = _arrow()
+    texts = [arrow.string(), arrow.large_string(), arrow.binary(), arrow.large_binary()]
+    whole = [arrow.int8(), arrow.int16(), arrow.int32(), arrow.int64()]
+    natural = [arrow.uint8(), arrow.uint16(), arrow.uint32(), arrow.uint64()]
+    floating = [arrow.float16(), arrow.float32(), arrow.float64()]
+    return frozenset(kind.id for kind in (*texts, *whole, *natural, *floating, arrow.bool_()))
 
 
 def _plain_messages(arrow: Any, body: bytes) -> list[Any]:
@@ -117,6 +134,8 @@ def _table(buffer: bytes, table: int, number: int) -> int:
 
 def _require_type(arrow: Any, name: str, kind: Any) -> None:
     """Refuse types whose values may share or repeat bytes."""
+    if kind.id in _plain_kinds():
+        return
     types = arrow.types
     value = kind
     many = name.partition(".")[0] in VALUES
@@ -128,17 +147,10 @@ def _require_type(arrow: Any, name: str, kind: Any) -> None:
         value = kind.value_type
         fine = types.is_string(value) or types.is_large_string(value)
     else:
-        fine = _is_plain(types, value) or (kind == value and types.is_null(value))
+        fine = value.id in _plain_kinds() or (kind == value and types.is_null(value))
     if not fine:
         text = f"expected numbers, strings, bytes or lists of them, got {kind!s:.100}"
         raise Refusal("invalid", text, f"$.{name[:100]}")
-
-
-def _is_plain(types: Any, kind: Any) -> bool:
-    """Numbers, strings and bytes: not times, for whose values Arrow would load pandas."""
-    number = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
-    text = types.is_string(kind) or types.is_large_string(kind)
-    return bool(number or text or types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def _require_small(arrow: Any, table: Any, most: int) -> None:

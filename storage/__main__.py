@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     writer.add_argument("--owner", help="the collector whose leftovers are removed at start")
     writer.add_argument("--parent", type=int, help="leave when this process ends")
     writer.add_argument("--compression", choices=("zstd", "lz4"), default="zstd")
-    writer.add_argument("--row-group-bytes", type=int, default=4_000_000, metavar="BYTES")
+    writer.add_argument("--row-group-bytes", type=int, default=8_000_000, metavar="BYTES")
     return parser
 
 

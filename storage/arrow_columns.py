@@ -168,6 +168,8 @@ def binary_array(
 
 def sparse_binary(rows: int, at: Array, items: Texts, kind: pa.DataType | None = None) -> pa.Array:
     """`rows` byte strings, null but at the ascending rows `at`, which have `items` in order."""
+    if not len(at):
+        return pa.nulls(rows, kind or pa.binary())
     sizes = np.zeros(rows, np.int64)
     sizes[at] = np.diff(items.offsets)
     valid = np.zeros(rows, np.bool_)
@@ -186,6 +188,8 @@ class RepeatedText:
         self._codes = np.repeat(codes, steps)
 
     def rows(self, begin: int, end: int) -> pa.Array:
+        if len(self._different) == 1:
+            return pa.repeat(self._different[0], end - begin)
         return self._different.take(pa.array(self._codes[begin:end]))
 
 

@@ -18,7 +18,7 @@ from storage.arrow_columns import (
     sparse_binary,
     starts_of,
 )
-from storage.episode import SOURCES
+from storage.episode import ENDINGS, SOURCES
 from storage.part_block import PartBlock
 from storage.schema import ColumnSpec, ShardMetadata, final_specs, leaf_specs
 from storage.shard_files import ShardError
@@ -32,6 +32,10 @@ _PER_STEP = {
     "ts": "<i8",
     "received_ts": "<i8",
 }
+
+
+_ENDINGS, _SOURCES = pa.array(ENDINGS), pa.array(SOURCES)
+_TERMINATED = ENDINGS.index("terminated")
 
 
 class BlockColumns:
@@ -63,6 +67,8 @@ class BlockColumns:
         self._dist = _dist_inputs(block, self.rows)
         self._env_t = _buffer("env_t", block.env_t, "<i8", self.rows) if block.env_t else None
         self._agents = np.array(scalars.agents, np.int32)
+        codes = [-1 if word is None else ENDINGS.index(word) for word in scalars.ended]
+        self._ended = np.array(codes, np.int8)
         infos = [text.encode() for text in scalars.infos]
         self._infos = Texts(
             starts_of(np.array([len(text) for text in infos], np.int64)),
@@ -129,13 +135,9 @@ class BlockColumns:
         """ended, terminateds, truncateds, agents, final_obs: what only parts' last rows have."""
         rows = end - begin
         parts = slice(*np.searchsorted(self._last_rows, (begin, end)).tolist())
-        words = self._block.scalars.ended[parts]
         at = self._last_rows[parts] - begin
-        ended = np.full(rows, None, object)
-        ended[at] = words
-        terminated, truncated = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
-        terminated[at] = [word == "terminated" for word in words]
-        truncated[at] = [word is not None and word != "terminated" for word in words]
+        ended = np.full(rows, -1, np.int8)
+        ended[at] = self._ended[parts]
         agents = np.full(rows, -1, np.int32)
         agents[at] = self._agents[parts]
         found = slice(*np.searchsorted(self._final_rows, (begin, end)).tolist())
@@ -148,9 +150,9 @@ class BlockColumns:
             for name, items in self._final.items()
         }
         return {
-            "ended": pa.array(ended, pa.string()),
-            "terminateds": pa.array(terminated),
-            "truncateds": pa.array(truncated),
+            "ended": _ENDINGS.take(_known(ended)),
+            "terminateds": pa.array(ended == _TERMINATED),
+            "truncateds": pa.array((ended >= 0) & (ended != _TERMINATED)),
             "agents": _known(agents),
             **final,
         }
@@ -166,12 +168,15 @@ class BlockColumns:
             pa.nulls(end - begin, pa.int64()) if env_t is None else _known(env_t[begin:end])
         )
         logp = self._per_step["action_logp"][begin:end]
-        codes = pa.array(self._per_step["source"][begin:end])
         columns["action_logp"] = pa.array(logp, mask=np.isnan(logp))
-        columns["source"] = pa.array(SOURCES).take(codes)
+        columns["source"] = _words(_SOURCES, self._per_step["source"][begin:end])
         offsets, data = self._dist
         here = offsets[begin : end + 1]
-        columns["action_dist_inputs"] = binary_array(here, data, valid=np.diff(here) > 0)
+        columns["action_dist_inputs"] = (
+            binary_array(here, data, valid=np.diff(here) > 0)
+            if len(data)
+            else pa.nulls(end - begin, pa.binary())
+        )
         return columns
 
 
@@ -205,6 +210,13 @@ def _final_columns(
     starts = splitter.offsets(len(found), joined, lengths.tobytes(), "final_obs")
     values = splitter.split(np.frombuffer(joined, np.uint8), starts)
     return {spec.name: leaf_bytes(value) for spec, value in zip(specs, values, strict=True)}
+
+
+def _words(words: pa.Array, codes: npt.NDArray[np.uint8]) -> pa.Array:
+    """A word per code (N,)."""
+    if (codes == codes[0]).all():
+        return pa.repeat(words[int(codes[0])], len(codes))
+    return words.take(pa.array(codes))
 
 
 def _known(values: npt.NDArray[Any]) -> pa.Array:

@@ -94,6 +94,20 @@ class Part(Struct, frozen=True, kw_only=True):
     agents: int = -1  # how many tracks with steps the whole episode had; only with an ending
 
     def __post_init__(self) -> None:
+        steps, eight = self.steps, 8 * self.steps
+        plain = self.env_t == b"" and self.agents == -1
+        if not (  # each part passes here twice: most in one look
+            plain
+            and steps >= 1
+            and len(self.source) == steps
+            and len(self.rewards) == len(self.action_logp) == len(self.policy_version) == eight
+            and len(self.pass_prob) == len(self.ts) == len(self.received_ts) == eight
+            and (self.ended is None or self.ended in ENDINGS)
+        ):
+            self._check_columns()
+            self._check_track()
+
+    def _check_columns(self) -> None:
         if self.steps < 1:
             raise EpisodeError(f"episode {self.episode_id}: a part holds 1 or more steps, got 0")
         for name, itemsize in _STEP_COLUMNS:
@@ -105,7 +119,6 @@ class Part(Struct, frozen=True, kw_only=True):
                 )
         if self.ended is not None and self.ended not in ENDINGS:
             raise EpisodeError(f"episode {self.episode_id}: unknown ending {self.ended!r}")
-        self._check_track()
 
     def _check_track(self) -> None:
         """The laws of what a track of a multi-agent episode says beyond an episode."""

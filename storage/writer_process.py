@@ -119,7 +119,7 @@ class WriterProcess:
         *,
         owner: str | None = None,
         compression: Literal["zstd", "lz4"] = "zstd",
-        row_group_bytes: int = 4_000_000,
+        row_group_bytes: int = 8_000_000,
     ) -> None:
         self.directory = directory.absolute()
         self._options = ["--compression", compression, "--row-group-bytes", str(row_group_bytes)]
