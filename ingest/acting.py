@@ -22,6 +22,7 @@ from ingest import wire
 from ingest.auth import NOBODY, Caller
 from ingest.collector import Collector
 from ingest.errors import Refusal, disk_full
+from ingest.idempotency import Given
 from ingest.remote_inference import Choice, LivePolicies
 from ingest.tracks import Name, label_of, name_of
 from storage.spaces import SpaceError
@@ -40,6 +41,7 @@ class _Request:
     held: Mapping[str, int]
     durable: bool
     done: asyncio.Future[int]  # the journal row of its decisions
+    given: Given | None  # the key of a request for one action
     answers: list[wire.ActionReply] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,14 +71,19 @@ class Acting:
         self._waiting: list[_Request] = []
         self.requests = self.forwards = self.holds = self.holds_given_up = 0
 
-    async def act(self, message: wire.ActionBatch, caller: Caller = NOBODY) -> wire.ActionsReply:
+    async def act(
+        self,
+        message: wire.ActionBatch,
+        caller: Caller = NOBODY,
+        given: Given | None = None,
+    ) -> wire.ActionsReply:
         """Pending events first, then one action for each observation."""
         events = wire.Batch(instance=message.instance, events=message.events)
         reply, row = self._collector.accept(events, caller=caller)
         epoch = self._collector.epoch
         held = await self._unheld(reply.hold, message)
         done = asyncio.get_running_loop().create_future()
-        request = _Request(message.instance, message.actions, held, message.durable, done)
+        request = _Request(message.instance, message.actions, held, message.durable, done, given)
         self._submit(request)
         decided = await done
         if self._collector.epoch != epoch:  # the events were thrown away meanwhile
@@ -198,7 +205,7 @@ class Acting:
             for question, choice in chosen
         ]
         batch = wire.Batch(instance=request.instance, events=decisions)
-        reply, row = self._collector.accept(batch, single=True)
+        reply, row = self._collector.accept(batch, single=True, given=request.given)
         refused = {item.index: item.error for item in reply.refused}
         for i, (question, choice) in enumerate(chosen):
             answer = request.answers[question.index]

@@ -16,20 +16,22 @@ import logging
 import math
 import secrets
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
 
 from ingest import wire
 from ingest.auth import NOBODY, Caller
+from ingest.collector_stats import CollectorStats
 from ingest.committer import Committer, Transaction
 from ingest.errors import CollectorFailed, Refusal, disk_full
-from ingest.events import Ended, Event, Started, encode_event, encode_row
+from ingest.events import Ended, Event, Keyed, Started, encode_event, encode_row
 from ingest.flow import FlowControl
 from ingest.histogram import Histogram
+from ingest.idempotency import Given
 from ingest.open_episode import OpenEpisode
 from ingest.recovery import POLICY, Recovered, Totals, policies_state, recover
 from ingest.redaction import Redactor
@@ -53,20 +55,6 @@ _GROWING = (wire.Start, wire.LogAction, wire.Decision)
 
 TICK_SECONDS = 0.1
 TIMEOUT_CHECK_SECONDS = 1.0
-
-
-@dataclass
-class CollectorStats:
-    """Counts since this collector started; `steps` is over the journal's whole life."""
-
-    accepted: int = 0
-    duplicates: int = 0
-    refused: int = 0
-    broken: int = 0
-    abandoned: int = 0
-    rebuilt: int = 0
-    refused_by: Counter[str] = field(default_factory=Counter)  # code -> events
-    ended: Counter[str] = field(default_factory=Counter)  # how -> episodes
 
 
 class Collector:
@@ -101,13 +89,11 @@ class Collector:
         self.draining = False
         self.failure: Exception | None = None
         self.keeps = durable
-        self._redactor = Redactor(redaction_key)
-        self._flow = flow
-        self._tap = tap
+        self.redactor = Redactor(redaction_key)
+        self._flow, self._tap = flow, tap
         self._gate = Gate(tap) if tap is not None else None
-        self._limits = limits
+        self._limits, self._retry_seconds = limits, retry_seconds
         self._max_pending, self._max_open = max_pending, max_open
-        self._retry_seconds = retry_seconds
         self._clock, self._wall = clock, wall
         self._began = clock()
         self._loop = asyncio.get_running_loop()
@@ -277,18 +263,25 @@ class Collector:
     # --- accepting -------------------------------------------------------------------------
 
     def accept(
-        self, batch: wire.Batch, *, single: bool = False, caller: Caller = NOBODY
+        self,
+        batch: wire.Batch,
+        *,
+        single: bool = False,
+        caller: Caller = NOBODY,
+        given: Given | None = None,
     ) -> tuple[wire.EventsReply, int]:
         """Judge and apply a batch; answers the reply, to be sent once the row is durable.
 
         A refused event names itself in the reply. Unless `single`, one that is refused for its
-        content closes its episode as broken. `caller` owns the episodes that start. Raises Refusal
-        when nothing can be accepted now.
+        content closes its episode as broken. `caller` owns the episodes that start; `given` is
+        the key of a batch of one. Raises Refusal when nothing can be accepted now.
         """
-        self._require_open()
+        if self.known(given) is not None:
+            self.stats.duplicates += 1
+            return wire.EventsReply(durable=self.keeps, accepted=1), self.submitted_row
         self._require_room(batch)
         try:
-            return self._accept(batch, single, caller)
+            return self._accept(batch, single, caller, given)
         except Refusal:
             raise
         except Exception:
@@ -296,6 +289,11 @@ class Collector:
             log.exception("a batch cannot be applied; rebuilding from the journal")
             self._rebuild(Refusal("busy", "the state is being rebuilt", retry_after=1.0))
             raise
+
+    def known(self, given: Given | None) -> Keyed | None:
+        """A key that came before. Raises Refusal: with other content, or when nothing is taken."""
+        self._require_open()
+        return None if given is None else self.keys.find(given)
 
     def compose(self, fill: Callable[[Callable[[Event, bytes], None]], None]) -> int:
         """One journal row of what `fill` applies, an event and its encoding at a time.
@@ -313,7 +311,7 @@ class Collector:
         return self._append(encoded, received)
 
     def _accept(
-        self, batch: wire.Batch, single: bool, caller: Caller
+        self, batch: wire.Batch, single: bool, caller: Caller, given: Given | None
     ) -> tuple[wire.EventsReply, int]:
         assembler, received = self.assembler, self._wall()
         many = len(batch.events) >= CHECK_TOGETHER
@@ -341,6 +339,8 @@ class Collector:
             else:
                 reply.accepted += 1
                 self._apply(*judged, encoded, row, received)
+        if given is not None and reply.accepted:
+            encoded.append(self.keys.note(given, assembler.episodes.get(given.track)))
         self.stats.accepted += reply.accepted
         self.stats.duplicates += reply.duplicates
         fresh = self._hold(reply, encoded, row, received)
@@ -352,12 +352,12 @@ class Collector:
     def _redacted(self, event: wire.Event) -> wire.Event:
         """The event without what its policy's file takes out. Raises Refusal."""
         rules = self.assembler.rules_for(event)
-        redaction = None if rules is None else self._redactor.of(rules)
+        redaction = None if rules is None else self.redactor.of(rules)
         return event if redaction is None else redaction.event(event)
 
     def redacted_observation(self, episode: OpenEpisode, obs: bytes) -> bytes:
         """An observation, in canonical bytes, as it is kept of an episode."""
-        redaction = self._redactor.of(episode.rules)
+        redaction = self.redactor.of(episode.rules)
         return obs if redaction is None else redaction.observation(obs)
 
     def owned(self, started: Started, caller: Caller) -> tuple[Started, bytes]:
@@ -537,7 +537,7 @@ class Collector:
         self.assembler = recovered.assembler
         if self._flow is not None and self._flow.active:
             self.assembler.on_closed = self._flow.count
-        self.collector_id = recovered.collector_id
+        self.collector_id, self.keys = recovered.collector_id, recovered.keys
         self.damage = recovered.damage
         if self.damage:
             log.error("journal damage: %s", self.damage)

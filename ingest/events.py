@@ -155,6 +155,20 @@ class Imported(Struct, array_like=True, tag=8, frozen=True):
     ts: bytes  # int64; empty: when they were received
 
 
+class Keyed(Struct, array_like=True, tag=14, frozen=True):
+    """The event before it in its row came with an Idempotency-Key.
+
+    `number` counts the keys of a journal. `digest` names the content of the call, `seq` is the
+    event that a decision became.
+    """
+
+    number: int
+    episode_id: str
+    name: str
+    digest: bytes
+    seq: int
+
+
 class Stored(Struct, array_like=True, tag=15, frozen=True):
     """Part `part` (-1: an end without steps) is in a shard that a backup did not know of.
 
@@ -182,7 +196,7 @@ class Row(Struct, array_like=True, frozen=True):
 
     received: int
     steps: int
-    events: list[Event | Stored]
+    events: list[Event | Keyed | Stored]
     running: float = 0.0
 
 

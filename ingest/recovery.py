@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ingest.assembler import EpisodeAssembler
-from ingest.events import Stored, decode_row, encode_event
+from ingest.events import Keyed, Stored, decode_row, encode_event
+from ingest.idempotency import STATE, KeyBook
 from ingest.instances import Instance
 from ingest.open_episode import Carry
 from ingest.sealed import Finished, Limits, Sealed
@@ -67,6 +68,7 @@ class Recovered:
     last_received: int = 0  # when the latest row came, 0 when there is none
     ordinals: dict[str, int] = field(default_factory=dict)
     damage: DamageReport = field(default_factory=DamageReport)
+    keys: KeyBook = field(default_factory=KeyBook)
 
 
 def plan_blob(parts: Sequence[Sealed]) -> bytes:
@@ -98,6 +100,9 @@ def recover(
         stored = {(e.key, e.part) for e in row.events if isinstance(e, Stored)}
         for event in row.events:
             if isinstance(event, Stored):
+                continue
+            if isinstance(event, Keyed):
+                found.keys.add(event)
                 continue
             assembler.apply(
                 event,
@@ -133,6 +138,7 @@ def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:
     for name, known in sorted(instances, key=lambda pair: pair[1]["used"]):
         starts = RangeSet.from_json(known["starts"])
         assembler.instances.restore(name, Instance(known["number"], known["name"], starts))
+    found.keys.restore((key, blob) for key, blob in state.items() if key.startswith(STATE))
     ended: list[Finished] = []
     for key in sorted(key for key in state if key.startswith(FINISHED)):
         episodes = _decode_finished(state[key])

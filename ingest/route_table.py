@@ -81,6 +81,10 @@ class Route:
 
 
 _INSTANCE = {"Headrace-Instance": "The client instance that the call belongs to."}
+_SINGLE = {
+    **_INSTANCE,
+    "Idempotency-Key": "Names the call, so that it may be sent again: at most 200 characters.",
+}
 _ONE = "/v1/episodes/{id}"
 
 ROUTES = (
@@ -140,7 +144,7 @@ ROUTES = (
         reply=wire.Started,
         status=201,
         refuses=EVENT,
-        headers=_INSTANCE,
+        headers=_SINGLE,
     ),
     Route(
         "GET",
@@ -160,7 +164,7 @@ ROUTES = (
         body=wire.LogAction,
         reply=wire.EventsReply,
         refuses=EVENT,
-        headers=_INSTANCE,
+        headers=_SINGLE,
     ),
     Route(
         "POST",
@@ -171,7 +175,7 @@ ROUTES = (
         body=wire.LogReturns,
         reply=wire.EventsReply,
         refuses=EVENT,
-        headers=_INSTANCE,
+        headers=_SINGLE,
     ),
     Route(
         "POST",
@@ -182,7 +186,7 @@ ROUTES = (
         body=wire.End,
         reply=wire.EventsReply,
         refuses=EVENT,
-        headers=_INSTANCE,
+        headers=_SINGLE,
     ),
     Route(
         "POST",
@@ -193,7 +197,7 @@ ROUTES = (
         body=wire.GetAction,
         reply=wire.ActionReply,
         refuses=(*EVENT, "no_version"),
-        headers=_INSTANCE,
+        headers=_SINGLE,
     ),
     Route(
         "GET",

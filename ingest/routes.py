@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from ingest import bulk, ledger, openapi, wire
+from ingest import bulk, idempotency, ledger, openapi, wire
 from ingest.acting import Acting
 from ingest.auth import ACTING, LOGGING, NOBODY, Caller
 from ingest.collector import Collector
@@ -19,11 +19,13 @@ from ingest.connections import ConnectionWatch
 from ingest.episode_state import episode_state
 from ingest.errors import STATUS, Refusal, not_found
 from ingest.http import Admit, Request, Response, Router
+from ingest.idempotency import Given
 from ingest.limits import Budget, ServerLimits
 from ingest.publication import Publication
 from ingest.publishing import Publishing
 from ingest.remote_inference import LivePolicies
 from ingest.route_table import ROUTES
+from ingest.tracks import name_of
 from storage.spaces import space_to_json
 
 
@@ -51,6 +53,7 @@ class Routes:
         self._openapi = b""
         self._router: Router | None = None
         self._metrics: Any = None
+        self._acted_on: set[Given | None] = set()  # calls whose answer is being made
         self.weights = Publication(live).weights
         self.publish, self.rollback = (publishing := Publishing(live)).publish, publishing.rollback
         self.log_action = self._single(wire.LogAction)
@@ -83,7 +86,10 @@ class Routes:
     async def start(self, request: Request) -> Response:
         event = request.decode(wire.Start)
         if not event.episode_id:
-            event = msgspec.structs.replace(event, episode_id=secrets.token_hex(16))
+            key = idempotency.key_of(request.headers.get(b"idempotency-key"))
+            token = request.caller.token_id
+            name = secrets.token_hex(16) if key is None else idempotency.episode_of(key, token)
+            event = msgspec.structs.replace(event, episode_id=name)
         await self._accept_single(request, event)
         reply = wire.Started(
             episode_id=event.episode_id, agent_id=event.agent_id, durable=self.collector.keeps
@@ -99,19 +105,28 @@ class Routes:
 
     async def _accept_single(self, request: Request, event: wire.Event) -> wire.EventsReply:
         """One event as a call of its own: its refusal is the answer."""
-        if b"idempotency-key" in request.headers:
-            text = (
-                "an Idempotency-Key is for /v1/steps: number events with Headrace-Instance and seq"
-            )
-            raise Refusal("invalid", text, "Idempotency-Key", event.episode_id)
+        given = self._given(request, event)
         batch = wire.Batch(instance=request.instance, events=[event])
-        reply, row = self.collector.accept(batch, single=True, caller=request.caller)
+        reply, row = self.collector.accept(batch, single=True, caller=request.caller, given=given)
         await self.collector.durable(row)
         if reply.refused:
             error = dict(reply.refused[0].error)
             path = error.pop("path").removeprefix("$.events[0]")
             raise Refusal(**error, path=f"${path}" if path else None)
         return reply
+
+    def _given(self, request: Request, message: Any) -> Given | None:
+        """The Idempotency-Key of a single call. Raises Refusal."""
+        key = idempotency.key_of(request.headers.get(b"idempotency-key"))
+        if key is None:
+            return None
+        assembler = self.collector.assembler
+        if assembler.redacts:  # a digest would tell whoever guesses what it is of
+            # without an episode, which may be over, the rules of a lone policy
+            rules = assembler.rules_for(message) or assembler.rules_for(wire.Start())
+            redaction = None if rules is None else self.collector.redactor.of(rules)
+            message = message if redaction is None else redaction.event(message)
+        return Given.of(key, request.instance, message)
 
     async def steps(self, request: Request) -> Response:
         return Response.of(await bulk.import_steps(request, self.collector), request)
@@ -121,12 +136,31 @@ class Routes:
     async def action(self, request: Request) -> Response:
         """One action, durable before the reply."""
         call = _named(request, wire.GetAction)
-        reply = await self.acting.act(wire.ActionBatch(instance=request.instance, actions=[call]))
+        given = self._given(request, call)
+        if given is not None and given in self._acted_on:
+            raise Refusal("busy", "this call is being answered", retry_after=1.0)
+        message = wire.ActionBatch(instance=request.instance, actions=[self._repeated(call, given)])
+        self._acted_on.add(given)
+        try:
+            reply = await self.acting.act(message, given=given)
+        finally:
+            self._acted_on.discard(given)
         (answer,) = reply.actions
         if answer.error is not None:
             raise Refusal(**answer.error)
         answer.durable = reply.durable
         return Response.of(answer, request)
+
+    def _repeated(self, call: wire.GetAction, given: Given | None) -> wire.GetAction:
+        """The call under the number that it had, if its key is known. Raises Refusal."""
+        known = self.collector.known(given)
+        if known is None:
+            return call
+        episode = self.collector.assembler.episodes.get(name_of(call))
+        if episode is not None and episode.next_seq != known.seq + 1:
+            text = "the answer is not kept: other events of its episode came after it"
+            raise Refusal("conflict", text, "Idempotency-Key", call.episode_id, episode.next_seq)
+        return msgspec.structs.replace(call, seq=known.seq)
 
     async def actions(self, request: Request) -> Response:
         message = request.decode(wire.ActionBatch)

@@ -82,7 +82,7 @@ class Sealing:
         self._assembler: EpisodeAssembler = recovered.assembler
         self._planned, self._waiting = recovered.planned, recovered.waiting
         self.totals = recovered.totals
-        self.collector_id = recovered.collector_id
+        self.collector_id, self._keys = recovered.collector_id, recovered.keys
         self.idle_rows = list(recovered.idle_rows)
         self.in_flight = 0  # plans and records that are not durable yet, shards not written
         self._in_flight_bytes = 0
@@ -264,6 +264,8 @@ class Sealing:
         free, self.idle_rows = self.idle_rows, []
         put: dict[str, bytes] = {}
         delete = [INSTANCE + name for name in assembler.forget_instances()]
+        keys, old_keys = self._keys.state()
+        delete += old_keys
         owner = self.collector_id if record is None else owner_of(record.stream)
         for item in sealed:
             free.extend(assembler.release(item))
@@ -275,7 +277,7 @@ class Sealing:
             name = f"{FINISHED}{self._next_finished:012}"
             put[name] = encode_finished(finished)
             delete.extend(self._remember(name, len(finished)))
-        put.update(assembler_state(assembler, self.totals))
+        put.update(assembler_state(assembler, self.totals) | keys)
         change = Transaction(record=record, put=put, delete=delete, drop_rows=sorted(free))
         self._transact(change, lambda: self._count(-1, -nbytes))
 

@@ -390,11 +390,3 @@ def test_any_id_can_be_addressed(collector: CollectorProcess, name: str) -> None
     assert collector.post(f"{path}/log_action", {"obs": OBS, "action": 0})[0] == 200
     assert collector.post(f"{path}/end", {})[0] == 200
     assert collector.get(path)[1]["state"] == "terminated"
-
-
-def test_an_idempotency_key_that_would_do_nothing_is_refused(collector: CollectorProcess) -> None:
-    name = started(collector)
-    status, answer = collector.request(
-        "POST", f"/v1/episodes/{name}/end", {}, {"idempotency-key": "k"}
-    )
-    assert (status, answer["error"]["path"]) == (422, "Idempotency-Key")
