@@ -109,9 +109,9 @@ class ExternalEnv:
         self.action_space = action_space
         self.observation_space = observation_space
         self._exchange = Exchange(timeout=action_timeout, max_pending=max_pending)
-        self._owned = PolicyClient(collector) if isinstance(collector, str) else None
+        self._owned = self._connect(collector) if isinstance(collector, str) else None
         self._here = self._in_process() if collector is None else None
-        self._episodes = self._here or self._owned or _client(collector)
+        self._episodes = self._here or self._owned or self._client(collector)
         self._thread = threading.Thread(target=self._main, name=type(self).__name__, daemon=True)
         self._error: BaseException | None = None
         self._stop = threading.Event()
@@ -121,6 +121,25 @@ class ExternalEnv:
         """Where the calls go without a collector."""
         observation, action = map(descriptor, (self.observation_space, self.action_space))
         return _SingleAgent(self._exchange, ClientPolicy(DEFAULT_POLICY, observation, action))
+
+    def _connect(self, address: str) -> PolicyClient:
+        """Where the calls go with the address of a collector."""
+        return PolicyClient(address)
+
+    def _client(self, client: Any) -> Episodes:
+        """The client that was given. Raises TypeError for what is none, ValueError."""
+        if not callable(getattr(client, "start_episode", None)):
+            raise TypeError(f"collector: expected an address or a PolicyClient, got {client!r:.80}")
+        several = getattr(client, "policy_mapping_fn", None) is not None
+        if several == self.one_agent:
+            has, needs = (
+                ("a", "none") if several else ("no", "one: its episodes have several agents")
+            )
+            raise ValueError(
+                f"collector: {type(self).__name__} got a PolicyClient with {has} "
+                f"policy_mapping_fn, expected {needs}"
+            )
+        return client  # type: ignore[no-any-return]  # as it says
 
     def run(self) -> None:
         """The program, in a thread of its own. Override it; return once `stopped` is true.
@@ -353,13 +372,6 @@ class _SingleAgent:
             obs = self._policy.observe(episode_id, observation)
             seen = {DEFAULT_AGENT: self._policy.observation.decode(obs)}
         self._exchange.end(episode_id, seen, truncated=bool(truncated))
-
-
-def _client(collector: Any) -> Episodes:
-    """The client that was given. Raises TypeError for what is none."""
-    if not callable(getattr(collector, "start_episode", None)):
-        raise TypeError(f"collector: expected an address or a PolicyClient, got {collector!r:.80}")
-    return collector  # type: ignore[no-any-return]  # as it says
 
 
 def open_episode(exchange: Exchange, episode_id: str | None, training_enabled: bool) -> str:

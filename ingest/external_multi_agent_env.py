@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ingest.client import PolicyClient
 from ingest.client_book import ClientPolicy
 from ingest.client_checks import number
 from ingest.exchange import ALL_AGENTS, Exchange
@@ -25,6 +26,7 @@ from ingest.external_env import (
     own_decision,
     own_info,
 )
+from ingest.multi_agent_client import PolicyMapping, by_agent
 from storage.episode import DEFAULT_POLICY
 from storage.spaces import Space
 
@@ -34,10 +36,46 @@ __all__ = ["ExternalMultiAgentEnv"]
 class ExternalMultiAgentEnv(ExternalEnv):
     """An ExternalEnv whose observations, actions, rewards and infos are dicts by agent.
 
-    The spaces are those of every agent, or mappings agent -> space for agents that differ.
+    Args:
+        action_space, observation_space: those of every agent, or mappings agent -> space for agents
+            that differ. With a collector its policies' spaces hold.
+        collector: a collector's address, or a PolicyClient with a `policy_mapping_fn`.
+        policy_mapping_fn: for an address, see PolicyClient; by default all agents have the
+            collector's only policy. A worker has a mapping of its own.
+
+    The others are those of ExternalEnv.
     """
 
     one_agent = False
+
+    def __init__(
+        self,
+        action_space: Any,
+        observation_space: Any,
+        max_concurrent: int | None = None,
+        *,
+        collector: str | PolicyClient | None = None,
+        policy_mapping_fn: PolicyMapping | None = None,
+        action_timeout: float = 300.0,
+        max_pending: int = 100_000,
+    ) -> None:
+        if policy_mapping_fn is not None and not isinstance(collector, str):
+            raise ValueError(
+                "policy_mapping_fn: expected one only with a collector's address: a worker, and a "
+                "PolicyClient, has its own"
+            )
+        self._mapping = policy_mapping_fn or _default_policy
+        super().__init__(
+            action_space,
+            observation_space,
+            max_concurrent,
+            collector=collector,
+            action_timeout=action_timeout,
+            max_pending=max_pending,
+        )
+
+    def _connect(self, address: str) -> PolicyClient:
+        return PolicyClient(address, policy_mapping_fn=self._mapping)
 
     def _in_process(self) -> EpisodesHere:
         return _ManyAgents(self._exchange, self.observation_space, self.action_space)
@@ -189,6 +227,10 @@ class _ManyAgents:
         return policy
 
 
+def _default_policy(agent: str) -> None:
+    """The client's own policy, which is the collector's only one."""
+
+
 def is_by_agent(space: Any) -> bool:
     """Whether spaces are given by agent; gymnasium's Dict space is a mapping, too."""
     return isinstance(space, Mapping) and not hasattr(space, "contains")
@@ -202,12 +244,3 @@ def _space_of(episode_id: str, agent: Any, space: Any) -> Space:
             f"Episode {episode_id}: expected an agent of {sorted(map(str, space))}, got {agent!r}"
         )
     return descriptor(space[agent])
-
-
-def by_agent(episode_id: str, name: str, value: Any) -> Mapping[Any, Any]:
-    """The value, if it is a mapping. Raises ValueError."""
-    if not isinstance(value, Mapping):
-        raise ValueError(
-            f"Episode {episode_id}: {name}: expected a mapping by agent, got {value!r:.80}"
-        )
-    return value
