@@ -124,14 +124,17 @@ def _command_line() -> typer.Typer:
 def _commands() -> tuple[Callable[..., None], ...]:
     """Every command, in the order of `--help`."""
     from ingest import commands as edge
+    from ingest import publish_commands as publishing
     from policy import commands as learning
-    from storage import commands as at_rest
+
+    learning.join(publishing)
 
     whole_way = (edge.demo, edge.up)
     collecting = (edge.collect, edge.replay)
     judging = (learning.freeze, learning.train, learning.evaluate, learning.publish)
-    looking = (at_rest.versions, edge.ls, edge.verify, edge.pseudonym)
-    return (*whole_way, *collecting, *judging, *looking)
+    numbering = (publishing.versions, publishing.rollback)
+    looking = (edge.ls, edge.verify, edge.pseudonym)
+    return (*whole_way, *collecting, *judging, *numbering, *looking)
 
 
 def _groups() -> tuple[typer.Typer, ...]:

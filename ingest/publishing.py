@@ -32,6 +32,10 @@ class Publishing:
         self._live = live
         self._one_at_a_time = asyncio.Lock()
 
+    async def versions(self, request: Request) -> Response:
+        store = self._store(request.params["id"])
+        return Response.of(await self._change(lambda: _versions(store)), request)
+
     async def publish(self, request: Request) -> Response:
         store = self._store(request.params["id"])
         message = request.decode(wire.Publish)
@@ -91,6 +95,17 @@ class Publishing:
         self._live.refresh()
         reply = wire.NowLive(version=now.version, generation=now.generation)
         return Response.of(reply, request, 201)
+
+
+def _versions(store: WeightStore) -> wire.Versions:
+    live = store.live()
+    return wire.Versions(
+        live=None
+        if live is None
+        else wire.NowLive(version=live.version, generation=live.generation),
+        next=store.next_version,
+        versions=[store.manifest(number).to_json() for number in store.versions()],
+    )
 
 
 def _disk_full(error: OSError) -> Refusal:

@@ -215,6 +215,15 @@ ROUTES = (
         },
     ),
     Route(
+        "GET",
+        "/v1/policies/{id}/versions",
+        PUBLISHING,
+        "versions",
+        "What is published, what is live, and the number that comes next.",
+        reply=wire.Versions,
+        refuses=("no_route", "invalid"),
+    ),
+    Route(
         "POST",
         "/v1/policies/{id}/versions",
         PUBLISHING,

@@ -56,6 +56,7 @@ class Routes:
         self._acted_on: set[Given | None] = set()  # calls whose answer is being made
         self.weights = Publication(live).weights
         self.publish, self.rollback = (publishing := Publishing(live)).publish, publishing.rollback
+        self.versions = publishing.versions
         self.log_action = self._single(wire.LogAction)
         self.log_returns = self._single(wire.LogReturns)
         self.end = self._single(wire.End)

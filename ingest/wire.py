@@ -347,6 +347,17 @@ class NowLive(Struct, omit_defaults=True, kw_only=True):
     generation: int
 
 
+class Versions(Struct, kw_only=True):
+    """What is published of a policy: manifests as they are at rest, by number.
+
+    `next` is the number that the next version gets.
+    """
+
+    live: NowLive | None
+    next: int
+    versions: list[dict[str, Any]]
+
+
 class LedgerPlan(Struct, kw_only=True):
     """Ordinals that were given and have no recorded shard yet, and the steps behind them."""
 

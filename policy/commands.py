@@ -8,17 +8,53 @@ A command is a plain function that the front door registers; its imports stand i
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from storage.command_options import ROOT, Json, Manifest, PolicyId, Root, Seed
+from storage.command_options import ROOT, Ca, Json, Manifest, PolicyId, Root, Seed, Token, Url
 
 if TYPE_CHECKING:
+    from policy.judging import MakeLive
     from storage.weights import WeightStore
+
+
+class Edge(Protocol):
+    """What `publish` needs of the edge, which policy does not know: the front door joins them."""
+
+    def publisher(
+        self, url: str, token: str | None, ca: Path | None
+    ) -> AbstractContextManager[MakeLive]:
+        """What makes a candidate live through a collector."""
+
+    def audited(self, event: str, **fields: Any) -> None:
+        """Write an audit line."""
+
+
+_joined: list[Edge] = []
+
+
+def join(edge: Edge) -> None:
+    """Give the commands their edge."""
+    _joined[:] = [edge]
+
+
+def _make_live(
+    url: str | None, token: str | None, ca: Path | None
+) -> AbstractContextManager[MakeLive]:
+    """What makes a candidate live: in its own root, or through the collector at `url`."""
+    from storage.weights import WeightStore
+
+    if url is None:
+        return contextlib.nullcontext(WeightStore.publish)
+    if not _joined:
+        raise ValueError("--url: expected the command `headrace`, which knows collectors")
+    return _joined[0].publisher(url, token, ca)
 
 
 def freeze(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:
@@ -184,9 +220,15 @@ def publish(
     estimator: Annotated[str | None, typer.Option(help="That decides; default: dr.")] = None,
     manifest: Manifest = None,
     refused_exit: Annotated[int, typer.Option(help="The status when the gate refuses.")] = 1,
+    url: Url = None,
+    token: Token = None,
+    ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """Make a candidate the live version, if the gate lets it pass."""
+    """Make a candidate of the root the live version, if the gate lets it pass.
+
+    With --url it is made live in a collector elsewhere; the gate judges by the data of the root.
+    """
     from policy.freeze import load_frozen
     from policy.judging import Gate
     from policy.judging import publish as run
@@ -200,11 +242,18 @@ def publish(
         baseline="behaviour" if baseline == "behaviour" else float(baseline),
         estimator=estimator,
     )
+    if url is not None and manifest is not None:
+        raise ValueError("--url: expected no --manifest, whose decisions name versions of the root")
     frozen = None if manifest is None else load_frozen(manifest)
-    with console.progress() as told:
+    gate = settings if gated else None
+    with _make_live(url, token, ca) as make_live, console.progress() as told:
         document = run(
-            root, policy_id, chosen, settings if gated else None, frozen=frozen, on_progress=told
+            root, policy_id, chosen, gate, frozen=frozen, on_progress=told, make_live=make_live
         )
+    fresh = document["published"] and not document.get("unchanged")
+    for edge in _joined if fresh and url is None else ():  # a collector writes its own line
+        version, by = document["version"], "command line"
+        edge.audited("published", policy=policy_id, version=version, by=by, candidate=chosen)
     refused = [] if document["published"] else document["gate"]["reasons"]
     for reason in refused:
         print(f"refused: {reason}", file=sys.stderr)

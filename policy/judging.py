@@ -6,10 +6,10 @@ decided["published"], decided["gate"]["reasons"]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeAlias
 
 from policy.evaluate import evaluate
 from policy.evaluation import Split, gate, plot_intervals
@@ -18,6 +18,19 @@ from policy.progress import Progress, no_progress
 from policy.records import Document, once, require_all
 from storage.errors import WeightStoreError
 from storage.weights import WeightStore
+
+
+class Numbered(Protocol):
+    """What is live now."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+
+
+MakeLive: TypeAlias = Callable[[WeightStore, str], Numbered]
+"""Makes a store's candidate, by its digest, the live version: here or elsewhere."""
 
 __all__ = ["Gate", "evaluate_logs", "evaluate_once", "publish"]
 
@@ -112,14 +125,16 @@ def publish(
     *,
     frozen: Frozen | None = None,
     on_progress: Progress = no_progress,
+    make_live: MakeLive = WeightStore.publish,
 ) -> Document:
     """Make a candidate live if the gate lets it pass; without `settings` there is no gate.
 
     Gives `published`, `candidate`, `gate` (None without one), and of what is live now `version` and
     `generation` (None when refused). With a frozen data set the candidate is judged by that alone,
     and the decision is kept: a late retry neither brings back a version that another one has
-    followed, nor asks again; `manifest` and `unchanged` stand in the answer. Raises ValueError for
-    settings that do not fit, DataIncomplete, EvaluationError, GenerationConflict.
+    followed, nor asks again; `manifest` and `unchanged` stand in the answer. `make_live` publishes
+    elsewhere than in the root. Raises ValueError for settings that do not fit, DataIncomplete,
+    EvaluationError, GenerationConflict.
     """
     store = WeightStore(root, policy_id)
     candidate = store.candidate(candidate).digest
@@ -129,7 +144,7 @@ def publish(
         if settings is not None:
             decided = _judge(root, candidate, store, settings, frozen, on_progress)
         passed = decided is None or bool(decided["passed"])
-        live = store.publish(candidate) if passed else None
+        live = make_live(store, candidate) if passed else None
         return {
             "published": passed,
             "candidate": candidate,

@@ -30,6 +30,10 @@ Json = Annotated[
 ]
 Seed = Annotated[int, typer.Option(envvar="HEADRACE_SEED", help="Same seed, same result.")]
 Address = Annotated[str, typer.Option(envvar="HEADRACE_ADDRESS", help="Of the collector.")]
+Url = Annotated[
+    str | None,
+    typer.Option("--url", help="Of a collector that publishes, in place of a root's weights."),
+]
 Token = Annotated[
     str | None,
     typer.Option(envvar="HEADRACE_TOKEN", help="Better by its variable: `ps` shows options."),

@@ -136,6 +136,12 @@ class WeightStore:
         source = self._candidates / candidate.digest
         return self._number(source, candidate, copy_of=None, expected=number)
 
+    @property
+    def next_version(self) -> int:
+        """The number that the next version gets."""
+        live = self.live()
+        return max([*self.versions(), live.version if live else 0], default=0) + 1
+
     def versions(self) -> list[int]:
         """All version numbers, ascending; the first is 1."""
         return sorted(int(path.name) for path in _visible(self._versions) if path.name.isdigit())
@@ -168,12 +174,12 @@ class WeightStore:
 
     def lineage(self, version: int) -> dict[str, RangeSet]:
         """stream -> the ordinals that a version was trained on."""
-        path = self._versions / str(version) / LINEAGE_FILE
-        data = _read(path)
-        if sha256(data) != self.manifest(version).digests.get(LINEAGE_FILE):
-            raise WeightsDamaged(f"{path}: the file does not fit the digest in its manifest")
-        streams = open_document("lineage", data, path)["streams"]
-        return {stream: RangeSet.from_json(ranges) for stream, ranges in streams.items()}
+        return _lineage(self._versions / str(version), self.manifest(version).digests)
+
+    def candidate_lineage(self, digest: str) -> dict[str, RangeSet]:
+        """stream -> the ordinals that a candidate was trained on."""
+        candidate = self.candidate(digest)
+        return _lineage(self._candidates / candidate.digest, candidate.digests)
 
     # what is live
 
@@ -348,7 +354,7 @@ class WeightStore:
                 raise WeightsDamaged(f"{source / name}: the file does not fit its digest")
         while True:
             live = self.live()
-            version = max([*self.versions(), live.version if live else 0], default=0) + 1
+            version = self.next_version
             if expected not in (None, version):
                 raise GenerationConflict(
                     f"{self.policy_id}: expected the next version, {version}, got {expected}"
@@ -387,6 +393,15 @@ class WeightStore:
                 with contextlib.suppress(OSError):
                     if path.stat().st_mtime < limit:
                         shutil.rmtree(path)
+
+
+def _lineage(folder: Path, digests: Mapping[str, str]) -> dict[str, RangeSet]:
+    path = folder / LINEAGE_FILE
+    data = _read(path)
+    if sha256(data) != digests.get(LINEAGE_FILE):
+        raise WeightsDamaged(f"{path}: the file does not fit the digest in its manifest")
+    streams = open_document("lineage", data, path)["streams"]
+    return {stream: RangeSet.from_json(ranges) for stream, ranges in streams.items()}
 
 
 def candidate_files(

@@ -81,6 +81,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 ROUTES = [
     ("GET", "/v1/spec", None, {"log", "act", "weights:read", "weights:publish", "admin", "both"}),
+    ("GET", "/v1/policies/default/versions", None, {"weights:publish"}),
     ("POST", "/v1/policies/default/versions", {}, {"weights:publish"}),
     ("POST", "/v1/policies/default/rollback", {}, {"weights:publish"}),
     ("GET", "/", None, {"log", "act", "weights:read", "weights:publish", "admin", "both"}),
