@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,14 @@ from pettingzoo.test.example_envs import generated_agents_parallel_v0
 from ingest import PolicyClient, PolicyServerInput
 from policy import RolloutWorker
 from policy.algorithms.ppo import PPOConfig
+from policy.follow import follow
 from policy.policy import Policy
 from policy.spec import ModuleSpec, PolicySpec
 from storage.declarations import PolicyDeclaration
 from storage.gym_spaces import from_gym
 from storage.multi_agent_reader import MultiAgentReader
 from storage.policy_files import save_declaration
+from storage.reader import ShardReader
 from storage.weights import WeightStore
 from tests.collector_process import CollectorProcess
 from tests.ingest.petting_zoo import Nim, play_parallel, play_turns
@@ -144,3 +148,47 @@ def test_a_turn_based_game_reaches_the_trainer_live() -> None:
         after = worker.get_weights()["right"]
         assert all(frozen[key].tobytes() == after[key].tobytes() for key in frozen)
         assert inputs.next(0.0).env_steps() == 0
+
+
+def test_one_policy_is_followed_under_flow_control_beside_a_frozen_one(tmp_path: Path) -> None:
+    """Law: `follow` trains a policy on its agents' steps while they play against a frozen one; its
+    clients are held for each version, and the frozen policy's version acts all along."""
+    env, updates = Nim(), 3
+    specs = {kind_of(agent): spec_of(env, agent) for agent in env.possible_agents}
+    quick = {"part_seconds": 0.2, "seal_seconds": 0.2}
+    for name, rules in (("left", {"steps_per_version": 60}), ("right", {})):
+        save_declaration(tmp_path, declared(name, specs[name], **quick, **rules))
+        publish(tmp_path, name, specs[name], Policy(specs[name], seed=1).get_weights())
+    told: list[Any] = []
+    over = Event()
+    with (
+        CollectorProcess(tmp_path) as collector,
+        PolicyClient(collector.address, policy_mapping_fn=kind_of) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        training = pool.submit(
+            follow,
+            tmp_path,
+            "left",
+            PPOConfig(epochs=1),
+            stop=lambda: len(told) >= updates or over.is_set(),
+            steps_per_update=60,
+            on_update=told.append,
+        )
+        try:
+            while not training.done():
+                play_turns(env, client)
+        finally:
+            over.set()
+        client.flush()
+        result = training.result()
+    assert (result.updates, result.rows_trained) == (updates, 60 * updates)
+    assert result.version == 1 + updates
+    assert max(metrics["policy_lag_max"] for metrics in told) <= 1
+    versions = {}
+    for name in specs:
+        with ShardReader(tmp_path, policy_id=name) as reader:
+            versions[name] = {int(v) for batch in reader for v in batch["policy_version"]}
+    assert versions["right"] == {1}
+    assert versions["left"] >= {1, 2, 3}
+    assert WeightStore(tmp_path, "right").versions() == [1]
