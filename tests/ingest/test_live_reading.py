@@ -77,6 +77,7 @@ def test_an_ended_episode_comes_out_whole(tmp_path: Path, rooted: bool) -> None:
             assert agents_of(batch) == expected(name)
         assert inputs.next(0.0).env_steps() == 0
         assert inputs.stats.episodes == 2
+        assert inputs.queued == 0  # what was read is let go of
 
 
 def test_what_the_queue_had_no_room_for_comes_from_shards_once(tmp_path: Path) -> None:
