@@ -29,7 +29,8 @@ from storage.codec import Codec
 
 Array = NDArray[Any]
 
-_TAKEN = (OPTIONAL - {"infos", "source", "agent_id"}) | NEEDED | {"obs", "actions"}
+_WANTED = NEEDED | {"obs", "actions"}
+_TAKEN = (OPTIONAL - {"infos", "source", "agent_id"}) | _WANTED
 _WIDEST = 2**53
 _LATEST = 2**62
 
@@ -92,19 +93,22 @@ def _cut(data: bytes, size: int, spans: list[tuple[int, int]]) -> bytes:
 
 def runs_of(table: Any, rules: PolicyRules, *, numbered: bool) -> Runs | None:
     """The episodes of a pyarrow.Table, or None if it is not for this way."""
-    names, policy = set(table.column_names), rules.declaration
-    lone = all(
-        len(c.leaves) == 1 and not c.leaves[0].path for c in (rules.observation, rules.action)
-    )
-    fits = len(names) == table.num_columns and NEEDED | {"obs", "actions"} <= names <= _TAKEN
-    if not (lone and fits and table.num_rows) or policy.redact or policy.reward_window > 0:
+    names, policy = table.column_names, rules.declaration
+    fits = len(set(names)) == len(names) and _WANTED <= set(names) <= _TAKEN
+    late = policy.redact or policy.reward_window > 0
+    if not (fits and _is_lone(rules.observation) and _is_lone(rules.action)) or late:
         return None
-    batches = table.combine_chunks().to_batches()
+    batches = table.combine_chunks().to_batches()  # one, unless it has no rows or gigabytes
     try:
-        _require(len(batches) == 1)
-        return _Columns(batches[0], rules).runs(numbered=numbered)
+        _require(len(batches) == 1 and batches[0].num_rows)
+        return _Columns(names, batches[0], rules).runs(numbered=numbered)
     except _CloserLook:
         return None
+
+
+def _is_lone(codec: Codec) -> bool:
+    """Whether a space is one array, and no dictionary or tuple with one in it."""
+    return len(codec.leaves) == 1 and not codec.leaves[0].path
 
 
 @cache
@@ -116,10 +120,10 @@ def _arrow() -> tuple[Any, Any]:
 class _Columns:
     """A batch's columns, checked as wholes. Raises _CloserLook for what is not plain and valid."""
 
-    def __init__(self, batch: Any, rules: PolicyRules) -> None:
-        """`batch` is a pyarrow.RecordBatch of one row or more, without repeated names."""
+    def __init__(self, names: Sequence[str], batch: Any, rules: PolicyRules) -> None:
+        """`batch` is a pyarrow.RecordBatch of one row or more; no name comes twice."""
         self._arrow, self._compute = _arrow()
-        self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        self._columns = dict(zip(names, batch.columns, strict=True))
         self._rows: int = batch.num_rows
         self._rules = rules
 
@@ -145,12 +149,10 @@ class _Columns:
     def _canonical(self, name: str, codec: Codec) -> bytes:
         """The values as the codec encodes them, all of them valid."""
         column, leaf = self._plain(name), codec.leaves[0]
-        types = self._arrow.types
-        if types.is_fixed_size_list(column.type):
+        if self._arrow.types.is_fixed_size_list(column.type):
             column = column.flatten()
-        _require(types.is_integer(column.type) or types.is_floating(column.type))
         _require(column.null_count == 0 and codec.itemsize is not None)
-        values: Array = column.to_numpy()
+        values: Array = column.to_numpy(zero_copy_only=False)
         _require(values.dtype == leaf.dtype)
         _require(values.nbytes == self._rows * (codec.itemsize or 0))
         data = values.tobytes()
@@ -213,9 +215,10 @@ class _Columns:
         if self._arrow.types.is_dictionary(ids.type):
             ids = ids.dictionary_decode()
         differs = self._compute.not_equal(ids.slice(1), ids.slice(0, self._rows - 1))
-        edges = (np.flatnonzero(differs.to_numpy(zero_copy_only=False)) + 1).tolist()
-        begins, ends = np.array([0, *edges]), np.array([*edges, self._rows])
-        names: list[str] = ids.take(self._arrow.array(begins)).to_pylist()
+        edges = differs.to_numpy(zero_copy_only=False).nonzero()[0] + 1
+        firsts = [0, *edges.tolist()]
+        begins, ends = np.array(firsts), np.array([*firsts[1:], self._rows])
+        names: list[str] = [ids[row].as_py() for row in firsts]
         _require(len(set(names)) == len(names))  # an id in two places
         _require(all(type(name) is str and 0 < len(name) <= 256 for name in names))
         longest, policy = int((ends - begins).max()), self._rules.declaration
