@@ -34,7 +34,9 @@ from ingest.importing import accept_runs
 from storage.ranges import RangeSet
 
 MAX_KEY = 200
-ROW_STEPS = 20_000
+ROW_STEPS, ROW_EPISODES = 20_000, 500
+"""So much is taken in one turn of the event loop, some 20 ms, and is one journal row."""
+
 SMALL = 500_000  # bytes of a body that is read on the event loop
 
 
@@ -112,11 +114,11 @@ def _groups(episodes: list[BulkEpisode]) -> Iterator[list[BulkEpisode]]:
 
 
 def _grouped(runs: list[Run]) -> Iterator[list[Run]]:
-    """Whole episodes, of so many steps that a journal row stays small."""
+    """Whole episodes, so many that others wait no longer for the event loop than is sane."""
     group: list[Run] = []
     size = 0
     for run in runs:
-        if group and size + run.steps > ROW_STEPS:
+        if group and (size + run.steps > ROW_STEPS or len(group) == ROW_EPISODES):
             yield group
             group, size = [], 0
         group.append(run)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+import urllib3
 
 from ingest.bulk_runs import runs_of
 from ingest.open_episode import PolicyRules
@@ -258,6 +259,18 @@ def test_many_episodes_make_many_batches(collector: CollectorProcess) -> None:
     assert answer["accepted"] == 600 * 22 - 2
     assert [item["index"] for item in answer["refused"]] == [11_999]
     assert msgspec.json.decode(msgspec.json.encode(answer)) == answer
+
+
+def test_an_import_leaves_the_loop_to_others_between_its_rows(tmp_path: Path) -> None:
+    """Many short episodes are several journal rows, each durable before the next is begun."""
+    save_declaration(tmp_path, replace(POLICIES[0], seal_seconds=3600.0))
+    with CollectorProcess(tmp_path) as collector:
+        lengths = {f"short-{n}": 1 for n in range(1_200)}
+        assert post(collector, steps(lengths))[1] == {"durable": True, "accepted": 3_600}
+        with urllib3.PoolManager() as pool:
+            text = pool.request("GET", collector.address + "/metrics").data.decode()
+    (rows,) = (line for line in text.splitlines() if line.startswith("headrace_journal_rows "))
+    assert float(rows.split()[1]) == 3.0
 
 
 # --- the quick way, where steps stay columns ----------------------------------------------------
