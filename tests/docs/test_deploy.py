@@ -1,0 +1,132 @@
+"""docs/deploy: what the container and the unit run does run, as it stands there, in a folder."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import trustme
+
+from ingest.token_file import create_token
+from tests.collector_process import declare
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "docs/deploy/headrace-collect.service"
+LINES = (ROOT / "docs/deploy/Containerfile").read_text().replace("\\\n", "").splitlines()
+STOP_SECONDS = 20.0
+
+
+def words_of(instruction: str) -> list[str]:
+    """What follows an instruction of the container file, each time that it is there."""
+    return [line.partition(" ")[2] for line in LINES if line.startswith(f"{instruction} ")]
+
+
+def environment() -> dict[str, str]:
+    return dict(pair.split("=", 1) for text in words_of("ENV") for pair in shlex.split(text))
+
+
+def run(words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+    """`headrace` with these words, on a free port of loopback, telling where it is."""
+    command = [sys.executable, "-m", "headrace", *words, "--port", "0", "--json"]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def address_of(process: subprocess.Popen[str]) -> str:
+    if process.stdout is None:
+        raise RuntimeError("no output")
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(process.communicate(timeout=STOP_SECONDS)[1])
+    address: str = json.loads(line)["address"]
+    return address
+
+
+def test_what_the_container_copies_is_there() -> None:
+    """From the source: files of the repository. From the build stage: what it makes there."""
+    made = " ".join(words_of("RUN"))
+    for text in words_of("COPY"):
+        *options, source, _ = text.split()
+        if options:
+            assert options == ["--from=build"]
+            assert f"venv {source} " in made
+        else:
+            assert (ROOT / source / "pyproject.toml").exists()
+    assert all((ROOT / name).exists() for name in re.findall(r"-c (\S+)", made))
+
+
+def test_the_containers_folder_is_its_users() -> None:
+    """The volume is the root that the collector is told of, made for the user that it runs as."""
+    (user,) = (text.split(":")[0] for text in words_of("USER"))
+    (volume,) = words_of("VOLUME")
+    made = " ".join(words_of("RUN"))
+    assert environment()["HEADRACE_ROOT"] == volume
+    assert re.search(rf"install -d -o {user} .*{volume}$", made)
+    assert f"--uid {user} " in made
+
+
+def test_the_containers_command_serves_and_its_health_check_sees_it(tmp_path: Path) -> None:
+    """With a token and a certificate in the place of the secret; its stop signal drains it."""
+    declare(tmp_path)
+    create_token(tmp_path, "client", ["log"])
+    pem = tmp_path / "tls.pem"
+    trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
+    given = json.loads(words_of("ENTRYPOINT")[0])
+    words = json.loads(words_of("CMD")[-1])
+    assert given == ["headrace"]
+    secret = words[words.index("--tls-cert") + 1]
+    places = {secret: str(pem), "0.0.0.0": "127.0.0.1"}
+    process = run([places.get(word, word) for word in words], {"HEADRACE_ROOT": str(tmp_path)})
+    try:
+        address = address_of(process)
+        assert address.startswith("https://")
+        check = json.loads(words_of("HEALTHCHECK")[0].partition("CMD ")[2])
+        assert check[0] == "python"
+        code = [sys.executable, *check[1:-1], check[-1].replace("https://127.0.0.1:8642", address)]
+        assert subprocess.run(code, check=False).returncode == 0
+        process.send_signal(signal.Signals[words_of("STOPSIGNAL")[0]])
+        _, told = process.communicate(timeout=STOP_SECONDS)
+        assert process.returncode == 0, told
+        gone = subprocess.run(code, check=False, capture_output=True)
+        assert gone.returncode != 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_units_command_serves_and_stops_as_it_says(tmp_path: Path) -> None:
+    """In another folder: status 0 after SIGTERM, and the status that is not restarted otherwise."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd minds the case
+    parser.read(UNIT)
+    service = parser["Service"]
+    _, *words = shlex.split(service["ExecStart"])
+    state = f"/var/lib/{service['StateDirectory']}"
+    words = [word.replace(state, str(tmp_path)) for word in words]
+    undeclared = run(words, {})
+    undeclared.communicate(timeout=STOP_SECONDS)
+    assert undeclared.returncode == int(service["RestartPreventExitStatus"])
+    declare(tmp_path)
+    process = run(words, {})
+    try:
+        assert address_of(process).startswith("http://127.0.0.1:")
+        process.terminate()
+        _, told = process.communicate(timeout=float(service["TimeoutStopSec"]))
+        assert process.returncode == 0, told
+    finally:
+        process.kill()
+        process.wait()
