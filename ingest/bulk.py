@@ -12,6 +12,7 @@ closes its episode as broken at the last good step, is named in the reply by col
 leaves the other episodes alone.
 
 With an `Idempotency-Key` the import may be repeated: episodes that are known under it are skipped.
+A digest of the rows that came with a key is kept; other rows under it are a conflict.
 Each batch of episodes is one journal row, so that a killed import has whole episodes only.
 """
 
@@ -21,19 +22,24 @@ import asyncio
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ingest import wire
 from ingest.auth import Caller
 from ingest.bulk_columns import BulkColumns, BulkEpisode, place_of, policy_of
+from ingest.bulk_digest import digest_rows
 from ingest.bulk_runs import Run, Runs, runs_of
 from ingest.bulk_stream import read_table
 from ingest.collector import Collector
 from ingest.errors import Refusal
+from ingest.events import Keyed
 from ingest.http import Request
 from ingest.importing import accept_runs
+from storage.declarations import PolicyDeclaration
 from storage.ranges import RangeSet
 
 MAX_KEY = 200
+_KEY = "Idempotency-Key"
 ROW_STEPS, ROW_EPISODES = 20_000, 500
 """So much is taken in one turn of the event loop, some 20 ms, and is one journal row."""
 
@@ -48,14 +54,18 @@ async def import_steps(request: Request, collector: Collector) -> wire.EventsRep
         )
     _check_crc(request)
     key = _key(request)
-    numbered = key is not None
-    found: Sequence[BulkEpisode] | Runs
+    receipt = None if key is None else collector.keys.receipt(key)
     if len(request.body) < SMALL and "pyarrow" in sys.modules:
-        found = _read(request.body, collector, numbered)
+        found, given = _read(request.body, collector, key, receipt)
     else:  # the first request loads pyarrow, and a large one takes seconds
-        found = await asyncio.to_thread(_read, request.body, collector, numbered)
+        found, given = await asyncio.to_thread(_read, request.body, collector, key, receipt)
     instance, known = None, RangeSet()
     if key is not None:
+        if collector.keys.receipt(key) is not receipt:
+            text = f"{_KEY}: another import with this key is being read"
+            raise Refusal("busy", text, retry_after=1.0)
+        if given is not None:
+            collector.note_receipt(*given)
         registered, row = collector.register(wire.Register(name=key))
         await collector.durable(row)
         instance, known = registered.instance, RangeSet(registered.starts)
@@ -90,13 +100,37 @@ def _check_crc(request: Request) -> None:
         raise Refusal("malformed", f"expected the header Headrace-CRC32: {found}, got {shown}")
 
 
-def _read(body: bytes, collector: Collector, numbered: bool) -> Sequence[BulkEpisode] | Runs:
+def _read(
+    body: bytes, collector: Collector, key: str | None, receipt: Keyed | None
+) -> tuple[Sequence[BulkEpisode] | Runs, tuple[str, bytes, int] | None]:
+    """The episodes of a body, and what its key stands for from now on, None where nothing is new.
+
+    Raises Refusal, also for another body than its key stands for.
+    """
     table = read_table(body)
     policy = policy_of(table, collector.policies)
-    runs = runs_of(table, collector.assembler.rules[policy.policy_id], numbered=numbered)
+    given = None if key is None else _receipt(table, key, receipt, policy)
+    runs = runs_of(table, collector.assembler.rules[policy.policy_id], numbered=key is not None)
     if runs is not None:
-        return runs
-    return list(BulkColumns(table, policy).episodes(numbered=numbered))
+        return runs, given
+    return list(BulkColumns(table, policy).episodes(numbered=key is not None)), given
+
+
+def _receipt(
+    table: Any, key: str, known: Keyed | None, policy: PolicyDeclaration
+) -> tuple[str, bytes, int] | None:
+    """(key, digest, rows) to be kept, None for an import that is known to its end."""
+    rows, hidden = table.num_rows, {path.partition(".")[0] for path in policy.redact}
+    if known is not None:
+        if rows < known.seq or digest_rows(table, known.seq, hidden) != known.digest:
+            text = (
+                f"{_KEY}: expected the {known.seq} rows that came with {key.partition(':')[2]!r} "
+                f"before, and perhaps more behind them, got other content in {rows} rows"
+            )
+            raise Refusal("conflict", text, _KEY)
+        if rows == known.seq:
+            return None
+    return key, digest_rows(table, rows, hidden), rows
 
 
 def _groups(episodes: list[BulkEpisode]) -> Iterator[list[BulkEpisode]]:

@@ -84,18 +84,15 @@ class Collector:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
-        self.policies = dict(policies)
-        self.stats = CollectorStats()
-        self.draining = False
+        self.policies, self.stats = dict(policies), CollectorStats()
         self.failure: Exception | None = None
-        self.keeps = durable
+        self.draining, self.keeps = False, durable
         self.redactor = Redactor(redaction_key)
         self._flow, self._tap = flow, tap
         self._gate = Gate(tap) if tap is not None else None
         self._limits, self._retry_seconds = limits, retry_seconds
         self._max_pending, self._max_open = max_pending, max_open
-        self._clock, self._wall = clock, wall
-        self._began = clock()
+        self._clock, self._wall, self._began = clock, wall, clock()
         self._loop = asyncio.get_running_loop()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._rebuilding: Refusal | None = None  # what requests hear meanwhile
@@ -294,6 +291,11 @@ class Collector:
         """A key that came before. Raises Refusal: with other content, or when nothing is taken."""
         self._require_open()
         return None if given is None else self.keys.find(given)
+
+    def note_receipt(self, name: str, digest: bytes, rows: int) -> None:
+        """Journal what an import's key stands for, ahead of its episodes. Raises Refusal."""
+        self._require_open()
+        self._append([self.keys.note_receipt(name, digest, rows)], self._wall())
 
     def compose(self, fill: Callable[[Callable[[Event, bytes], None]], None]) -> int:
         """One journal row of what `fill` applies, an event and its encoding at a time.

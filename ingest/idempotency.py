@@ -98,6 +98,16 @@ class KeyBook:
         self.add(event)
         return encode_event(event)
 
+    def receipt(self, name: str) -> Keyed | None:
+        """What the key of an import stands for: `digest` of its first `seq` rows."""
+        return self._known.get(("", name))
+
+    def note_receipt(self, name: str, digest: bytes, rows: int) -> bytes:
+        """Remember what an import's key stands for; answers the journal event of it, encoded."""
+        event = Keyed(self._next, "", name, digest, rows)
+        self.add(event)
+        return encode_event(event)
+
     def add(self, event: Keyed) -> None:
         """Apply a journal event; one that the journal's state holds already changes nothing."""
         if event.number >= self._next:

@@ -225,6 +225,31 @@ def test_a_bad_leaf_is_refused(collector: CollectorProcess, columns: dict[str, A
     assert answer["refused"][0]["error"]["code"] == "invalid"
 
 
+def test_a_key_with_other_rows_is_a_conflict(tmp_path: Path) -> None:
+    """What comes behind the rows of before is taken, other rows are not; over a kill too."""
+    save_declaration(tmp_path, POLICIES[0])
+    with CollectorProcess(tmp_path) as collector:
+        first = steps({"a": 3, "b": 2})
+        assert post(collector, first, idempotency_key="k")[1]["accepted"] == 9
+        collector.settle(5)
+        for _ in range(2):
+            for other in (
+                steps({"a": 3}),
+                steps({"a": 3, "c": 2}),
+                steps({"x": 3, "b": 2, "c": 1}),
+            ):
+                status, answer = post(collector, other, idempotency_key="k")
+                assert (status, answer["error"]["code"]) == (409, "conflict")
+                assert "5 rows" in answer["error"]["message"]
+            assert post(collector, first, idempotency_key="k")[1]["accepted"] == 0
+            collector.kill()
+            collector.restart()
+        assert post(collector, steps({"c": 1}), idempotency_key="other")[1]["accepted"] == 3
+        longer = steps({"a": 3, "b": 2, "d": 1})
+        assert post(collector, longer, idempotency_key="k")[1]["accepted"] == 3
+        assert post(collector, first, idempotency_key="k")[0] == 409
+
+
 def test_repeating_an_import_adds_nothing(tmp_path: Path) -> None:
     """Under its Idempotency-Key an import is taken once, also over a kill and for a longer file."""
     with _collector(tmp_path) as collector:
