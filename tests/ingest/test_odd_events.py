@@ -23,6 +23,7 @@ from ingest import wire
 from ingest.recovery import recover
 from ingest.restoring import notice_restore
 from ingest.sealed import Limits
+from ingest.tracks import Name, name_in
 from storage.declarations import PolicyDeclaration
 from storage.spaces import parse_space
 from tests.ingest.simulated_collector import MemoryShelf, MemoryWriter
@@ -87,6 +88,11 @@ class Episode:
 class OddEvents(RuleBasedStateMachine):
     """The assembler with its shell, beside the model."""
 
+    agent: str | None = None  # of every event
+
+    def name(self, episode_id: str) -> Name:
+        return name_in(episode_id, self.agent)
+
     @initialize()
     def begin(self) -> None:
         self.shell = Shell(POLICIES, Limits(instances=2))
@@ -139,7 +145,7 @@ class OddEvents(RuleBasedStateMachine):
     def start_as(self, name: str, who: int, policy: str, number: int | None) -> None:
         instance, found = self.instances[who], self.model.get(name)
         number = len(self.starts[instance]) if number is None else number
-        event = wire.Start(episode_id=name, start=number, policy_id=policy)
+        event = wire.Start(episode_id=name, start=number, policy_id=policy, agent_id=self.agent)
         if self.shell.assembler.instances.get(instance) is None:
             expected = "unknown_instance"
             self.instances[who] = self.shell.register()  # for what comes
@@ -206,7 +212,14 @@ class OddEvents(RuleBasedStateMachine):
     def send_action(self, name: str, by: str, skew: int, action: int) -> None:
         content = ("act", action)
         expected, seq = self.numbered(name, by, skew, content)
-        event = wire.LogAction(episode_id=name, seq=seq, obs=[0.5], action=action)
+        event = wire.LogAction(
+            episode_id=name,
+            seq=seq,
+            obs=[0.5],
+            action=action,
+            agent_id=self.agent,
+            env_t=None if self.agent is None else seq,
+        )
         assert self.send(event, by) == expected
         if expected == "accepted":
             found = self.take(name, content)
@@ -219,7 +232,8 @@ class OddEvents(RuleBasedStateMachine):
         by = self.caller(name, who)
         content = ("reward", amount)
         expected, seq = self.numbered(name, by, skew, content)
-        assert self.send(wire.LogReturns(episode_id=name, seq=seq, reward=amount), by) == expected
+        event = wire.LogReturns(episode_id=name, seq=seq, reward=amount, agent_id=self.agent)
+        assert self.send(event, by) == expected
         if expected == "accepted":
             self.take(name, content).rewards[-1].append(amount)
 
@@ -231,7 +245,8 @@ class OddEvents(RuleBasedStateMachine):
         by = self.caller(name, who)
         content = ("end", truncated)
         expected, seq = self.numbered(name, by, skew, content)
-        assert self.send(wire.End(episode_id=name, seq=seq, truncated=truncated), by) == expected
+        event = wire.End(episode_id=name, seq=seq, truncated=truncated, agent_id=self.agent)
+        assert self.send(event, by) == expected
         if expected == "accepted":
             self.finish(self.take(name, content), "truncated" if truncated else "terminated")
 
@@ -262,7 +277,9 @@ class OddEvents(RuleBasedStateMachine):
             expected = "invalid"
         else:
             expected = "accepted" if found.takes(t, self.shell.now) else "window_closed"
-        event = wire.LogReturns(episode_id=name, reward=amount, step=t, reward_id=key)
+        event = wire.LogReturns(
+            episode_id=name, reward=amount, step=t, reward_id=key, agent_id=self.agent
+        )
         assert self.send(event, self.instances[who]) == expected
         if found is not None and expected == "accepted":
             found.rewards[t].append(amount)
@@ -285,7 +302,7 @@ class OddEvents(RuleBasedStateMachine):
     def break_one(self, chance: int) -> None:
         """An event of a background batch did not fit."""
         name = self.named(3) if chance == 4 else "nobody"
-        ended = self.shell.assembler.break_episode(name, "it did not fit")
+        ended = self.shell.assembler.break_episode(self.name(name), "it did not fit")
         found = self.model.get(name)
         assert bool(ended) == (found is not None and not found.how)
         if ended and found is not None:
@@ -341,7 +358,7 @@ class OddEvents(RuleBasedStateMachine):
     def parts_hold_what_the_page_says(self) -> None:
         for name, found in getattr(self, "model", {}).items():
             stored = [part for part in self.writer.parts if part.episode_id == name]
-            parts = stored + self.shell.parts(name)
+            parts = stored + self.shell.parts(self.name(name))
             assert bool(parts) == (found.sealed and bool(found.rewards))
             if parts:
                 (part,) = parts
@@ -351,3 +368,15 @@ class OddEvents(RuleBasedStateMachine):
 
 OddEvents.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None)
 TestOddEvents = OddEvents.TestCase
+
+
+class OddTracks(OddEvents):
+    """The same of agents' tracks: each is an episode of its own in all of this."""
+
+    agent = "agent0"
+
+
+OddTracks.TestCase.settings = settings(
+    max_examples=max(20, EXAMPLES // 5), stateful_step_count=30, deadline=None
+)
+TestOddTracks = OddTracks.TestCase
