@@ -115,6 +115,44 @@ def test_a_copied_journal_that_is_put_back_doubles_nothing(tmp_path: Path) -> No
     assert report.earlier == 0
 
 
+def test_tracks_of_a_restored_journal_are_known_by_episode_and_agent(tmp_path: Path) -> None:
+    """Two agents of one episode with the same numbers: nothing is doubled, and both are over."""
+    root, backup = tmp_path / "root", tmp_path / "backup"
+    declare(root, seal_seconds=0.2)
+
+    def send(collector: CollectorProcess, *events: dict[str, Any]) -> list[str]:
+        batch = [{"episode_id": "e", **event} for event in events]
+        status, answer = collector.post("/v1/events", {"events": batch})
+        assert status == 200, answer
+        return [item["error"]["code"] for item in answer.get("refused", [])]
+
+    def act(agent: str, seq: int) -> dict[str, Any]:
+        step = {"type": "log_action", "obs": [0.5] * 4, "action": 1, "reward": float(seq)}
+        return {**step, "seq": seq, "agent_id": agent, "env_t": seq}
+
+    agents = ("agent0", "b")
+    with CollectorProcess(root) as collector:
+        for agent in agents:
+            assert send(collector, {"type": "start", "agent_id": agent}, act(agent, 1)) == []
+        collector.kill()
+        shutil.copytree(root / "journal", backup)
+        collector.restart()
+        for agent in agents:
+            end = {"type": "end", "seq": 3, "agent_id": agent, "agents": 2}
+            assert send(collector, act(agent, 2), end) == []
+        collector.settle(4)
+        collector.kill()
+        before = Counter((row["agent_id"], row["t"]) for row in shard_rows(root))
+        put_back(root, backup)
+        collector.restart()
+        for agent in agents:
+            assert send(collector, act(agent, 4)) == ["completed"]
+        assert collector.stop() == 0
+    assert before == Counter((a, t) for a in agents for t in (0, 1))
+    assert Counter((row["agent_id"], row["t"]) for row in shard_rows(root)) == before
+    assert verified(root).acknowledged == 4
+
+
 def test_shards_of_an_earlier_journal_are_left_alone(tmp_path: Path) -> None:
     """What nobody received since the backup is read by its name alone, and not taken up."""
     declare(tmp_path, seal_seconds=0.01)
