@@ -43,6 +43,7 @@ _KEY = "Idempotency-Key"
 ROW_STEPS, ROW_EPISODES = 20_000, 500
 """So much is taken in one turn of the event loop, some 20 ms, and is one journal row."""
 
+ROOM_SECONDS = 0.02  # between looks whether the shard writer has caught up
 SMALL = 500_000  # bytes of a body that is read on the event loop
 
 
@@ -72,11 +73,13 @@ async def import_steps(request: Request, collector: Collector) -> wire.EventsRep
     reply = wire.EventsReply(durable=collector.keeps, accepted=0)
     if isinstance(found, Runs):
         for some in _grouped([run for run in found.episodes if run.number not in known]):
+            await _room(collector, reply)
             answer, row = accept_runs(collector, found, some, instance, request.caller)
             await collector.durable(row)
             _count_runs(reply, answer, some)
     else:
         for group in _groups([one for one in found if one.number not in known]):
+            await _room(collector, reply)
             await _accept(group, instance, collector, reply, request.caller)
     request.caller.charge(reply.accepted)
     return reply
@@ -159,6 +162,12 @@ def _grouped(runs: list[Run]) -> Iterator[list[Run]]:
         size += run.steps
     if group:
         yield group
+
+
+async def _room(collector: Collector, reply: wire.EventsReply) -> None:
+    """Wait for the shard writer in the middle of a request: what has begun is not told to wait."""
+    while reply.accepted and collector.is_behind and collector.failure is None:
+        await asyncio.sleep(ROOM_SECONDS)
 
 
 def _count_runs(reply: wire.EventsReply, answer: wire.EventsReply, some: list[Run]) -> None:

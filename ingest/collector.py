@@ -115,11 +115,7 @@ class Collector:
     def _declare(self, journal: Journal) -> None:
         """Keep the declarations in the journal. When they are known no disk is needed to start."""
         known = journal.state(POLICY)
-        fresh = {
-            key: blob
-            for key, blob in policies_state(self.policies).items()
-            if known.get(key) != blob
-        }
+        fresh = dict(policies_state(self.policies).items() - known.items())
         if fresh:
             journal.commit(put=fresh)
 
@@ -244,8 +240,13 @@ class Collector:
 
     @property
     def pending_bytes(self) -> int:
-        """Raw bytes of parts that wait for a plan or for their shard."""
+        """What parts that wait for a plan or for their shard hold in memory, about."""
         return self._sealing.pending_bytes
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits for the shard writer that nothing more is taken."""
+        return self.pending_bytes > self._max_pending
 
     @property
     def next_ordinals(self) -> dict[str, int]:
@@ -396,9 +397,8 @@ class Collector:
             found = self.assembler.instances.named(request.name)
             known = None if found is None else self.assembler.instances.get(found)
             if found is not None and known is not None:
-                reply = wire.Registered(
-                    instance=found, starts=known.starts.ranges(), durable=self.keeps
-                )
+                starts = known.starts.ranges()
+                reply = wire.Registered(instance=found, starts=starts, durable=self.keeps)
                 return reply, self._committer.next_row - 1
         opened = self.assembler.open_instance(secrets.token_hex(8), request.name)
         encoded: list[bytes] = []
@@ -426,7 +426,7 @@ class Collector:
             raise Refusal("draining", "the collector is shutting down", retry_after=1.0)
         if self._rebuilding is not None:
             raise replace(self._rebuilding)
-        if self.pending_bytes > self._max_pending:
+        if self.is_behind:
             text = f"{self.pending_bytes} bytes wait to be written to shards"
             raise Refusal("busy", text, retry_after=0.5)
         if self._tap is not None and self._tap.full:

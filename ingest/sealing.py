@@ -43,6 +43,9 @@ MAX_IDLE_ROWS = 64
 MOST_WAITING = 16_000_000
 """So many bytes of parts, over all streams, do not wait to become larger shards."""
 
+PART_BYTES = 1_400
+"""What a part takes in memory beside its columns, about: all that a part of one step takes."""
+
 
 @dataclass
 class _Ready:
@@ -54,7 +57,12 @@ class _Ready:
     first: int
     told: int = 0  # how many of the parts were handed to `fresh`
     parts: list[Sealed] = field(default_factory=list)
-    nbytes: int = 0
+    nbytes: int = 0  # of columns
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory, about."""
+        return self.nbytes + PART_BYTES * len(self.parts)
 
 
 class Sealing:
@@ -101,8 +109,8 @@ class Sealing:
 
     @property
     def pending_bytes(self) -> int:
-        """Raw bytes of parts that wait for a plan or for their shard."""
-        return self._in_flight_bytes + sum(ready.nbytes for ready in self._ready.values())
+        """What parts that wait for a plan or for their shard hold in memory, about."""
+        return self._in_flight_bytes + sum(ready.held for ready in self._ready.values())
 
     @property
     def waiting_steps(self) -> int:
@@ -200,7 +208,7 @@ class Sealing:
         first, last = ready.first, ready.first + len(ready.parts) - 1
         plan = Plan(self._next_plan, stream, ready.schema_id, first, last, plan_blob(ready.parts))
         self._next_plan += 1
-        self._count(1, ready.nbytes)
+        self._count(1, ready.held)
         self.unrecorded[plan.plan_id] = _steps(ready.parts)
         self._transact(Transaction(plan=plan), lambda: self._write(plan, ready.parts, ready.rule))
 
@@ -321,4 +329,4 @@ def _steps(sealed: list[Sealed]) -> int:
 
 
 def _size(sealed: list[Sealed]) -> int:
-    return sum(item.part.nbytes for item in sealed if item.part is not None)
+    return sum(item.part.nbytes + PART_BYTES for item in sealed if item.part is not None)

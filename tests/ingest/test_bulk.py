@@ -298,6 +298,18 @@ def test_an_import_leaves_the_loop_to_others_between_its_rows(tmp_path: Path) ->
     assert float(rows.split()[1]) == 3.0
 
 
+@pytest.mark.parametrize("quickly", [True, False])
+def test_an_import_waits_for_the_writer_between_its_rows(tmp_path: Path, quickly: bool) -> None:
+    """More episodes than may wait for their shards: what has begun is not refused half way."""
+    save_declaration(tmp_path, POLICIES[0])
+    slow = {} if quickly else {"infos": [""] * 4_000}
+    with CollectorProcess(tmp_path, options=["--limit", "max_pending=300000"]) as collector:
+        lengths = {f"one-{n}": 1 for n in range(4_000)}
+        assert post(collector, steps(lengths, **slow))[1] == {"durable": True, "accepted": 12_000}
+        collector.settle(4_000)
+    assert len(shard_rows(tmp_path)) == 4_000
+
+
 # --- the quick way, where steps stay columns ----------------------------------------------------
 
 

@@ -227,6 +227,22 @@ def test_parts_that_wait_for_the_disk_push_back() -> None:
     run(body)
 
 
+def test_a_part_counts_for_what_it_holds_beside_its_columns() -> None:
+    """Of one-step episodes that is nearly all of their memory."""
+
+    async def body() -> None:
+        writer, patient = MemoryWriter(full=True), replace(DEFAULT, seal_seconds=600.0)
+        async with running(MemoryJournal(), writer, patient, max_pending=100_000) as collector:
+            instance = await registered(collector)
+            taken = 0
+            while not collector.is_behind:
+                await collector.durable(collector.accept(batch(instance, f"e{taken}", taken))[1])
+                taken += 1
+            assert 10 < taken < 100
+
+    run(body)
+
+
 def test_parts_of_many_bytes_do_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long before max_pending they are planned, whatever the seal times and sizes say."""
     monkeypatch.setattr("ingest.sealing.MOST_WAITING", 500)
