@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -79,6 +80,10 @@ class WorkerGroup:
         self.num_workers = num_workers
         self.stats = GroupStats()
         self._last_loss = "none"
+        self._stopped = False
+        # what good workers answered to a call that raised another's error, for the next such call
+        self._held_batches: dict[int, Batch] = {}
+        self._held_metrics: list[Any] = []
         self.local_worker = worker_class(**self._args, worker_index=0, num_workers=num_workers)
         self.version = 0
         self._latest: dict[str, Any] = {}  # of every policy: what a new worker starts with
@@ -108,6 +113,7 @@ class WorkerGroup:
         They are put into Ray's store once, however many workers there are. What a worker says
         against them is raised by the next call that asks it for something.
         """
+        self._require_running()
         self.version += 1
         if global_vars:
             self.local_worker.set_global_vars(global_vars)
@@ -138,11 +144,14 @@ class WorkerGroup:
         for one in driver.values():
             if isinstance(one, MeanStdFilter):
                 one.clear_buffer()  # the driver's own observations are in its statistics already
-        for filters in self._each("get_filters", True):
+        answers, failed = self._ask("get_filters", True)
+        for filters in answers.values():
             for name, theirs in filters.items():
                 mine = driver[name]
                 if isinstance(mine, MeanStdFilter):
                     mine.apply_changes(theirs)
+        if failed is not None:
+            raise failed  # what the others handed over is in the driver's
         merged = {name: _without_buffer(one) for name, one in driver.items()}
         self._each("sync_filters", merged)
 
@@ -152,9 +161,16 @@ class WorkerGroup:
         """A sample of every worker that is alive, in the order of their indices.
 
         A worker that died meanwhile is missing from the list and is there again the next time.
-        Raises RuntimeError when no worker gave anything, and what a worker's own code raised.
+        Raises RuntimeError when no worker gave anything, and what a worker's own code raised: the
+        others' batches are kept then, and the next call hands them out instead of asking those
+        workers again.
         """
-        batches: list[Batch] = self._each("sample")
+        answers, failed = self._ask("sample", but=self._held_batches)
+        self._held_batches |= answers
+        if failed is not None:
+            raise failed
+        batches = [batch for _, batch in sorted(self._held_batches.items(), key=itemgetter(0))]
+        self._held_batches = {}
         if not batches:
             raise RuntimeError(
                 f"sample: none of {self.num_workers} remote workers answered; {self.stats.lost} "
@@ -164,30 +180,57 @@ class WorkerGroup:
 
     def _each(self, method: str, *args: Any) -> list[Any]:
         """A method of every remote worker, at once; answers of those that are alive."""
-        self._revive()
-        asked = [(remote, getattr(remote.actor, method).remote(*args)) for remote in self._remotes]
-        return [
-            answer for remote, ref in asked if (answer := self._answer(remote, ref)) is not _LOST
-        ]
+        answers, failed = self._ask(method, *args)
+        if failed is not None:
+            raise failed
+        return list(answers.values())
 
-    def _answer(self, remote: _Remote, ref: Any) -> Any:
-        try:
+    def _ask(
+        self, method: str, *args: Any, but: Collection[int] = ()
+    ) -> tuple[dict[int, Any], BaseException | None]:
+        """(answers by index, what a worker's own code raised): one's error costs no other's answer.
+
+        Asked are all that are alive, without those of the indices `but`. Of several errors the
+        first is returned, the others are logged.
+        """
+        self._require_running()
+        self._revive()
+        asked = [
+            (remote, getattr(remote.actor, method).remote(*args))
+            for remote in self._remotes
+            if remote.index not in but
+        ]
+        answers: dict[int, Any] = {}
+        failures: list[BaseException] = []
+        for remote, ref in asked:
             taking, remote.taking = remote.taking, None
             if taking is not None:
-                self._ray.get(taking)
-            answer = self._ray.get(ref)
+                self._answer(remote, taking, failures)
+            answer = _NOTHING if remote.actor is None else self._answer(remote, ref, failures)
+            if answer is not _NOTHING:
+                answers[remote.index] = answer
+                remote.failures = 0
+        for error in failures[1:]:
+            _log.warning("%s: another worker raised as well: %s", method, _first_line(error))
+        return answers, failures[0] if failures else None
+
+    def _answer(self, remote: _Remote, ref: Any, failures: list[BaseException]) -> Any:
+        """What it answered; _NOTHING from a worker that died, or whose own code raised."""
+        try:
+            return self._ray.get(ref)
         except self._ray.exceptions.RayActorError as error:
             self.stats.lost += 1
             remote.failures += 1
             remote.actor = None
             self._last_loss = _first_line(error)
             _log.warning("remote worker %d was lost: %s", remote.index, _first_line(error))
-            return _LOST
         except self._ray.exceptions.RayTaskError as error:
-            # what the worker's own code raised, as it would have been raised here
-            raise error.as_instanceof_cause() from error
-        remote.failures = 0
-        return answer
+            failures.append(_own_error(error))
+        return _NOTHING
+
+    def _require_running(self) -> None:
+        if self._stopped:
+            raise RuntimeError("this group was stopped")
 
     def _revive(self) -> None:
         """New workers in place of those that died."""
@@ -209,6 +252,7 @@ class WorkerGroup:
 
         The function travels by Ray's own pickling; so does what it answers.
         """
+        self._require_running()
         return [func(self.local_worker), *self._each("apply", func)]
 
     def foreach_policy(self, func: Callable[[Any, str], Result]) -> list[Result]:
@@ -217,9 +261,18 @@ class WorkerGroup:
         return [result for results in found for result in results]
 
     def get_metrics(self) -> list[Any]:
-        """What all workers report since the last time, together."""
-        drained = [self.local_worker.get_metrics(), *self._each("get_metrics")]
-        return [one for metrics in drained for one in metrics]
+        """What all workers report since the last time, together.
+
+        When a worker's own code raises, what the others reported is in the next call's answer.
+        """
+        self._require_running()
+        self._held_metrics += self.local_worker.get_metrics()
+        answers, failed = self._ask("get_metrics")
+        self._held_metrics += [one for metrics in answers.values() for one in metrics]
+        if failed is not None:
+            raise failed
+        drained, self._held_metrics = self._held_metrics, []
+        return drained
 
     @property
     def remote_workers(self) -> list[Any]:
@@ -227,7 +280,8 @@ class WorkerGroup:
         return [remote.actor for remote in self._remotes if remote.actor is not None]
 
     def stop(self) -> None:
-        """Stop every worker and its process."""
+        """Stop every worker and its process; every call but this one raises RuntimeError then."""
+        self._stopped = True
         self.local_worker.stop()
         for actor in self.remote_workers:
             self._ray.kill(actor)
@@ -245,7 +299,14 @@ class WorkerGroup:
         self.stop()
 
 
-_LOST: Any = object()
+_NOTHING: Any = object()
+
+
+def _own_error(error: Any) -> BaseException:
+    """What the worker's own code raised, as it would have been raised here."""
+    own: BaseException = error.as_instanceof_cause()
+    own.__cause__ = error
+    return own
 
 
 def _without_buffer(one: Any) -> Any:

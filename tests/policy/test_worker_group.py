@@ -56,6 +56,29 @@ class Deaf(RolloutWorker):
         super().set_weights(weights, global_vars, version=version)
 
 
+class Fickle(RolloutWorker):
+    """Raises in the next call of the method that `raises_in` names."""
+
+    raises_in = None
+
+    def _perhaps(self, method):
+        if self.raises_in == method:
+            self.raises_in = None
+            raise LookupError(method)
+
+    def sample(self, **kwargs):
+        self._perhaps("sample")
+        return super().sample(**kwargs)
+
+    def get_metrics(self):
+        self._perhaps("get_metrics")
+        return super().get_metrics()
+
+    def get_filters(self, flush_after=False):
+        self._perhaps("get_filters")
+        return super().get_filters(flush_after)
+
+
 def create(context):
     return Blocks({**context, "worker": context.worker_index})
 
@@ -212,6 +235,70 @@ def test_who_takes_a_lost_ones_place_gets_every_policy(ray):
 def die(worker):
     if worker.settings.worker_index:
         os._exit(1)
+
+
+@pytest.fixture(scope="module")
+def fickle(ray):
+    """Two remote workers that raise when they are told to."""
+    made = WorkerGroup(
+        Fickle,
+        2,
+        arguments(observation_filter="MeanStdFilter"),
+        actor_options={"num_cpus": 0.25},
+    )
+    yield made
+    made.stop()
+
+
+def arm(group, method):
+    """Worker 2 raises in its next call of that method."""
+
+    def told(worker):
+        worker.raises_in = method if worker.settings.worker_index == 2 else None
+
+    group.foreach_worker(told)
+
+
+def test_one_workers_error_costs_no_other_workers_batch(fickle):
+    """The next sample has the batch of the worker that was well, and asks the other one alone."""
+    arm(fickle, "sample")
+    with pytest.raises(LookupError, match="sample"):
+        fickle.sample()
+    first, second = fickle.sample()
+    here = RolloutWorker(**arguments(worker_index=1, observation_filter="MeanStdFilter"))
+    assert (first["actions"] == here.sample()["actions"]).all()
+    assert first["stream"][0] != second["stream"][0]
+    seen = fickle.foreach_worker(lambda worker: worker.filters["default"].stats.n)
+    assert seen[1:] == [8, 8]
+    assert len(fickle.sample()) == 2
+
+
+def test_one_workers_error_costs_no_metrics(fickle):
+    """What was drained elsewhere is in the next answer."""
+    arm(fickle, "get_metrics")
+    with pytest.raises(LookupError, match="get_metrics"):
+        fickle.get_metrics()
+    assert [one.length for one in fickle.get_metrics()] == [5] * 4
+
+
+def test_one_workers_error_costs_no_observation_of_a_filter(fickle):
+    """What was flushed elsewhere is in the driver's filter; the next round counts the rest."""
+    arm(fickle, "get_filters")
+    with pytest.raises(LookupError, match="get_filters"):
+        fickle.sync_filters()
+    fickle.sync_filters()
+    seen = fickle.foreach_worker(lambda worker: worker.filters["default"].stats.n)
+    assert seen == [32] * 3
+
+
+def test_a_group_that_was_stopped_says_so(fickle):
+    """Every call but stop."""
+    fickle.stop()
+    fickle.stop()
+    calls = [fickle.sample, fickle.sync_weights, fickle.sync_filters, fickle.get_metrics]
+    for call in [*calls, lambda: fickle.foreach_worker(str)]:
+        with pytest.raises(RuntimeError, match="this group was stopped"):
+            call()
 
 
 def test_a_group_without_anybody_left_says_so(group):
