@@ -4,13 +4,16 @@ mean of all ranks' gradients.
     setup_torch_data_parallel("tcp://127.0.0.1:29500", world_rank=0, world_size=2, backend="gloo")
 
 With loss terms that are means over rows, and equal counts on every rank, the mean of the ranks'
-gradients is the gradient of the joined batch: counts that differ are refused on every rank.
+gradients is the gradient of the joined batch: counts that differ are refused on every rank, and so
+is what one rank alone refuses.
 """
 
 from __future__ import annotations
 
+import hashlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +21,16 @@ import torch
 import torch.distributed as dist
 
 __all__ = [
+    "all_or_none",
     "average_gradients",
     "broadcast_weights",
     "find_free_port",
     "get_node_ip",
     "join_group",
-    "require_equal_counts",
+    "require_same_setup",
 ]
+
+_REFUSED = -1  # instead of every count of a rank that raised
 
 
 def join_group(url: str, world_rank: int, world_size: int, backend: str) -> None:
@@ -48,15 +54,51 @@ def broadcast_weights(module: torch.nn.Module) -> None:
         dist.broadcast(tensor, 0)
 
 
-def require_equal_counts(count: int, world_size: int) -> None:
-    """Raise ValueError, on every rank, unless all of them learn from as many rows."""
-    if world_size == 1:
-        return
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
-    dist.all_gather(counts, torch.tensor([count]))
-    found = [int(one) for one in counts]
-    if len(set(found)) > 1:
-        raise ValueError(f"data parallel: expected the same count on every rank, got {found}")
+@contextmanager
+def all_or_none(counts: Mapping[str, int], world_size: int) -> Iterator[None]:
+    """Run a block that fills in `counts`, then go on only if every rank came through with the same.
+
+    The names and their order are the same on every rank, and are there before the block. An error
+    within the block is raised here, ValueError on the other ranks; ValueError on every rank where
+    the counts differ. Nobody is left to wait.
+    """
+    try:
+        yield
+    except Exception:
+        if world_size > 1:
+            _gathered([_REFUSED] * len(counts), world_size)
+        raise
+    if world_size > 1:
+        found = _gathered(list(counts.values()), world_size)
+        refusing = np.flatnonzero((found == _REFUSED).any(axis=1)).tolist()
+        if refusing:
+            raise ValueError(f"data parallel: expected all ranks to learn, but {refusing} refused")
+        differing = [
+            f"{found[:, i].tolist()} of {name}"
+            for i, name in enumerate(counts)
+            if len(set(found[:, i].tolist())) > 1
+        ]
+        if differing:
+            text = ", ".join(differing)
+            raise ValueError(f"data parallel: expected the same count on every rank, got {text}")
+
+
+def require_same_setup(described: str, world_size: int) -> None:
+    """Raise ValueError, on every rank, unless all ranks describe what they learn with alike."""
+    digest = hashlib.sha256(described.encode()).digest()[:8]
+    found = _gathered([int.from_bytes(digest, "little", signed=True)], world_size)
+    if len(set(found[:, 0].tolist())) > 1:
+        raise ValueError(
+            "data parallel: expected the same policies, trained ones and shapes on every rank, "
+            f"here they are {described}"
+        )
+
+
+def _gathered(numbers: Sequence[int], world_size: int) -> npt.NDArray[np.int64]:
+    """(world_size, M) of M numbers of each rank."""
+    found = [torch.zeros(len(numbers), dtype=torch.int64) for _ in range(world_size)]
+    dist.all_gather(found, torch.tensor(list(numbers), dtype=torch.int64))
+    return torch.stack(found).numpy()
 
 
 def average_gradients(gradients: Sequence[npt.NDArray[np.float32]], world_size: int) -> None:

@@ -26,7 +26,7 @@ import torch
 
 from policy.advantages import gae
 from policy.algorithms.ppo import ADVANTAGES, PPO, VALUE_TARGETS, PPOConfig
-from policy.data_parallel import average_gradients, require_equal_counts
+from policy.data_parallel import all_or_none, average_gradients
 from policy.filters import ConcurrentMeanStdFilter
 from policy.numpy_policy import Actions, NumpyPolicy
 from policy.policy import FloatArray, Policy
@@ -228,25 +228,29 @@ class TrainablePolicy(Policy):
 
         Copies: a later backward pass does not change them. With data parallelism they are the mean
         over all ranks. Raises ValueError when no row can be learned from, or when ranks come with
-        different counts; FloatingPointError for a loss that is not finite.
+        different counts or another one refuses; FloatingPointError for a loss that is not finite.
         """
         with self._lock:
-            used, why = self._usable(batch)
-            # before any refusal of this rank's own: the others wait for its count
-            require_equal_counts(used.count, self.world_size)
-            if not used.count:
-                raise ValueError(f"expected rows to learn from, got none of {batch.count}: {why}")
-            rows, before = self.algorithm.rows(used)
-            clip = self.algorithm.schedule()
-            loss = self.algorithm.loss(rows, clip, normalise=False)
-            if not torch.isfinite(loss):
-                raise FloatingPointError(f"the loss became {loss.item()}; try a smaller lr")
-            self.module.zero_grad(set_to_none=True)
-            loss.backward()
-            gradients = [self._gradient(parameter) for parameter in self.module.parameters()]
+            counts = {"rows": 0}
+            with all_or_none(counts, self.world_size):
+                gradients, stats, counts["rows"] = self._own_gradients(batch)
             average_gradients(gradients, self.world_size)
-            stats = {"loss": float(loss.detach()), **before}
-            return gradients, {"learner_stats": stats, "batch_count": used.count}
+            return gradients, {"learner_stats": stats, "batch_count": counts["rows"]}
+
+    def _own_gradients(self, batch: SampleBatch) -> tuple[list[FlatArray], dict[str, float], int]:
+        """(this rank's gradients, statistics, how many rows they are of)."""
+        used, why = self._usable(batch)
+        if not used.count:
+            raise ValueError(f"expected rows to learn from, got none of {batch.count}: {why}")
+        rows, before = self.algorithm.rows(used)
+        clip = self.algorithm.schedule()
+        loss = self.algorithm.loss(rows, clip, normalise=False)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"the loss became {loss.item()}; try a smaller lr")
+        self.module.zero_grad(set_to_none=True)
+        loss.backward()
+        gradients = [self._gradient(parameter) for parameter in self.module.parameters()]
+        return gradients, {"loss": float(loss.detach()), **before}, used.count
 
     def _usable(self, batch: SampleBatch) -> tuple[SampleBatch, dict[str, int]]:
         """(the rows that can be learned from, how many can't be, by reason)."""

@@ -9,7 +9,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from policy.data_parallel import broadcast_weights, join_group
+from policy.data_parallel import (
+    all_or_none,
+    broadcast_weights,
+    join_group,
+    leave_group,
+    require_same_setup,
+)
 from policy.trainable_policy import TrainablePolicy
 from storage.episode import DEFAULT_POLICY
 from storage.multi_agent_batch import MultiAgentBatch
@@ -75,26 +81,63 @@ class WorkerLearning:
             raise KeyError(f"no policy {policy_id!r}; the policies are {sorted(self.policies)}")
         return self.policies[policy_id]
 
-    def _trainable(self, samples: MultiAgentBatch) -> dict[str, SampleBatch]:
+    # what is learned from
+
+    def _shares(
+        self,
+        samples: Batch,
+        *,
+        expected: int | None = None,
+        epochs: int = 1,
+        minibatch: int | None = None,
+    ) -> dict[str, SampleBatch]:
+        """Policy id -> the rows that it learns from, in the order of the ids, of trained policies
+        alone; refused on every rank unless all ranks have as many for each."""
+        names = {policy_id: f"policy {policy_id!r}" for policy_id in sorted(self.policies)}
+        counts = dict.fromkeys(names.values(), 0)
+        counts |= {"num_sgd_iter": epochs, "sgd_minibatch_size": minibatch or 0}
+        with all_or_none(counts, max(one.world_size for one in self.policies.values())):
+            if expected is not None and samples.count != expected:
+                raise ValueError(
+                    f"sample_and_learn: expected a batch of {expected} steps, got "
+                    f"{samples.count}: truncate_episodes gives fragments of exact size"
+                )
+            mine = self._trainable(samples)
+            counts |= {names[policy_id]: rows.count for policy_id, rows in mine.items()}
+        return mine
+
+    def _trainable(self, samples: Batch) -> dict[str, SampleBatch]:
         """The batches of policies that are trained; others are left as they are."""
+        if not isinstance(samples, MultiAgentBatch):
+            return {self._only(): samples}
         return {
             policy_id: rows
-            for policy_id, rows in samples.policy_batches.items()
+            for policy_id, rows in sorted(samples.policy_batches.items())
             if self._policy(policy_id) and policy_id in self.policies_to_train and rows.count
         }
+
+    def _only(self) -> str:
+        """The default policy's id, or that of the one there is."""
+        if DEFAULT_POLICY in self.policies:
+            return DEFAULT_POLICY
+        if len(self.policies) == 1:
+            return next(iter(self.policies))
+        raise ValueError(
+            f"expected {_MULTI_AGENT}, because there are the policies {sorted(self.policies)}"
+        )
 
     # gradients
 
     def compute_gradients(self, samples: Batch) -> tuple[Any, dict[str, Any]]:
         """Of one policy: (gradients, info with `batch_count`). Of several: (policy id -> gradients,
         {"info": policy id -> info, "batch_count": env steps}), trained policies alone."""
-        if not isinstance(samples, MultiAgentBatch):
-            gradients, info = self._only().compute_gradients(samples)
-            return gradients, {**info, "batch_count": samples.count}
         found = {
             policy_id: self.policies[policy_id].compute_gradients(rows)
-            for policy_id, rows in self._trainable(samples).items()
+            for policy_id, rows in self._shares(samples).items()
         }
+        if not isinstance(samples, MultiAgentBatch):
+            [(gradients, info)] = found.values()
+            return gradients, {**info, "batch_count": samples.count}
         gradients_of = {policy_id: pair[0] for policy_id, pair in found.items()}
         info_of = {policy_id: pair[1] for policy_id, pair in found.items()}
         return gradients_of, {"info": info_of, "batch_count": samples.count}
@@ -109,27 +152,16 @@ class WorkerLearning:
             for policy_id, mine in gradients.items():
                 self.policies[policy_id].apply_gradients(mine)
         else:
-            self._only().apply_gradients(gradients)
-
-    def _only(self) -> TrainablePolicy:
-        """The default policy, or the one there is."""
-        if DEFAULT_POLICY in self.policies:
-            return self.policies[DEFAULT_POLICY]
-        if len(self.policies) == 1:
-            return next(iter(self.policies.values()))
-        raise ValueError(
-            f"expected {_MULTI_AGENT}, because there are the policies {sorted(self.policies)}"
-        )
+            self.policies[self._only()].apply_gradients(gradients)
 
     def learn_on_batch(self, samples: Batch) -> dict[str, Any]:
         """One gradient step: info with `learner_stats` of one policy; of several, policy id -> info
         of those that are trained."""
-        if not isinstance(samples, MultiAgentBatch):
-            return self._only().learn_on_batch(samples)
-        return {
+        found = {
             policy_id: self.policies[policy_id].learn_on_batch(rows)
-            for policy_id, rows in self._trainable(samples).items()
+            for policy_id, rows in self._shares(samples).items()
         }
+        return found if isinstance(samples, MultiAgentBatch) else next(iter(found.values()))
 
     def sample_and_learn(
         self,
@@ -145,19 +177,12 @@ class WorkerLearning:
         may be short; size None or 0 is the whole batch. Gives (statistics averaged over the last
         epoch's minibatches, steps sampled). Raises ValueError for another count than expected.
         """
-        batch = self.sample()
-        if batch.count != expected_batch_size:
-            raise ValueError(
-                f"sample_and_learn: expected a batch of {expected_batch_size} steps, got "
-                f"{batch.count}: truncate_episodes gives fragments of exact size"
-            )
         if num_sgd_iter < 1:
             raise ValueError(f"num_sgd_iter: expected 1 or more, got {num_sgd_iter}")
-        if not isinstance(batch, MultiAgentBatch):
-            stats = self._epochs(
-                self._only(), batch, num_sgd_iter, sgd_minibatch_size, standardize_fields
-            )
-            return stats, batch.count
+        batch = self.sample()
+        shares = self._shares(
+            batch, expected=expected_batch_size, epochs=num_sgd_iter, minibatch=sgd_minibatch_size
+        )
         found = {
             policy_id: self._epochs(
                 self.policies[policy_id],
@@ -166,9 +191,10 @@ class WorkerLearning:
                 sgd_minibatch_size,
                 standardize_fields,
             )
-            for policy_id, rows in self._trainable(batch).items()
+            for policy_id, rows in shares.items()
         }
-        return found, batch.count
+        stats = found if isinstance(batch, MultiAgentBatch) else next(iter(found.values()))
+        return stats, batch.count
 
     def _epochs(
         self,
@@ -194,16 +220,27 @@ class WorkerLearning:
     ) -> None:
         """Join `world_size` workers in learning: from now on `learn_on_batch` and
         `compute_gradients` take the mean of all ranks' gradients, and every rank has to call them
-        as often, with as many rows. Begins with the weights of rank 0.
+        as often, with as many rows for each trained policy; else all ranks raise ValueError. Begins
+        with the weights of rank 0.
 
         `url` is torch.distributed's init_method, e.g. "tcp://127.0.0.1:29500". Raises ValueError
-        for a policy that is no torch policy, and for a rank outside the world.
+        for a policy that is no torch policy, for a rank outside the world, and on every rank when
+        their policies differ.
         """
         for policy_id, policy in self.policies.items():
             if not isinstance(policy, TrainablePolicy):
                 raise ValueError(f"policy {policy_id!r}: expected a torch policy, got {policy!r}")
         join_group(url, world_rank, world_size, backend)
-        for policy_id in sorted(self.policies):
+        described = {
+            policy_id: [tuple(one.shape) for one in self.policies[policy_id].module.parameters()]
+            for policy_id in sorted(self.policies)
+        }
+        try:
+            require_same_setup(f"{described}, trained {sorted(self.policies_to_train)}", world_size)
+        except ValueError:
+            leave_group()
+            raise
+        for policy_id in described:
             policy = self.policies[policy_id]
             broadcast_weights(policy.module)
             policy.world_size = world_size

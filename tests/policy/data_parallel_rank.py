@@ -1,4 +1,5 @@
-"""One rank of a data-parallel group: learns 100 times from its half of each batch."""
+"""One rank of a data-parallel group: learns 100 times from its half of each batch; then, in a
+second group, from batches of two policies that do not fit those of the other rank."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import safetensors.numpy
 import torch
 
 from policy.rollout_worker import RolloutWorker
+from storage.multi_agent_batch import MultiAgentBatch
 from tests.policy.toy_envs import CountEnv
 
 UPDATES = 100
@@ -31,7 +33,57 @@ def batches():
         yield batch
 
 
-def main(url, rank, out):
+SPACES = (CountEnv.observation_space, CountEnv.action_space)
+
+
+def make_two(trained=None):
+    """Policies a and b, without an environment."""
+    torch.set_num_threads(1)
+    policy = {name: (None, *SPACES, {}) for name in ("a", "b")}
+    return RolloutWorker(policy=policy, policies_to_train=trained, seed=1)
+
+
+def misfits(rank):
+    """What the ranks may not learn from at the same time -> this rank's batch."""
+    rows = next(batches()).slice(0, 8)
+    infinite = rows.copy()
+    infinite["advantages"] = np.full(8, np.inf)
+    a, b = {"a": rows}, {"b": rows}
+    return {
+        "others": [a, b][rank],
+        "more": [a | b, b][rank],
+        "unknown": [a | {"c": rows}, a][rank],
+        "infinite": [a | {"b": infinite}, a | b][rank],
+    }
+
+
+def learn_of_two(url, rank, out):
+    worker = make_two()
+    worker.setup_torch_data_parallel(url, rank, 2, "gloo")
+    before = worker.get_weights()["b"]
+    for name, rows in misfits(rank).items():
+        try:
+            worker.learn_on_batch(MultiAgentBatch(rows, 8))
+        except (ValueError, KeyError, FloatingPointError) as error:
+            Path(f"{out}.{name}").write_text(f"{type(error).__name__}: {error}")
+    same = all((array == before[name]).all() for name, array in worker.get_weights()["b"].items())
+    rows = next(batches()).slice(8 * rank, 8 * (rank + 1))
+    both = [("a", rows), ("b", rows)]  # in another order on every rank
+    worker.learn_on_batch(MultiAgentBatch(dict(both[:: 1 - 2 * rank]), 8))
+    found = {f"{k}/{n}": v for k, w in worker.get_weights().items() for n, v in w.items()}
+    safetensors.numpy.save_file(found | {"same": np.array([same])}, f"{out}.two")
+    worker.stop()
+
+
+def join_unlike(url, rank, out):
+    worker = make_two(["a", "b"][: 1 + rank])
+    try:
+        worker.setup_torch_data_parallel(url, rank, 2, "gloo")
+    except ValueError as error:
+        Path(f"{out}.unlike").write_text(str(error))
+
+
+def learn(url, rank, out):
     worker = make(seed=rank)  # ranks begin with weights of their own
     worker.setup_torch_data_parallel(url, rank, 2, "gloo")
     begin, _ = worker.compute_gradients(next(batches()).slice(16 * rank, 16 * (rank + 1)))
@@ -47,4 +99,6 @@ def main(url, rank, out):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    number, path, urls = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    for part, at in zip((learn, learn_of_two, join_unlike), urls, strict=True):
+        part(at, number, path)

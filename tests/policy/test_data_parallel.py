@@ -17,12 +17,13 @@ MODULE = "tests.policy.data_parallel_rank"
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What two ranks wrote: 100 updates together, then one with different counts."""
+    """What two ranks wrote: 100 updates together, then one with different counts; of two policies;
+    with other policies trained."""
     folder = tmp_path_factory.mktemp("ranks")
-    url = f"tcp://127.0.0.1:{find_free_port()}"
+    urls = [f"tcp://127.0.0.1:{find_free_port()}" for _ in range(3)]
     outs = [folder / f"rank{rank}" for rank in (0, 1)]
     started = [
-        subprocess.Popen([sys.executable, "-m", MODULE, url, str(rank), str(out)])
+        subprocess.Popen([sys.executable, "-m", MODULE, str(rank), str(out), *urls])
         for rank, out in enumerate(outs)
     ]
     try:
@@ -65,6 +66,56 @@ def test_unequal_counts_are_refused_on_every_rank(ranks):
     for out in ranks:
         text = out.with_name(f"{out.name}.refused").read_text()
         assert "expected the same count on every rank, got [16, 17]" in text
+
+
+def said(ranks, name):
+    return [out.with_name(f"{out.name}.{name}").read_text() for out in ranks]
+
+
+def test_ranks_with_other_policies_are_refused_on_every_rank(ranks):
+    """One rank's gradients of a policy are never taken for another's: ranks whose batches hold
+    other policies, or one more, are all told which counts came.
+
+    Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
+    """
+    for text in said(ranks, "others"):
+        assert "got [8, 0] of policy 'a', [0, 8] of policy 'b'" in text
+    for text in said(ranks, "more"):
+        assert text.endswith("expected the same count on every rank, got [8, 0] of policy 'a'")
+
+
+def test_what_one_rank_refuses_no_rank_learns(ranks):
+    """An unknown policy or a loss that is not finite is told where it came; the other rank does not
+    wait for it.
+
+    Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
+    """
+    other = "ValueError: data parallel: expected all ranks to learn, but [0] refused"
+    for name, words in (("unknown", "no policy 'c'"), ("infinite", "the loss became")):
+        mine, theirs = said(ranks, name)
+        assert words in mine
+        assert theirs == other
+    for out in ranks:
+        assert safetensors.numpy.load_file(out.with_name(f"{out.name}.two"))["same"].all()
+
+
+def test_ranks_of_several_policies_stay_alike(ranks):
+    """After what was refused, and in whatever order a batch names its policies.
+
+    Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
+    """
+    first, second = (safetensors.numpy.load_file(out.with_name(f"{out.name}.two")) for out in ranks)
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])
+
+
+def test_ranks_that_train_other_policies_are_refused(ranks):
+    """When they join, and on every rank.
+
+    Row: setup_torch_data_parallel(url, world_rank, world_size, backend)
+    """
+    for text in said(ranks, "unlike"):
+        assert "expected the same policies, trained ones and shapes on every rank" in text
 
 
 def test_a_rank_outside_the_world_is_refused():
