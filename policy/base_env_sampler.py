@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from policy.agent_rows import ActedRow, AgentRows
-from policy.base_env import ALL_AGENTS, BaseEnv
+from policy.base_env import ALL_AGENTS, BaseEnv, MultiEnvDict
 from policy.callbacks import is_overridden
 from policy.env_runner import Restarts
 from policy.fragment_buffers import Segment
@@ -75,7 +75,7 @@ class BaseEnvSampler:
         self._stopped_by: Exception | None = None
 
     def next_batch(self) -> SampleBatch | MultiAgentBatch:
-        """The next fragment or episode; raises what cannot be mended."""
+        """The next fragment or episode; raises what cannot be mended, and again at every call."""
         if not self._ready:
             self._renew_actors()
         while not self._ready:
@@ -103,6 +103,27 @@ class BaseEnvSampler:
         except Exception as error:
             self._stop_with(error)
             return
+        try:
+            self._take_all(obs, rewards, terminateds, truncateds, infos, logged)
+            with self._recorder.timed("inference"):
+                actions = self._act()
+            if actions:
+                self._env.send_actions(actions)
+        except Exception as error:
+            self._stopped_by = error  # half a round was played: its rows would not fit together
+            raise
+        self._recorder.round_done()
+
+    def _take_all(
+        self,
+        obs: MultiEnvDict,
+        rewards: MultiEnvDict,
+        terminateds: MultiEnvDict,
+        truncateds: MultiEnvDict,
+        infos: MultiEnvDict,
+        logged: MultiEnvDict,
+    ) -> None:
+        """A poll's news, env by env."""
         for env_id, by_agent in obs.items():
             if isinstance(by_agent, Exception):
                 self._mend(env_id, by_agent)
@@ -116,11 +137,6 @@ class BaseEnvSampler:
                 infos.get(env_id, {}),
                 logged.get(env_id, {}),
             )
-        with self._recorder.timed("inference"):
-            actions = self._act()
-        if actions:
-            self._env.send_actions(actions)
-        self._recorder.round_done()
 
     def _stop_with(self, error: Exception) -> None:
         """Nothing more comes: the rows that are complete are handed over, the error comes after."""

@@ -52,7 +52,8 @@ class VectorSampler:
     """Plays with `copies`; `next_batch` is a fragment of one of them, or a whole episode.
 
     `restarts` counts failures; `finisher` knows the policy. `actions_env` columns are there where
-    clipping changed what was sent.
+    clipping changed what was sent. What goes wrong in a round leaves copies and rows half a step
+    apart, so that nothing more is played: the same error comes at every later call.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class VectorSampler:
         self._ready: deque[SampleBatch] = deque()
         self._episodes_played = 0
         self._started = False
+        self._stopped_by: Exception | None = None
 
     def _set_up(self, count: int) -> None:
         spec = self._policy.spec
@@ -117,21 +119,31 @@ class VectorSampler:
     # what callers use
 
     def next_batch(self) -> SampleBatch:
-        """The next fragment or episode; raises what an environment raised that is not mended."""
+        """The next fragment or episode; raises what an environment raised that is not mended, and
+        again at every later call."""
         if not self._ready:
             self._actor = self._policy.actor()
-        self._start()
         while not self._ready:
-            self._round()
+            self._play_on()
         return self._ready.popleft()
 
     def simulate(self, episodes: int) -> None:
         target = self._episodes_played + episodes
-        self._start()
         while self._episodes_played < target:
             self._actor = self._policy.actor()
-            self._round()
+            self._play_on()
             self._ready.clear()
+
+    def _play_on(self) -> None:
+        """One round, after the first resets; none after one that failed."""
+        if self._stopped_by is not None:
+            raise self._stopped_by
+        try:
+            self._start()
+            self._round()
+        except Exception as error:
+            self._stopped_by = error
+            raise
 
     def _start(self) -> None:
         if not self._started:

@@ -243,6 +243,22 @@ def test_a_failing_env_of_several_agents_loses_its_own_episode_alone():
         made.sample()
 
 
+@pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
+def test_an_env_that_is_not_mended_stops_its_worker(mode):
+    """With restarts off the same error comes at every call: no part of an episode is handed out as
+    a whole one, and no other error hides the first."""
+    made = worker(
+        env_creator=Failing,
+        env_config={"fails": {"left": 1}},
+        num_envs=2,
+        batch_mode=mode,
+    )
+    with made:
+        for _ in range(3):
+            with pytest.raises(OSError, match=r"^$"):
+                made.sample()
+
+
 def test_agents_with_different_spaces_have_policies_of_their_own():
     """Spaces come with the policies where agents differ; a form without them says so."""
 

@@ -377,6 +377,36 @@ def test_only_the_failed_copys_partial_episode_is_lost():
         made.sample()
 
 
+class FailsOnce(CountEnv):
+    """Copy 1 raises in its step at t = 3, once."""
+
+    def __init__(self, context=None):
+        super().__init__(context)
+        self.context = context
+
+    def step(self, action):
+        if self.context.vector_index == 1 and self.t == 3 and self.context["fails_once"]:
+            raise self.context["fails_once"].pop()
+        return super().step(action)
+
+
+def test_after_an_error_that_is_not_mended_nothing_torn_is_handed_out():
+    """With restarts off, a copy's error stops the worker: what is whole comes first, then the same
+    error at every call, never rows from which a step that was played is missing."""
+    fails = [OSError("broke")]
+    with worker(
+        env_creator=FailsOnce,
+        num_envs=2,
+        rollout_fragment_length=2,
+        env_config={"fails_once": fails, "length": 50},
+    ) as made:
+        assert made.sample()["t"].tolist() == [0, 1, 0, 1]
+        for _ in range(3):
+            with pytest.raises(OSError, match="broke"):
+                made.sample()
+    assert fails == []
+
+
 def test_a_copy_that_only_fails_is_given_up():
     """Restarts are bounded over the whole of one copy's failures without progress.
 
