@@ -109,9 +109,9 @@ class WorkerLearning:
     def _trainable(self, samples: Batch) -> dict[str, SampleBatch]:
         """The batches of policies that are trained; others are left as they are."""
         if not isinstance(samples, MultiAgentBatch):
-            return {self._only(): samples}
+            return {self._only(): _plain(samples)}
         return {
-            policy_id: rows
+            policy_id: _plain(rows)
             for policy_id, rows in sorted(samples.policy_batches.items())
             if self._policy(policy_id) and policy_id in self.policies_to_train and rows.count
         }
@@ -244,6 +244,11 @@ class WorkerLearning:
             policy = self.policies[policy_id]
             broadcast_weights(policy.module)
             policy.world_size = world_size
+
+
+def _plain(batch: SampleBatch) -> SampleBatch:
+    """The batch with what `compress_observations` packed unpacked, in a batch of its own."""
+    return batch.copy(shallow=True).decompress_if_needed()
 
 
 def standardised(batch: SampleBatch, fields: Sequence[str]) -> SampleBatch:

@@ -277,6 +277,25 @@ def test_observations_are_compressed_last_and_come_back():
                 np.testing.assert_array_equal(back[name], plain[name])
 
 
+@pytest.mark.parametrize("how", [True, "bulk"])
+def test_a_worker_learns_from_its_own_compressed_samples(how):
+    """As from plain ones, in every method that learns; the sample itself stays compressed.
+
+    Row: compress_observations
+    """
+    with worker(seed=3) as plain, worker(seed=3, compress_observations=how) as packed:
+        expected, batch = plain.sample(), packed.sample()
+        for mine, theirs in zip(
+            packed.compute_gradients(batch)[0], plain.compute_gradients(expected)[0], strict=True
+        ):
+            np.testing.assert_array_equal(mine, theirs)
+        assert packed.learn_on_batch(batch) == plain.learn_on_batch(expected)
+        assert batch["obs"].dtype == object
+        steps, fields = batch.count, ["obs", "advantages"]
+        learned = packed.sample_and_learn(steps, 2, 4, fields)
+        assert learned == plain.sample_and_learn(steps, 2, 4, fields)
+
+
 # --- callbacks -------------------------------------------------------------------------------
 
 
