@@ -102,9 +102,9 @@ def judge(chosen: Scenario, mutant: Mutant | None, verdict: Verdict) -> str:
     """held or failed; caught or missed on a broken build, which has to show its own symptom."""
     if mutant is None:
         return "held" if verdict.ok else "failed"
-    expected = mutant.symptoms.get(chosen.name)
-    caught = bool(verdict.faults) if expected is None else expected in verdict.faults
-    return "caught" if caught else "missed"
+    expected = mutant.symptoms.get(chosen.name, tuple(verdict.faults))
+    kinds = {expected} if isinstance(expected, str) else set(expected)
+    return "caught" if kinds & verdict.faults.keys() else "missed"
 
 
 if __name__ == "__main__":

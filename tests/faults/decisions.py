@@ -122,6 +122,6 @@ SCENARIO = Scenario(
     unit="kills",
     quick=100,
     long=200,
-    planted=12,
+    planted=36,
     run=run,
 )

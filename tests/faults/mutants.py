@@ -76,11 +76,12 @@ class Patch:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A broken build: `symptoms` are scenario -> the kind of fault that it must show there."""
+    """A broken build: `symptoms` are scenario -> the kind of fault that it must show there, or the
+    kinds of which chance chooses one."""
 
     name: str
     text: str
-    symptoms: Mapping[str, str]
+    symptoms: Mapping[str, str | tuple[str, ...]]
     plant: Plant
 
     @contextlib.contextmanager
@@ -102,7 +103,7 @@ def unbroken() -> Iterator[None]:
 _REGISTERED: dict[str, Mutant] = {}
 
 
-def mutant(**symptoms: str) -> Callable[[Plant], Plant]:
+def mutant(**symptoms: str | tuple[str, ...]) -> Callable[[Plant], Plant]:
     """Register a mutant under its function's name."""
 
     def register(plant: Plant) -> Plant:

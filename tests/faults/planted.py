@@ -255,7 +255,7 @@ def rows_of_late_rewards_not_needed(patch: Patch) -> None:
 # --- backups -----------------------------------------------------------------------------------
 
 
-@mutant(restore="doubled", damage="doubled")
+@mutant(restore="doubled")
 def stored_parts_sealed_again(patch: Patch) -> None:
     """What a restored journal found in shards is not marked, so that it is sealed again."""
     patch.replace(recovery, "_mark_stored", lambda assembler, stored, row: None)

@@ -25,9 +25,9 @@ def lock_ignored(patch: Patch) -> None:
     patch.replace(FileLock, "acquire", lambda self, *, blocking=True: True)
 
 
-@mutant(clock="refused")
+@mutant(clock=("late", "refused"))
 def wall_clock(patch: Patch) -> None:
-    """Time-outs follow the wall clock."""
+    """Time-outs follow the wall clock: open episodes are over at once, or parts wait for years."""
     begin = patch.original(Collector, "__init__")
 
     def broken(self: Collector, *given: Any, **named: Any) -> None:
