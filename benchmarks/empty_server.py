@@ -47,7 +47,7 @@ async def _act(request: Request) -> Response:
 
 
 async def _serve() -> None:
-    router = Router(ServerLimits())
+    router, most = Router(ServerLimits()), ServerLimits.max_bulk
     for method, path, handler in (
         ("POST", "/v1/events", _nothing),
         ("POST", "/v1/steps", _nothing),
@@ -55,7 +55,7 @@ async def _serve() -> None:
         ("POST", "/v1/instances", _register),
         ("GET", "/v1/spec", _spec),
     ):
-        router.add(method, path, handler, NOBODY_NEEDED)
+        router.add(method, path, handler, NOBODY_NEEDED, limit=most)
     listener = bind(Listening(port=0))
     config = uvicorn.Config(
         router, http="httptools", loop="none", lifespan="off", ws="none", access_log=False,

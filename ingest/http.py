@@ -23,7 +23,7 @@ from ingest import wire
 from ingest.auth import LOCAL, NOBODY, Caller
 from ingest.errors import CollectorFailed, Refusal
 from ingest.histogram import Histogram
-from ingest.limits import Budget, ServerLimits
+from ingest.limits import LONG_BODY, Budget, ServerLimits
 from ingest.toll import LONGEST_SECONDS, Metered, Toll
 
 log = logging.getLogger("headrace.server")
@@ -32,7 +32,6 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-LONG_BODY = 65_536
 MAX_REFUSED_PATH = 200
 OF_CONTENT = frozenset({400, 404, 405, 413, 415, 422})
 """Statuses that say: this request was wrong in itself."""
@@ -127,7 +126,7 @@ class Route(NamedTuple):
 
     handler: Handler
     needed: frozenset[str]
-    large: bool = False  # its body may be as large as a bulk import's
+    limit: int  # of its body, in bytes; 0 where none is read
 
 
 class Router:
@@ -162,9 +161,10 @@ class Router:
         handler: Handler,
         needed: frozenset[str],
         *,
-        large: bool = False,
+        limit: int | None = None,
     ) -> None:
-        route = Route(handler, needed, large)
+        """Bind a handler; a body of more than `limit` bytes is refused, unread where it says so."""
+        route = Route(handler, needed, self._limits.max_message if limit is None else limit)
         if "{" not in path:
             self._exact.setdefault(path, {})[method] = route
             return
@@ -210,13 +210,12 @@ class Router:
                 "unsupported_media",
                 f"expected an uncompressed body, got {encoding[:40].decode('latin-1')!r}",
             )
-        bulk = headers.get(b"content-type", b"").startswith(wire.ARROW.encode())
-        limit = self._limits.max_bulk if bulk or route.large else self._limits.max_message
         payer = caller.token_id or f"{scope.get('client')}"
-        declared = headers.get(b"content-length", b"")
-        if declared.isdigit() and LONG_BODY < int(declared) <= limit:
+        declared = _declared(headers, route.limit)
+        if declared > LONG_BODY:
             await self._line.turn(payer)  # before it is read: what waits takes no memory
-        body = await self._body(headers, receive, held, limit)
+        held.belongs(payer, declared)
+        body = await self._body(receive, held, route.limit)
         query = scope["query_string"].decode("latin-1")
         most = self._limits.max_values
         request = Request(
@@ -277,12 +276,7 @@ class Router:
                 return methods, {part[1:-1]: text for part, text in pairs if part[:1] == "{"}
         raise Refusal("no_route", f"there is nothing at {'/'.join(given)[:MAX_REFUSED_PATH]!r}")
 
-    async def _body(
-        self, headers: Mapping[bytes, bytes], receive: Receive, held: _Held, limit: int
-    ) -> bytes:
-        declared = headers.get(b"content-length")
-        if declared is not None and declared.isdigit() and int(declared) > limit:
-            raise _too_large(limit, declared.decode())
+    async def _body(self, receive: Receive, held: _Held, limit: int) -> bytes:
         chunks: list[bytes] = []
         size, more = 0, True
         try:
@@ -308,17 +302,27 @@ class _Held:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
+        self._payer = ""
+        self._declared = 0
         self._size = 0
+        self._long = 0  # of that, what was taken as part of a long body
+
+    def belongs(self, payer: str, declared: int) -> None:
+        """Say whose body it is and how long it will be, as far as that is known."""
+        self._payer, self._declared = payer, declared
 
     def take(self, nbytes: int) -> None:
         """Raises Refusal when other bodies fill the budget."""
-        if not self._budget.take(nbytes):
+        long = max(self._declared, self._size + nbytes) > LONG_BODY
+        if not self._budget.take(nbytes, self._payer if long else "", self._long):
             raise self._budget.refusal()
         self._size += nbytes
+        self._long += nbytes if long else 0
 
     def give_back(self) -> None:
-        self._budget.give(self._size)
-        self._size = 0
+        self._budget.give(self._long, self._payer)
+        self._budget.give(self._size - self._long)
+        self._long = self._size = 0
 
 
 class _Line:
@@ -347,6 +351,15 @@ async def _answer(handler: Handler, request: Request) -> tuple[Response, Refusal
         return await handler(request), None
     except Refusal as refusal:
         return Response(refusal.status), refusal
+
+
+def _declared(headers: Mapping[bytes, bytes], limit: int) -> int:
+    """The length that a header names, 0 for none. Raises Refusal when it is beyond the limit."""
+    text = headers.get(b"content-length", b"")
+    size = int(text) if text.isdigit() else 0
+    if size > limit:
+        raise _too_large(limit, text.decode())
+    return size
 
 
 def _too_large(limit: int, size: str) -> Refusal:

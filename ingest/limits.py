@@ -12,6 +12,12 @@ from ingest.errors import Refusal
 OWN_DESCRIPTORS = 64
 """Descriptors that the collector needs beside its connections: journal, pipes, files it reads."""
 
+LONG_BODY = 65_536
+"""A body of more bytes is a long one: it finds less room, and may have to wait for its turn."""
+
+RESERVED_PART = 8
+"""Long bodies leave one part in so many of all room for bodies to short ones."""
+
 LARGE_BLOCK = 65_536
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
@@ -23,9 +29,10 @@ BACKLOG = 256
 class ServerLimits:
     """Bounds on connections, requests and memory; sizes in bytes, times in seconds.
 
-    `max_message` bounds a JSON or msgpack body, `max_bulk` an Arrow one, `max_bodies` all bodies
-    that are in memory at once, `max_values` the lists and objects of one message. `max_open` bounds
-    what open episodes hold in memory, `max_pending` what waits for the shard writer.
+    `max_message` bounds a message's body, `max_bulk` that of a bulk import and of published
+    weights, `max_bodies` all bodies that are in memory at once, `max_values` the lists and objects
+    of one message. `max_open` bounds what open episodes hold in memory, `max_pending` what waits
+    for the shard writer.
     """
 
     max_connections: int = 4_096
@@ -69,24 +76,41 @@ class ServerLimits:
 
 
 class Budget:
-    """Bytes that several requests share. Used on one event loop, so it needs no lock."""
+    """Bytes that the bodies of several requests share. Used on one event loop: it needs no lock.
+
+    Long bodies together leave an eighth of it to short ones. A payer's only long body takes what it
+    needs; with several, a payer leaves free as much as they hold, so that the next one finds room.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.held = 0
         self.refused = 0
+        self._by_payer: dict[str, int] = {}
 
-    def take(self, nbytes: int) -> bool:
-        """Take so many bytes if they are there."""
-        if self.held + nbytes > self.size:
+    def take(self, nbytes: int, payer: str = "", own: int = 0) -> bool:
+        """Take so many bytes if they are there.
+
+        A long body names its payer, and how many bytes it holds of his already.
+        """
+        free = self.size - self.held - nbytes
+        held = self._by_payer.get(payer, 0)
+        if payer:
+            free -= self.size // RESERVED_PART
+        if free < 0 or (held > own and held + nbytes > free):
             self.refused += 1
             return False
         self.held += nbytes
+        if payer:
+            self._by_payer[payer] = held + nbytes
         return True
 
-    def give(self, nbytes: int) -> None:
+    def give(self, nbytes: int, payer: str = "") -> None:
         """Give back what was taken."""
         self.held -= nbytes
+        left = self._by_payer.pop(payer, 0) - nbytes
+        if left > 0:
+            self._by_payer[payer] = left
 
     def refusal(self) -> Refusal:
         text = f"the bodies of other requests fill the {self.size} bytes that are set aside"

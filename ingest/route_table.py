@@ -19,6 +19,7 @@ from ingest.auth import (
     PUBLISHING,
     READING,
 )
+from ingest.limits import ServerLimits
 
 HTML = "text/html"
 TEXT = "text/plain"
@@ -77,7 +78,13 @@ class Route:
     statuses: tuple[int, ...] = ()  # beside those of `status` and of the refusals
     query: dict[str, str] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
-    large: bool = False  # the body may be as large as a bulk import's
+    large: bool = False  # the message may be as large as a bulk import
+
+    def limit(self, limits: ServerLimits) -> int:
+        """The bytes that a body may have: none where none is taken, whatever its headers say."""
+        if self.body is None:
+            return 0
+        return limits.max_bulk if self.large or self.body == wire.ARROW else limits.max_message
 
 
 _INSTANCE = {"Headrace-Instance": "The client instance that the call belongs to."}

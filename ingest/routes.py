@@ -66,7 +66,8 @@ class Routes:
         router = Router(self.limits, budget=budget, admit=admit)
         for route in ROUTES:
             handler = getattr(self, route.handler)
-            router.add(route.method, route.path, handler, route.needed, large=route.large)
+            limit = route.limit(self.limits)
+            router.add(route.method, route.path, handler, route.needed, limit=limit)
         self._router = router
         return router
 
