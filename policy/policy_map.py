@@ -8,13 +8,14 @@ to a class, a spec, or (class, observation space, action space, config), where N
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import gymnasium as gym
 
 from policy.rollout_episode import RolloutEpisode
 from policy.spec import PolicySpec
-from policy.trainable_policy import PolicySettings, TrainablePolicy
+from policy.trainable_policy import SHORT_NAMES, PolicySettings, TrainablePolicy
 from policy.worker_settings import WorkerSettings
 from storage.episode import DEFAULT_POLICY
 from storage.gym_spaces import to_gym
@@ -88,15 +89,20 @@ def _parts(policy_id: str, form: Any) -> tuple[type[Any], Any, Any, Mapping[str,
     if isinstance(form, (tuple, list)) and len(form) == 4:
         cls, observation, action, config = form
         if isinstance(config, PolicySettings):
-            config = {
-                name: getattr(config, name)
-                for name in ("module", "algorithm", "observation_filter", "seed", "explore", "spec")
-            }
+            config = _fields(config)
         return cls or TrainablePolicy, observation, action, config or {}
     raise ValueError(
         f"policy {policy_id!r}: expected a class, a PolicySpec or (class, observation space, "
         f"action space, config), got {form!r:.200}"
     )
+
+
+def _fields(settings: PolicySettings) -> dict[str, Any]:
+    """The typed form as a dict; an algorithm that nobody chose leaves it to policy_config."""
+    found = {one.name: getattr(settings, one.name) for one in fields(settings)}
+    if settings.algorithm == PolicySettings().algorithm:
+        del found["algorithm"]
+    return found
 
 
 def _one(space: Any, policy_id: str) -> Any:
@@ -113,7 +119,10 @@ def _is_composite(space: Any) -> bool:
 
 def _config(settings: WorkerSettings, own: Mapping[str, Any], place: int) -> dict[str, Any]:
     """policy_config, then the policy's own; the worker's place beside them."""
-    merged = {**settings.policy_config, **own}
+    common = dict(settings.policy_config)
+    if "algorithm" in own:
+        common = {name: value for name, value in common.items() if name not in SHORT_NAMES}
+    merged = {**common, **own}
     config: dict[str, Any] = {
         "worker_index": settings.worker_index,
         "num_workers": settings.num_workers,

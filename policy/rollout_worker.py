@@ -154,8 +154,7 @@ class RolloutWorker(WorkerLearning, EnvRunner):
                 "policy.evaluate"
             )
         policy = next(iter(self.policies.values()))
-        gamma = float(self.settings.policy_config.get("gamma", policy.settings.algorithm.gamma))
-        return InputEvaluation(estimators, policy, gamma)
+        return InputEvaluation(estimators, policy, policy.settings.algorithm.gamma)
 
     # what a runner does
 

@@ -67,7 +67,8 @@ class Actor(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySettings:
-    """What a policy is made of; `from_config` reads the keys of a policy_config."""
+    """What a policy is made of; `from_config` reads the keys of a policy_config, where `gamma`,
+    `lambda` and `lr` stand for fields of `algorithm`."""
 
     module: ModuleSpec = field(default_factory=ModuleSpec)
     algorithm: PPOConfig = field(default_factory=lambda: PPOConfig(schedule_steps=None))
@@ -93,7 +94,29 @@ class PolicySettings:
             known["module"] = _module_spec(config.get("module", config.get("model")))
         if config.get("seed") is not None:
             known["seed"] = int(config["seed"])
-        return cls(**known)
+        made = cls(**known)
+        short = {name: config[name] for name in SHORT_NAMES if config.get(name) is not None}
+        return replace(made, algorithm=_with_short_names(made.algorithm, short, known))
+
+
+SHORT_NAMES: Mapping[str, str] = {"gamma": "gamma", "lambda": "lam", "lr": "lr"}
+"""Keys of a policy_config -> the fields of a PPOConfig that they set."""
+
+
+def _with_short_names(
+    algorithm: PPOConfig, short: Mapping[str, Any], known: Mapping[str, Any]
+) -> PPOConfig:
+    """The algorithm with these values; one that was given has to hold them already."""
+    for name, value in short.items():
+        real = SHORT_NAMES[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{name}: expected a number, got {value!r:.80}")
+        if "algorithm" in known and getattr(algorithm, real) != value:
+            raise ValueError(
+                f"{name}: expected it in algorithm=PPOConfig({real}=...) alone, got {value!r} "
+                f"beside an algorithm with {getattr(algorithm, real)!r}"
+            )
+    return replace(algorithm, **{SHORT_NAMES[name]: value for name, value in short.items()})
 
 
 _MODEL_KEYS = {"fcnet_hiddens": "hidden", "fcnet_activation": "activation"}

@@ -299,6 +299,35 @@ def test_models_and_policies_are_configured_by_dicts_or_dataclasses():
         PolicySettings(algorithm="ppo")
 
 
+def test_the_update_rule_takes_its_short_names():
+    """gamma, lambda and lr are those of the update rule, in a policy's own config over the common
+    one; an algorithm holds them itself, so that both at once are refused where they differ.
+
+    Row: model_config, policy_config
+    """
+    short = {"gamma": 0.5, "lambda": 0.1, "lr": 0.25}
+    with worker(policy_config=short) as made:
+        policy = made.get_policy()
+        config = policy.algorithm.config
+        assert (config.gamma, config.lam, config.lr) == (0.5, 0.1, 0.25)
+        assert policy.algorithm.optimizer.param_groups[0]["lr"] == 0.25
+    for own, gamma in (
+        ({"gamma": 0.75}, 0.75),
+        ({"algorithm": PPOConfig(gamma=0.875)}, 0.875),
+        (PolicySettings(), 0.5),
+        (PolicySettings(algorithm=PPOConfig(gamma=0.875)), 0.875),
+    ):
+        with worker(policy={"default": (None, None, None, own)}, policy_config=short) as made:
+            assert made.get_policy().algorithm.config.gamma == gamma
+    twice = {"algorithm": PPOConfig(lam=0.5), "lambda": 0.25}
+    with pytest.raises(ValueError, match=r"lambda: expected it in algorithm=PPOConfig\(lam="):
+        worker(policy_config=twice)
+    assert PolicySettings.from_config(twice | {"lambda": 0.5}).algorithm.lam == 0.5
+    for wrong, text in (({"gamma": 2}, "gamma: expected 0 to 1"), ({"lr": "x"}, "lr: expected")):
+        with pytest.raises(ValueError, match=text):
+            worker(policy_config=wrong)
+
+
 def test_the_spec_of_a_workers_policy_acts_in_a_thin_client():
     """What the worker samples with, a client computes from spec, weights and filter state."""
     with worker(env_creator=BoxEnv, observation_filter="ConcurrentMeanStdFilter") as made:
