@@ -68,6 +68,7 @@ class Publishing:
             lineage=message.lineage,
             filter_state=message.filter_state,
             checkpoint=message.checkpoint,
+            number=message.version,
         )
         return store.publish_as(digest, message.version)
 

@@ -274,7 +274,7 @@ ROUTES = (
     Route(
         "GET", "/healthz", NOBODY_NEEDED, "healthz", "Whether the journal works.", statuses=(503,)
     ),
-    Route("GET", "/readyz", NOBODY_NEEDED, "readyz", "Whether events are taken.", statuses=(503,)),
+    Route("GET", "/readyz", NOBODY_NEEDED, "readyz", "503 once it drains.", statuses=(503,)),
     Route("GET", "/metrics", ANY, "metrics", "Metrics in the text form of Prometheus.", reply=TEXT),
     Route("GET", "/openapi.json", ANY, "openapi", "This description."),
     Route("GET", "/", ANY, "status_page", "The status page.", reply=HTML),

@@ -424,7 +424,8 @@ def decode(body: bytes, content_type: str, kind: type[M]) -> M:
         raise Refusal("invalid", text, path.rstrip("`") or "$") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         name = "JSON" if content_type == JSON else "msgpack"
-        raise Refusal("malformed", f"expected {name}: {error}", "$") from error
+        half = ", or holds half of a surrogate pair" if b"\\ud" in body.lower() else ""
+        raise Refusal("malformed", f"expected {name}: {error}{half}", "$") from error
     return message
 
 

@@ -91,16 +91,20 @@ class WeightStore:
         lineage: Lineage,
         filter_state: dict[str, Json] | None = None,
         checkpoint: str | None = None,
+        number: int | None = None,
     ) -> str:
         """Keep a trained checkpoint; its digest. The same content twice is one candidate.
 
         `lineage`: stream -> the ordinal ranges trained on. Raises ValueError for weights that are
-        not finite numbers and for what JSON cannot hold.
+        not finite numbers and for what JSON cannot hold; with `number`, GenerationConflict when
+        that is neither the next version nor this checkpoint's, and nothing is kept.
         """
         candidate, files = candidate_files(
             self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint
         )
         digest = candidate.digest
+        if number is not None and not self._may_be(number, digest):
+            raise self._not_next(number)
         files["candidate.json"] = seal_document("candidate", candidate.to_json())
         self._remove_abandoned()
         with contextlib.suppress(FileExistsError):
@@ -135,6 +139,17 @@ class WeightStore:
         candidate = self.candidate(digest)
         source = self._candidates / candidate.digest
         return self._number(source, candidate, copy_of=None, expected=number)
+
+    def _not_next(self, number: int | None) -> GenerationConflict:
+        return GenerationConflict(
+            f"{self.policy_id}: expected the next version, {self.next_version}, got {number}"
+        )
+
+    def _may_be(self, number: int, digest: str) -> bool:
+        """Whether a candidate may become, or is, the version of that number."""
+        if number in self.versions():
+            return self.manifest(number).candidate == digest
+        return number == self.next_version
 
     @property
     def next_version(self) -> int:
@@ -356,9 +371,7 @@ class WeightStore:
             live = self.live()
             version = self.next_version
             if expected not in (None, version):
-                raise GenerationConflict(
-                    f"{self.policy_id}: expected the next version, {version}, got {expected}"
-                )
+                raise self._not_next(expected)
             manifest = Manifest(
                 **asdict(candidate),
                 store_id=self.store_id,

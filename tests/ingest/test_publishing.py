@@ -103,14 +103,16 @@ def test_the_same_request_again_publishes_once(house: House) -> None:
 
 @pytest.mark.parametrize("offset", [-1, 1, 5])
 def test_a_number_that_is_not_next_hears_the_next(house: House, offset: int) -> None:
-    """409, and nothing is live that was not before."""
+    """409; nothing is live that was not before, and nothing is kept of what was refused."""
     house.post("/versions", {**candidate(3), "version": house.next()})
     generation, number = house.generation, house.next()
+    kept = house.store.candidates()
     status, answer = house.post("/versions", {**candidate(40 + offset), "version": number + offset})
     assert (status, answer["error"]["code"]) == (409, "conflict")
     assert f"expected the next version, {number}" in answer["error"]["message"]
     assert house.generation == generation
     assert house.next() == number
+    assert house.store.candidates() == kept
 
 
 def test_a_version_that_was_numbered_and_not_live_yet_is_finished(house: House) -> None:

@@ -86,6 +86,7 @@ BAD_ACTIONS: list[tuple[Any, int, str]] = [
     (b'{"obs": ' + b"[" * 50 + b"]" * 50 + b', "action": 0}', 422, "obs"),
     ({"obs": OBS, "action": 0, "info": [1]}, 422, "info"),
     (b"", 400, "JSON"),
+    (b'{"obs": "\\ud800", "action": 0}', 400, "half of a surrogate pair"),
     (b"\xff\xfe", 400, "JSON"),
 ]
 
