@@ -45,6 +45,7 @@ from ingest.events import (
     Event,
     Imported,
     Opened,
+    Receipt,
     Redecided,
     Rewarded,
     RewardedStep,
@@ -148,10 +149,23 @@ class EpisodeAssembler(Judge):
             for agent in whole.open
         )
 
-    def open_instance(self, token: str, name: str | None) -> Opened:
+    def open_instance(self, token: str, name: str | None, owner: str = "") -> Opened:
         """The event that registers a client instance; `token` makes its id hard to guess."""
         number = self.instances.next_number
-        return Opened(f"{number:x}-{token}", number, name)
+        return Opened(f"{number:x}-{token}", number, name, owner)
+
+    def find_instance(
+        self, token: str, name: str | None, owner: str, content: tuple[bytes, int] | None
+    ) -> tuple[str, list[Opened | Receipt]]:
+        """The owner's instance of that name, or a new one; and the events that make it so."""
+        events: list[Opened | Receipt] = []
+        instance = self.instances.named(name, owner)
+        if instance is None:
+            events.append(opened := self.open_instance(token, name, owner))
+            instance = opened.instance
+        if content is not None:
+            events.append(Receipt(instance, *content))
+        return instance, events
 
     # --- applying --------------------------------------------------------------------------
 
@@ -171,6 +185,8 @@ class EpisodeAssembler(Judge):
         self.running = max(self.running, now)
         if isinstance(event, Opened):
             self.instances.add(event)
+        elif isinstance(event, Receipt):
+            self.instances.receipt(event)
         elif isinstance(event, Started):
             self._apply_started(event, row, now)
         elif isinstance(event, Cut):

@@ -11,8 +11,9 @@ A body that does not fit its policy's columns is refused as a whole. A row whose
 closes its episode as broken at the last good step, is named in the reply by column and row, and
 leaves the other episodes alone.
 
-With an `Idempotency-Key` the import may be repeated: episodes that are known under it are skipped.
-A digest of the rows that came with a key is kept; other rows under it are a conflict.
+With an `Idempotency-Key` the import may be repeated: episodes that are known under it are skipped,
+and counted as duplicates. A digest of the rows that came with a key is kept as long as the numbers
+of its episodes are; other rows under it are a conflict. A key is its token's.
 Each batch of episodes is one journal row, so that a killed import has whole episodes only.
 """
 
@@ -32,13 +33,16 @@ from ingest.bulk_runs import Run, Runs, runs_of
 from ingest.bulk_stream import read_table
 from ingest.collector import Collector
 from ingest.errors import Refusal
-from ingest.events import Keyed
+from ingest.events import Receipt
 from ingest.http import Request
+from ingest.idempotency import key_of
 from ingest.importing import accept_runs
 from storage.declarations import PolicyDeclaration
 from storage.ranges import RangeSet
 
-MAX_KEY = 200
+NAMES = "bulk:"
+"""Begins the name of a keyed import's instance, and no name that a client chooses."""
+
 _KEY = "Idempotency-Key"
 ROW_STEPS, ROW_EPISODES = 20_000, 500
 """So much is taken in one turn of the event loop, some 20 ms, and is one journal row."""
@@ -54,30 +58,30 @@ async def import_steps(request: Request, collector: Collector) -> wire.EventsRep
             "unsupported_media", f"expected {wire.ARROW}, got {request.content_type!r:.80}"
         )
     _check_crc(request)
-    key = _key(request)
-    receipt = None if key is None else collector.keys.receipt(key)
+    key, owner = key_of(request.headers.get(b"idempotency-key")), request.caller.token_id
+    receipt = _receipt(collector, key, owner)
     if len(request.body) < SMALL and "pyarrow" in sys.modules:
-        found, given = _read(request.body, collector, key, receipt)
+        found, content = _read(request.body, collector, key, receipt)
     else:  # the first request loads pyarrow, and a large one takes seconds
-        found, given = await asyncio.to_thread(_read, request.body, collector, key, receipt)
+        found, content = await asyncio.to_thread(_read, request.body, collector, key, receipt)
     instance, known = None, RangeSet()
     if key is not None:
-        if collector.keys.receipt(key) is not receipt:
-            text = f"{_KEY}: another import with this key is being read"
-            raise Refusal("busy", text, retry_after=1.0)
-        if given is not None:
-            collector.note_receipt(*given)
-        registered, row = collector.register(wire.Register(name=key))
+        if _receipt(collector, key, owner) != receipt:
+            text = "another import with this key is being read"
+            raise Refusal("busy", text, _KEY, retry_after=1.0)
+        registered, row = collector.register(wire.Register(name=NAMES + key), owner, content)
         await collector.durable(row)
         instance, known = registered.instance, RangeSet(registered.starts)
     reply = wire.EventsReply(durable=collector.keeps, accepted=0)
     if isinstance(found, Runs):
+        reply.duplicates = sum(run.events for run in found.episodes if run.number in known)
         for some in _grouped([run for run in found.episodes if run.number not in known]):
             await _room(collector, reply)
             answer, row = accept_runs(collector, found, some, instance, request.caller)
             await collector.durable(row)
             _count_runs(reply, answer, some)
     else:
+        reply.duplicates = sum(len(one.events) for one in found if one.number in known)
         for group in _groups([one for one in found if one.number not in known]):
             await _room(collector, reply)
             await _accept(group, instance, collector, reply, request.caller)
@@ -85,14 +89,18 @@ async def import_steps(request: Request, collector: Collector) -> wire.EventsRep
     return reply
 
 
-def _key(request: Request) -> str | None:
-    given = request.headers.get(b"idempotency-key")
-    if given is None:
-        return None
-    if not 1 <= len(given) <= MAX_KEY:
-        text = f"Idempotency-Key: expected 1 to {MAX_KEY} characters, got {len(given)}"
-        raise Refusal("invalid", text)
-    return f"bulk:{given.decode('latin-1')}"
+def _receipt(collector: Collector, key: str | None, owner: str) -> Receipt | None:
+    """What a token's key stands for, None for a new one. Raises Refusal: it is not known any more.
+
+    That may be so of an import that an earlier release took.
+    """
+    instances = collector.assembler.instances
+    name = None if key is None else instances.named(NAMES + key, owner)
+    known = None if name is None else instances.get(name)
+    if known is not None and known.receipt is None and known.starts:
+        text = "expected a new key: of an earlier import with this one the rows are not known"
+        raise Refusal("conflict", text, _KEY)
+    return None if known is None else known.receipt
 
 
 def _check_crc(request: Request) -> None:
@@ -104,36 +112,36 @@ def _check_crc(request: Request) -> None:
 
 
 def _read(
-    body: bytes, collector: Collector, key: str | None, receipt: Keyed | None
-) -> tuple[Sequence[BulkEpisode] | Runs, tuple[str, bytes, int] | None]:
+    body: bytes, collector: Collector, key: str | None, receipt: Receipt | None
+) -> tuple[Sequence[BulkEpisode] | Runs, tuple[bytes, int] | None]:
     """The episodes of a body, and what its key stands for from now on, None where nothing is new.
 
     Raises Refusal, also for another body than its key stands for.
     """
     table = read_table(body)
     policy = policy_of(table, collector.policies)
-    given = None if key is None else _receipt(table, key, receipt, policy)
+    given = None if key is None else _content(table, key, receipt, policy)
     runs = runs_of(table, collector.assembler.rules[policy.policy_id], numbered=key is not None)
     if runs is not None:
         return runs, given
     return list(BulkColumns(table, policy).episodes(numbered=key is not None)), given
 
 
-def _receipt(
-    table: Any, key: str, known: Keyed | None, policy: PolicyDeclaration
-) -> tuple[str, bytes, int] | None:
-    """(key, digest, rows) to be kept, None for an import that is known to its end."""
+def _content(
+    table: Any, key: str, known: Receipt | None, policy: PolicyDeclaration
+) -> tuple[bytes, int] | None:
+    """(digest, rows) to be kept, None for an import that is known to its end. Raises Refusal."""
     rows, hidden = table.num_rows, {path.partition(".")[0] for path in policy.redact}
     if known is not None:
-        if rows < known.seq or digest_rows(table, known.seq, hidden) != known.digest:
+        if rows < known.rows or digest_rows(table, known.rows, hidden) != known.digest:
             text = (
-                f"{_KEY}: expected the {known.seq} rows that came with {key.partition(':')[2]!r} "
-                f"before, and perhaps more behind them, got other content in {rows} rows"
+                f"expected the {known.rows} rows that came with {key!r} before, and perhaps more "
+                f"behind them, got other content in {rows} rows"
             )
             raise Refusal("conflict", text, _KEY)
-        if rows == known.seq:
+        if rows == known.rows:
             return None
-    return key, digest_rows(table, rows, hidden), rows
+    return digest_rows(table, rows, hidden), rows
 
 
 def _groups(episodes: list[BulkEpisode]) -> Iterator[list[BulkEpisode]]:

@@ -293,11 +293,6 @@ class Collector:
         self._require_open()
         return None if given is None else self.keys.find(given)
 
-    def note_receipt(self, name: str, digest: bytes, rows: int) -> None:
-        """Journal what an import's key stands for, ahead of its episodes. Raises Refusal."""
-        self._require_open()
-        self._append([self.keys.note_receipt(name, digest, rows)], self._wall())
-
     def compose(self, fill: Callable[[Callable[[Event, bytes], None]], None]) -> int:
         """One journal row of what `fill` applies, an event and its encoding at a time.
 
@@ -390,22 +385,23 @@ class Collector:
             self._apply(cut, encode_event(cut), encoded, row, received)
         return fresh
 
-    def register(self, request: wire.Register) -> tuple[wire.Registered, int]:
-        """Register a client instance, or find the import of that name again."""
+    def register(
+        self, request: wire.Register, owner: str = "", content: tuple[bytes, int] | None = None
+    ) -> tuple[wire.Registered, int]:
+        """Register a client instance, or find the import of that name of that token again.
+
+        `content` is what a bulk import's key stands for from now on: (digest, rows).
+        """
         self._require_open()
-        if request.name is not None:
-            found = self.assembler.instances.named(request.name)
-            known = None if found is None else self.assembler.instances.get(found)
-            if found is not None and known is not None:
-                starts = known.starts.ranges()
-                reply = wire.Registered(instance=found, starts=starts, durable=self.keeps)
-                return reply, self._committer.next_row - 1
-        opened = self.assembler.open_instance(secrets.token_hex(8), request.name)
+        secret = secrets.token_hex(8)
+        instance, events = self.assembler.find_instance(secret, request.name, owner, content)
         encoded: list[bytes] = []
         row, received = self._committer.next_row, self._wall()
-        self._apply(opened, encode_event(opened), encoded, row, received)
-        registered = wire.Registered(instance=opened.instance, durable=self.keeps)
-        return registered, self._append(encoded, received)
+        for event in events:
+            self._apply(event, encode_event(event), encoded, row, received)
+        row = self._append(encoded, received)
+        starts = self.assembler.instances.starts_of(instance)
+        return wire.Registered(instance=instance, starts=starts, durable=self.keeps), row
 
     async def durable(self, row: int) -> None:
         """Wait until journal row `row` is on disk.

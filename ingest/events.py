@@ -27,6 +27,15 @@ class Opened(Struct, array_like=True, tag=0, frozen=True):
     instance: str
     number: int
     name: str | None = None
+    owner: str = ""  # the id of the token whose name it is
+
+
+class Receipt(Struct, array_like=True, tag=9, frozen=True):
+    """An import's key stands for `rows` rows from now on, and `digest` names their content."""
+
+    instance: str
+    digest: bytes
+    rows: int
 
 
 class Started(Struct, array_like=True, tag=1, frozen=True):
@@ -159,7 +168,8 @@ class Keyed(Struct, array_like=True, tag=14, frozen=True):
     """The event before it in its row came with an Idempotency-Key.
 
     `number` counts the keys of a journal. `digest` names the content of the call, `seq` is the
-    event that a decision became. Without an episode: the key of an import, and `seq` its rows.
+    event that a decision became. Without an episode: what earlier releases wrote of an import, its
+    name and in `seq` its rows.
     """
 
     number: int
@@ -180,7 +190,16 @@ class Stored(Struct, array_like=True, tag=15, frozen=True):
 
 
 Event: TypeAlias = (
-    Opened | Started | Acted | Rewarded | Ended | Cut | Redecided | RewardedStep | Imported
+    Opened
+    | Receipt
+    | Started
+    | Acted
+    | Rewarded
+    | Ended
+    | Cut
+    | Redecided
+    | RewardedStep
+    | Imported
 )
 
 encode_event = msgspec.msgpack.Encoder().encode

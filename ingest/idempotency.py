@@ -1,9 +1,10 @@
 """Single calls that may be repeated: the `Idempotency-Key` of a caller who does not count events.
 
-A key belongs to one episode. It is journaled in the row of the event that came with it, so that a
-collector has both or neither. The same key with the same content is a retry, with other content a
-conflict; "content" is the message as it was sent, without what is redacted. The latest keys of a
-collector are known, whatever has become of their episodes: a count bounds them, not a time.
+A key belongs to one token and one episode. It is journaled in the row of the event that came with
+it, so that a collector has both or neither. The same key with the same content is a retry, with
+other content a conflict; "content" is the message as it was sent, without what is redacted. The
+latest keys of a collector are known, whatever has become of their episodes: a count bounds them,
+not a time.
 """
 
 from __future__ import annotations
@@ -34,19 +35,28 @@ _decode = msgspec.msgpack.Decoder(list[Keyed]).decode
 
 @dataclass(frozen=True)
 class Given:
-    """A key as a call brought it. `digest` names the call's content, `track` whom it is for."""
+    """A key as a call brought it. `digest` names the call's content, `track` whom it is for.
+
+    `name` is the key, behind the id of the token that it came with.
+    """
 
     episode_id: str
     track: Name
     name: str
     digest: bytes
 
+    @property
+    def key(self) -> str:
+        """The key as it was sent."""
+        return self.name.rpartition("\n")[2]
+
     @classmethod
-    def of(cls, key: str, instance: str | None, message: Any) -> Given:
+    def of(cls, key: str, instance: str | None, message: Any, token_id: str = "") -> Given:
         """`message` is without what its policy's file takes out."""
         content = wire.encode([instance, message], wire.MSGPACK)
         digest = hashlib.blake2b(content, digest_size=16).digest()
-        return cls(message.episode_id, name_of(message), key, digest)
+        name = f"{token_id}\n{key}" if token_id else key  # no header holds a line's end
+        return cls(message.episode_id, name_of(message), name, digest)
 
 
 def key_of(given: bytes | None) -> str | None:
@@ -84,7 +94,7 @@ class KeyBook:
         if known is not None and known.digest != given.digest:
             raise Refusal(
                 "conflict",
-                f"Idempotency-Key {given.name!r} of Episode {given.episode_id} came with other "
+                f"Idempotency-Key {given.key!r} of Episode {given.episode_id} came with other "
                 "content before: a new call needs a new key",
                 "Idempotency-Key",
                 given.episode_id,
@@ -99,14 +109,8 @@ class KeyBook:
         return encode_event(event)
 
     def receipt(self, name: str) -> Keyed | None:
-        """What the key of an import stands for: `digest` of its first `seq` rows."""
+        """What an import of an earlier release stands for: `digest` of its first `seq` rows."""
         return self._known.get(("", name))
-
-    def note_receipt(self, name: str, digest: bytes, rows: int) -> bytes:
-        """Remember what an import's key stands for; answers the journal event of it, encoded."""
-        event = Keyed(self._next, "", name, digest, rows)
-        self.add(event)
-        return encode_event(event)
 
     def add(self, event: Keyed) -> None:
         """Apply a journal event; one that the journal's state holds already changes nothing."""

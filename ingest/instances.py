@@ -1,8 +1,9 @@
 """Client instances: who started which episodes, so that a late retry is refused and never doubled.
 
-An instance is one run of a client, or one import (with a name, so that it may resume). It numbers
-its starts; the numbers it used are kept for the instances that were active last, bounded by a
-count. A start from a forgotten instance can therefore be told from a new one: it is refused.
+An instance is one run of a client, or one import (with a name, so that it may resume). A name is
+its token's: under another token it is another instance's. An instance numbers its starts; the
+numbers it used are kept for the instances that were active last, bounded by a count. A start from
+a forgotten instance can therefore be told from a new one: it is refused.
 """
 
 from __future__ import annotations
@@ -11,18 +12,23 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ingest.events import Opened
+from ingest.events import Opened, Receipt
 from storage.ranges import RangeSet
 
 
 @dataclass
 class Instance:
-    """A client instance and the numbers of the episodes that it has started."""
+    """A client instance and the numbers of the episodes that it has started.
+
+    `receipt` is what the key of a bulk import stands for: it lives as long as the numbers do.
+    """
 
     number: int
     name: str | None = None
     starts: RangeSet = field(default_factory=RangeSet)
     open: int = 0  # its episodes that are open now
+    owner: str = ""  # the id of the token whose name it is
+    receipt: Receipt | None = None
 
 
 class Instances:
@@ -32,7 +38,7 @@ class Instances:
         self.next_number = 0
         self.touched: set[str] = set()  # changed since they were last written down
         self._known: OrderedDict[str, Instance] = OrderedDict()
-        self._imports: dict[str, str] = {}  # name -> id
+        self._imports: dict[tuple[str, str], str] = {}  # (owner, name) -> id
 
     def __len__(self) -> int:
         return len(self._known)
@@ -43,22 +49,34 @@ class Instances:
     def get(self, instance: str) -> Instance | None:
         return self._known.get(instance)
 
-    def named(self, name: str) -> str | None:
-        """The id of the import of that name, if it was here before."""
-        return self._imports.get(name)
+    def named(self, name: str | None, owner: str) -> str | None:
+        """The id of the owner's import of that name, if it was here before."""
+        return None if name is None else self._imports.get((owner, name))
+
+    def starts_of(self, instance: str) -> list[tuple[int, int]]:
+        """The numbers of the starts that are known of an instance, as ranges."""
+        known = self._known.get(instance)
+        return [] if known is None else known.starts.ranges()
+
+    def receipt(self, receipt: Receipt) -> None:
+        """Note what an import's key stands for. An earlier receipt, replayed, changes nothing."""
+        known = self._known.get(receipt.instance)
+        if known is not None and (known.receipt is None or receipt.rows > known.receipt.rows):
+            known.receipt = receipt
+            self.touched.add(receipt.instance)
 
     def add(self, opened: Opened) -> None:
         """Note a registered instance."""
         self.next_number = max(self.next_number, opened.number + 1)
         if opened.instance not in self._known:
-            self.restore(opened.instance, Instance(opened.number, opened.name))
+            self.restore(opened.instance, Instance(opened.number, opened.name, owner=opened.owner))
         self.touched.add(opened.instance)
 
     def restore(self, instance: str, known: Instance) -> None:
         """Take up an instance as it was written down."""
         self._known[instance] = known
         if known.name is not None:
-            self._imports[known.name] = instance
+            self._imports[known.owner, known.name] = instance
 
     def started(self, instance: str, start: int) -> None:
         """Note a start. Replaying one of an instance that was forgotten since changes nothing."""
@@ -93,8 +111,8 @@ class Instances:
                 excess[named] -= 1
                 dropped.append(instance)
         for instance in dropped:
-            name = self._known.pop(instance).name
+            gone = self._known.pop(instance)
             self.touched.discard(instance)
-            if name is not None:
-                del self._imports[name]
+            if gone.name is not None:
+                del self._imports[gone.owner, gone.name]
         return dropped

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ingest.assembler import EpisodeAssembler
-from ingest.events import Keyed, Stored, decode_row, encode_event
+from ingest.events import Keyed, Receipt, Stored, decode_row, encode_event
 from ingest.idempotency import STATE, KeyBook
 from ingest.instances import Instance
 from ingest.open_episode import Carry
@@ -117,6 +117,7 @@ def recover(
             _mark_stored(assembler, stored, number)
         if number not in assembler.needed:
             found.idle_rows.append(number)
+    _take_over_receipts(found)
     assembler.steps = steps
     assembler.resume(assembler.running if now is None else now)
     _match_plans(journal, assembler, found)
@@ -137,7 +138,11 @@ def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:
     ]
     for name, known in sorted(instances, key=lambda pair: pair[1]["used"]):
         starts = RangeSet.from_json(known["starts"])
-        assembler.instances.restore(name, Instance(known["number"], known["name"], starts))
+        instance = Instance(known["number"], known["name"], starts, owner=known.get("owner", ""))
+        if known.get("receipt"):
+            content, rows = known["receipt"]
+            instance.receipt = Receipt(name, bytes.fromhex(content), rows)
+        assembler.instances.restore(name, instance)
     found.keys.restore((key, blob) for key, blob in state.items() if key.startswith(STATE))
     ended: list[Finished] = []
     for key in sorted(key for key in state if key.startswith(FINISHED)):
@@ -156,6 +161,16 @@ def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:
     assembler.anonymous_starts = counters.get("anonymous", 0)
     assembler.next_key = max(assembler.next_key, counters.get("keys", 0))
     assembler.running = counters.get("running", 0.0)
+
+
+def _take_over_receipts(found: Recovered) -> None:
+    """What imports stand for that earlier releases kept among the keys of single calls."""
+    instances = found.assembler.instances
+    for instance in instances:
+        name = getattr(instances.get(instance), "name", None)
+        old = None if name is None else found.keys.receipt(name)
+        if old is not None:
+            instances.receipt(Receipt(instance, old.digest, old.seq))
 
 
 def _mark_stored(assembler: EpisodeAssembler, stored: set[tuple[int, int]], row: int) -> None:
@@ -218,6 +233,8 @@ def assembler_state(assembler: EpisodeAssembler, totals: Totals) -> dict[str, by
                 "name": known.name,
                 "starts": known.starts.to_json(),
                 "used": assembler.next_key,
+                "owner": known.owner,
+                "receipt": known.receipt and [known.receipt.digest.hex(), known.receipt.rows],
             }
             put[INSTANCE + name] = json.dumps(document).encode()
     instances.touched.clear()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -53,7 +54,7 @@ class Routes:
         self._openapi = b""
         self._router: Router | None = None
         self._metrics: Any = None
-        self._acted_on: set[Given | None] = set()  # calls whose answer is being made
+        self._acted_on: set[Given] = set()  # calls whose answer is being made
         self.weights = Publication(live).weights
         self.publish, self.rollback = (publishing := Publishing(live)).publish, publishing.rollback
         self.versions = publishing.versions
@@ -81,7 +82,11 @@ class Routes:
         return Response.of(reply, request, wasted=_wasted(reply))
 
     async def instances(self, request: Request) -> Response:
-        registered, row = self.collector.register(request.decode(wire.Register))
+        message = request.decode(wire.Register)
+        if message.name is not None and message.name.startswith(bulk.NAMES):
+            text = f"expected a name that does not begin with {bulk.NAMES!r}: those are the keys'"
+            raise Refusal("invalid", f"{text} of /v1/steps", "$.name")
+        registered, row = self.collector.register(message, request.caller.token_id)
         await self.collector.durable(row)
         return Response.of(registered, request, 201)
 
@@ -128,7 +133,7 @@ class Routes:
             rules = assembler.rules_for(message) or assembler.rules_for(wire.Start())
             redaction = None if rules is None else self.collector.redactor.of(rules)
             message = message if redaction is None else redaction.event(message)
-        return Given.of(key, request.instance, message)
+        return Given.of(key, request.instance, message, request.caller.token_id)
 
     async def steps(self, request: Request) -> Response:
         return Response.of(await bulk.import_steps(request, self.collector), request)
@@ -139,19 +144,29 @@ class Routes:
         """One action, durable before the reply."""
         call = _named(request, wire.GetAction)
         given = self._given(request, call)
-        if given is not None and given in self._acted_on:
-            raise Refusal("busy", "this call is being answered", retry_after=1.0)
-        message = wire.ActionBatch(instance=request.instance, actions=[self._repeated(call, given)])
-        self._acted_on.add(given)
-        try:
+        with self._being_answered(given):
+            actions = [self._repeated(call, given)]
+            message = wire.ActionBatch(instance=request.instance, actions=actions)
             reply = await self.acting.act(message, given=given)
-        finally:
-            self._acted_on.discard(given)
         (answer,) = reply.actions
         if answer.error is not None:
             raise Refusal(**answer.error)
         answer.durable = reply.durable
         return Response.of(answer, request)
+
+    @contextlib.contextmanager
+    def _being_answered(self, given: Given | None) -> Iterator[None]:
+        """One call at a time with a key. Raises Refusal."""
+        if given is None:
+            yield
+            return
+        if given in self._acted_on:
+            raise Refusal("busy", "this call is being answered", retry_after=1.0)
+        self._acted_on.add(given)
+        try:
+            yield
+        finally:
+            self._acted_on.discard(given)
 
     def _repeated(self, call: wire.GetAction, given: Given | None) -> wire.GetAction:
         """The call under the number that it had, if its key is known. Raises Refusal."""

@@ -14,9 +14,15 @@ import pyarrow as pa
 import pytest
 import urllib3
 
+from ingest.bulk_digest import digest_rows
 from ingest.bulk_runs import runs_of
+from ingest.events import Keyed, encode_event, encode_row
+from ingest.idempotency import MAX_KEYS, STATE
 from ingest.open_episode import PolicyRules
+from ingest.recovery import COUNTERS, INSTANCE
+from ingest.token_file import create_token
 from storage.declarations import PolicyDeclaration
+from storage.journal import SqliteJournal
 from storage.policy_files import save_declaration
 from storage.spaces import Box, Dict, Discrete, parse_space
 from tests.collector_process import CollectorProcess, shard_rows
@@ -272,6 +278,85 @@ def test_repeating_an_import_adds_nothing(tmp_path: Path) -> None:
         ("b", 1),
         ("c", 0),
     ]
+
+
+def test_no_one_else_takes_an_imports_key_or_name(tmp_path: Path) -> None:
+    """Law: an import answered with 200 is on disk, whatever another token does with its key."""
+    save_declaration(tmp_path, POLICIES[0])
+    web, two = ({"authorization": f"Bearer {create_token(tmp_path, n, ['log'])[1]}"} for n in "wt")
+    with CollectorProcess(tmp_path) as collector:
+
+        def register(name: str, token: dict[str, str]) -> tuple[int, Any]:
+            return collector.request("POST", "/v1/instances", {"name": name}, token)
+
+        status, answer = register("bulk:k", two)
+        assert (status, answer["error"]["path"]) == (422, "$.name")
+        first, other = steps({"a": 3, "b": 2}), steps({"x": 1})
+        assert post(collector, first, idempotency_key="k", **web)[1]["accepted"] == 9
+        assert post(collector, other, idempotency_key="k", **two)[1]["accepted"] == 3
+        ids = {register("n", token)[1]["instance"] for token in (web, two, web)}
+        assert len(ids) == 2
+        for _ in range(2):
+            again = {"durable": True, "accepted": 0}
+            assert post(collector, first, idempotency_key="k", **web) == (
+                200,
+                {**again, "duplicates": 9},
+            )
+            assert post(collector, other, idempotency_key="k", **two) == (
+                200,
+                {**again, "duplicates": 3},
+            )
+            assert {register("n", token)[1]["instance"] for token in (web, two)} == ids
+            collector.settle(6, **web)
+            collector.kill()
+            collector.restart()
+    assert sorted(r["eps_id"] for r in shard_rows(tmp_path)) == [*"aaabbx"]
+
+
+def test_keys_of_single_calls_push_no_import_out(tmp_path: Path) -> None:
+    """Law: what an import's key stands for is known as long as the numbers of its episodes."""
+    save_declaration(tmp_path, POLICIES[0])
+    with CollectorProcess(tmp_path) as collector:
+        assert post(collector, steps({"a": 3}), idempotency_key="k")[1]["accepted"] == 5
+        collector.settle(3)
+        assert collector.stop() == 0
+        journal = SqliteJournal.open(tmp_path / "journal")
+        keys = [Keyed(9 + n, "e", str(n), b"", 1) for n in range(MAX_KEYS)]
+        journal.commit(put={f"{STATE}{9:016}": msgspec.msgpack.encode(keys)})
+        journal.close()
+        collector.restart()
+        assert post(collector, steps({"b": 3}), idempotency_key="k")[0] == 409
+        assert post(collector, steps({"a": 3}), idempotency_key="k")[1]["duplicates"] == 5
+        assert post(collector, steps({"a": 3, "b": 1}), idempotency_key="k")[1]["accepted"] == 3
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_import_of_an_earlier_release_goes_on(tmp_path: Path, kept: bool) -> None:
+    """Its name has no token, its receipt lies among the keys; one without a receipt is refused."""
+    save_declaration(tmp_path, POLICIES[0])
+    table = steps({"a": 3, "b": 2})
+    receipt = Keyed(0, "", "bulk:k", digest_rows(table, 3), 3)
+    journal = SqliteJournal.open(tmp_path / "journal")
+    put = {
+        f"{INSTANCE}{n}-abc": msgspec.json.encode(
+            {"number": n, "name": name, "starts": [[0, 0]], "used": n}
+        )
+        for n, name in enumerate(("bulk:k", "import-abc"))
+    }
+    journal.commit(
+        rows=[(1, encode_row(0, 0, [encode_event(receipt)] if kept else []))],
+        put={**put, COUNTERS: b'{"instances": 2}'},
+    )
+    journal.close()
+    with CollectorProcess(tmp_path) as collector:
+        named = collector.post("/v1/instances", {"name": "import-abc"})[1]
+        assert named == {"instance": "1-abc", "starts": [[0, 0]]}
+        assert post(collector, steps({"x": 3}), idempotency_key="k")[0] == 409
+        status, answer = post(collector, table, idempotency_key="k")
+        if kept:
+            assert answer == {"durable": True, "accepted": 4, "duplicates": 5}
+        else:
+            assert (status, answer["error"]["path"]) == (409, "Idempotency-Key")
 
 
 def test_many_episodes_make_many_batches(collector: CollectorProcess) -> None:

@@ -12,6 +12,7 @@ from ingest import wire
 from ingest.errors import Refusal
 from ingest.events import Keyed
 from ingest.idempotency import Given, KeyBook
+from ingest.token_file import create_token
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults.decisions import ACTIONS, publish
 from tests.ingest.raw_http import connect
@@ -77,6 +78,27 @@ def test_a_key_with_other_content_is_a_conflict(tmp_path: Path) -> None:
             assert call(collector, "/two/log_returns", {"reward": 1.0}, "x" * length)[0] == status
 
 
+def test_a_key_is_its_tokens(tmp_path: Path) -> None:
+    """The same call with the same key from two tokens is two calls, each with its own retries."""
+    declare(tmp_path)
+    tokens = [create_token(tmp_path, name, ["log"])[1] for name in ("one", "two")]
+    with CollectorProcess(tmp_path) as collector:
+
+        def post(path: str, body: Any, token: str) -> tuple[int, Any]:
+            headers = {"idempotency-key": "k", "authorization": f"Bearer {token}"}
+            return collector.post(f"/v1/episodes{path}", body, **headers)
+
+        post("", {"episode_id": "e"}, tokens[0])
+        assert post("/e/log_action", {"obs": OBS, "action": 0}, tokens[0])[0] == 409
+        for _ in range(2):
+            assert post("/e/log_action", {"obs": OBS, "action": 1}, tokens[1])[0] == 200
+        read = {"authorization": f"Bearer {tokens[0]}"}
+        assert collector.request("GET", "/v1/episodes/e", None, read)[1]["steps"] == 1
+        status, answer = post("/e/log_action", {"obs": OBS, "action": 0}, tokens[1])
+        assert status == 409
+        assert "'k' of Episode e came with other" in answer["error"]["message"]
+
+
 def test_a_refused_call_uses_up_no_key(tmp_path: Path) -> None:
     declare(tmp_path)
     with CollectorProcess(tmp_path) as collector:
@@ -135,6 +157,10 @@ def test_a_repeated_request_for_an_action_has_the_same_answer(tmp_path: Path) ->
         status, answer = call(collector, "/e/action", {"obs": OBS}, "a")
         assert (status, answer["error"]["code"]) == (409, "conflict")
         assert collector.get("/v1/episodes/e")[1]["steps"] == 2
+        assert call(collector, "/e/end", {}, "c")[0] == 200
+        for key in ("a", "b"):
+            status, answer = call(collector, "/e/action", {"obs": OBS}, key)
+            assert (status, answer["error"]["code"]) == (409, "completed")
 
 
 # --- the book ---------------------------------------------------------------------------------
