@@ -209,9 +209,11 @@ class BaseEnvSampler:
             self._end(env_id, play, going_on, soft=soft)
             return
         pack = self._pack_of(env_id)
-        if self._rules.truncates and pack.env_steps + play.env_steps >= self._rules.fragment:
+        steps = play.env_steps + (pack.env_steps if play.kept else 0)
+        if self._rules.truncates and steps >= self._rules.fragment:
             self._close(play, pack)
-            self._flush(env_id)
+            if play.kept:
+                self._flush(env_id)
         self._want_actions(env_id, obs, ended, logged)
 
     def _observed(self, obs: dict[Any, Any], episode: RolloutEpisode) -> dict[Any, Any]:
@@ -432,12 +434,12 @@ class BaseEnvSampler:
             pack.by_policy.setdefault(policy_id, []).append(rows)
 
     def _flush(self, env_id: Any) -> None:
-        """Hand over what is packed."""
+        """Hand over what is packed; env steps without a whole row count for the next fragment."""
         pack = self._pack_of(env_id)
+        if not pack.by_policy:
+            return
         joined = {name: concat_samples(alike(rows)) for name, rows in pack.by_policy.items()}
         env_steps, pack.env_steps, pack.by_policy = pack.env_steps, 0, {}
-        if not joined:
-            return
         if set(self._policies) == {DEFAULT_POLICY}:
             self._ready.append(MultiAgentBatch.wrap_as_needed(joined, env_steps))
         else:

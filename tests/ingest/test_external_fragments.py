@@ -68,6 +68,27 @@ def test_no_step_of_a_program_is_lost(mode):
     assert np.isnan(rows[11]["action_dist_inputs"]).all()
 
 
+class Half(ExternalEnv):
+    """Episodes of seven steps, every second one of them not for training."""
+
+    def run(self):
+        for number in range(20):
+            episode = self.start_episode(f"e{number}", training_enabled=number % 2 == 0)
+            for t in range(7):
+                self.get_action(episode, np.array([10 * number + t], np.float32))
+            self.end_episode(episode, np.array([10 * number + 7], np.float32))
+
+
+def test_episodes_that_are_not_for_training_do_not_shorten_fragments():
+    """They are as if they were not there: fragments have their length, over the kept episodes."""
+    half = worker(env_creator=lambda context: Half(*SPACES), rollout_fragment_length=10)
+    with half as made:
+        batches = [made.sample() for _ in range(7)]
+    assert [batch.count for batch in batches] == [10] * 7
+    seen = np.concatenate([batch["obs"][:, 0] for batch in batches]).astype(int).tolist()
+    assert seen == [20 * number + t for number in range(10) for t in range(7)]
+
+
 def test_a_program_cannot_be_copied():
     """It is one."""
     with pytest.raises(ValueError, match="num_envs"):

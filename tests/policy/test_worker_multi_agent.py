@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from policy.callbacks import Callbacks
 from policy.env_runner import RestartLimits
 from policy.rollout_worker import RolloutWorker
 from storage.multi_agent_batch import MultiAgentBatch
@@ -321,3 +322,22 @@ def test_an_agent_that_waits_gathers_what_it_earns():
         assert right["obs"][:, 0].tolist() == [1, 3, 5]
         assert right["rewards"].tolist() == [2, 2, 1]
         assert (batch.count, batch.agent_steps()) == (6, 6)
+
+
+class Steps(Callbacks):
+    """Counts env steps."""
+
+    played = 0
+
+    def on_episode_step(self, **_):
+        self.played += 1
+
+
+@pytest.mark.parametrize("fragment", [1, 2, 5])
+def test_env_steps_without_a_whole_row_count_for_the_next_fragment(fragment):
+    """Rows last several env steps where agents act in turns: every env step is counted, once."""
+    with worker(env_creator=Turns, rollout_fragment_length=fragment, callbacks=Steps) as made:
+        counted = 0
+        for _ in range(40):
+            counted += made.sample().count
+            assert counted == made.callbacks.played
