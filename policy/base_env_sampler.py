@@ -6,6 +6,7 @@ with one forward pass a policy, send the actions. See policy.base_env for what a
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,6 +30,8 @@ from storage.multi_agent_batch import MultiAgentBatch
 from storage.sample_batch import SampleBatch, concat_samples
 
 __all__ = ["BaseEnvSampler"]
+
+_log = logging.getLogger(__name__)
 
 ObservationFn = Callable[..., Any]
 TRAINING_ENABLED = "training_enabled"
@@ -73,6 +76,7 @@ class BaseEnvSampler:
         self._episodes = 0
         self._played = 0
         self._stopped_by: Exception | None = None
+        self._warned = False  # of rewards that came too late for their rows
 
     def next_batch(self) -> SampleBatch | MultiAgentBatch:
         """The next fragment or episode; raises what cannot be mended, and again at every call."""
@@ -248,6 +252,8 @@ class BaseEnvSampler:
                 row = rows.open or rows.last
                 if row is not None:
                     row.reward += reward
+                elif play.kept:
+                    self._tell_late(play.episode, agent, reward)
                 play.episode.add_reward(agent, reward)
         ended = set()
         for agent, rows in play.agents.items():
@@ -270,6 +276,21 @@ class BaseEnvSampler:
                 truncated=bool(ends.truncateds[0]),
             )
         return ended
+
+    def _tell_late(self, episode: RolloutEpisode, agent: Any, reward: float) -> None:
+        """A reward for an agent that has ended, and whose rows were handed out in a fragment."""
+        told = episode.custom_metrics
+        told["late_reward"] = told.get("late_reward", 0.0) + reward
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "episode %s: agent %r has ended and was paid %g after its last row was handed "
+                "out: no row has it, the metric late_reward counts it; "
+                'batch_mode="complete_episodes" keeps rows until the episode ends',
+                episode.episode_id,
+                agent,
+                reward,
+            )
 
     def _require_last(
         self,

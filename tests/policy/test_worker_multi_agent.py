@@ -341,3 +341,26 @@ def test_env_steps_without_a_whole_row_count_for_the_next_fragment(fragment):
         for _ in range(40):
             counted += made.sample().count
             assert counted == made.callbacks.played
+
+
+class PaidLate(AgentsEnv):
+    """b, who leaves at step 4, is paid 100 in the last step."""
+
+    def step(self, actions):
+        obs, rewards, *rest = super().step(actions)
+        return (obs, rewards | ({"b": 100.0} if self.t == 6 else {}), *rest)
+
+
+@pytest.mark.parametrize(("fragment", "paid", "late"), [(6, 101, None), (2, 1, 100.0)])
+def test_a_reward_after_an_agents_rows_went_out_is_told(fragment, paid, late, caplog):
+    """An agent that has ended is paid on its last row while that is here; afterwards the amount is
+    warned of, once, and stands in the episode's metrics: it is not lost in silence."""
+    with worker(env_creator=PaidLate, rollout_fragment_length=fragment) as made:
+        batches = [made.sample() for _ in range(6)]
+        rows = [b.policy_batches["right"] for b in batches if "right" in b.policy_batches]
+        assert rows[0]["rewards"].tolist() == [1, paid]
+        episodes = made.get_metrics()
+        assert {one.custom_metrics.get("late_reward") for one in episodes} == {late}
+        assert {one.reward for one in episodes} == {108.0}
+    warned = [one.getMessage() for one in caplog.records if "complete_episodes" in one.getMessage()]
+    assert len(warned) == (late is not None)
