@@ -6,6 +6,7 @@ there. Estimators are those of policy.estimators by name; "simulation" is the wo
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ import numpy as np
 
 from policy.cross_fitting import CrossFitted, cross_fit
 from policy.estimators import ESTIMATORS, Episodes
+from policy.fragment_buffers import CUT
 from policy.rollout_metrics import OffPolicyEstimate
+from policy.sampler import FRAGMENT_CUT
 from policy.trainable_policy import TrainablePolicy
 from policy.value_models import LinearRewardModel
 from storage.multi_agent_batch import MultiAgentBatch
@@ -36,12 +39,21 @@ from storage.spaces import Discrete
 
 __all__ = ["SIMULATION", "InputEvaluation", "check_methods"]
 
+_log = logging.getLogger(__name__)
+
 SIMULATION = "simulation"
 _ALIASES: Mapping[str, str] = {"wis_pd": "cwpdis", "is_pd": "pdis"}
 _NEED_MODEL = {"dm", "dr", "sndr", "switch_dr", "dr_os"}
 _FOLDS = 5
 # Rows of episodes whose end never comes are given up, the oldest episodes first.
 _MOST_ROWS = 1_000_000
+
+
+def _ends(run: SampleBatch) -> bool:
+    """Whether an episode ends with these rows: recorded as done, or cut by what ends one without
+    that (a soft horizon, `no_done_at_end`)."""
+    cut = int(run[CUT][-1]) if CUT in run else 0
+    return bool(run[TERMINATEDS][-1] or run[TRUNCATEDS][-1]) or cut > FRAGMENT_CUT
 
 
 def check_methods(methods: Collection[str]) -> tuple[str, ...]:
@@ -68,7 +80,8 @@ class InputEvaluation:
 
     `gamma` discounts. The estimates' metrics are those of `Estimate.to_dict`, `v_old`, the mean
     return of the log over the same episodes, `v_gain`, their quotient, and `unavailable`, why an
-    estimator has nothing to say.
+    estimator has nothing to say. `open_rows` wait for their episode's end; of `given_up` episodes
+    a piece never came.
     """
 
     def __init__(self, methods: Collection[str], policy: TrainablePolicy, gamma: float) -> None:
@@ -78,6 +91,7 @@ class InputEvaluation:
         self._open_rows = 0
         self._whole: list[SampleBatch] = []
         self.given_up = 0  # episodes
+        self._asked = True  # since the newest rows came
 
     def add(self, batch: SampleBatch | MultiAgentBatch) -> None:
         """Take a batch of the input. Raises NotImplementedError for several policies, ValueError
@@ -96,10 +110,11 @@ class InputEvaluation:
             )
         for run in batch.split_by_episode():
             self._add_run(run)
+        self._asked = False
         while self._open_rows > _MOST_ROWS:
             _, runs = self._open.popitem(last=False)
             self._open_rows -= sum(run.count for run in runs)
-            self.given_up += 1
+            self._give_up()
 
     def _add_run(self, run: SampleBatch) -> None:
         names = (STREAM, EPISODE_ORDINAL, AGENT_ID, EPS_ID)
@@ -107,7 +122,7 @@ class InputEvaluation:
         runs = self._open.setdefault(key, [])
         runs.append(run.copy())
         self._open_rows += run.count
-        if not (run[TERMINATEDS][-1] or run[TRUNCATEDS][-1]):
+        if not _ends(run):
             return
         del self._open[key]
         self._open_rows -= sum(one.count for one in runs)
@@ -116,15 +131,40 @@ class InputEvaluation:
         if np.array_equal(rows[T], np.arange(rows.count)):
             self._whole.append(rows)
         else:
-            self.given_up += 1  # its beginning, or a piece of it, was never here
+            self._give_up()  # its beginning, or a piece of it, was never here
+
+    def _give_up(self) -> None:
+        self.given_up += 1
+        if self.given_up == 1:
+            _log.warning(
+                "input_evaluation: an episode was given up: not all of its rows were here when it "
+                "ended, or its end never came; only whole episodes are judged, and they may be no "
+                "fair selection: the metric given_up counts; read the input unshuffled, from the "
+                "beginning of its episodes"
+            )
 
     def estimates(self) -> list[OffPolicyEstimate]:
-        """Estimates from the whole episodes since the last call; none without any."""
+        """Estimates from the whole episodes since the last call. Where rows came and no episode of
+        them is whole, `unavailable` says so; none when nothing came."""
         whole, self._whole = self._whole, []
-        if not whole or not self.methods:
+        asked, self._asked = self._asked, True
+        if not whole:
+            return [] if asked else [self._none_whole(name) for name in self.methods]
+        if not self.methods:
             return []
         judged = _Whole(concat_samples(whole), [one.count for one in whole])
         return [self._estimate(name, judged) for name in self.methods]
+
+    def _told(self) -> dict[str, Any]:
+        """What is not judged."""
+        return {"given_up": self.given_up, "open_rows": self._open_rows}
+
+    def _none_whole(self, name: str) -> OffPolicyEstimate:
+        text = (
+            f"no whole episode came since the last call: {self._open_rows} rows of "
+            f"{len(self._open)} episodes wait for others, {self.given_up} episodes were given up"
+        )
+        return OffPolicyEstimate(name, {"unavailable": text, **self._told()})
 
     def _estimate(self, name: str, whole: _Whole) -> OffPolicyEstimate:
         method = _ALIASES.get(name, name)
@@ -133,8 +173,10 @@ class InputEvaluation:
         try:
             estimate = ESTIMATORS[method](self._episodes(method, whole), gamma=self._gamma)
         except ValueError as error:
-            return OffPolicyEstimate(name, {"unavailable": str(error), "v_old": v_old})
-        metrics = {**estimate.to_dict(), "v_old": v_old, "given_up": self.given_up}
+            return OffPolicyEstimate(
+                name, {"unavailable": str(error), "v_old": v_old, **self._told()}
+            )
+        metrics = {**estimate.to_dict(), "v_old": v_old, **self._told()}
         metrics["v_gain"] = estimate.value / v_old if v_old else None
         return OffPolicyEstimate(name, metrics)
 

@@ -116,7 +116,8 @@ def test_whole_episodes_are_judged_not_fragments():
         policy_config={"gamma": 0.9},
     ) as made:
         made.sample()
-        assert estimates(made) == []
+        for one in estimates(made):
+            assert "no whole episode" in one.metrics["unavailable"]
         made.sample()
         found = {one.estimator_name: one.metrics for one in estimates(made)}
         value = sum(0.9**t * (t + 1) for t in range(5))
@@ -182,6 +183,42 @@ def test_an_episode_without_its_beginning_is_given_up():
         made.sample()
         [one] = estimates(made)
         assert (one.metrics["n"], one.metrics["given_up"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "ends", [{"no_done_at_end": True}, {"soft_horizon": True, "episode_horizon": 4}]
+)
+def test_an_end_that_is_not_recorded_as_done_is_an_end(ends):
+    """Episodes that a soft horizon cuts, or that end without a flag, are whole: all of them are
+    judged, not those alone that happen to terminate.
+
+    Row: input_evaluation: is / wis / simulation
+    """
+    length = ends.get("episode_horizon", 5)
+    with worker(
+        rollout_fragment_length=10 * length, input_evaluation=["is"], num_envs=1, **ends
+    ) as made:
+        episodes = made.sample().split_by_episode()
+        whole = sum(rows["cut"][-1] > 1 for rows in episodes)
+        [one] = estimates(made)
+        assert (one.metrics["n"], one.metrics["given_up"]) == (whole, 0)
+        assert whole >= 10
+
+
+def test_episodes_that_are_never_seen_whole_are_told(caplog):
+    """Rows that wait, and episodes that were given up, are no silence: an estimate says why there
+    is none and how many there are of each, and a warning that what is judged is a selection."""
+    rows = worker(rollout_fragment_length=10).sample()
+    given = [rows.slice(0, 3), rows.slice(7, 10)]
+    with worker(input_evaluation=["is"], input_creator=lambda ioctx: Given(given)) as made:
+        made.sample()
+        made.sample()
+        [one] = estimates(made)
+        assert "no whole episode" in one.metrics["unavailable"]
+        assert one.metrics["open_rows"] == 3
+        assert one.metrics["given_up"] == 1
+        assert estimates(made) == []
+    assert sum("given up" in one.getMessage() for one in caplog.records) == 1
 
 
 def test_a_simulation_plays_beside_the_input_for_its_metrics():
