@@ -337,7 +337,8 @@ class BaseEnvSampler:
         for policy_id, asked in waiting.items():
             policy = self._policies[policy_id]
             flat = policy.flatten(observation_columns(policy.spec.observation, asked.observations))
-            policy.filter.push(flat)
+            if self._finisher.trains(policy_id):
+                policy.filter.push(flat)
             actions, states = self._forward(policy_id, policy.filter(flat), asked)
             stored, to_env = actions.actions, actions.actions_env
             for i, (env_id, agent) in enumerate(zip(asked.env_ids, asked.agents, strict=True)):
@@ -360,13 +361,14 @@ class BaseEnvSampler:
 
     def _forward(self, policy_id: str, flat: Any, asked: Waiting) -> tuple[Actions, list[Any]]:
         actor = self._actors[policy_id]
-        initial = self._policies[policy_id].initial_state()
+        policy = self._policies[policy_id]
+        explore, initial = self._explore and policy.settings.explore, policy.initial_state()
         if not initial:
-            return actor.act(flat, self._rng, explore=self._explore), []
+            return actor.act(flat, self._rng, explore=explore), []
         mine = [self._plays[e].states[a] for e, a in zip(asked.env_ids, asked.agents, strict=True)]
         states = [np.stack([one[i] for one in mine]) for i in range(len(initial))]
         recurrent: Any = actor
-        actions, after = recurrent.act(flat, self._rng, explore=self._explore, state=states)
+        actions, after = recurrent.act(flat, self._rng, explore=explore, state=states)
         for row, (env_id, agent) in enumerate(zip(asked.env_ids, asked.agents, strict=True)):
             self._plays[env_id].states[agent] = [state[row] for state in after]
         return actions, states

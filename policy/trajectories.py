@@ -87,6 +87,10 @@ class RowFinisher:
     worker: Any = None
     stream: str = field(default_factory=lambda: f"worker-{secrets.token_hex(6)}")
 
+    def trains(self, policy_id: str) -> bool:
+        """Whether the policy learns here; else its filter is not to move either."""
+        return self.worker is None or policy_id in self.worker.policies_to_train
+
     def identified(
         self,
         columns: dict[str, Array],

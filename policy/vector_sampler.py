@@ -73,7 +73,7 @@ class VectorSampler:
         self._copies, self._policy, self._policy_id = copies, policy, policy_id
         self._rules, self._finisher, self._recorder = rules, finisher, recorder
         self._restarts, self._rng = restarts, rng
-        self._clip, self._explore = clip_actions, explore
+        self._clip, self._explore = clip_actions, explore and policy.settings.explore
         self._callbacks: Callbacks = finisher.callbacks
         self._watched = is_overridden(self._callbacks, "on_episode_step")
         self._hooked = finisher.is_hooked(policy)
@@ -174,7 +174,8 @@ class VectorSampler:
         policy = self._policy
         columns = self._copies.observations.take(waiting)
         flat = policy.flatten(columns)
-        policy.filter.push(flat)
+        if self._finisher.trains(self._policy_id):
+            policy.filter.push(flat)
         actions, states = self._forward(policy.filter(flat), waiting)
         row: dict[str, Any] = {name: columns[path] for path, name in self._obs_names}
         row |= {name: actions.columns[path] for path, name in self._action_names.items()}

@@ -12,7 +12,7 @@ from policy.callbacks import Callbacks
 from policy.env_runner import RestartLimits
 from policy.rollout_worker import RolloutWorker
 from storage.multi_agent_batch import MultiAgentBatch
-from tests.policy.toy_envs import AgentsEnv
+from tests.policy.toy_envs import AgentsEnv, CountEnv
 
 SPACES = (AgentsEnv.observation_space, AgentsEnv.action_space)
 BY_AGENT = {"a": "left", "b": "right"}
@@ -122,6 +122,33 @@ def test_policies_that_are_not_trained_are_left_as_they_are():
         ones = [np.ones(p.shape, np.float32) for p in made.policies["right"].module.parameters()]
         made.apply_gradients({"right": ones})
         assert not same(before["right"], made.get_weights()["right"])
+
+
+def test_the_filter_of_a_policy_that_is_not_trained_stands_still():
+    """Frozen weights would see ever other inputs else; those of trained policies go on learning.
+
+    Row: policies_to_train
+    """
+    with worker(policies_to_train=["left"], observation_filter="MeanStdFilter") as made:
+        made.sample()
+        seen = {name: (one.stats.n, one.buffer.n) for name, one in made.filters.items()}
+    assert (seen["left"], seen["right"]) == ((7, 7), (0, 0))
+    with RolloutWorker(CountEnv, policies_to_train=[], observation_filter="MeanStdFilter") as made:
+        made.sample()
+        assert made.filters["default"].stats.n == 0
+
+
+def test_each_policy_explores_as_its_own_config_says():
+    """One takes the most likely action while the other draws.
+
+    Row: policy: class or {id: (cls, obs_space, act_space, config)}
+    """
+    forms = {"left": (None, *SPACES, {"explore": False}), "right": (None, *SPACES, {})}
+    with worker(policy=forms, rollout_fragment_length=120, seed=1) as made:
+        batches = made.sample().policy_batches
+    best = {k: b["actions"] == b["action_dist_inputs"].argmax(axis=1) for k, b in batches.items()}
+    assert best["left"].all()
+    assert not best["right"].all()
 
 
 def same(one, other):

@@ -545,3 +545,19 @@ def test_what_the_thread_raises_reaches_the_caller():
         for _ in range(2):
             with pytest.raises(OSError, match=r"^$"):
                 made.sample()
+
+
+# --- exploring -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["worker", "policy"])
+def test_a_policy_that_does_not_explore_takes_the_most_likely_action(where):
+    """Told to the worker or in the policy's own config.
+
+    Row: model_config, policy_config
+    """
+    told = {"explore": False} if where == "worker" else {"policy_config": {"explore": False}}
+    with worker(seed=1, rollout_fragment_length=40, **told) as made:
+        batch = made.sample()
+    best = batch["action_dist_inputs"].argmax(axis=1)
+    np.testing.assert_array_equal(batch["actions"], best)
