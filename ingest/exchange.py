@@ -49,7 +49,7 @@ class _Said(NamedTuple):
 
     rewards: ByAgent
     infos: ByAgent
-    gone: set[Any]  # agents that ended
+    gone: dict[Any, bool]  # agents that ended: whether a limit cut them off
 
 
 class _News(NamedTuple):
@@ -82,7 +82,7 @@ class _Episode:
         self.episode_id = episode_id
         self.training_enabled = training_enabled
         self.news: deque[_News] = deque()
-        self.said = _Said({}, {}, set())
+        self.said = _Said({}, {}, {})
         self.acted: set[Any] = set()  # agents that a reward can belong to
         self.gone: set[Any] = set()  # agents whose end was told, or is about to be
         self.asked: _News | None = None  # what the worker is to answer
@@ -93,7 +93,7 @@ class _Episode:
 
     def require_agents(self, obs: Mapping[Any, Any]) -> None:
         """Raise ValueError for agents that have ended, or when nobody is left to act."""
-        ended = self.gone - self.said.gone
+        ended = self.gone - self.said.gone.keys()
         back = ended & obs.keys()
         if back:
             raise ValueError(
@@ -115,7 +115,7 @@ class _Episode:
     def note(self, obs: ByAgent, logged: ByAgent, over: str = "") -> _News:
         """Queue news; what was said since the last ones goes with it."""
         news = _News(obs, logged, over, self.said)
-        self.said = _Said({}, {}, set())
+        self.said = _Said({}, {}, {})
         self.news.append(news)
         return news
 
@@ -202,12 +202,13 @@ class Exchange:
         episode_id: str,
         rewards: Mapping[Any, float],
         infos: Mapping[Any, Mapping[str, Any]],
-        gone: set[Any],
+        gone: Mapping[Any, bool],
     ) -> None:
-        """Add to the rewards and infos of the agents' last actions; `gone` are who has ended."""
+        """Add to the rewards and infos of the agents' last actions; `gone` are who has ended, with
+        whether a limit did it. What was said first of an agent's end holds."""
         with self._lock:
             episode = self._find(episode_id)
-            early = (rewards.keys() | infos.keys() | gone) - episode.acted
+            early = (rewards.keys() | infos.keys() | gone.keys()) - episode.acted
             if early:
                 raise Refusal(
                     "no_action",
@@ -220,8 +221,8 @@ class Exchange:
                 total[agent] = total.get(agent, 0.0) + amount
             for agent, info in infos.items():
                 told[agent] = {**told.get(agent, {}), **info}
-            ended |= gone - episode.gone
-            episode.gone |= gone
+            ended |= {agent: cut for agent, cut in gone.items() if agent not in episode.gone}
+            episode.gone |= gone.keys()
 
     def end(self, episode_id: str, obs: ByAgent, *, truncated: bool) -> None:
         """The episode is over."""
@@ -388,11 +389,10 @@ def _tell(poll: Poll, episode: _Episode, news: _News) -> None:
     marks = {} if episode.training_enabled else {"training_enabled": False}
     poll[0][name] = news.obs
     poll[1][name] = {a: rewards.get(a, 0.0) for a in agents}
-    poll[2][name] = {**{a: terminated or a in gone for a in agents}, ALL_AGENTS: terminated}
-    poll[3][name] = {
-        **{a: truncated and a not in gone for a in agents},
-        ALL_AGENTS: truncated,
-    }
+    cut = {a: gone.get(a, truncated) for a in agents}
+    over = {a: a in gone or bool(news.over) for a in agents}
+    poll[2][name] = {**{a: over[a] and not cut[a] for a in agents}, ALL_AGENTS: terminated}
+    poll[3][name] = {**cut, ALL_AGENTS: truncated}
     poll[4][name] = {a: {**infos.get(a, {}), **marks} for a in agents}
     if news.logged:
         poll[5][name] = news.logged
@@ -400,7 +400,7 @@ def _tell(poll: Poll, episode: _Episode, news: _News) -> None:
 
 def _require_answer(episode: _Episode, actions: Mapping[Any, Any]) -> None:
     asked = episode.asked
-    waiting = asked.obs.keys() - asked.said.gone if asked else set()
+    waiting = asked.obs.keys() - asked.said.gone.keys() if asked else set()
     if actions.keys() != waiting:
         raise ValueError(
             f"send_actions: episode {episode.episode_id}: expected actions of the agents "

@@ -67,6 +67,8 @@ class Episodes(Protocol):
         reward: Any,
         info: Any = None,
         multiagent_done_dict: Mapping[str, bool] | None = None,
+        *,
+        multiagent_truncated_dict: Mapping[str, bool] | None = None,
     ) -> None: ...
     def end_episode(
         self, episode_id: str, observation: Any = None, *, truncated: bool = False
@@ -357,12 +359,14 @@ class _SingleAgent:
         reward: Any,
         info: Any = None,
         multiagent_done_dict: Mapping[str, bool] | None = None,
+        *,
+        multiagent_truncated_dict: Mapping[str, bool] | None = None,
     ) -> None:
-        if multiagent_done_dict is not None:
+        if (multiagent_done_dict, multiagent_truncated_dict) != (None, None):
             raise ValueError(f"Episode {episode_id}: expected a reward of one agent, without dicts")
         amount = number(episode_id, "reward", reward)
         infos = {DEFAULT_AGENT: own_info(episode_id, info)} if info else {}
-        self._exchange.reward(episode_id, {DEFAULT_AGENT: amount}, infos, set())
+        self._exchange.reward(episode_id, {DEFAULT_AGENT: amount}, infos, {})
 
     def end_episode(
         self, episode_id: str, observation: Any = None, *, truncated: bool = False

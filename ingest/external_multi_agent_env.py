@@ -16,7 +16,7 @@ from typing import Any
 from ingest.client import PolicyClient
 from ingest.client_book import ClientPolicy
 from ingest.client_checks import number
-from ingest.exchange import ALL_AGENTS, Exchange
+from ingest.exchange import Exchange
 from ingest.external_env import (
     EpisodesHere,
     ExternalEnv,
@@ -26,7 +26,7 @@ from ingest.external_env import (
     own_decision,
     own_info,
 )
-from ingest.multi_agent_client import PolicyMapping, by_agent
+from ingest.multi_agent_client import PolicyMapping, by_agent, ended_agents
 from storage.episode import DEFAULT_POLICY
 from storage.spaces import Space
 
@@ -112,13 +112,22 @@ class ExternalMultiAgentEnv(ExternalEnv):
         reward: Any,
         info: Mapping[Any, Mapping[str, Any]] | None = None,
         multiagent_done_dict: Mapping[Any, bool] | None = None,
+        *,
+        multiagent_truncated_dict: Mapping[Any, bool] | None = None,
     ) -> None:
         """Add rewards to the agents' last actions: `{agent: reward}`.
 
-        `multiagent_done_dict` names the agents that have ended: they may be observed once more, for
-        the last time, and act no more. `end_episode` ends all.
+        `multiagent_done_dict` names the agents that have ended, `multiagent_truncated_dict` those
+        that a limit has: they may be observed once more, for the last time, and act no more.
+        `end_episode` ends all.
         """
-        self._episodes.log_returns(episode_id, reward, info, multiagent_done_dict)
+        self._episodes.log_returns(
+            episode_id,
+            reward,
+            info,
+            multiagent_done_dict,
+            multiagent_truncated_dict=multiagent_truncated_dict,
+        )
 
     def end_episode(
         self,
@@ -187,6 +196,8 @@ class _ManyAgents:
         reward: Any,
         info: Any = None,
         multiagent_done_dict: Mapping[Any, bool] | None = None,
+        *,
+        multiagent_truncated_dict: Mapping[Any, bool] | None = None,
     ) -> None:
         rewards = {
             agent: number(f"{episode_id}, agent {agent}", "reward", amount)
@@ -197,10 +208,7 @@ class _ManyAgents:
             for agent, said in by_agent(episode_id, "info", info or {}).items()
             if said
         }
-        done = by_agent(episode_id, "multiagent_done_dict", multiagent_done_dict or {})
-        if done.get(ALL_AGENTS):
-            raise ValueError(f"Episode {episode_id}: end_episode ends the episode of all agents")
-        gone = {agent for agent, over in done.items() if over}
+        gone = ended_agents(episode_id, multiagent_done_dict, multiagent_truncated_dict)
         self._exchange.reward(episode_id, rewards, infos, gone)
 
     def end_episode(

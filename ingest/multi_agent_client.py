@@ -157,17 +157,7 @@ class MultiAgentCalls:
             for agent, said in by_agent(episode_id, "info", info or {}).items()
             if said
         }
-        gone = {
-            agent: cut
-            for name, said, cut in (
-                ("multiagent_truncated_dict", truncated, True),
-                ("multiagent_done_dict", done, False),
-            )
-            for agent, over in by_agent(episode_id, name, said or {}).items()
-            if over
-        }
-        if ALL_AGENTS in gone:
-            raise ValueError(f"Episode {episode_id}: end_episode ends the episode of all agents")
+        gone = ended_agents(episode_id, done, truncated)
         self._require_acted(whole, amounts.keys() | infos.keys() | gone.keys())
         self._reward(whole, amounts, infos, ts)
         whole.gone = {**gone, **whole.gone}
@@ -479,6 +469,23 @@ def by_agent(episode_id: str, name: str, value: Any) -> ByAgent:
             f"Episode {episode_id}: {name}: expected a mapping by agent, got {value!r:.80}"
         )
     return value
+
+
+def ended_agents(episode_id: str, done: Any, truncated: Any) -> dict[Any, bool]:
+    """The agents that have ended, with whether a limit did it; who is in both is done. Raises
+    ValueError for what is no mapping by agent, and for the end of all."""
+    gone = {
+        agent: cut
+        for name, said, cut in (
+            ("multiagent_truncated_dict", truncated, True),
+            ("multiagent_done_dict", done, False),
+        )
+        for agent, over in by_agent(episode_id, name, said or {}).items()
+        if over
+    }
+    if ALL_AGENTS in gone:
+        raise ValueError(f"Episode {episode_id}: end_episode ends the episode of all agents")
+    return gone
 
 
 def _named(agents: Iterable[Any]) -> list[str]:

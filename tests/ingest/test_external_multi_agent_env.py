@@ -52,7 +52,8 @@ def polls(body: Callable[[ExternalMultiAgentEnv], Any], **options: Any) -> list[
         obs, _, terminateds, truncateds, _, logged = poll
         if terminateds["e"]["__all__"] or truncateds["e"]["__all__"] or logged:
             continue
-        acting = {a: int(o[0]) for a, o in obs["e"].items() if not terminateds["e"][a]}
+        over = {a for flags in (terminateds, truncateds) for a, end in flags["e"].items() if end}
+        acting = {a: int(o[0]) for a, o in obs["e"].items() if a not in over}
         base.send_actions({"e": acting})
 
 
@@ -239,3 +240,29 @@ def test_a_time_out_keeps_what_was_said_of_each_agent(idle):
     assert rewards == {"a": 1.0, "b": 0.0}
     assert terminateds == {"a": True, "b": False, "__all__": False}
     assert infos == {"a": {"k": 1}, "b": {}}
+
+
+def test_an_agent_that_a_limit_ended_is_truncated_as_with_the_client():
+    """`multiagent_truncated_dict` says so, whatever the episode's end says of the others; who is in
+    both dicts is done, and what was said first of an agent's end holds."""
+
+    def body(env: ExternalMultiAgentEnv) -> None:
+        env.start_episode("e")
+        env.get_action("e", of(a=1, b=1, c=1, d=1))
+        env.log_returns("e", {}, None, {"b": True}, multiagent_truncated_dict={"a": True})
+        env.log_returns("e", {}, None, {"a": True}, multiagent_truncated_dict={"b": True})
+        assert env.get_action("e", of(a=2, b=2, c=2, d=2)) == {"c": 2, "d": 2}
+        env.log_returns("e", {}, None, {"c": True}, multiagent_truncated_dict={"c": True})
+        env.log_returns("e", {}, multiagent_truncated_dict={"d": True, "c": False})
+        with pytest.raises(ValueError, match="end_episode ends the episode of all agents"):
+            env.log_returns("e", {}, multiagent_truncated_dict={"__all__": True})
+        with pytest.raises(ValueError, match="multiagent_truncated_dict: expected a mapping"):
+            env.log_returns("e", {}, multiagent_truncated_dict=["d"])
+        env.end_episode("e", of(c=3, d=3))
+
+    _, second, last = polls(body)
+    no = {"c": False, "d": False, "__all__": False}
+    assert second[2] == {"a": False, "b": True} | no
+    assert second[3] == {"a": True, "b": False} | no
+    assert last[2] == {"c": True, "d": False, "__all__": True}
+    assert last[3] == {"c": False, "d": True, "__all__": False}
