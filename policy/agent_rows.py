@@ -21,6 +21,8 @@ from storage.leaf import leaves
 from storage.sample_batch import (
     ACTION_DIST_INPUTS,
     ACTION_LOGP,
+    AGENTS,
+    ENV_T,
     NEXT_OBS,
     OBS,
     POLICY_VERSION,
@@ -44,6 +46,7 @@ class ActedRow:
     logp: float
     dist_inputs: Array
     version: int
+    env_t: int  # the episode's length when the action was made
     action_env: Any = None  # what was sent, where it is not what is stored
     logged: bool = False  # the environment's own program chose
     state: list[Array] = field(default_factory=list)
@@ -53,16 +56,18 @@ class ActedRow:
     terminated: bool = False
     truncated: bool = False
     cut: int = 0
+    agents: int = -1  # how many the episode had, which ended with this row
 
 
 class AgentRows:
     """The complete rows of an agent in one episode that were not handed out yet, and the open one.
 
-    `t` counts the agent's own steps.
+    `t` counts the agent's own steps. `joint`: others may act in the same episode, and the rows say
+    where in it they stand.
     """
 
-    def __init__(self, spec: PolicySpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: PolicySpec, *, joint: bool = False) -> None:
+        self._spec, self._joint = spec, joint
         self._rows: list[ActedRow] = []
         self._t0 = 0
         self.open: ActedRow | None = None
@@ -95,6 +100,9 @@ class AgentRows:
         has_next = np.array([row.next_obs is not None for row in rows], np.bool_)
         columns = self._columns(rows)
         columns[T] = np.arange(t0, t0 + len(rows), dtype=np.int64)
+        if self._joint:
+            columns[ENV_T] = np.array([row.env_t for row in rows], np.int64)
+            columns[AGENTS] = np.array([row.agents for row in rows], np.int32)
         return columns, has_next
 
     def _columns(self, rows: list[ActedRow]) -> dict[str, Array]:

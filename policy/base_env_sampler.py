@@ -42,7 +42,9 @@ class BaseEnvSampler:
     SampleBatch where the default policy is the only one, else a MultiAgentBatch.
 
     `observation_fn(agent_obs=, worker=, base_env=, policies=, episode=)` may change what the agents
-    of an env see; it returns a dict by agent.
+    of an env see; it returns a dict by agent. `joint`: several agents may act in an episode; rows
+    then have `env_t`, the episode's length when the action was made, and the last rows of the
+    agents that end with the episode `agents`, how many acted in it (else -1).
     """
 
     def __init__(
@@ -59,12 +61,13 @@ class BaseEnvSampler:
         clip_actions: bool = True,
         explore: bool = True,
         observation_fn: ObservationFn | None = None,
+        joint: bool = True,
     ) -> None:
         self._env, self._policies, self._policy_of = env, policies, policy_of
         self._rules, self._finisher, self._recorder = rules, finisher, recorder
         self._restarts, self._rng = restarts, rng
         self._clip, self._explore = clip_actions, explore
-        self._observation_fn = observation_fn
+        self._observation_fn, self._joint = observation_fn, joint
         self._callbacks = finisher.callbacks
         self._watched = is_overridden(self._callbacks, "on_episode_step")
         self._plays: dict[Any, Play] = {}
@@ -270,6 +273,8 @@ class BaseEnvSampler:
             flag = [np.array([one], np.bool_) for one in flags]
             ends = self._rules.ends(count, flag[0], flag[1])
             rows.open.cut = int(ends.cuts[0])
+            if any(over) or reached:
+                rows.open.agents = len(play.agents)
             rows.complete(
                 obs.get(agent),
                 terminated=bool(ends.terminateds[0]),
@@ -321,12 +326,15 @@ class BaseEnvSampler:
                 continue
             policy_id = play.episode.policy_for(agent)
             if agent not in play.agents:
-                play.agents[agent] = AgentRows(self._policies[policy_id].spec)
+                play.agents[agent] = self._new_rows(policy_id)
                 play.states[agent] = self._policies[policy_id].initial_state()
             waiting = self._waiting.setdefault(policy_id, Waiting())
             waiting.env_ids.append(env_id)
             waiting.agents.append(agent)
             waiting.observations.append(seen)
+
+    def _new_rows(self, policy_id: str) -> AgentRows:
+        return AgentRows(self._policies[policy_id].spec, joint=self._joint)
 
     # acting
 
@@ -348,6 +356,7 @@ class BaseEnvSampler:
                     float(actions.logp[i]),
                     actions.dist_inputs[i],
                     self._actors[policy_id].version,
+                    self._plays[env_id].episode.length,
                     state=[state[i] for state in states],
                 )
                 if self._clip and not same_action(stored[i], to_env[i]):

@@ -78,14 +78,15 @@ def alike(batches: Sequence[SampleBatch]) -> list[SampleBatch]:
 class RowFinisher:
     """Gives rows their identity, and lets policies and callbacks complete them.
 
-    `stream` is this worker's own and new in every process, so that two workers' rows never mix.
+    `stream` is this worker's own and new in every process, so that two workers' rows never mix. As
+    in shards, what stands before its last hyphen collected the rows; it has those of all policies.
     """
 
     policies: Mapping[str, TrainablePolicy]
     callbacks: Callbacks
     clip: Any = None
     worker: Any = None
-    stream: str = field(default_factory=lambda: f"worker-{secrets.token_hex(6)}")
+    stream: str = field(default_factory=lambda: f"worker-{secrets.token_hex(6)}-all")
 
     def trains(self, policy_id: str) -> bool:
         """Whether the policy learns here; else its filter is not to move either."""

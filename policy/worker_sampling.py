@@ -21,6 +21,7 @@ from policy.worker_envs import (
     CopyMaker,
     base_env_of,
     is_atari,
+    is_multi_agent,
     seed_of,
     single_agent,
     time_limit,
@@ -102,6 +103,7 @@ class Sampling:
                 worker.policy_of,
                 settings.cut_rules(time_limit(worker.env)),
                 observation_fn=settings.observation_fn,
+                joint=is_multi_agent(worker.env),
                 **common,
             )
             return cls(worker, made, None, base)

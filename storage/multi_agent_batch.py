@@ -4,10 +4,10 @@ both = MultiAgentBatch({"seller": sellers, "buyer": buyers}, env_steps=200)
 both.env_steps(), both.agent_steps()        # 200, 350
 for piece in both.timeslices(50): ...       # 50 steps of the environment each
 
-A step of the environment is one (episode, t), whichever of its agents act in it. Rows that came
-through a collector have `env_t` for it: `t` is then each agent's own dense number, which learners
-go by, and the episode is known by its collector and `eps_id`, because agents of one episode lie in
-the streams of their policies.
+A step of the environment is one (episode, t), whichever of its agents act in it. Rows of episodes
+with several agents have `env_t` for it, whether they came through a collector or from a worker: `t`
+is then each agent's own dense number, which learners go by, and the episode is known by what
+collected it and `eps_id`, because agents of one episode may lie in the streams of their policies.
 
 This is a pure room, like `storage.sample_batch`.
 """

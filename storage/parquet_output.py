@@ -5,7 +5,8 @@
     ShardReader("run", policy_id="default")
 
 A batch becomes a shard a policy. The rows of an episode in one batch are a part; the parts of an
-episode in several batches are joined again on reading. Rewards are stored as the environment gave
+episode in several batches are joined again on reading, and its agents' by `MultiAgentReader` where
+rows have `env_t` and `agents`. Rewards are stored as the environment gave
 them (`raw_rewards` where the batch has clipped ones), actions as the policy chose them.
 """
 
@@ -34,6 +35,8 @@ from storage.sample_batch import (
     ACTION_DIST_INPUTS,
     ACTION_LOGP,
     AGENT_ID,
+    AGENTS,
+    ENV_T,
     EPS_ID,
     HAS_NEXT_OBS,
     NEXT_OBS,
@@ -67,16 +70,14 @@ class _Open:
 
 
 class _Stream:
-    """The parts of one policy's schema."""
+    """The parts of one schema, of all policies that have it."""
 
-    def __init__(self, collector: str, policy_id: str, spaces: tuple[Space, Space]) -> None:
-        self.policy_id = policy_id
+    def __init__(self, collector: str, spaces: tuple[Space, Space]) -> None:
         self.canonical = canonical_json(*spaces)
         self.schema = schema_id(*spaces)
-        # several policies may share one schema, and streams never mix
         self.name = f"{collector}-{self.schema}"
         self.obs, self.actions = Codec(spaces[0]), Codec(spaces[1])
-        self.open: OrderedDict[tuple[str, str], _Open] = OrderedDict()
+        self.open: OrderedDict[tuple[str, str, str], _Open] = OrderedDict()
         self.ordinal = 0
 
 
@@ -84,7 +85,8 @@ class ParquetOutputWriter(OutputWriter):
     """Writes shards under `root`, durable when `write` returns, with the policies' declarations.
 
     `spaces`: policy id -> (observation, action) as descriptors. `clock` gives microseconds since
-    the epoch, the `ts` of rows that bring none. Every writer has streams of its own.
+    the epoch, the `ts` of rows that bring none. Every writer is a collector with streams of its
+    own, one a schema: agents of one episode are joined by it.
     """
 
     def __init__(
@@ -98,9 +100,12 @@ class ParquetOutputWriter(OutputWriter):
         self.root = Path(root)
         self._writer = ShardWriter(self.root / "shards", compression=compression)
         self._clock = clock
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, _Stream] = {}  # by policy
+        by_schema: dict[str, _Stream] = {}
+        collector = secrets.token_hex(6)
         for policy_id, pair in spaces.items():
-            self._streams[policy_id] = _Stream(secrets.token_hex(6), policy_id, pair)
+            stream = _Stream(collector, pair)
+            self._streams[policy_id] = by_schema.setdefault(stream.schema, stream)
             declared = PolicyDeclaration(policy_id=policy_id, observation=pair[0], action=pair[1])
             save_declaration(self.root, declared)
 
@@ -127,30 +132,32 @@ class ParquetOutputWriter(OutputWriter):
         undo = {key: _Open(o.part, o.episode_ordinal, o.t) for key, o in stream.open.items()}
         ordinal = stream.ordinal
         try:
-            parts = [part for run in runs for part in self._parts(stream, run, now)]
+            parts = [part for run in runs for part in self._parts(stream, policy_id, run, now)]
             self._writer.write(stream.name, stream.canonical, parts)
         except BaseException:
             # nothing was written: the same ordinals are for the next try
             stream.open, stream.ordinal = OrderedDict(undo), ordinal
             raise
 
-    def _parts(self, stream: _Stream, run: SampleBatch, now: int) -> list[Part]:
+    def _parts(self, stream: _Stream, policy_id: str, run: SampleBatch, now: int) -> list[Part]:
         """The parts of one episode's rows: more than one where t jumps."""
         jumps = np.flatnonzero(np.diff(run[T]) != 1) + 1
         starts = [0, *jumps.tolist(), run.count]
-        return [self._part(stream, run.slice(begin, end), now) for begin, end in pairwise(starts)]
+        return [
+            self._part(stream, policy_id, run.slice(begin, end), now)
+            for begin, end in pairwise(starts)
+        ]
 
-    def _part(self, stream: _Stream, rows: SampleBatch, now: int) -> Part:
+    def _part(self, stream: _Stream, policy_id: str, rows: SampleBatch, now: int) -> Part:
         episode_id = str(rows[EPS_ID][0])
         agent = str(rows[AGENT_ID][0]) if AGENT_ID in rows else DEFAULT_AGENT
         ordinal = stream.ordinal
         stream.ordinal += 1
-        known = stream.open.pop((episode_id, agent), None) or _Open(0, ordinal, 0)
+        track = policy_id, episode_id, agent
+        known = stream.open.pop(track, None) or _Open(0, ordinal, 0)
         ended = _ending(rows)
         if ended is None:
-            stream.open[episode_id, agent] = _Open(
-                known.part + 1, known.episode_ordinal, int(rows[T][-1]) + 1
-            )
+            stream.open[track] = _Open(known.part + 1, known.episode_ordinal, int(rows[T][-1]) + 1)
             while len(stream.open) > _MOST_OPEN:
                 stream.open.popitem(last=False)
         count = rows.count
@@ -162,6 +169,8 @@ class ParquetOutputWriter(OutputWriter):
             episode_id=episode_id,
             part=known.part,
             t0=int(rows[T][0]),
+            env_t=_bytes(rows[ENV_T], "<i8") if ENV_T in rows else b"",
+            agents=int(rows[AGENTS][-1]) if AGENTS in rows and ended else -1,
             steps=count,
             schema_id=stream.schema,
             obs=b"".join(obs),
@@ -180,7 +189,7 @@ class ParquetOutputWriter(OutputWriter):
             infos=_infos(rows),
             final_obs=_final_obs(stream.obs, rows),
             ended=ended,
-            policy_id=stream.policy_id,
+            policy_id=policy_id,
             agent_id=agent,
             training_enabled=bool(rows["training_enabled"][0])
             if "training_enabled" in rows

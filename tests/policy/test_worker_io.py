@@ -11,6 +11,7 @@ from policy.rollout_worker import RolloutWorker
 from policy.worker_io import IOContext, NoopOutput
 from storage.input_reader import EndOfInput, InputReader
 from storage.multi_agent_batch import MultiAgentBatch
+from storage.multi_agent_reader import MultiAgentReader
 from storage.parquet_output import ParquetOutputWriter
 from storage.reader import ShardReader
 from storage.sample_batch import SampleBatch, concat_samples
@@ -95,6 +96,47 @@ def test_shards_that_a_worker_writes_are_read_as_its_input(tmp_path, arguments):
         for name in ("obs", "new_obs", "actions", "action_logp", "policy_version", "terminateds"):
             np.testing.assert_array_equal(row[name], written[name])
         assert row["rewards"] == row["t"] + 1  # raw, whatever learning saw
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"batch_mode": "complete_episodes"}, {"rollout_fragment_length": 12}, {"num_envs": 2}],
+)
+def test_episodes_of_several_agents_that_a_worker_writes_are_joined_again(tmp_path, arguments):
+    """Late joiners and early leavers, whole or in fragments: the same rows at the same steps of the
+    environment, as many of either kind; each policy's rows by its id too.
+
+    Row: input_creator(ioctx) / output_creator(ioctx)
+    """
+
+    def to_shards(ioctx):
+        return ParquetOutputWriter(tmp_path, ioctx.worker.descriptors())
+
+    by_agent = {"a": "left", "b": "right"}
+    made = worker(
+        env_creator=AgentsEnv,
+        policy={"left": None, "right": None},
+        policy_mapping_fn=by_agent.get,
+        output_creator=to_shards,
+        **{"rollout_fragment_length": 4} | arguments,
+    )
+    with made:
+        played = MultiAgentBatch.concat_samples([made.sample() for _ in range(6)])
+    with MultiAgentReader(tmp_path, batch_size=1000) as reader:
+        [back] = reader
+        assert reader.stats.partial == {}
+    assert (back.env_steps(), back.agent_steps()) == (played.env_steps(), played.agent_steps())
+    names = ("eps_id", "agent_id", "t", "env_t", "obs", "new_obs", "actions", "rewards")
+    names += ("terminateds", "truncateds", "action_logp")
+    for name, mine in played.policy_batches.items():
+        assert in_order(back[name], names) == in_order(mine, names)
+        with ShardReader(tmp_path, policy_id=name, batch_size=1000) as reader:
+            assert in_order(reader.next(), names[:3]) == in_order(mine, names[:3])
+    assert [one.count for one in back.timeslices(1)] == [1] * back.count
+
+
+def in_order(batch, names):
+    return sorted(tuple(np.ravel(row[n]).tolist() for n in names) for row in batch.rows())
 
 
 # --- evaluation ------------------------------------------------------------------------------

@@ -391,3 +391,55 @@ def test_a_reward_after_an_agents_rows_went_out_is_told(fragment, paid, late, ca
         assert {one.reward for one in episodes} == {108.0}
     warned = [one.getMessage() for one in caplog.records if "complete_episodes" in one.getMessage()]
     assert len(warned) == (late is not None)
+
+
+def acting(batch):
+    """Each policy's (env_t, agent, what it saw); the toy environments observe their own time."""
+    return {
+        name: list(zip(rows["env_t"], rows["agent_id"], rows["obs"][:, 0], strict=True))
+        for name, rows in batch.policy_batches.items()
+    }
+
+
+@pytest.mark.parametrize("env", [AgentsEnv, Turns])
+@pytest.mark.parametrize("mode", ["complete_episodes", "truncate_episodes"])
+def test_rows_know_the_environments_time_and_slices_go_by_it(env, mode):
+    """`env_t` is the environment's step when the action was made, `t` the agent's own number; the
+    rows of one environment step are one step of a slice, for those who join late and who take
+    turns too; two workers' episodes stay apart."""
+    with worker(env_creator=env, batch_mode=mode, rollout_fragment_length=12) as made:
+        batch = made.sample()
+        with worker(env_creator=env, batch_mode=mode, rollout_fragment_length=12) as other:
+            both = MultiAgentBatch.concat_samples([batch, other.sample()])
+    for rows in batch.policy_batches.values():
+        assert rows["env_t"].dtype == np.int64
+        assert rows["env_t"].tolist() == rows["obs"][:, 0].tolist()
+    slices = list(batch.timeslices(1))
+    assert [one.count for one in slices] == [1] * batch.count
+    for number, one in enumerate(slices):
+        seen = {int(obs) for rows in acting(one).values() for _, _, obs in rows}
+        assert seen == {number % 6}
+    assert [one.count for one in both.split_by_episode()] == [6] * 4
+    for rows in both.policy_batches.values():  # ids that two programs chose alike
+        rows["eps_id"] = np.full(rows.count, "the same", object)
+    assert len(both.split_by_episode()) == 2
+
+
+@pytest.mark.parametrize("fragment", [1, 4, 12])
+def test_the_last_rows_tell_how_many_agents_there_were(fragment):
+    """Those of the agents that end with the episode, however it is cut; the others do not know."""
+    with worker(rollout_fragment_length=fragment) as made:
+        batch = MultiAgentBatch.concat_samples([made.sample() for _ in range(12 // fragment)])
+    left, right = batch.policy_batches["left"], batch.policy_batches["right"]
+    assert left["agents"].dtype == np.int32
+    assert left["agents"].tolist() == ([-1] * 5 + [2]) * 2
+    assert right["agents"].tolist() == [-1] * 4
+    with worker(env_creator=Turns, episode_horizon=1, soft_horizon=True) as made:
+        first = made.sample().policy_batches["left"]
+    assert first["agents"][0] == 1
+
+
+def test_an_environment_of_one_agent_has_no_such_columns():
+    """There `t` is the environment's time."""
+    with worker(env_creator=CountEnv, policy=None, policy_mapping_fn=None) as made:
+        assert not {"env_t", "agents"} & set(made.sample())

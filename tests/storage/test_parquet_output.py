@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from storage.declarations import PolicyDeclaration
 from storage.errors import StorageError
 from storage.multi_agent_batch import MultiAgentBatch
+from storage.multi_agent_reader import MultiAgentReader
 from storage.parquet_output import ParquetOutputWriter
 from storage.policy_files import load_declarations
 from storage.reader import ShardReader
@@ -151,3 +152,63 @@ def test_a_write_that_fails_may_be_tried_again(tmp_path):
     with ShardReader(tmp_path) as reader:
         reader.next()
         assert list(reader.ledger.values()) == [[[0, 1]]]
+
+
+def track(agent, env_t, *, agents=-1, **more):
+    """One agent's rows in episode "e" at those steps of the environment, to its end."""
+    count = len(env_t)
+    told = np.full(count, -1, np.int32)
+    told[-1] = agents
+    return rows(
+        "e",
+        range(count),
+        ended="terminated",
+        agent_id=np.full(count, agent, object),
+        env_t=np.asarray(env_t, np.int64),
+        agents=told,
+        **more,
+    )
+
+
+def test_tracks_of_one_episode_are_joined_again(tmp_path):
+    """One writer is one collector: policies of equal spaces share a stream and its ordinals, others
+    have one of their own, and the reader puts the agents of an episode together by `env_t`."""
+    spaces = {"p": SPACES["default"], "q": SPACES["default"], "r": (Box((2,)), Discrete(9))}
+    policies = {
+        "p": track("x", [0, 1, 2], agents=3),
+        "q": track("y", [1, 2], agents=3),
+        "r": track("z", [0, 3]),
+    }
+    ParquetOutputWriter(tmp_path, spaces).write(MultiAgentBatch(policies, 4))
+    with MultiAgentReader(tmp_path) as reader:
+        [batch] = reader
+        assert reader.stats.partial == {}
+    assert (batch.env_steps(), batch.agent_steps()) == (4, 7)
+    for name, written in policies.items():
+        assert batch[name]["env_t"].tolist() == written["env_t"].tolist()
+        assert batch[name]["t"].tolist() == written["t"].tolist()
+    streams = {name: set(batch[name]["stream"]) for name in spaces}
+    assert streams["p"] == streams["q"] != streams["r"]
+    assert len({one.rpartition("-")[0] for found in streams.values() for one in found}) == 1
+    with ShardReader(tmp_path, policy_id="q") as reader:
+        assert reader.next()["agent_id"].tolist() == ["y", "y"]
+
+
+def test_a_shared_stream_takes_up_where_a_failed_write_began(tmp_path):
+    """The other policy's open episodes and ordinals are as they were."""
+    writer = ParquetOutputWriter(tmp_path, {"p": SPACES["default"], "q": SPACES["default"]})
+    names = {n: np.array([n] * 2, object) for n in "pq"}
+    for first in (True, False):
+        if not first:
+            with pytest.raises(KeyError):
+                writer.write(MultiAgentBatch({"q": SampleBatch(eps_id=["e"], t=[2])}, 1))
+        t, ended = (range(2), None) if first else (range(2, 4), "terminated")
+        writer.write(
+            MultiAgentBatch({n: rows("e", t, ended=ended, agent_id=names[n]) for n in "pq"}, 2)
+        )
+    for name in "pq":
+        [episode] = read(tmp_path, policy_id=name).values()
+        assert (episode.complete, len(episode)) == (True, 4)
+    with ShardReader(tmp_path, policy_id="p") as reader:
+        reader.next()
+        assert list(reader.ledger.values()) == [[[0, 3]]]
