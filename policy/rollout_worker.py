@@ -89,7 +89,7 @@ class RolloutWorker(WorkerLearning, EnvRunner):
         self._prepare_process()
         self.global_vars = {}
         self.worker_rng = np.random.default_rng(
-            None if self.settings.seed is None else [self.settings.seed, self.settings.worker_index]
+            None if self.settings.seed is None else [self.settings.seed, self.settings.seed_place]
         )
         self.recorder = MetricsRecorder()
         self.callbacks = make_callbacks(self.settings.callbacks)

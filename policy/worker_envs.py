@@ -120,7 +120,7 @@ def seed_of(settings: WorkerSettings, copy: int) -> int | None:
     """The seed of a copy's first reset."""
     if settings.seed is None:
         return None
-    return settings.seed + settings.worker_index * _SEEDS_A_WORKER + copy
+    return settings.seed + settings.seed_place * _SEEDS_A_WORKER + copy
 
 
 def base_env_of(settings: WorkerSettings, first: Any, maker: EnvMaker) -> BaseEnv:

@@ -18,6 +18,7 @@ read from, or becomes, a file or a message of Headrace.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
@@ -57,7 +58,8 @@ class _Remote:
 class WorkerGroup:
     """`local_worker` (index 0, which learns) and `num_workers` remote ones.
 
-    `worker_args` are the constructor's; `worker_index` and `num_workers` are added. `actor_options`
+    `worker_args` are the constructor's; `worker_index`, `num_workers` and, for one that takes a lost
+    one's place, `incarnation` are added. `actor_options`
     are those of `as_remote`. A worker that fails more than `most_restarts` times in a row is left
     out, and when none is left `sample` raises RuntimeError.
     """
@@ -87,13 +89,19 @@ class WorkerGroup:
         self.local_worker = worker_class(**self._args, worker_index=0, num_workers=num_workers)
         self.version = 0
         self._latest: dict[str, Any] = {}  # of every policy: what a new worker starts with
+        self._lives: Counter[int] = Counter()  # how many workers each index had
         self._weights: Any = None  # the reference in Ray's store
         self._put_weights()
         self._remotes = [self._create(index) for index in range(1, num_workers + 1)]
 
     def _create(self, index: int) -> _Remote:
-        """A remote worker with everything the driver knows."""
-        actor = self._class.remote(**self._args, worker_index=index, num_workers=self.num_workers)
+        """A remote worker with everything the driver knows. One that takes a lost one's place plays
+        on with random numbers of its own, not the lost one's episodes again."""
+        place = {"worker_index": index, "num_workers": self.num_workers}
+        if self._lives[index]:
+            place["incarnation"] = self._lives[index]
+        self._lives[index] += 1
+        actor = self._class.remote(**self._args, **place)
         made = _Remote(index, actor)
         self._send(made, self._weights if self._is_whole else self._ray.put(self._latest))
         filters = self.local_worker.get_filters()

@@ -39,6 +39,7 @@ _ALIASES: Mapping[str, str] = {
 _DEPRECATED = {"batch_steps"}
 _PREPROCESSORS = ("deepmind", "flatten", "rllib", None)
 _FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
+_LEAST = {"rollout_fragment_length": 1, "num_envs": 1, "worker_index": 0, "incarnation": 0}
 _LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -75,6 +76,7 @@ class WorkerSettings:
     policy_config: Mapping[str, Any] = field(default_factory=dict)
     worker_index: int = 0
     num_workers: int = 0
+    incarnation: int = 0
     monitor_path: str | None = None
     log_dir: str | None = None
     log_level: str | None = None
@@ -92,7 +94,7 @@ class WorkerSettings:
             raise ValueError(f"Unsupported batch mode: {self.batch_mode}")
         if self.policy_mapping_fn is not None and not callable(self.policy_mapping_fn):
             raise ValueError("Policy mapping function not callable?")
-        for name, least in (("rollout_fragment_length", 1), ("num_envs", 1), ("worker_index", 0)):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
@@ -139,6 +141,13 @@ class WorkerSettings:
         if "preprocessor_pref" in named:
             given["preprocessor_pref"] = named["preprocessor_pref"]
         return cls(**given)
+
+    @property
+    def seed_place(self) -> int:
+        """What tells this worker's random numbers from those of all others of a seed: its index;
+        for one that took a lost one's place, a number that no other worker has or had."""
+        workers = max(self.num_workers, self.worker_index) + 1
+        return self.worker_index + self.incarnation * workers
 
     def cut_rules(self, env_limit: float | None) -> CutRules:
         """With the horizon that holds. Raises ValueError for one beyond the env's own limit."""

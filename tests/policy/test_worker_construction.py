@@ -214,6 +214,23 @@ def test_a_seed_reaches_every_copy_and_makes_weights_alike():
             np.testing.assert_array_equal(weights[name], array)
 
 
+def test_who_takes_a_lost_ones_place_does_not_play_its_episodes_again():
+    """Its copies' seeds and its actions are those of no other worker, however many were lost before
+    it."""
+    arguments = {"seed": 5, "worker_index": 1, "num_workers": 2, "num_envs": 4}
+    with worker(**arguments) as lost, worker(**arguments, incarnation=1) as follower:
+        assert (lost.sample()["actions"] != follower.sample()["actions"]).any()
+    seeds = {
+        seed_of(WorkerSettings(seed=5, worker_index=w, num_workers=2, incarnation=n), copy)
+        for w in range(3)
+        for n in range(3)
+        for copy in range(4)
+    }
+    assert len(seeds) == 3 * 3 * 4
+    with pytest.raises(ValueError, match="incarnation: expected an integer >= 0, got -1"):
+        WorkerSettings(incarnation=-1)
+
+
 class Pictures(CountEnv):
     """Renders a small picture."""
 

@@ -195,6 +195,8 @@ def test_a_worker_that_is_killed_while_it_samples_costs_its_fragment_alone(group
     assert [one.count for one in again] == [8, 8]
     assert versions(again) == {2}
     assert group.stats.restarted == 1
+    _, *seeds = group.foreach_worker(lambda worker: worker.env.seeds[:1])
+    assert seeds == [[1 + 10_007], [1 + 10_007 * (2 + 3)]]
     seen = group.foreach_worker(lambda worker: worker.filters["default"].stats.n)
     assert seen[2] == seen[0] + 8
     group.sync_weights()
