@@ -41,7 +41,7 @@ IntArray: TypeAlias = npt.NDArray[np.intp]
 class MultiAgentBatch:
     """Batches by policy id, in `policy_batches`.
 
-    `count` and `len()` are environment steps; `agent_steps()` counts every agent's.
+    `count` and `len()` are environment steps; `total` and `agent_steps()` count every agent's.
     """
 
     def __init__(self, policy_batches: Mapping[str, SampleBatch], env_steps: int) -> None:
@@ -79,6 +79,11 @@ class MultiAgentBatch:
     def agent_steps(self) -> int:
         """Steps of all agents together."""
         return sum(batch.agent_steps() for batch in self.policy_batches.values())
+
+    @property
+    def total(self) -> int:
+        """The same, beside `count`."""
+        return self.agent_steps()
 
     @property
     def nbytes(self) -> int:

@@ -231,8 +231,10 @@ class SampleBatch(MutableMapping[str, Array]):
         """One batch an episode and agent, rows by t, in the order of their first rows.
 
         An episode is known by (stream, episode_ordinal) where these columns exist, else by eps_id:
-        an id may be used again in later years. Rows that interleave are put together.
+        an id may be used again in later years. Rows that interleave are put together. Raises
+        BatchError for a padded batch and for one without these columns.
         """
+        self._require_steps("split_by_episode")
         if not self.count:
             return []
         labels = self._episode_labels()
@@ -311,13 +313,21 @@ class SampleBatch(MutableMapping[str, Array]):
 
     def _in_time(self, what: str) -> SampleBatch:
         """The rows of each episode behind each other, ordered by t."""
-        if T not in self or SEQ_LENS in self:
+        self._require_steps(what)
+        if T not in self:
             raise BatchError(f"{what}: expected steps with a column {T!r}, got {sorted(self)}")
         packed = [name for name, column in self._columns.items() if is_packed(column)]
         if packed:
             raise BatchError(f"{what}: compressed: {packed}; decompress_if_needed comes first")
         pieces = self.split_by_episode()
         return concat_samples(pieces) if pieces else self
+
+    def _require_steps(self, what: str) -> None:
+        if SEQ_LENS in self:
+            raise BatchError(
+                f"{what}: expected rows that are steps, got the sequences of a padded batch; "
+                "`unpad` comes first"
+            )
 
     def _fragment_ends(self) -> Array:
         """(N,) where a fragment ends: another episode or agent, a missing t, a terminal row."""

@@ -18,6 +18,7 @@ from policy.rollout_worker import RolloutWorker
 from policy.trainable_policy import TrainablePolicy
 from policy.worker_learning import standardised
 from storage.input_reader import EndOfInput, InputReader, OutputWriter
+from storage.multi_agent_batch import MultiAgentBatch
 from storage.sample_batch import SampleBatch, concat_samples
 from tests.policy.toy_envs import CountEnv
 
@@ -463,6 +464,20 @@ def test_batch_operations_keep_dtypes():
     assert both["rewards"].any()
     copied.compress()
     assert np.array_equal(copied.decompress_if_needed()["obs"], both["obs"])
+
+
+def test_a_multi_agent_batch_counts_env_steps_and_in_total_agent_steps():
+    """`count` is of the environment, `total` of all agents; a lone default policy is unwrapped.
+
+    Row: concat_samples / shuffle / slice / rows / columns / copy / compress
+    """
+    with worker() as made:
+        rows = made.sample()
+    both = MultiAgentBatch({"a": rows, "b": rows[:3]}, env_steps=8)
+    assert (both.count, both.total, both.agent_steps()) == (8, 11, 11)
+    twice = MultiAgentBatch.concat_samples([both, both])
+    assert (twice.count, twice.total) == (16, 22)
+    assert MultiAgentBatch.wrap_as_needed({"default": rows}, 8) is rows
 
 
 @pytest.mark.parametrize("context", [{"length": 3}, {"length": 3, "truncated": True}])

@@ -123,8 +123,14 @@ def test_what_has_no_time_is_refused():
     rows = SampleBatch(eps_id=np.array(["a"], object), t=[0], rewards=[1.0])
     with pytest.raises(BatchError, match="right_zero_pad: expected steps with a column 't'"):
         rows.select(["eps_id"]).right_zero_pad(3)
-    with pytest.raises(BatchError, match="expected steps"):
-        rows.right_zero_pad(3).right_zero_pad(3)
+    padded = rows.right_zero_pad(3)
+    for what, call in (
+        ("right_zero_pad", lambda: padded.right_zero_pad(3)),
+        ("n_step", lambda: padded.n_step(1, 0.9)),
+        ("split_by_episode", padded.split_by_episode),
+    ):
+        with pytest.raises(BatchError, match=f"{what}: expected rows that are steps.*`unpad`"):
+            call()
     with pytest.raises(BatchError, match="max_seq_len: expected 1 or more, got 0"):
         rows.right_zero_pad(0)
     with pytest.raises(BatchError, match=r"n >= 1 and gamma in \[0, 1\], got 0 and 0.9"):
