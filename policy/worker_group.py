@@ -58,10 +58,10 @@ class _Remote:
 class WorkerGroup:
     """`local_worker` (index 0, which learns) and `num_workers` remote ones.
 
-    `worker_args` are the constructor's; `worker_index`, `num_workers` and, for one that takes a lost
-    one's place, `incarnation` are added. `actor_options`
-    are those of `as_remote`. A worker that fails more than `most_restarts` times in a row is left
-    out, and when none is left `sample` raises RuntimeError.
+    `worker_args` are the constructor's; `worker_index`, `num_workers` and, for a worker that takes
+    a lost one's place, `incarnation` are added. `actor_options` are those of `as_remote`. A worker
+    that fails more than `most_restarts` times in a row is left out, and when none is left `sample`
+    raises RuntimeError.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 sampler as an input.
 
     def from_shards(ioctx): return ShardReader(ioctx.log_dir)
-    def to_shards(ioctx): return ParquetOutputWriter(ioctx.log_dir, ioctx.worker.spaces())
+    def to_shards(ioctx): return ParquetOutputWriter(ioctx.log_dir, ioctx.worker.descriptors())
     RolloutWorker(..., input_creator=from_shards, output_creator=to_shards)
 """
 

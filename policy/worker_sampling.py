@@ -237,10 +237,6 @@ class Simulation:
         for _ in range(episodes):
             self._wanted.put(True)
 
-    def finish(self) -> None:
-        """Wait until all that was allowed has been played, or playing has failed."""
-        self._wanted.join()
-
     def _run(self) -> None:
         while self._wanted.get():
             try:

@@ -8,6 +8,7 @@ What belongs to another framework is answered with NotImplementedError that name
 
 from __future__ import annotations
 
+import difflib
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -34,8 +35,12 @@ _ALIASES: Mapping[str, str] = {
     "policy_graph": "policy",
     "preprocessors": "preprocessor_pref",
     "async_remote_worker_envs": "remote_worker_envs",
-    "train_batch_callbacks": "callbacks",
 }
+_ELSEWHERE: Mapping[str, str] = {
+    name: f"an argument of as_remote({name}=...), or of WorkerGroup in actor_options"
+    for name in ("num_cpus", "num_gpus", "memory", "object_store_memory", "resources")
+}
+"""Arguments that are known by that name, but not to a worker's constructor."""
 _DEPRECATED = {"batch_steps"}
 _PREPROCESSORS = ("deepmind", "flatten", "rllib", None)
 _FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
@@ -100,6 +105,10 @@ class WorkerSettings:
                 raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
         if self.episode_horizon is not None and not self.episode_horizon >= 1:
             raise ValueError(f"episode_horizon: expected 1 or more, got {self.episode_horizon!r}")
+        if isinstance(self.policies_to_train, str):
+            raise ValueError(
+                f"policies_to_train: expected a list of ids, got the text {self.policies_to_train!r}"
+            )
         self._check_words()
         check_clip_rewards(self.clip_rewards)
 
@@ -136,7 +145,8 @@ class WorkerSettings:
         known = {one.name: one for one in fields(cls)}
         unknown = sorted(set(named) - set(known))
         if unknown:
-            raise TypeError(f"RolloutWorker: unknown arguments {unknown}")
+            told = "".join(_told(name, [*known, *_ALIASES]) for name in unknown)
+            raise TypeError(f"RolloutWorker: unknown arguments {unknown}{told}")
         given = {k: v for k, v in named.items() if v is not None or known[k].default is None}
         if "preprocessor_pref" in named:
             given["preprocessor_pref"] = named["preprocessor_pref"]
@@ -165,6 +175,14 @@ class WorkerSettings:
             soft_horizon=self.soft_horizon,
             no_done_at_end=self.no_done_at_end,
         )
+
+
+def _told(name: str, known: Collection[str]) -> str:
+    """Where an unknown argument belongs, or which names are near it; empty when none is."""
+    if name in _ELSEWHERE:
+        return f"; {name} is {_ELSEWHERE[name]}"
+    near = sorted(difflib.get_close_matches(name, known))
+    return f"; near {name}: {', '.join(near)}" if near else ""
 
 
 def _one_of(name: str, value: Any, words: Collection[Any]) -> None:

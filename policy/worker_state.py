@@ -106,10 +106,27 @@ def check_fits(body: Mapping[str, Any], policies: Mapping[str, TrainablePolicy])
     mine = {policy_id: policy.spec.to_json() for policy_id, policy in policies.items()}
     if specs != mine:
         different = sorted(k for k in {*specs, *mine} if specs.get(k) != mine.get(k))
+        fields = "".join(
+            f"; {name!r}: {text}"
+            for name in different
+            if name in specs and name in mine
+            for text in _differences(mine[name], specs[name])
+        )
         raise ValueError(
             f"restore: expected the state of the policies {sorted(mine)} with their specs, got "
-            f"{sorted(specs)}; these differ: {different}"
+            f"{sorted(specs)}; these differ: {different}{fields}"
         )
+
+
+def _differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
+    """The fields in which two documents differ, by their paths."""
+    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+        inner = (
+            _differences(mine.get(k), theirs.get(k), f"{path}.{k}" if path else k)
+            for k in sorted({*mine, *theirs})
+        )
+        return [text for texts in inner for text in texts]
+    return [] if mine == theirs else [f"{path}: expected {mine!r:.80}, got {theirs!r:.80}"]
 
 
 def restore_policy(policy: TrainablePolicy, document: Mapping[str, Any], tensors: Tensors) -> None:

@@ -135,11 +135,18 @@ def test_unknown_arguments_and_values_are_refused():
         ({"remote_env_batch_wait_ms": -1}, "remote_env_batch_wait_ms"),
         ({"episode_horizon": 0}, "episode_horizon: expected 1 or more"),
         ({"policies_to_train": ["b"]}, "policies_to_train: expected some of"),
+        ({"policies_to_train": "default"}, "policies_to_train: expected a list of ids, got the t"),
     ):
         with pytest.raises(ValueError, match=text):
             worker(**wrong)
     with pytest.raises(TypeError, match=r"unknown arguments \['num_copies'\]"):
         worker(num_copies=2)
+    with pytest.raises(TypeError, match=r"near horizon: episode_horizon, soft_horizon$"):
+        worker(horizon=5)
+    with pytest.raises(TypeError, match=r"num_gpus is an argument of as_remote\(num_gpus=...\)"):
+        worker(num_gpus=1)
+    with pytest.raises(TypeError, match=r"unknown arguments \['train_batch_callbacks'\]"):
+        worker(train_batch_callbacks={})
     with pytest.raises(TypeError, match="got two"):
         worker(policy=None, policies=TrainablePolicy, policy_graph=TrainablePolicy)
     with pytest.raises(ValueError, match="expected an environment, got None"):

@@ -263,6 +263,11 @@ def test_episodes_that_are_never_seen_whole_are_told(caplog):
     assert sum("given up" in one.getMessage() for one in caplog.records) == 1
 
 
+def play_out(made):
+    """Wait until all that was allowed has been played, or playing has failed."""
+    made._sampling._simulation._wanted.join()
+
+
 def test_a_simulation_plays_beside_the_input_for_its_metrics():
     """The worker's own environments are played by its policy in a thread; their rows go nowhere,
     their episodes are in the metrics.
@@ -278,13 +283,12 @@ def test_a_simulation_plays_beside_the_input_for_its_metrics():
     with worker(**arguments) as made:
         batches = [made.sample() for _ in range(3)]
         assert [one.count for one in batches] == [8, 8, 8]
-        simulation = made._sampling._simulation
-        simulation.finish()
+        play_out(made)
         metrics = made.get_metrics()
         assert [one.length for one in metrics] == [3, 3, 3]
         assert all(isinstance(one, RolloutMetrics) for one in metrics)
     with worker(**arguments | {"env_config": {"fails": {0: 1}}}) as made:
         made.sample()
-        made._sampling._simulation.finish()
+        play_out(made)
         with pytest.raises(OSError, match=r"^$"):
             made.sample()

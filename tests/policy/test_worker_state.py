@@ -100,6 +100,8 @@ def test_the_state_of_other_policies_is_refused():
     data = learned().save()
     with pytest.raises(ValueError, match=r"these differ: \['default'\]"):
         worker(model_config={"hidden": (3,)}).restore(data)
+    with pytest.raises(ValueError, match=r"observation_filter: expected 'No\w+', got 'Mean\w+'$"):
+        worker(observation_filter="NoFilter").restore(data)
     two = worker(
         env_creator=AgentsEnv,
         policy={"a": None, "b": None},
