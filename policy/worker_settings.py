@@ -107,7 +107,7 @@ class WorkerSettings:
             raise ValueError(f"episode_horizon: expected 1 or more, got {self.episode_horizon!r}")
         if isinstance(self.policies_to_train, str):
             raise ValueError(
-                f"policies_to_train: expected a list of ids, got the text {self.policies_to_train!r}"
+                f"policies_to_train: expected a list of ids, got {self.policies_to_train!r}"
             )
         self._check_words()
         check_clip_rewards(self.clip_rewards)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from tests.house.semantics_rows import ROWS
 
 TESTS = Path(__file__).parents[1]
 MARK = "Row: "
+# The text that the rows are of; it lies beside the project, and not on a user's machine.
+SEMANTICS = TESTS.parents[1] / "shared" / "SEMANTICS.md"
+SECTIONS = {"1": 22, "2": 34, "3": 19}  # how many rows each section of it has
 
 
 def named_rows(file: Path) -> dict[str, list[str]]:
@@ -22,6 +26,44 @@ def named_rows(file: Path) -> dict[str, list[str]]:
             for row in text.split(MARK)[1:]:
                 found.setdefault(row.strip(), []).append(node.name)
     return found
+
+
+def rows_of(text: str) -> dict[str, dict[str, str]]:
+    """Section -> row -> its kind, of the tables of a Markdown text."""
+    found: dict[str, dict[str, str]] = {}
+    section = ""
+    for line in text.splitlines():
+        if line.startswith("## "):
+            section = line.removeprefix("## ").partition(".")[0]
+        cells = [cell.strip() for cell in line.split("|")[1:]]
+        if len(cells) > 3 and cells[0] not in ("item", "method", "---"):
+            found.setdefault(section, {})[cells[0]] = cells[2][0]
+    return found
+
+
+def said() -> dict[str, dict[str, str]]:
+    """The rows that there are to hold: of the text where it is, else a place for each of them."""
+    if SEMANTICS.exists():
+        return rows_of(SEMANTICS.read_text())
+    kinds = iter([(row, kind) for row, (kind, _) in ROWS.items()])
+    return {section: dict(islice(kinds, rows)) for section, rows in SECTIONS.items()}
+
+
+def test_no_row_is_missing_and_none_is_made_up() -> None:
+    """The rows are those of the text, in its order and each of its kind; without the text, as many
+    as it has."""
+    sections = said()
+    assert {section: len(rows) for section, rows in sections.items()} == SECTIONS
+    assert [(row, kind) for row, (kind, _) in ROWS.items()] == [
+        one for rows in sections.values() for one in rows.items()
+    ]
+
+
+def test_tables_are_read_by_section() -> None:
+    """Heads and rules are no rows."""
+    table = "| item | means | K/M/D |\n| --- | --- | --- |\n| a(b) | c | K+ | d |\n"
+    found = rows_of(f"# x\n## 1. One\n{table}## 2. Two\n{table.replace('K+', 'M: as e')}")
+    assert found == {"1": {"a(b)": "K"}, "2": {"a(b)": "M"}}
 
 
 @pytest.mark.parametrize("row", ROWS)

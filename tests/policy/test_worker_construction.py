@@ -135,7 +135,10 @@ def test_unknown_arguments_and_values_are_refused():
         ({"remote_env_batch_wait_ms": -1}, "remote_env_batch_wait_ms"),
         ({"episode_horizon": 0}, "episode_horizon: expected 1 or more"),
         ({"policies_to_train": ["b"]}, "policies_to_train: expected some of"),
-        ({"policies_to_train": "default"}, "policies_to_train: expected a list of ids, got the t"),
+        (
+            {"policies_to_train": "default"},
+            "policies_to_train: expected a list of ids, got 'default'",
+        ),
     ):
         with pytest.raises(ValueError, match=text):
             worker(**wrong)
