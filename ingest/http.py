@@ -24,7 +24,7 @@ from ingest.auth import LOCAL, NOBODY, Caller
 from ingest.errors import CollectorFailed, Refusal
 from ingest.histogram import Histogram
 from ingest.limits import LONG_BODY, Budget, ServerLimits
-from ingest.toll import LONGEST_SECONDS, Metered, Toll
+from ingest.toll import Line, Metered, Toll
 
 log = logging.getLogger("headrace.server")
 
@@ -33,6 +33,7 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_REFUSED_PATH = 200
+MOSTLY = 0.5
 OF_CONTENT = frozenset({400, 404, 405, 413, 415, 422})
 """Statuses that say: this request was wrong in itself."""
 
@@ -96,11 +97,11 @@ class Response:
     body: bytes = b""
     content_type: str = wire.JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    wasted: bool = False  # part of it was refused for its content, whatever the status
+    wasted: float = 0.0  # the part of a long body that was refused for its content, 0 to 1
 
     @classmethod
     def of(
-        cls, message: Any, request: Request, status: int = 200, *, wasted: bool = False
+        cls, message: Any, request: Request, status: int = 200, *, wasted: float = 0.0
     ) -> Response:
         """A message in the encoding of its request: msgpack for msgpack, else JSON."""
         kind = wire.MSGPACK if request.content_type == wire.MSGPACK else wire.JSON
@@ -146,7 +147,7 @@ class Router:
         self._limits = limits or ServerLimits()
         self._admit = admit or (lambda scope, needed: LOCAL)
         self.toll = Toll()
-        self._line = _Line(self.toll)
+        self._line = Line(self.toll)
         self.budget = budget or Budget(self._limits.max_bodies)
         self.latency = Histogram()  # from a whole body to a 2xx answer, of what changes something
         self.statuses: Counter[int] = Counter()  # answers so far
@@ -210,11 +211,11 @@ class Router:
                 "unsupported_media",
                 f"expected an uncompressed body, got {encoding[:40].decode('latin-1')!r}",
             )
-        payer = caller.token_id or f"{scope.get('client')}"
+        payer, sender = caller.token_id or "", f"{scope.get('client')}"
         declared = _declared(headers, route.limit)
         if declared > LONG_BODY:
-            await self._line.turn(payer)  # before it is read: what waits takes no memory
-        held.belongs(payer, declared)
+            await self._line.turn(payer, sender)  # before it is read: what waits takes no memory
+        held.belongs(payer or sender, declared)
         body = await self._body(receive, held, route.limit)
         query = scope["query_string"].decode("latin-1")
         most = self._limits.max_values
@@ -225,27 +226,27 @@ class Router:
         if len(body) <= LONG_BODY:
             response = await route.handler(request)
         else:
-            await self._line.turn(payer)  # again: others may have been refused meanwhile
-            response = await self._weighed(route.handler, request, payer, held)
+            await self._line.turn(payer, sender)  # again: others may have been refused meanwhile
+            work = Metered(_answer(route.handler, request))
+            response, refusal = await work
+            part = 1.0 if refusal and refusal.status in OF_CONTENT else response.wasted
+            self._judge(sender, response.status, part)
+            if part:
+                held.give_back()
+                cost = work.seconds * part  # what was accepted is nobody's debt
+                await asyncio.sleep(self.toll.refused(payer, cost, time.monotonic()))
+            if refusal is not None:
+                raise refusal
         if request.method == "POST":
             self.latency.observe(time.perf_counter() - began)
         return response
 
-    async def _weighed(
-        self, handler: Handler, request: Request, payer: str, held: _Held
-    ) -> Response:
-        """The answer to a long body; one that was refused waits off what it has cost."""
-        work = Metered(_answer(handler, request))
-        response, refusal = await work
-        status = response.status if refusal is None else refusal.status
-        if status in OF_CONTENT or response.wasted:
-            held.give_back()
-            await asyncio.sleep(self.toll.refused(payer, work.seconds, time.monotonic()))
+    def _judge(self, sender: str, status: int, part: float) -> None:
+        """Whether the sender of a long body is a stranger from now on, by what was refused."""
+        if part > MOSTLY:
+            self.toll.estrange(sender)
         elif status < 300:
-            self.toll.accepted(payer)
-        if refusal is not None:
-            raise refusal
-        return response
+            self.toll.accepted(sender)
 
     def _log(self, scope: Scope, response: Response) -> None:
         number, code = self.statuses.total(), response.status
@@ -323,26 +324,6 @@ class _Held:
         self._budget.give(self._long, self._payer)
         self._budget.give(self._size - self._long)
         self._long = self._size = 0
-
-
-class _Line:
-    """Strangers with long bodies, who are looked at one after the other while a toll is owed."""
-
-    def __init__(self, toll: Toll) -> None:
-        self._toll = toll
-        self._lock = asyncio.Lock()
-
-    async def turn(self, payer: str) -> None:
-        """Wait until a long body of that payer may be looked at. Raises Refusal (busy)."""
-        if self._toll.wait(payer, time.monotonic()) == 0.0:
-            return
-        try:
-            async with asyncio.timeout(LONGEST_SECONDS), self._lock:
-                while (wait := self._toll.wait(payer, time.monotonic())) > 0.0:
-                    await asyncio.sleep(wait)
-        except TimeoutError as error:
-            text = "long bodies that were refused take their share of the time: try again later"
-            raise Refusal("busy", text, retry_after=LONGEST_SECONDS) from error
 
 
 async def _answer(handler: Handler, request: Request) -> tuple[Response, Refusal | None]:

@@ -21,7 +21,7 @@ from ingest.episode_state import episode_state
 from ingest.errors import STATUS, Refusal, not_found
 from ingest.http import Admit, Request, Response, Router
 from ingest.idempotency import Given
-from ingest.limits import Budget, ServerLimits
+from ingest.limits import LONG_BODY, Budget, ServerLimits
 from ingest.publication import Publication
 from ingest.publishing import Publishing
 from ingest.remote_inference import LivePolicies
@@ -79,7 +79,7 @@ class Routes:
         _require_events(request.caller, batch.events)
         reply, row = self.collector.accept(batch, caller=request.caller)
         await self.collector.durable(row)
-        return Response.of(reply, request, wasted=_wasted(reply))
+        return Response.of(reply, request, wasted=_wasted(reply, batch, request))
 
     async def instances(self, request: Request) -> Response:
         message = request.decode(wire.Register)
@@ -294,12 +294,24 @@ class Routes:
         return Response(200, page.encode(), "text/html; charset=utf-8")
 
 
-def _wasted(reply: wire.EventsReply) -> bool:
-    """Whether a batch was hostile: no client of ours sends what does not fit its policy."""
-    if not reply.refused:
-        return False
+def _wasted(reply: wire.EventsReply, batch: wire.Batch, request: Request) -> float:
+    """The part of a long batch that was hostile: it does not fit its policy, or nothing of it does.
+
+    By bytes, not by events: one refused event may be most of a body.
+    """
+    if not reply.refused or len(request.body) <= LONG_BODY:
+        return 0.0
+    if not (reply.accepted or reply.duplicates):
+        return 1.0
     codes = {STATUS[one.error["code"]] for one in reply.refused}
-    return not codes.isdisjoint((400, 422)) or not (reply.accepted or reply.duplicates)
+    if codes.isdisjoint((400, 422)):
+        return 0.0
+    refused = [batch.events[one.index] for one in reply.refused]
+    try:
+        size = len(wire.encode(refused, request.content_type))
+    except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return 1.0  # what no client of ours could have sent
+    return min(1.0, size / len(request.body))
 
 
 def _require_events(caller: Caller, events: Sequence[wire.Event]) -> None:

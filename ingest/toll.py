@@ -1,26 +1,30 @@
 """What a refused request has cost is waited off, so that it cannot slow down everybody else.
 
 The event loop looks at one body at a time, and a body of megabytes takes it milliseconds. That is
-fair for one that is accepted. For what is refused for its content there is a rule: *such work has a
-hundredth of the loop's time*. Its cost, beyond a millisecond that each request has free, is owed a
-hundred times over, and while something is owed
+fair for one that is accepted. For what is refused for its content there is a rule: *such work of
+one payer has a hundredth of the loop's time*. Its cost, beyond a millisecond that each request has
+free, is owed a hundred times over, and while a payer owes something
 
 - the answer that says no waits, so that its connection, which sends one request after the other,
   pays for it;
-- a long body of a stranger waits for its turn before it is looked at, one after the other.
+- a long body of a stranger who shares the payer waits for its turn before it is looked at.
 
-A stranger is whoever has not sent a long body that was accepted since the last one that was not: a
-token, or where there are none a connection. A short body never waits, nor does a long one of who
-is no stranger.
+A payer is a token; without tokens everybody is the same one, for a new connection costs nothing. A
+stranger is a connection that has not sent a long body that was accepted since the last one that was
+not. A short body never waits, nor does a long one of who is no stranger, or whose payer owes
+nothing. One refusal adds a few seconds at most, and a debt has an upper bound.
 
 Time is an argument, in seconds.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Generator
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Generic, TypeVar
+
+from ingest.errors import Refusal
 
 T = TypeVar("T")
 
@@ -31,10 +35,16 @@ FREE_SECONDS = 0.001
 """Of a request's cost, what is not owed: about what a request costs that is fine."""
 
 LONGEST_SECONDS = 4.0
-"""Nobody waits for longer: a stranger hears 429, a refused one its answer."""
+"""What one refusal adds to a debt, and how long its answer waits, at most."""
+
+PATIENCE_SECONDS = LONGEST_SECONDS + 1.0
+"""So long a stranger waits for its turn before it hears 429: one refusal keeps nobody out."""
+
+MOST_OWED_SECONDS = 60.0
+"""However much was refused, its payer's strangers are looked at again after so long."""
 
 MAX_KNOWN = 4_096
-"""Payers that are remembered as no strangers; the one that was heard of longest ago goes."""
+"""Connections that are remembered as no strangers; the one that was heard of longest ago goes."""
 
 
 class Toll:
@@ -42,30 +52,58 @@ class Toll:
 
     def __init__(self, share: float = SHARE, free: float = FREE_SECONDS) -> None:
         self._share, self._free = share, free
-        self._paid_at = float("-inf")  # when nothing is owed any more
+        self._paid_at: dict[str, float] = {}  # payer -> when nothing is owed any more
         self._known: dict[str, None] = {}
         self.charged = 0.0  # seconds of the loop that were owed for, so far
 
-    def wait(self, payer: str, now: float) -> float:
-        """Seconds until a long body of that payer may be looked at; 0 for now."""
-        return 0.0 if payer in self._known else max(0.0, self._paid_at - now)
+    def wait(self, payer: str, sender: str, now: float) -> float:
+        """Seconds until a long body of that sender may be looked at; 0 for now."""
+        return 0.0 if sender in self._known else max(0.0, self._paid_at.get(payer, now) - now)
 
-    def accepted(self, payer: str) -> None:
-        """A long body of that payer was fine."""
-        self._known.pop(payer, None)
-        self._known[payer] = None
+    def accepted(self, sender: str) -> None:
+        """A long body of that sender was fine, or most of it."""
+        self._known.pop(sender, None)
+        self._known[sender] = None
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
 
+    def estrange(self, sender: str) -> None:
+        """A long body of that sender was refused, or most of it."""
+        self._known.pop(sender, None)
+
     def refused(self, payer: str, cost: float, now: float) -> float:
-        """A long body was refused for its content; answers how long its answer has to wait."""
-        self._known.pop(payer, None)
+        """Charge what was refused for its content; answers how long the answer has to wait."""
         owed = max(0.0, cost - self._free)
         if owed == 0.0 or self._share >= 1.0:
             return 0.0
         self.charged += owed
-        self._paid_at = max(self._paid_at, now) + owed / self._share
-        return min(self._paid_at - now, LONGEST_SECONDS)
+        debt = max(0.0, self._paid_at.get(payer, now) - now)
+        debt = min(debt + min(owed / self._share, LONGEST_SECONDS), MOST_OWED_SECONDS)
+        self._paid_at[payer] = now + debt
+        return min(debt, LONGEST_SECONDS)
+
+
+class Line:
+    """The strangers of each payer, who are looked at one after the other while a toll is owed."""
+
+    def __init__(self, toll: Toll) -> None:
+        self._toll = toll
+        self._locks: dict[str, asyncio.Lock] = {}  # as many as tokens
+
+    async def turn(self, payer: str, sender: str) -> None:
+        """Wait until a long body of that sender may be looked at. Raises Refusal (busy)."""
+        if self._toll.wait(payer, sender, monotonic()) == 0.0:
+            return
+        try:
+            async with (
+                asyncio.timeout(PATIENCE_SECONDS),
+                self._locks.setdefault(payer, asyncio.Lock()),
+            ):
+                while (wait := self._toll.wait(payer, sender, monotonic())) > 0.0:
+                    await asyncio.sleep(wait)
+        except TimeoutError as error:
+            text = "long bodies that were refused take their share of the time: try again later"
+            raise Refusal("busy", text, retry_after=LONGEST_SECONDS) from error
 
 
 class Metered(Generic[T]):

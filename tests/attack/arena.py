@@ -23,12 +23,12 @@ from typing import TypeAlias
 
 import urllib3
 
-from ingest.toll import LONGEST_SECONDS
+from ingest.toll import LONGEST_SECONDS, PATIENCE_SECONDS
 from tests.collector_process import CollectorProcess, declare
 from tests.faults.scenario import Trial, Verdict
 
 MAX_GROWTH_MB = 32.0
-ANSWER_SECONDS = LONGEST_SECONDS + 4.0
+ANSWER_SECONDS = LONGEST_SECONDS + PATIENCE_SECONDS + 4.0
 STARVED_SECONDS = 2.0
 MAX_SLOWER = 3.0
 FEWEST_CALLS = 100

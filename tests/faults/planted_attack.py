@@ -10,6 +10,7 @@ from ingest import bulk, wire
 from ingest.connections import BoundedProtocol, ConnectionWatch
 from ingest.http import Request
 from ingest.limits import Budget
+from ingest.route_table import Route
 from ingest.toll import Toll
 from tests.faults.mutants import Patch, mutant
 
@@ -53,11 +54,24 @@ def no_time_for_headers(patch: Patch) -> None:
 def bodies_without_a_bound(patch: Patch) -> None:
     """All bodies find room."""
 
-    def take(self: Budget, nbytes: int) -> bool:
+    def take(self: Budget, nbytes: int, payer: str = "", own: int = 0) -> bool:
         self.held += nbytes
         return True
 
     patch.replace(Budget, "take", take)
+
+
+@mutant(floods=("memory", "starved"))
+def bodies_are_not_counted(patch: Patch) -> None:
+    """The room for bodies looks empty for ever."""
+    patch.replace(Budget, "take", lambda self, nbytes, payer="", own=0: True)
+    patch.replace(Budget, "give", lambda self, nbytes, payer="": None)
+
+
+@mutant(floods=("memory", "starved"))
+def every_route_reads_a_body(patch: Patch) -> None:
+    """What a route takes is not looked at, nor who may send it."""
+    patch.replace(Route, "limit", lambda self, limits: limits.max_bulk)
 
 
 @mutant(raw_sockets="smuggled")

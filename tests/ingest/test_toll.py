@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,17 @@ import msgspec
 import pytest
 import urllib3
 
-from ingest.toll import FREE_SECONDS, LONGEST_SECONDS, MAX_KNOWN, SHARE, Metered, Toll
+from ingest.token_file import create_token
+from ingest.toll import (
+    FREE_SECONDS,
+    LONGEST_SECONDS,
+    MAX_KNOWN,
+    MOST_OWED_SECONDS,
+    PATIENCE_SECONDS,
+    SHARE,
+    Metered,
+    Toll,
+)
 from ingest.wire import JSON
 from tests.collector_process import CollectorProcess, declare
 from tests.ingest.raw_http import HOST, connect, listen
@@ -29,25 +40,31 @@ BOMB = (
 
 
 def test_a_refused_body_is_owed_a_hundred_times() -> None:
-    """Such work has its share of the time, whoever sends it, however many they are."""
+    """By its payer alone: whoever shares it waits, and nobody else."""
     toll = Toll()
-    assert toll.wait("a", 10.0) == 0.0
+    assert toll.wait("a", "x", 10.0) == 0.0
     assert toll.refused("a", FREE_SECONDS + 0.01, 10.0) == pytest.approx(0.01 / SHARE)
-    assert toll.wait("a", 10.0) == toll.wait("b", 10.0) == pytest.approx(1.0)
-    assert toll.refused("b", FREE_SECONDS + 0.02, 10.5) == pytest.approx(2.5)
-    assert toll.wait("c", 13.0) == 0.0
+    assert toll.wait("a", "x", 10.0) == toll.wait("a", "y", 10.0) == pytest.approx(1.0)
+    assert toll.wait("b", "z", 10.0) == 0.0
+    assert toll.refused("a", FREE_SECONDS + 0.02, 10.5) == pytest.approx(2.5)
+    assert toll.wait("a", "x", 13.0) == 0.0
     assert toll.charged == pytest.approx(0.03)
 
 
 def test_a_cheap_refusal_is_free() -> None:
     toll = Toll()
     assert toll.refused("a", FREE_SECONDS, 0.0) == 0.0
-    assert toll.wait("b", 0.0) == 0.0
+    assert toll.wait("a", "x", 0.0) == 0.0
 
 
 def test_nobody_waits_for_ever() -> None:
+    """One refusal costs a few seconds, whatever it was; a thousand a minute."""
     toll = Toll()
     assert toll.refused("a", 100.0, 0.0) == LONGEST_SECONDS
+    assert toll.wait("a", "x", 0.0) == LONGEST_SECONDS < PATIENCE_SECONDS
+    for _ in range(1_000):
+        assert toll.refused("a", 100.0, 0.0) == LONGEST_SECONDS
+    assert toll.wait("a", "x", 0.0) == MOST_OWED_SECONDS
 
 
 def test_who_sends_what_is_fine_does_not_wait() -> None:
@@ -55,18 +72,19 @@ def test_who_sends_what_is_fine_does_not_wait() -> None:
     toll = Toll()
     toll.accepted("honest")
     toll.accepted("turncoat")
-    toll.refused("turncoat", 1.0, 0.0)
-    assert toll.wait("honest", 0.0) == 0.0
-    assert toll.wait("turncoat", 0.0) > 0.0
+    toll.refused("a", 1.0, 0.0)
+    toll.estrange("turncoat")
+    assert toll.wait("a", "honest", 0.0) == 0.0
+    assert toll.wait("a", "turncoat", 0.0) > 0.0
 
 
 def test_so_many_are_remembered_and_no_more() -> None:
     toll = Toll()
-    toll.refused("x", 1.0, 0.0)
+    toll.refused("a", 1.0, 0.0)
     for number in range(MAX_KNOWN + 1):
         toll.accepted(str(number))
-    assert toll.wait("0", 0.0) > 0.0
-    assert toll.wait("1", 0.0) == 0.0
+    assert toll.wait("a", "0", 0.0) > 0.0
+    assert toll.wait("a", "1", 0.0) == 0.0
 
 
 def test_only_the_own_steps_of_a_coroutine_are_metered() -> None:
@@ -108,10 +126,14 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorPro
         yield process
 
 
-def post(pool: urllib3.HTTPConnectionPool, body: bytes) -> tuple[int, float]:
+def post(
+    pool: urllib3.HTTPConnectionPool, body: bytes, headers: dict[str, str] | None = None
+) -> tuple[int, float]:
     """The status, and how long it took."""
     began = time.monotonic()
-    response = pool.request("POST", "/v1/events", body, headers={"content-type": JSON})
+    response = pool.request(
+        "POST", "/v1/events", body, headers={"content-type": JSON, **(headers or {})}
+    )
     return response.status, time.monotonic() - began
 
 
@@ -127,6 +149,50 @@ def owed(pool: urllib3.HTTPConnectionPool) -> float:
     lines = pool.request("GET", "/metrics").data.decode().splitlines()
     (line,) = [line for line in lines if line.startswith("headrace_refused_work_seconds_total ")]
     return float(line.split()[1])
+
+
+def test_no_token_waits_for_what_another_sends(tmp_path: Path) -> None:
+    """Law: a sender's first long body is taken at once beside any refused work of another."""
+    declare(tmp_path)
+    web, two = (create_token(tmp_path, name, ["log"])[1] for name in ("web", "two"))
+    unknown = msgspec.json.encode({"events": [EVENT | {"obs": [0.5] * 4}] * 8_000})
+    head = BOMB.partition(HOST)[0].replace(b"msgpack", b"json") + HOST
+    head += f"Authorization: Bearer {two}\r\nContent-Length: {len(unknown)}\r\n\r\n".encode()
+    with CollectorProcess(tmp_path) as collector, contextlib.ExitStack() as stack:
+        for _ in range(6):
+            attacker = stack.enter_context(connect(collector.port))
+            attacker.sendall(head + unknown)
+        for number in range(3):
+            sent = {"authorization": f"Bearer {web}"}
+            with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, headers=sent) as pool:
+                while owed(pool) == 0.0:
+                    pass
+                status, took = post(pool, steps(f"e{number}"), sent)
+            assert (status, took < 2.0) == (200, True)
+
+
+def test_one_bad_event_keeps_nobody_out(collector: CollectorProcess) -> None:
+    """Law: what was accepted is never charged; the next long bodies are taken at once."""
+    start, *events = msgspec.json.decode(steps("bad"))["events"]
+    body = msgspec.json.encode({"events": [start, *events * 5, events[0] | {"action": 9}]})
+    for name in ("one", "other"):
+        with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, retries=False) as pool:
+            before = owed(pool)
+            status, took = post(pool, body.replace(b'"bad"', b'"bad-%s"' % name.encode()))
+            assert (status, took < 2.0, owed(pool)) == (200, True, before)
+            status, took = post(pool, steps(f"after-{name}"))
+            assert (status, took < 2.0) == (200, True)
+
+
+def test_one_dear_event_among_good_ones_is_charged(collector: CollectorProcess) -> None:
+    """Law: what is refused is weighed by its bytes, however many events stand beside it."""
+    with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, retries=False) as pool:
+        before = owed(pool)
+        start, *events = msgspec.json.decode(steps("dear"))["events"]
+        dear = events[0] | {"obs": [0.5] * 400_000}
+        body = msgspec.json.encode({"events": [start, *events, dear]})
+        assert post(pool, body)[0] == 200
+        assert owed(pool) > before
 
 
 def test_a_stranger_waits_and_others_do_not(collector: CollectorProcess) -> None:
