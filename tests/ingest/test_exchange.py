@@ -64,12 +64,12 @@ class Exchanging(RuleBasedStateMachine):
         self.count += 1
         amounts = dict.fromkeys(agents, 2.0**self.count)
         if agents <= self.acted[name]:
-            self.exchange.reward(name, amounts, {}, set())
+            self.exchange.reward(name, amounts, {}, {})
             for agent, amount in amounts.items():
                 self.said[name][agent] = self.said[name].get(agent, 0.0) + amount
         else:
             with pytest.raises(Refusal, match="before any action"):
-                self.exchange.reward(name, amounts, {}, set())
+                self.exchange.reward(name, amounts, {}, {})
 
     @precondition(lambda self: self.said)
     @rule(data=st.data(), agents=AGENTS)
@@ -147,7 +147,7 @@ def test_a_question_behind_logged_news_is_the_one_that_is_taken_back():
     exchange = Exchange(timeout=0.005)
     exchange.start("e", True)
     exchange.tell("e", {"a": 1}, {"a": LoggedAction(1)})
-    exchange.reward("e", {"a": 2.0}, {}, set())
+    exchange.reward("e", {"a": 2.0}, {}, {})
     with pytest.raises(TimeoutError, match="Episode e"):
         exchange.ask("e", {"a": 2}, b"k")
     assert exchange.poll()[0] == {"e": {"a": 1}}
