@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ingest.wire import MSGPACK
-from tests.attack.arena import Case, arena
-from tests.attack.json_bodies import open_episode
+from tests.attack.arena import Case
+from tests.attack.json_bodies import in_random_order
 from tests.attack.values import event_bodies, message_routes, msgpack_bodies, path_of
 from tests.faults.scenario import Scenario, Trial, Verdict
 
@@ -25,12 +25,7 @@ def cases() -> list[Case]:
 
 
 def run(trial: Trial) -> Verdict:
-    with arena(trial) as place:
-        open_episode(place)
-        every = cases()
-        place.random.shuffle(every)
-        place.rounds(every[: trial.size], trial)
-    return place.verdict
+    return in_random_order(trial, cases())
 
 
 SCENARIO = Scenario(
