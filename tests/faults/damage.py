@@ -29,7 +29,8 @@ from storage.shards import ShardDamaged, ShardWriter, find_shard, read_shard
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults.crash import verify
 from tests.faults.scenario import Scenario, Trial, Verdict
-from tests.faults.simulation import LIMITS, POLICIES, Client, History, Ledger, quiet, stored_steps
+from tests.faults.simulated_client import Client, Ledger
+from tests.faults.simulation import LIMITS, POLICIES, History, quiet, stored_steps
 from tests.faults.stepped import Points, World
 from tests.ingest.simulated_collector import MemoryShard, MemoryShelf
 

@@ -24,6 +24,7 @@ FILES = (
     "planted_attack",
     "planted_disk",
     "planted_shell",
+    "planted_tracks",
 )
 """The modules of this folder that register mutants."""
 

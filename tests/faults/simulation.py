@@ -1,11 +1,11 @@
 """Random histories over a journal, files and a clock in memory, with a crash at every step.
 
-Clients log episodes that cuts, time-outs, full disks and dying writers run across, and reward steps
-of each other's episodes by their numbers, within their windows and after. Each
-history is replayed once for each point where a process may die (before and after every commit and
-every shard), then with more crashes behind it. In the end every acknowledged step is in exactly one
-shard with the reward that it was given, ordinals are dense, and nothing of the history is left in
-the journal or in memory.
+Clients log episodes of one agent and of two that cuts, time-outs, full disks and dying writers run
+across, and reward steps of each other's episodes by their numbers, within their windows and after.
+Each history is replayed once for each point where a process may die (before and after every commit
+and every shard), then with more crashes behind it. In the end every acknowledged step is in exactly
+one shard, of its own agent and step of the environment, with the reward that it was given; ordinals
+are dense, and nothing of the history is left in the journal or in memory.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from ingest import wire
-from ingest.errors import CollectorFailed, Refusal
 from ingest.recovery import CARRY
 from ingest.sealed import Limits
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
 from storage.spaces import parse_space
 from tests.faults.scenario import Scenario, Trial, Verdict
-from tests.faults.stepped import Answer, Crash, Points, World
+from tests.faults.simulated_client import NO_TRACK, REWARD, Client, Ledger
+from tests.faults.stepped import Crash, Points, World
 
 POLICIES = {
     "default": PolicyDeclaration(
@@ -62,166 +60,8 @@ POLICIES = {
 LIMITS = Limits(finished=500, instances=50)
 TURNS = 60
 CLIENTS = 3
-SECONDS = (0.3, 0.3, 1.5, 1.5, 1.5, 25.0, 60.0)  # what passes at once; 60 abandons what is quiet
-REWARD = 0.5  # what one log_returns adds
+SECONDS = (0.3, 0.3, 1.5, 1.5, 1.5, 30.0, 30.0, 60.0)  # at once; 60 abandons what is quiet
 MORE_CRASHES = 0.01  # at each later point
-
-
-@dataclass
-class Ledger:
-    """What the world's clients know: steps are named by numbers, which are their observations."""
-
-    next_step: int = 0
-    expected: dict[int, float] = field(default_factory=dict)  # acknowledged step -> its reward
-    possible: dict[int, float] = field(default_factory=dict)  # ... with all that was ever sent
-    refused: set[int] = field(default_factory=set)
-    codes: Counter[str] = field(default_factory=Counter)
-    late: bool = False  # whether clients name the steps that they reward
-    named: deque[tuple[str, int, int]] = field(default_factory=lambda: deque(maxlen=9))
-    keys: int = 0
-    doubtful: Counter[int] = field(default_factory=Counter)  # step -> rewards that may have come
-
-    def new_step(self) -> int:
-        self.next_step += 1
-        return self.next_step
-
-
-class Client:
-    """One instance. It has one batch under way, which it sends until it is answered."""
-
-    def __init__(self, number: int, ledger: Ledger, chance: Random) -> None:
-        self._number, self._ledger, self._chance = number, ledger, chance
-        self._instance: str | None = None
-        self._starts = 0
-        self._open: dict[str, tuple[int, int | None]] = {}  # episode -> next seq, latest step
-        self._events: list[tuple[wire.Event, int | None]] = []  # with the step that it is about
-        self._answer: Answer | None = None
-        self._times: Counter[str] = Counter()  # episode -> its actions so far
-        self._attempts = 0  # of the batch that is under way, as far as they were taken
-
-    @property
-    def idle(self) -> bool:
-        return not self._events
-
-    def compose(self, *, last: bool = False) -> None:
-        """The next batch; `last` ends every episode."""
-        if not last and len(self._open) < 2:
-            name = f"{self._number}-{self._starts}"
-            kinds = ("default", "default", "other", *("patient", "patient") * self._ledger.late)
-            policy_id = self._chance.choice(kinds)
-            start = wire.Start(episode_id=name, start=self._starts, policy_id=policy_id)
-            self._events.append((start, None))
-            self._starts += 1
-            self._open[name] = (1, None)
-        self._reward_late()
-        for name in list(self._open):
-            for _ in range(0 if last else self._chance.choice((0, 1, 1, 2, 5))):
-                self._act(name)
-            if last or self._chance.random() < 0.25:
-                seq, _ = self._open.pop(name)
-                self._events.append((wire.End(episode_id=name, seq=seq), None))
-
-    def _reward_late(self) -> None:
-        """Rewards that name their steps, of anybody's episodes, the ended ones too."""
-        ledger = self._ledger
-        for _ in range(self._chance.choice((0, 0, 1, 2)) if ledger.named else 0):
-            name, t, step = self._chance.choice(list(ledger.named))
-            ledger.keys += 1
-            key = f"reward-{ledger.keys}"
-            event = wire.LogReturns(episode_id=name, step=t, reward=REWARD, reward_id=key)
-            self._events.append((event, step))
-            ledger.possible[step] += REWARD
-
-    def _act(self, name: str) -> None:
-        seq, step = self._open[name]
-        if step is not None and self._chance.random() < 0.3:
-            self._events.append((wire.LogReturns(episode_id=name, seq=seq, reward=REWARD), step))
-            self._ledger.possible[step] += REWARD
-        else:
-            step = self._ledger.new_step()
-            action = wire.LogAction(
-                episode_id=name, seq=seq, obs=[float(step)], action=0, reward=float(step)
-            )
-            self._events.append((action, step))
-            self._ledger.possible[step] = action.reward
-        self._open[name] = (seq + 1, step)
-
-    def send(self, world: World) -> None:
-        """Send what is under way (again)."""
-        self.hang_up()
-        collector = world.collector
-        try:
-            if self._instance is None:
-                reply, row = collector.register(wire.Register())
-            else:
-                events = [event for event, _ in self._events]
-                reply, row = collector.accept(wire.Batch(instance=self._instance, events=events))
-                self._attempts += 1
-            self._answer = Answer(reply, collector.durable(row))
-        except (Refusal, CollectorFailed):
-            return
-
-    def deliver(self, world: World) -> None:
-        """Send what is under way until it is answered."""
-        for _ in range(9):
-            if self.idle:
-                return
-            self.send(world)
-            world.pump()
-            self.listen()
-
-    def listen(self) -> None:
-        """Take the answer if it has come."""
-        if self._answer is None:
-            return
-        try:
-            if not self._answer.poll():
-                return
-        except (Refusal, CollectorFailed):
-            self._answer = None
-            return
-        reply, self._answer = self._answer.reply, None
-        if isinstance(reply, wire.Registered):
-            self._instance = reply.instance
-        else:
-            self._heard({item.index: item.error["code"] for item in reply.refused})
-
-    def _heard(self, refused: dict[int, str]) -> None:
-        ledger = self._ledger
-        again, self._attempts = self._attempts > 1, 0
-        for index, (event, step) in enumerate(self._events):
-            late = isinstance(event, wire.LogReturns) and event.step is not None
-            if index in refused:
-                ledger.codes[refused[index]] += 1
-                if late and step is not None:
-                    ledger.doubtful[step] += again  # it may be why the window's end came later
-                else:
-                    self._open.pop(event.episode_id, None)
-            if isinstance(event, wire.LogAction) and step is not None:
-                if index in refused:
-                    ledger.refused.add(step)
-                else:
-                    ledger.expected[step] = event.reward
-                    self._note(event.episode_id, step)
-            elif isinstance(event, wire.LogReturns) and step in ledger.expected:
-                ledger.expected[step] += 0.0 if index in refused else event.reward
-        self._events = []
-
-    def _note(self, name: str, step: int) -> None:
-        """An acknowledged action is the episode's next step: anybody may reward it."""
-        if self._ledger.late:
-            self._ledger.named.append((name, self._times[name], step))
-            self._times[name] += 1
-
-    def forget_unless(self, known: Callable[[str], bool]) -> None:
-        """Register anew, for what comes, when the instance is not known any more."""
-        if self._instance is not None and not known(self._instance):
-            self._instance = None
-
-    def hang_up(self) -> None:
-        if self._answer is not None:
-            self._answer.drop()
-            self._answer = None
 
 
 class History:
@@ -234,6 +74,7 @@ class History:
         self._chance = Random(seed)
         self.ledger = Ledger(late=late)
         self.failures: list[str] = []
+        self.over = False  # a start failed, and so would the next one
         self.world = make(POLICIES, self._chance, points, LIMITS)
         self._clients = [Client(n, self.ledger, Random(seed + n)) for n in range(CLIENTS)]
 
@@ -244,7 +85,7 @@ class History:
 
     def survive(self, action: Any) -> None:
         """Do it; a process that died, or gave up, is started again."""
-        while True:
+        while not self.over:
             try:
                 action()
                 if self.world.collector.failure is None:
@@ -256,7 +97,14 @@ class History:
                 pass
             for client in self._clients:
                 client.hang_up()
+            self._start()
+
+    def _start(self) -> None:
+        try:
             self.world.start()
+        except Exception as error:  # whatever stops a collector from starting is what is sought
+            self.failures.append(f"no start: {error!r}")
+            self.over = True
 
     def turn(self) -> None:
         world, chance = self.world, self._chance
@@ -287,7 +135,8 @@ class History:
                 client.deliver(world)
         world.finish()
         if self.world.collector.failure is None:
-            world.start()
+            self._start()
+        if not self.over:
             world.pump()
 
 
@@ -312,6 +161,9 @@ def _fits(found: float, reward: float, doubtful: int) -> bool:
 def judge(history: History, verdict: Verdict, where: str) -> None:
     """Every law that the end of a history can show."""
     world, ledger = history.world, history.ledger
+    verdict.require(not history.failures, "failed", f"{where}: {history.failures}")
+    if history.over:
+        return
     stored = stored_steps(world.writer.parts)
     lost = [step for step in ledger.expected if step not in stored]
     doubled = [step for step, found in stored.items() if len(found) > 1]
@@ -328,7 +180,8 @@ def judge(history: History, verdict: Verdict, where: str) -> None:
     usual = ("abandoned", "window_closed")
     odd = {code: n for code, n in ledger.codes.items() if code not in usual}
     verdict.require(not odd, "refused", f"{where}: {odd}")
-    verdict.require(not history.failures, "failed", f"{where}: {history.failures}")
+    verdict.require(not ledger.apart, "apart", f"{where}: {ledger.apart}")
+    _judge_tracks(world, ledger, verdict, where)
     _judge_ordinals(world, verdict, where)
     _judge_leftovers(world, verdict, where)
     verdict.count("acknowledged", len(ledger.expected))
@@ -337,16 +190,32 @@ def judge(history: History, verdict: Verdict, where: str) -> None:
     verdict.count("doubled", len(doubled))
 
 
+def _judge_tracks(world: World, ledger: Ledger, verdict: Verdict, where: str) -> None:
+    """Every step is its own agent's, at its own step of the environment, and ends say who acted."""
+    wrong = []
+    for part in world.writer.parts:
+        env_t = np.frombuffer(part.env_t, np.int64).tolist() or [NO_TRACK] * part.steps
+        for step, t in zip(np.frombuffer(part.obs, np.float32).tolist(), env_t, strict=True):
+            place = (part.episode_id, part.agent_id, t)
+            if ledger.places.get(int(step)) != place:
+                wrong.append((int(step), place))
+        told = ledger.told.get((part.episode_id, part.agent_id)) if part.ended else NO_TRACK
+        if part.agents != (NO_TRACK if part.ended == "abandoned" else told):
+            wrong.append((part.episode_id, part.agent_id, part.agents))
+    verdict.require(not wrong, "misplaced", f"{where}: {wrong}")
+    verdict.count("steps_of_tracks", sum(part.steps for part in world.writer.parts if part.env_t))
+
+
 def _judge_ordinals(world: World, verdict: Verdict, where: str) -> None:
     streams: dict[str, list[int]] = defaultdict(list)
-    episodes: dict[str, list[Part]] = defaultdict(list)
+    episodes: dict[tuple[str, str], list[Part]] = defaultdict(list)
     for (stream, _, _), shard in world.writer.shards.items():
         streams[stream] += [part.ordinal for part in shard.parts]
     for stream, ordinals in streams.items():
         dense = sorted(ordinals) == list(range(world.journal.next_ordinal(stream)))
         verdict.require(dense, "hole", f"{where}: {stream} has {sorted(ordinals)}")
     for part in sorted(world.writer.parts, key=lambda part: part.part):
-        episodes[part.episode_id].append(part)
+        episodes[part.episode_id, part.agent_id].append(part)
     for name, parts in episodes.items():
         numbers = [part.part for part in parts]
         ends = [part.ended is not None for part in parts]

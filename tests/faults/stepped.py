@@ -77,6 +77,10 @@ class SteppedWriter(MemoryWriter):
 
     def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> MemoryShard:
         self.points.reach()
+        ordinals = [part.ordinal for part in parts]
+        if self.dense and ordinals != list(range(ordinals[0], ordinals[0] + len(parts))):
+            self.conflicts += 1  # to refuse it would be to be asked again for ever
+            self.dense = False
         shard = super().write(stream, canonical_json, parts)
         self.points.reach()
         return shard
@@ -219,7 +223,8 @@ class World:
             self.deliver()
 
     def finish(self) -> None:
-        """What is open is abandoned, what has ended comes into shards, rows that are free go."""
+        """There is room; what is open is abandoned, what has ended comes into shards."""
+        self.points.full.clear()
         for _ in range(3):
             self.pass_time(60.0)
             self.pump()
