@@ -8,11 +8,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import pyarrow.parquet as pq
 
+from storage.episode import DEFAULT_AGENT
 from storage.shard_files import ShardName
 from tests.faults.scenario import Verdict
+
+Place: TypeAlias = tuple[str, int | None]
+"""An agent, and the step of the environment; none, where the episode has one agent."""
 
 
 @dataclass
@@ -24,6 +29,8 @@ class Account:
     stored: Counter[float] = field(default_factory=Counter)
     refused: list[object] = field(default_factory=list)
     partial: list[str] = field(default_factory=list)
+    places: dict[float, Place] = field(default_factory=dict)  # of steps of several agents
+    found: dict[float, Place] = field(default_factory=dict)  # ... in shards
 
     @classmethod
     def of(cls, root: Path, notes: Sequence[Path]) -> Account:
@@ -33,12 +40,17 @@ class Account:
                 for what, items in json.loads(line).items():
                     if what == "refused":
                         account.refused.extend(items)
+                    elif what == "places":
+                        account.places |= {reward: (agent, t) for reward, agent, t in items}
                     else:
                         getattr(account, what).update(items)
         for path in root.glob("shards/*/*.parquet"):
             if is_whole(path):
-                rewards = pq.read_table(path, columns=["rewards"])[0].to_pylist()
+                table = pq.read_table(path, columns=["rewards", "agent_id", "env_t"])
+                rewards, agents, env_t = (column.to_pylist() for column in table)
                 account.stored.update(rewards)
+                rows = zip(rewards, agents, env_t, strict=True)
+                account.found |= {reward: (agent, t) for reward, agent, t in rows}
             else:
                 account.partial.append(path.name)
         return account
@@ -55,6 +67,12 @@ class Account:
     def unknown(self) -> list[float]:
         return [step for step in self.stored if step not in self.sent]
 
+    @property
+    def misplaced(self) -> list[float]:
+        """Steps that are another agent's in shards, or at another step of the environment."""
+        alone = (DEFAULT_AGENT, None)
+        return [step for step, at in self.found.items() if self.places.get(step, alone) != at]
+
     def judge(self, verdict: Verdict) -> None:
         """Add what was counted to a verdict, and what may not be."""
         verdict.counts |= {
@@ -62,8 +80,9 @@ class Account:
             "stored": self.stored.total(),
             "lost": len(self.lost),
             "doubled": len(self.doubled),
+            "stored_of_tracks": sum(step in self.places for step in self.found),
         }
-        for kind in ("lost", "doubled", "unknown", "refused", "partial"):
+        for kind in ("lost", "doubled", "unknown", "misplaced", "refused", "partial"):
             found = getattr(self, kind)
             verdict.require(not found, kind, f"{len(found)}, such as {found[:3]}")
 

@@ -163,5 +163,4 @@ SCENARIO = Scenario(
     long=200,
     planted=3,
     run=run,
-    seconds=52.0,
 )

@@ -4,8 +4,9 @@
 
 Every step has a reward that no other step of any client has. Each line of FOLDER/notes-NUMBER is a
 JSON object of the rewards of a batch: `sent` before it goes out, `acknowledged` once its answer
-came. A client sends a batch again, unchanged, until it is answered. It ends what it began and
-leaves once FOLDER/stop exists.
+came; `places` says of each step of two agents' episodes whose it is, and at which step of the
+environment. A client sends a batch again, unchanged, until it is answered. It ends what it began
+and leaves once FOLDER/stop exists. The clients of even numbers log episodes of two agents too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ AGAIN_SECONDS = 0.02
 PACE_SECONDS = 0.01  # clients that never pause leave a small machine nothing to restart with
 
 
+@dataclass
+class OpenEpisode:
+    """What a client knows of one that it logs: its agents, None for a lone one."""
+
+    agents: tuple[str | None, ...]
+    seq: dict[str | None, int] = field(default_factory=dict)  # the next of each
+    env_t: int = -1
+    acted: set[str] = field(default_factory=set)
+
+
 class LoggingClient:
     """One client instance and up to three open episodes."""
 
@@ -33,8 +44,8 @@ class LoggingClient:
         self._address, self._file, self._number = address, file, number
         self._pool = urllib3.PoolManager(retries=False, timeout=5.0)
         self._random = random.Random(number)
-        self._open: dict[str, int] = {}  # episode -> next seq
-        self._starts = 0
+        self._open: dict[str, OpenEpisode] = {}
+        self._episodes = self._starts = 0
         self._steps = 0
         self._instance: str = self._post("/v1/instances", {})["instance"]
 
@@ -55,32 +66,53 @@ class LoggingClient:
     def turn(self, *, last: bool = False) -> None:
         """One batch: some events of some episodes."""
         events: list[dict[str, Any]] = []
-        rewards: list[float] = []
-        for name in list(self._open) if last else [*self._open, *self._begin(events)]:
+        if not last:
+            self._begin(events)
+        for name, episode in list(self._open.items()):
             for _ in range(self._random.choice((0, 1, 1, 4))):
-                rewards.append(self._reward())
-                events.append(self._event("log_action", name, reward=rewards[-1], **_STEP))
+                self._act(events, name, episode)
             if last or self._random.random() < 0.4:
-                events.append(self._event("end", name))
+                told = {"agents": len(episode.acted)} if episode.acted else {}
+                events += [self._event("end", name, agent, **told) for agent in episode.agents]
                 del self._open[name]
+        acts = [event for event in events if event["type"] == "log_action"]
+        rewards = [event["reward"] for event in acts]
         self._note("sent", rewards)
+        tracks = [event for event in acts if "agent_id" in event]
+        self._note("places", [[e["reward"], e["agent_id"], e["env_t"]] for e in tracks])
         answer = self._post("/v1/events", {"instance": self._instance, "events": events})
         self._note("acknowledged", rewards)
         if answer.get("refused"):
             self._note("refused", answer["refused"])
 
-    def _begin(self, events: list[dict[str, Any]]) -> Iterator[str]:
+    def _begin(self, events: list[dict[str, Any]]) -> None:
         while len(self._open) < 3:
-            name = f"{self._number}-{self._starts}"
-            events.append({"type": "start", "episode_id": name, "start": self._starts})
-            self._open[name] = 1
-            self._starts += 1
-            yield name
+            name = f"{self._number}-{self._episodes}"
+            self._episodes += 1
+            several = self._number % 2 == 0 and self._episodes % 2 == 0
+            self._open[name] = OpenEpisode(AGENTS if several else (None,))
+            for agent in self._open[name].agents:
+                start = self._event("start", name, agent, start=self._starts)
+                del start["seq"]
+                events.append(start)
+                self._starts += 1
 
-    def _event(self, kind: str, name: str, **content: Any) -> dict[str, Any]:
-        seq = self._open[name]
-        self._open[name] = seq + 1
-        return {"type": kind, "episode_id": name, "seq": seq, **content}
+    def _act(self, events: list[dict[str, Any]], name: str, episode: OpenEpisode) -> None:
+        """A step: of the lone agent, or of the environment, in which one agent acts or both do."""
+        episode.env_t += 1
+        for agent in episode.agents if self._random.random() < 0.5 else episode.agents[:1]:
+            step: dict[str, Any] = {**_STEP, "reward": self._reward()}
+            if agent is not None:
+                episode.acted.add(agent)
+                step["env_t"] = episode.env_t
+            events.append(self._event("log_action", name, agent, **step))
+
+    def _event(self, kind: str, name: str, agent: str | None, **content: Any) -> dict[str, Any]:
+        numbers = self._open[name].seq
+        seq = numbers.get(agent, 0)
+        numbers[agent] = seq + 1
+        whose = {} if agent is None else {"agent_id": agent}
+        return {"type": kind, "episode_id": name, "seq": seq, **whose, **content}
 
     def _reward(self) -> float:
         self._steps += 1
@@ -91,6 +123,7 @@ class LoggingClient:
             file.write(json.dumps({what: items}) + "\n")
 
 
+AGENTS = ("agent0", "b")  # the first is called as a lone agent is stored
 _STEP = {"obs": [0.0, 1.0, 2.0, 3.0], "action": 1}
 
 

@@ -35,7 +35,7 @@ def agents_forgotten_at_replay(patch: Patch) -> None:
     )
 
 
-@mutant(simulation="misplaced")
+@mutant(simulation="misplaced", crash="misplaced")
 def env_t_lost_at_replay(patch: Patch) -> None:
     """A start replays an agent's actions without the step of the environment."""
     _replayed(
@@ -66,3 +66,9 @@ def tracks_abandoned_alone(patch: Patch) -> None:
 def found_tracks_taken_for_one(patch: Patch) -> None:
     """A restored journal looks for an agent's parts under the name of the episode alone."""
     patch.replace(restoring, "_name_of", lambda part: part.episode_id)
+
+
+@mutant(soak=("blocks", "objects"))
+def whole_episodes_never_forgotten(patch: Patch) -> None:
+    """What the tracks of an episode have in common is kept when they are forgotten."""
+    patch.replace(EpisodeAssembler, "_forget_track", lambda self, finished: None)

@@ -1,8 +1,8 @@
 """Very many episodes: what the collector holds does not grow with them.
 
-Episodes come in batches over ever new connections and client instances, and the shard writer is
-killed now and then. At rest, between rounds, the collector is asked what it holds (observed.py).
-From a fifth of the way on
+Episodes, one in five of two agents, come in batches over ever new connections and client instances,
+and the shard writer is killed now and then. At rest, between rounds, the collector is asked what it
+holds (observed.py). From a fifth of the way on
 
     objects and blocks of memory   less than 0.1 more per episode
     files and threads              none more
@@ -28,6 +28,8 @@ from tests.collector_process import CollectorProcess, declare
 from tests.faults.power_loss import wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
+SEVERAL = 5  # one in so many episodes has two agents
+STEP = {"type": "log_action", "obs": [0.0, 1.0, 2.0, 3.0], "action": 1}
 ROUNDS = 20
 BATCH = 50
 WARM_ROUNDS = 4
@@ -37,32 +39,42 @@ PATIENCE = 30.0
 
 
 class Rounds:
-    """Sends episodes of one to three steps."""
+    """Sends episodes of one to three steps of each agent."""
 
     def __init__(self, collector: CollectorProcess, chance: random.Random) -> None:
         self._collector, self._chance = collector, chance
-        self.episodes = self.steps = 0
+        self.episodes = self.steps = self._starts = 0
 
     def send(self, episodes: int) -> None:
         """One client instance on connections of its own."""
         with urllib3.PoolManager(retries=False, timeout=30.0) as pool:
             instance = self._post(pool, "/v1/instances", {})["instance"]
-            for start in range(0, episodes, BATCH):
-                numbers = range(start, min(start + BATCH, episodes))
-                events = [event for number in numbers for event in self._episode(number)]
+            self._starts = 0
+            for first in range(0, episodes, BATCH):
+                batch = range(first, min(first + BATCH, episodes))
+                events = [event for _ in batch for event in self._episode()]
                 answer = self._post(pool, "/v1/events", {"instance": instance, "events": events})
                 if answer.get("refused"):
                     raise RuntimeError(f"refused: {answer['refused'][0]}")
 
-    def _episode(self, number: int) -> list[dict[str, Any]]:
-        name, steps = f"episode-{self.episodes}", self._chance.randrange(1, 4)
+    def _episode(self) -> list[dict[str, Any]]:
+        name = f"episode-{self.episodes}"
         self.episodes += 1
+        if self.episodes % SEVERAL:
+            return self._track({"episode_id": name}, {})
+        agents = [{"episode_id": name, "agent_id": agent} for agent in ("agent0", "b")]
+        return [event for agent in agents for event in self._track(agent, {"agents": len(agents)})]
+
+    def _track(self, whose: dict[str, Any], told: dict[str, Any]) -> list[dict[str, Any]]:
+        """The events of a lone agent's episode, or of one agent of several."""
+        steps = self._chance.randrange(1, 4)
         self.steps += steps
-        obs, events = [0.0, 1.0, 2.0, 3.0], [{"type": "start", "episode_id": name, "start": number}]
+        events = [{"type": "start", **whose, "start": self._starts}]
+        self._starts += 1
         for seq in range(1, steps + 1):
-            step = {"type": "log_action", "episode_id": name, "seq": seq, "reward": float(seq)}
-            events.append({**step, "obs": obs, "action": 1})
-        return [*events, {"type": "end", "episode_id": name, "seq": steps + 1}]
+            step = {**STEP, **whose, "seq": seq, "reward": float(seq)}
+            events.append({**step, "env_t": seq} if told else step)
+        return [*events, {"type": "end", **whose, **told, "seq": steps + 1}]
 
     def _post(self, pool: urllib3.PoolManager, path: str, body: Any) -> Any:
         headers = {"content-type": "application/msgpack"}

@@ -19,6 +19,6 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
         assert traffic.settle() == 0
         account = traffic.account()
     assert (account.lost, account.doubled, account.unknown) == ([], [], [])
-    assert (account.refused, account.partial) == ([], [])
+    assert (account.refused, account.partial, account.misplaced) == ([], [], [])
     assert len(account.acknowledged) > 200
     assert verify(traffic.root) == (0, [])
