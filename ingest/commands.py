@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from storage.command_options import ADDRESS, ROOT, Address, Ca, Json, PolicyId, Root, Seed, Token
+from storage.quick_start import loading, use_one_blas_thread
 
 if TYPE_CHECKING:
     from ingest.collector import Collector
@@ -84,11 +85,13 @@ def collect(
     Declare a policy's spaces with --observation and --action, --env or --policy; they are kept
     under the root, and later starts need none.
     """
-    from ingest.declaring import declaration_of, declare
-    from ingest.limits import ServerLimits
-    from ingest.listening import Listening
-    from ingest.logs import configure
-    from ingest.server import ServeOptions, serve
+    use_one_blas_thread()
+    with loading():
+        from ingest.declaring import declaration_of, declare
+        from ingest.limits import ServerLimits
+        from ingest.listening import Listening
+        from ingest.logs import configure
+        from ingest.server import ServeOptions, serve
 
     if compression not in ("zstd", "lz4"):
         raise ValueError(f"--compression: expected zstd or lz4, got {compression!r}")
@@ -107,10 +110,8 @@ def collect(
     limits = ServerLimits.of(limit or ())
     status = serve(ServeOptions(root, where, compression, version("headrace"), announce, limits))
     if running and not as_json:
-        print(
-            f"Stopped: {running[0].steps} steps acknowledged so far, "
-            f"{running[0].totals.rows} in shards."
-        )
+        steps, rows = running[0].steps, running[0].totals.rows
+        print(f"Stopped: {steps} steps acknowledged so far, {rows} in shards.")
     raise typer.Exit(status)
 
 

@@ -38,6 +38,7 @@ from ingest.routes import Routes
 from ingest.stores import ADDRESS, Stores, stores_under
 from ingest.tap import Tap
 from storage.policy_files import load_declarations
+from storage.quick_start import loading
 
 log = logging.getLogger("headrace.server")
 
@@ -206,4 +207,6 @@ async def _serve_until_signal(options: ServeOptions) -> int:
             f"no policy is declared under {(root or Path()) / 'policies'}: start with "
             "--observation box:4 --action discrete:2, --env CartPole-v1 or --policy FILE"
         )
-    return await Server(options, lambda: stores_under(root, options.compression)).run(stop)
+    with loading():
+        server = Server(options, lambda: stores_under(root, options.compression))
+    return await server.run(stop)

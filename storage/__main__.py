@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from storage.parent_death import die_with_parent
+from storage.quick_start import leave_out, loading, use_one_blas_thread
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -14,8 +15,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.parent is not None:
         die_with_parent(options.parent)
-    # a declared lazy door: --help needs no Arrow, and the line above should not wait for it
-    from storage.writer_child import write_shards  # noqa: PLC0415
+    use_one_blas_thread()
+    leave_out("pandas")  # Arrow would load it, where it is installed: more than all the rest
+    with loading():
+        # a declared lazy door: --help needs no Arrow, and the lines above should not wait for it
+        from storage.writer_child import write_shards  # noqa: PLC0415
 
     write_shards(
         options.directory,

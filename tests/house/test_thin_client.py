@@ -26,7 +26,7 @@ THIN_CLIENT = [
     "storage.weights",
 ]
 COLLECTOR = [
-    "ingest.__main__",
+    "ingest.collect_command",
     "ingest.assembler",
     "ingest.collector",
     "ingest.remote_inference",
