@@ -31,6 +31,7 @@ from storage.journal_damage import keep_damaged
 from storage.journal_database import (
     CHECKPOINT_BYTES,
     DATABASE,
+    PAGE_BYTES,
     HighWater,
     Malformed,
     checksum,
@@ -433,7 +434,7 @@ class SqliteJournal:
     def _after_commit(self, nbytes: int, has_rows: bool) -> None:
         if has_rows:
             self._high_water.write(self._last_row)
-        self._unlogged += nbytes + 16_384  # a commit touches a few pages beside its blobs
+        self._unlogged += nbytes + 2 * PAGE_BYTES  # a commit touches pages beside its blobs
         if self._unlogged < CHECKPOINT_BYTES:
             return
         self._unlogged = 0

@@ -22,6 +22,10 @@ FORMAT_VERSION = 1
 DATABASE = "journal.db"
 CHECKPOINT_BYTES = 16 * 2**20
 
+PAGE_BYTES = 16_384
+"""Of a new database: an import's row of 32 kB takes half the time that it takes in pages of 4 kB,
+and a small commit, which waits for the disk, no longer than with them."""
+
 _SCHEMA = f"""
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION};
@@ -146,9 +150,13 @@ def _require_writable(path: Path) -> None:
 def _configure(
     database: sqlite3.Connection, path: Path, collector_id_factory: Callable[[], str]
 ) -> None:
-    # Exclusive: SQLite versions before 3.51.3 can corrupt a WAL that two connections share.
     for pragma in (
+        # Exclusive: SQLite versions before 3.51.3 can corrupt a WAL that two connections share.
         "locking_mode = EXCLUSIVE",
+        f"page_size = {PAGE_BYTES}",
+        # Some builds of SQLite write zeros over what is deleted: each row would be written twice.
+        "secure_delete = OFF",
+        "cache_size = -8000",  # kB: rows are dropped while their pages are still in memory
         "journal_mode = WAL",
         "synchronous = FULL",
         "wal_autocheckpoint = 0",  # done by hand, so that its errors are seen
