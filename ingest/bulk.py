@@ -14,7 +14,8 @@ leaves the other episodes alone.
 With an `Idempotency-Key` the import may be repeated: episodes that are known under it are skipped,
 and counted as duplicates. A digest of the rows that came with a key is kept as long as the numbers
 of its episodes are; other rows under it are a conflict. A key is its token's.
-Each batch of episodes is one journal row, so that a killed import has whole episodes only.
+Each batch of episodes is one journal row, so that a killed import has whole episodes only; small
+imports that arrive together share one (see `gathering`).
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from ingest.bulk_stream import read_table
 from ingest.collector import Collector
 from ingest.errors import Refusal
 from ingest.events import Receipt
+from ingest.gathering import ROW_EPISODES, ROW_STEPS, Gathering
 from ingest.http import Request
 from ingest.idempotency import key_of
-from ingest.importing import accept_runs
+from ingest.importing import accept_runs, tell
 from storage.declarations import PolicyDeclaration
 from storage.ranges import RangeSet
 
@@ -44,25 +46,54 @@ NAMES = "bulk:"
 """Begins the name of a keyed import's instance, and no name that a client chooses."""
 
 _KEY = "Idempotency-Key"
-ROW_STEPS, ROW_EPISODES = 20_000, 500
-"""So much is taken in one turn of the event loop, some 20 ms, and is one journal row."""
-
 ROOM_SECONDS = 0.02  # between looks whether the shard writer has caught up
 SMALL = 500_000  # bytes of a body that is read on the event loop
 
 
-async def import_steps(request: Request, collector: Collector) -> wire.EventsReply:
+async def import_steps(
+    request: Request, collector: Collector, gathering: Gathering
+) -> wire.EventsReply:
     """Take a bulk request; answers when all of it is durable. Raises Refusal, CollectorFailed."""
     if request.content_type != wire.ARROW:
         raise Refusal(
             "unsupported_media", f"expected {wire.ARROW}, got {request.content_type!r:.80}"
         )
     _check_crc(request)
-    key, owner = key_of(request.headers.get(b"idempotency-key")), request.caller.token_id
+    key = key_of(request.headers.get(b"idempotency-key"))
+    # the first request loads pyarrow, and a large one takes seconds
+    small = len(request.body) < SMALL and "pyarrow" in sys.modules
+    reply = await _gathered(request, collector, gathering) if small and key is None else None
+    if reply is None:
+        reply = await _alone(request, collector, key, small=small)
+    request.caller.charge(reply.accepted)
+    return reply
+
+
+async def _gathered(
+    request: Request, collector: Collector, gathering: Gathering
+) -> wire.EventsReply | None:
+    """The reply to an import that was taken with those that came beside it; None to go alone."""
+    table = read_table(request.body)
+    policy = policy_of(table, collector.policies)
+    if not table.num_rows:
+        return None
+    rules = collector.assembler.rules[policy.policy_id]
+    answer = await gathering.take(table, rules, request.caller)
+    if answer is None:
+        return None
+    reply, row = answer
+    await collector.durable(row)
+    return reply
+
+
+async def _alone(
+    request: Request, collector: Collector, key: str | None, *, small: bool
+) -> wire.EventsReply:
+    owner = request.caller.token_id
     receipt = _receipt(collector, key, owner)
-    if len(request.body) < SMALL and "pyarrow" in sys.modules:
+    if small:
         found, content = _read(request.body, collector, key, receipt)
-    else:  # the first request loads pyarrow, and a large one takes seconds
+    else:
         found, content = await asyncio.to_thread(_read, request.body, collector, key, receipt)
     instance, known = None, RangeSet()
     if key is not None:
@@ -77,15 +108,14 @@ async def import_steps(request: Request, collector: Collector) -> wire.EventsRep
         reply.duplicates = sum(run.events for run in found.episodes if run.number in known)
         for some in _grouped([run for run in found.episodes if run.number not in known]):
             await _room(collector, reply)
-            answer, row = accept_runs(collector, found, some, instance, request.caller)
+            outcomes, row = accept_runs(collector, found, some, instance, request.caller)
             await collector.durable(row)
-            _count_runs(reply, answer, some)
+            tell(reply, zip(some, outcomes, strict=True))
     else:
         reply.duplicates = sum(len(one.events) for one in found if one.number in known)
         for group in _groups([one for one in found if one.number not in known]):
             await _room(collector, reply)
             await _accept(group, instance, collector, reply, request.caller)
-    request.caller.charge(reply.accepted)
     return reply
 
 
@@ -121,7 +151,7 @@ def _read(
     table = read_table(body)
     policy = policy_of(table, collector.policies)
     given = None if key is None else _content(table, key, receipt, policy)
-    runs = runs_of(table, collector.assembler.rules[policy.policy_id], numbered=key is not None)
+    runs = runs_of([table], collector.assembler.rules[policy.policy_id], numbered=key is not None)
     if runs is not None:
         return runs, given
     return list(BulkColumns(table, policy).episodes(numbered=key is not None)), given
@@ -176,16 +206,6 @@ async def _room(collector: Collector, reply: wire.EventsReply) -> None:
     """Wait for the shard writer in the middle of a request: what has begun is not told to wait."""
     while reply.accepted and collector.is_behind and collector.failure is None:
         await asyncio.sleep(ROOM_SECONDS)
-
-
-def _count_runs(reply: wire.EventsReply, answer: wire.EventsReply, some: list[Run]) -> None:
-    """Add the answer about some episodes to the request's; a refusal names an episode's row."""
-    reply.accepted += answer.accepted
-    reply.duplicates += answer.duplicates
-    for item in answer.refused:
-        begin = some[item.index].begin
-        error = {**item.error, "path": f"$.eps_id[{begin}]"}
-        reply.refused.append(wire.ItemError(index=begin, error=error))
 
 
 async def _accept(

@@ -15,6 +15,7 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -91,17 +92,23 @@ def _cut(data: bytes, size: int, spans: list[tuple[int, int]]) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def runs_of(table: Any, rules: PolicyRules, *, numbered: bool) -> Runs | None:
-    """The episodes of a pyarrow.Table, or None if it is not for this way."""
-    names, policy = table.column_names, rules.declaration
+def runs_of(tables: Sequence[Any], rules: PolicyRules, *, numbered: bool) -> Runs | None:
+    """The episodes of pyarrow.Tables of one schema, behind each other, or None if not for this way.
+
+    An episode is of one table. Rows are counted over all of them.
+    """
+    names, policy = tables[0].column_names, rules.declaration
     fits = len(set(names)) == len(names) and _WANTED <= set(names) <= _TAKEN
     late = policy.redact or policy.reward_window > 0
     if not (fits and _is_lone(rules.observation) and _is_lone(rules.action)) or late:
         return None
+    arrow, _ = _arrow()
+    table = tables[0] if len(tables) == 1 else arrow.concat_tables(tables)
     batches = table.combine_chunks().to_batches()  # one, unless it has no rows or gigabytes
+    edges = list(accumulate((table.num_rows for table in tables[:-1]), initial=0))
     try:
-        _require(len(batches) == 1 and batches[0].num_rows)
-        return _Columns(names, batches[0], rules).runs(numbered=numbered)
+        _require(len(batches) == 1 and all(table.num_rows for table in tables))
+        return _Columns(names, batches[0], rules).runs(edges, numbered=numbered)
     except _CloserLook:
         return None
 
@@ -127,8 +134,9 @@ class _Columns:
         self._rows: int = batch.num_rows
         self._rules = rules
 
-    def runs(self, *, numbered: bool) -> Runs:
-        begins, ends, names = self._bounds()
+    def runs(self, edges: Sequence[int], *, numbered: bool) -> Runs:
+        """`edges` are rows at which an episode begins in any case, the first one among them."""
+        begins, ends, names = self._bounds(edges)
         ts = self._times()
         columns = {
             "obs": self._canonical("obs", self._rules.observation),
@@ -206,7 +214,7 @@ class _Columns:
 
     # --- episodes ------------------------------------------------------------------------
 
-    def _bounds(self) -> tuple[Array, Array, list[str]]:
+    def _bounds(self, edges: Sequence[int]) -> tuple[Array, Array, list[str]]:
         """Where each episode begins and ends, and its id.
 
         Its rows are in one place, dense from t = 0, and make one part.
@@ -215,8 +223,8 @@ class _Columns:
         if self._arrow.types.is_dictionary(ids.type):
             ids = ids.dictionary_decode()
         differs = self._compute.not_equal(ids.slice(1), ids.slice(0, self._rows - 1))
-        edges = differs.to_numpy(zero_copy_only=False).nonzero()[0] + 1
-        firsts = [0, *edges.tolist()]
+        changes = differs.to_numpy(zero_copy_only=False).nonzero()[0] + 1
+        firsts = sorted({*edges, *changes.tolist()})
         begins, ends = np.array(firsts), np.array([*firsts[1:], self._rows])
         names: list[str] = [ids[row].as_py() for row in firsts]
         _require(len(set(names)) == len(names))  # an id in two places

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import importlib
 import struct
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from ingest.errors import Refusal
 
 MAX_ROWS = 1_000_000
 MAX_EXPANDED = 4
+
+LONG_SCHEMA = 8_192
+"""Bytes of a schema that is not remembered."""
 
 VALUES = ("obs", "actions", "final_obs")
 """Columns that may hold lists."""
@@ -34,10 +37,8 @@ def read_table(body: bytes) -> Any:
     arrow = _arrow()
     try:
         messages = _plain_messages(arrow, body)
-        schema = arrow.ipc.read_schema(messages[0])
-        for field in schema:
-            _require_type(arrow, field.name, field.type)
-        if any(message.type == "dictionary" for message in messages):
+        schema, has_dictionaries = _schema_of(messages[0])
+        if has_dictionaries:
             with arrow.ipc.open_stream(body) as stream:  # which puts dictionaries and rows together
                 table = stream.read_all()
             table.validate(full=True)
@@ -51,6 +52,27 @@ def read_table(body: bytes) -> Any:
     except (arrow.ArrowException, OSError, ValueError, MemoryError, struct.error) as error:
         raise Refusal("malformed", f"expected an Arrow stream: {error!s:.300}") from error
     return table
+
+
+def _schema_of(message: Any) -> tuple[Any, bool]:
+    """The schema of a stream's first message, and whether it has dictionaries. Raises Refusal.
+
+    The senders of small requests repeat theirs, so that the latest are kept.
+    """
+    encoded = message.metadata.to_pybytes()
+    return (_known_schema if len(encoded) <= LONG_SCHEMA else _read_schema)(encoded)
+
+
+def _read_schema(encoded: bytes) -> tuple[Any, bool]:
+    arrow = _arrow()
+    framed = b"\xff\xff\xff\xff" + struct.pack("<i", len(encoded)) + encoded
+    schema = arrow.ipc.read_schema(arrow.py_buffer(framed))
+    for field in schema:
+        _require_type(arrow, field.name, field.type)
+    return schema, any(arrow.types.is_dictionary(field.type) for field in schema)
+
+
+_known_schema = lru_cache(maxsize=64)(_read_schema)
 
 
 @cache

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from typing import TypeAlias
 
 from ingest import wire
@@ -16,42 +17,64 @@ from ingest.judgements import REPLAYED
 Apply: TypeAlias = Callable[[Event, bytes], None]
 
 
+class Verdict(Enum):
+    """What became of an episode that was not refused."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+
+
+Outcome: TypeAlias = Verdict | Refusal
+
+
 def accept_runs(
     collector: Collector, runs: Runs, some: Sequence[Run], instance: str | None, caller: Caller
-) -> tuple[wire.EventsReply, int]:
+) -> tuple[list[Outcome], int]:
     """Accept `some` of the episodes as one event in one journal row.
 
-    Answers the reply, to be sent once the row is durable. A refused episode is named by its place
-    in `some`. Raises Refusal when nothing can be accepted.
+    Answers what became of each, and the row that must be durable before anybody hears of it.
+    Raises Refusal when nothing can be accepted.
     """
-    reply = wire.EventsReply(durable=collector.keeps, accepted=0)
+    outcomes: list[Outcome] = []
 
     def fill(apply: Apply) -> None:
         taken: list[Run] = []
         episodes: list[ImportedEpisode] = []
-        for place, run in enumerate(some):
+        for run in some:
             try:
                 started = _judge(collector, run, instance, caller, len(taken))
             except Refusal as refusal:
                 collector.stats.refused += 1
                 collector.stats.refused_by[refusal.code] += 1
-                reply.refused.append(wire.ItemError(index=place, error=refusal.to_json()))
+                outcomes.append(refusal)
                 continue
             if started is None:
-                reply.duplicates += run.events
+                collector.stats.duplicates += run.events
+                outcomes.append(Verdict.DUPLICATE)
                 continue
             taken.append(run)
             episodes.append(ImportedEpisode(started, run.steps, run.how))
+            outcomes.append(Verdict.ACCEPTED)
         if taken:
             event = Imported(episodes, REPLAYED, **runs.columns_of(taken))
             apply(event, encode_event(event))
-            reply.accepted += sum(run.events for run in taken)
+            collector.stats.accepted += sum(run.events for run in taken)
             collector.stats.ended.update(run.how for run in taken)
 
-    row = collector.compose(fill)
-    collector.stats.accepted += reply.accepted
-    collector.stats.duplicates += reply.duplicates
-    return reply, row
+    return outcomes, collector.compose(fill)
+
+
+def tell(reply: wire.EventsReply, runs: Iterable[tuple[Run, Outcome]], first_row: int = 0) -> None:
+    """Add what became of episodes to the reply; a refusal names its row, counted from a first."""
+    for run, outcome in runs:
+        if outcome is Verdict.ACCEPTED:
+            reply.accepted += run.events
+        elif outcome is Verdict.DUPLICATE:
+            reply.duplicates += run.events
+        else:
+            row = run.begin - first_row
+            error = {**outcome.to_json(), "path": f"$.eps_id[{row}]"}
+            reply.refused.append(wire.ItemError(index=row, error=error))
 
 
 def _judge(

@@ -19,6 +19,7 @@ from ingest.collector import Collector
 from ingest.connections import ConnectionWatch
 from ingest.episode_state import episode_state
 from ingest.errors import STATUS, Refusal, not_found
+from ingest.gathering import Gathering
 from ingest.http import Admit, Request, Response, Router
 from ingest.idempotency import Given
 from ingest.limits import LONG_BODY, Budget, ServerLimits
@@ -48,6 +49,7 @@ class Routes:
         self.collector = collector
         self.live = live
         self.acting = Acting(collector, live)
+        self.gathering = Gathering(collector)
         self.limits = limits or ServerLimits()
         self._version = version
         self._connections = connections
@@ -136,7 +138,9 @@ class Routes:
         return Given.of(key, request.instance, message, request.caller.token_id)
 
     async def steps(self, request: Request) -> Response:
-        return Response.of(await bulk.import_steps(request, self.collector), request)
+        return Response.of(
+            await bulk.import_steps(request, self.collector, self.gathering), request
+        )
 
     # --- acting ----------------------------------------------------------------------------
 

@@ -1,0 +1,123 @@
+"""Imports that arrive together are checked together, and make one journal row.
+
+The work for a small import is mostly the same few calls whatever its size. So all that arrived by
+one turn of the event loop and whose columns are alike are one table: its columns are checked once,
+its episodes are judged one by one, and each request hears of its own. What a closer look is for, or
+what would hold the loop for too long, goes alone. There is no timer: under light traffic every
+import is a group of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ingest import wire
+from ingest.auth import Caller
+from ingest.bulk_runs import Run, runs_of
+from ingest.collector import Collector
+from ingest.importing import Outcome, accept_runs, tell
+from ingest.open_episode import PolicyRules
+
+ROW_STEPS, ROW_EPISODES = 20_000, 500
+"""So much is taken in one turn of the event loop, some 20 ms, and is one journal row."""
+
+Answer = tuple[wire.EventsReply, int] | None
+"""A request's reply with the journal row that it waits for; None for one that has to go alone."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    table: Any  # a pyarrow.Table that has been validated
+    rules: PolicyRules
+    caller: Caller
+    answer: asyncio.Future[Answer]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Requests of one caller, policy and schema."""
+
+    first: _Waiting
+    members: list[_Waiting] = field(default_factory=list)
+    rows: int = 0
+
+    def takes(self, one: _Waiting) -> bool:
+        first = self.first
+        return (
+            self.rows + one.table.num_rows <= ROW_STEPS
+            and one.rules is first.rules
+            and one.caller.token_id == first.caller.token_id
+            and one.table.schema.equals(first.table.schema)
+        )
+
+    def add(self, one: _Waiting) -> None:
+        self.members.append(one)
+        self.rows += one.table.num_rows
+
+
+class Gathering:
+    """The imports of one collector that wait for the end of this turn of its loop."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self._waiting: list[_Waiting] = []
+
+    async def take(self, table: Any, rules: PolicyRules, caller: Caller) -> Answer:
+        """Accept the episodes of a table, with those of others. Raises Refusal for all of them."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._flush)
+        one = _Waiting(table, rules, caller, loop.create_future())
+        self._waiting.append(one)
+        return await one.answer
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        groups: list[_Group] = []
+        for one in waiting:
+            group = next((group for group in groups if group.takes(one)), None)
+            if group is None:
+                group = _Group(one)
+                groups.append(group)
+            group.add(one)
+        for group in groups:
+            self._accept(group.members)
+
+    def _accept(self, members: Sequence[_Waiting]) -> None:
+        """Accept the episodes of a group as one row, and tell each member."""
+        try:
+            answers = list(self._answers(members))
+        except Exception as error:  # it is every member's, who each raise it in their own place
+            for one in members:
+                if not one.answer.done():
+                    one.answer.set_exception(error)
+            return
+        for one, answer in zip(members, answers, strict=True):
+            if not one.answer.done():
+                one.answer.set_result(answer)
+
+    def _answers(self, members: Sequence[_Waiting]) -> Iterator[Answer]:
+        first = members[0]
+        runs = runs_of([one.table for one in members], first.rules, numbered=False)
+        if runs is None or len(runs.episodes) > ROW_EPISODES:
+            yield from [None] * len(members)
+            return
+        outcomes, row = accept_runs(self._collector, runs, runs.episodes, None, first.caller)
+        begin, told = 0, iter(zip(runs.episodes, outcomes, strict=True))
+        for one in members:
+            reply = wire.EventsReply(durable=self._collector.keeps, accepted=0)
+            end = begin + one.table.num_rows
+            tell(reply, _until(told, end), begin)
+            yield reply, row
+            begin = end
+
+
+def _until(told: Iterator[tuple[Run, Outcome]], end: int) -> Iterator[tuple[Run, Outcome]]:
+    """What was told of the episodes up to a row, where one of them ends."""
+    for run, outcome in told:
+        yield run, outcome
+        if run.end == end:
+            return

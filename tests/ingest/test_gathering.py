@@ -1,0 +1,148 @@
+"""Imports that arrive together: each is answered and stored as if it had come alone."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingest import wire
+from ingest.auth import LOCAL
+from ingest.bulk import import_steps
+from ingest.bulk_runs import runs_of
+from ingest.collector import Collector
+from ingest.errors import Refusal
+from ingest.events import Imported, decode_row
+from ingest.gathering import ROW_STEPS, Gathering
+from ingest.http import Request
+from storage.declarations import PolicyDeclaration
+from storage.memory_journal import MemoryJournal
+from storage.spaces import parse_space
+from tests.ingest.test_bulk import PLAIN, body, steps
+
+SPACES = {"observation": parse_space("box:2"), "action": parse_space("discrete:3")}
+Told = tuple[int, int, list[tuple[int, str]]]  # accepted, duplicates, refused rows and why
+Order = Callable[[Sequence[Awaitable[Told]]], Awaitable[list[Told]]]
+
+
+class NoShards:
+    """A shard writer for runs that seal nothing."""
+
+    def start(self) -> None: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+    def write(self, *_: Any) -> NoReturn:
+        raise RuntimeError("nothing was to be sealed")
+
+
+def request(table: pa.Table) -> Request:
+    data = body(table)
+    headers = {
+        b"content-type": wire.ARROW.encode(),
+        b"headrace-crc32": f"{zlib.crc32(data):08x}".encode(),
+    }
+    return Request("POST", "/v1/steps", headers, data, caller=LOCAL)
+
+
+async def together(calls: Sequence[Awaitable[Told]]) -> list[Told]:
+    return list(await asyncio.gather(*calls))
+
+
+async def one_by_one(calls: Sequence[Awaitable[Told]]) -> list[Told]:
+    return [await call for call in calls]
+
+
+def run(tables: Sequence[pa.Table], order: Order) -> tuple[list[Told], list[Any], int]:
+    """(what each request heard, the stored episodes with their rewards, journal rows)."""
+
+    async def main() -> tuple[list[Told], list[Any], int]:
+        journal = MemoryJournal()
+        policy = PolicyDeclaration(**SPACES, seal_bytes=10**9, seal_seconds=10**6)
+        collector = Collector(journal, NoShards(), {"default": policy})
+        collector.start()
+        gathering = Gathering(collector)
+
+        async def call(table: pa.Table) -> Told:
+            reply = await import_steps(request(table), collector, gathering)
+            refused = [(item.index, item.error["code"]) for item in reply.refused]
+            return reply.accepted, reply.duplicates, refused
+
+        told = await order([call(table) for table in tables])
+        stored = list(_stored(journal))
+        collector._committer.stop()
+        collector._sealer.stop()
+        return told, stored, journal.last_row
+
+    return asyncio.run(main())
+
+
+def _stored(journal: MemoryJournal) -> Iterator[Any]:
+    """What the quick way stored, an episode at a time."""
+    for _, blob in journal.replay():
+        for event in decode_row(blob).events:
+            if isinstance(event, Imported):
+                begin = 0
+                for episode in event.episodes:
+                    end = begin + episode.steps
+                    yield episode.started.episode_id, event.rewards[8 * begin : 8 * end]
+                    begin = end
+
+
+def test_those_of_one_turn_are_one_row() -> None:
+    """Each hears of its own episodes; all of them wait for the same commit."""
+    tables = [steps({"a": 3, "b": 1}), steps({"c": 2}), steps({"d": 1, "e": 1, "f": 1})]
+    told, stored, rows = run(tables, together)
+    assert told == [(8, 0, []), (4, 0, []), (9, 0, [])]
+    assert [name for name, _ in stored] == list("abcdef")
+    assert rows == 1
+    assert run(tables, one_by_one)[2] == 3
+
+
+def test_an_episode_does_not_go_on_in_the_next_request() -> None:
+    """The same id at the end of one and the beginning of the other: the second one is refused."""
+    told, stored, _ = run([steps({"a": 3}), steps({"a": 2, "b": 1})], together)
+    assert [answer[0] for answer in told] == [5, 3]
+    assert [row for row, _ in told[1][2]] == [0]
+    assert [(name, len(rewards) // 8) for name, rewards in stored] == [("a", 3), ("b", 1)]
+    assert runs_of([steps({"a": 3}), steps({"a": 2})], PLAIN, numbered=False) is None
+
+
+def test_a_refused_neighbour_is_nobody_elses_trouble() -> None:
+    """One body breaks a law of its columns: it hears of it, and the others are taken."""
+
+    async def heard(calls: Sequence[Awaitable[Told]]) -> list[Any]:
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    bad = steps({"x": 2}, rewards=pa.array([1.0, None], pa.float64()))
+    told, stored, _ = run([steps({"a": 2}), bad, steps({"b": 2})], heard)  # type: ignore[arg-type]
+    assert told[0] == told[2] == (4, 0, [])
+    refusal: Any = told[1]
+    assert isinstance(refusal, Refusal)
+    assert refusal.path == "$.rewards[1]"
+    assert [name for name, _ in stored] == ["a", "b"]
+
+
+def test_a_turn_has_an_end() -> None:
+    """More rows than a turn of the loop is for are more than one journal row."""
+    tables = [steps({f"e{n}": 4_000}) for n in range(6)]
+    assert sum(table.num_rows for table in tables) > ROW_STEPS
+    told, stored, rows = run(tables, together)
+    assert [answer[0] for answer in told] == [4_002] * 6
+    assert (len(stored), rows) == (6, 2)
+
+
+NAMES = st.sampled_from("abcdefgh")
+EPISODES = st.dictionaries(NAMES, st.integers(1, 4), min_size=1, max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(EPISODES, min_size=1, max_size=6))
+def test_together_is_one_after_the_other(requests: list[dict[str, int]]) -> None:
+    """Whatever ids meet in a turn: the same answers, and the same episodes in the journal."""
+    tables = [steps(lengths) for lengths in requests]
+    assert run(tables, together)[:2] == run(tables, one_by_one)[:2]
