@@ -38,7 +38,7 @@ class Receipt(Struct, array_like=True, tag=9, frozen=True):
     rows: int
 
 
-class Started(Struct, array_like=True, tag=1, frozen=True):
+class Started(Struct, array_like=True, tag=1, frozen=True, gc=False):
     """An episode began; `start` numbers the starts of `instance` ("" for callers without one)."""
 
     key: int
@@ -62,7 +62,7 @@ class Started(Struct, array_like=True, tag=1, frozen=True):
         return name_in(self.episode_id, self.agent_id)
 
 
-class Acted(Struct, array_like=True, tag=2, frozen=True):
+class Acted(Struct, array_like=True, tag=2, frozen=True, gc=False):
     """A step began: an observation and the action taken on it."""
 
     key: int
@@ -80,7 +80,7 @@ class Acted(Struct, array_like=True, tag=2, frozen=True):
     env_t: int = -1  # the environment's step, of a track
 
 
-class Rewarded(Struct, array_like=True, tag=3, frozen=True):
+class Rewarded(Struct, array_like=True, tag=3, frozen=True, gc=False):
     """A reward for the last action."""
 
     key: int
@@ -89,7 +89,7 @@ class Rewarded(Struct, array_like=True, tag=3, frozen=True):
     info: str
 
 
-class Ended(Struct, array_like=True, tag=4, frozen=True):
+class Ended(Struct, array_like=True, tag=4, frozen=True, gc=False):
     """An episode ended: `how` is an Ending; `cause` says why it broke.
 
     `waits`: its last part is not sealed until a Cut says that its steps' reward windows are over.
@@ -104,7 +104,7 @@ class Ended(Struct, array_like=True, tag=4, frozen=True):
     agents: int = -1  # how many tracks the whole episode had, which ends with this one
 
 
-class Cut(Struct, array_like=True, tag=5, frozen=True):
+class Cut(Struct, array_like=True, tag=5, frozen=True, gc=False):
     """The first `steps` steps of an episode became part number `part`.
 
     -1: all but the step that is open.
@@ -129,7 +129,7 @@ class Redecided(Struct, array_like=True, tag=6, frozen=True):
         return self.acted.seq
 
 
-class RewardedStep(Struct, array_like=True, tag=7, frozen=True):
+class RewardedStep(Struct, array_like=True, tag=7, frozen=True, gc=False):
     """A reward for step `t` by its number, from whoever knows of it; `reward_id` is its own key."""
 
     key: int
@@ -139,7 +139,7 @@ class RewardedStep(Struct, array_like=True, tag=7, frozen=True):
     info: str
 
 
-class ImportedEpisode(Struct, array_like=True, frozen=True):
+class ImportedEpisode(Struct, array_like=True, frozen=True, gc=False):
     """A whole episode of an import: its start, how many steps it has, its Ending."""
 
     started: Started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ingest.events import UNKNOWN_LOGP, Imported, ImportedEpisode
 from ingest.sealed import Finished, Sealed
@@ -13,20 +14,24 @@ _LOGP, _PASSED = struct.pack("<d", UNKNOWN_LOGP), struct.pack("<d", 1.0)
 _VERSION = struct.pack("<q", UNKNOWN_VERSION)
 
 
+@lru_cache(maxsize=64)
+def _repeated(value: bytes, steps: int) -> bytes:
+    """A column of one value: episodes of the same length share it, and its memory."""
+    return value * steps
+
+
 def sealed_episodes(
     event: Imported, row: int, received: int
 ) -> Iterator[tuple[ImportedEpisode, Sealed, Finished]]:
     """Each episode, its one part, what is remembered of it; `row` is the event's own."""
     total = sum(episode.steps for episode in event.episodes)
     obs, action = len(event.obs) // total, len(event.actions) // total
-    came = struct.pack("<q", received) * total
-    logp, versions = event.logp or _LOGP * total, event.versions or _VERSION * total
-    pass_prob, ts = event.pass_prob or _PASSED * total, event.ts or came
-    source = bytes([event.source]) * total
+    came, source = struct.pack("<q", received), bytes([event.source])
     begin = 0
     for episode in event.episodes:
         started, steps, end = episode.started, episode.steps, begin + episode.steps
         numbers = slice(8 * begin, 8 * end)
+        received_ts = _repeated(came, steps)
         how: Ending = episode.how  # type: ignore[assignment]  # judged before it was journaled
         part = Part(
             episode_id=started.episode_id,
@@ -37,12 +42,12 @@ def sealed_episodes(
             obs=event.obs[obs * begin : obs * end],
             actions=event.actions[action * begin : action * end],
             rewards=event.rewards[numbers],
-            action_logp=logp[numbers],
-            policy_version=versions[numbers],
-            source=source[begin:end],
-            pass_prob=pass_prob[numbers],
-            ts=ts[numbers],
-            received_ts=came[numbers],
+            action_logp=event.logp[numbers] or _repeated(_LOGP, steps),
+            policy_version=event.versions[numbers] or _repeated(_VERSION, steps),
+            source=_repeated(source, steps),
+            pass_prob=event.pass_prob[numbers] or _repeated(_PASSED, steps),
+            ts=event.ts[numbers] or received_ts,
+            received_ts=received_ts,
             ended=how,
             policy_id=started.policy_id,
             training_enabled=started.training_enabled,

@@ -13,7 +13,7 @@ from ingest.tracks import Name, label, name_in
 from storage.episode import Part
 
 
-class Finished(msgspec.Struct, array_like=True, frozen=True):
+class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What is remembered of an ended episode, so that late events get the right answer."""
 
     episode_id: str

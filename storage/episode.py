@@ -50,7 +50,7 @@ class LoggedAction:
     version: int = UNKNOWN_VERSION
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class Part(Struct, frozen=True, kw_only=True, gc=False):
     """A sealed run of T steps of one episode, as little-endian column buffers.
 
     In a multi-agent episode each agent's run is a *track*, with parts of its own: the tracks of one
