@@ -33,7 +33,7 @@ from ingest.bulk_digest import digest_rows
 from ingest.bulk_runs import Run, Runs, runs_of
 from ingest.bulk_stream import read_table
 from ingest.collector import Collector
-from ingest.errors import Refusal
+from ingest.errors import STATUS, Refusal
 from ingest.events import Receipt
 from ingest.gathering import ROW_EPISODES, ROW_STEPS, Gathering
 from ingest.http import Request
@@ -46,6 +46,9 @@ NAMES = "bulk:"
 """Begins the name of a keyed import's instance, and no name that a client chooses."""
 
 _KEY = "Idempotency-Key"
+TURN_EVENTS = 500
+"""So many events of the way row by row are taken in one turn, some 20 ms too."""
+
 ROOM_SECONDS = 0.02  # between looks whether the shard writer has caught up
 CRC_BYTES = 5_120
 SMALL = 500_000  # bytes of a body that is read on the event loop
@@ -53,8 +56,11 @@ SMALL = 500_000  # bytes of a body that is read on the event loop
 
 async def import_steps(
     request: Request, collector: Collector, gathering: Gathering
-) -> wire.EventsReply:
-    """Take a bulk request; answers when all of it is durable. Raises Refusal, CollectorFailed."""
+) -> tuple[wire.EventsReply, float]:
+    """Take a bulk request; answers when all of it is durable. Raises Refusal, CollectorFailed.
+
+    Beside the reply stands the part of it, 0 to 1, that was refused for what it is.
+    """
     if request.content_type != wire.ARROW:
         raise Refusal(
             "unsupported_media", f"expected {wire.ARROW}, got {request.content_type!r:.80}"
@@ -63,18 +69,29 @@ async def import_steps(
     key = key_of(request.headers.get(b"idempotency-key"))
     # the first request loads pyarrow, and a large one takes seconds
     small = len(request.body) < SMALL and "pyarrow" in sys.modules
-    reply = await _gathered(request, collector, gathering) if small and key is None else None
-    if reply is None:
-        reply = await _alone(request, collector, key, small=small)
-    request.caller.charge(reply.accepted)
-    return reply
+    gathers = small and key is None
+    found = await _gathered(request, collector, gathering) if gathers else None
+    if found is None:
+        found = await _alone(request, collector, key, small=small, charged=gathers)
+    reply, refused = found
+    return reply, _wasted(reply, refused)
+
+
+def _wasted(reply: wire.EventsReply, refused: int) -> float:
+    """The part that did not fit its policy; all of it where nothing was taken."""
+    fine = reply.accepted + reply.duplicates
+    if not refused:
+        return 0.0
+    codes = {STATUS[one.error["code"]] for one in reply.refused}
+    return 0.0 if fine and codes.isdisjoint((400, 422)) else refused / (refused + fine)
 
 
 async def _gathered(
     request: Request, collector: Collector, gathering: Gathering
-) -> wire.EventsReply | None:
-    """The reply to an import that was taken with those that came beside it; None to go alone."""
+) -> tuple[wire.EventsReply, int] | None:
+    """What `_alone` answers, of one taken with those that came beside it; None to go alone."""
     table = read_table(request.body)
+    request.caller.charge(table.num_rows)  # before anything is waited for
     policy = policy_of(table, collector.policies)
     if not table.num_rows:
         return None
@@ -82,21 +99,24 @@ async def _gathered(
     answer = await gathering.take(table, rules, request.caller)
     if answer is None:
         return None
-    reply, row = answer
+    reply, refused, row = answer
     await collector.durable(row)
-    return reply
+    return reply, refused
 
 
 async def _alone(
-    request: Request, collector: Collector, key: str | None, *, small: bool
-) -> wire.EventsReply:
+    request: Request, collector: Collector, key: str | None, *, small: bool, charged: bool
+) -> tuple[wire.EventsReply, int]:
+    """The reply to an import, and how many events of it were refused."""
     owner = request.caller.token_id
     receipt = _receipt(collector, key, owner)
     if small:
         found, content = _read(request.body, collector, key, receipt)
     else:
         found, content = await asyncio.to_thread(_read, request.body, collector, key, receipt)
-    instance, known = None, RangeSet()
+    if not charged:
+        request.caller.charge(found.rows if isinstance(found, Runs) else sum(map(_rows, found)))
+    refused, instance, known = 0, None, RangeSet()
     if key is not None:
         if _receipt(collector, key, owner) != receipt:
             text = "another import with this key is being read"
@@ -111,13 +131,17 @@ async def _alone(
             await _room(collector, reply)
             outcomes, row = accept_runs(collector, found, some, instance, request.caller)
             await collector.durable(row)
-            tell(reply, zip(some, outcomes, strict=True))
+            refused += tell(reply, zip(some, outcomes, strict=True))
     else:
         reply.duplicates = sum(len(one.events) for one in found if one.number in known)
         for group in _groups([one for one in found if one.number not in known]):
             await _room(collector, reply)
-            await _accept(group, instance, collector, reply, request.caller)
-    return reply
+            refused += await _accept(group, instance, collector, reply, request.caller)
+    return reply, refused
+
+
+def _rows(episode: BulkEpisode) -> int:
+    return episode.end - episode.begin
 
 
 def _receipt(collector: Collector, key: str | None, owner: str) -> Receipt | None:
@@ -189,11 +213,11 @@ def _content(
 
 
 def _groups(episodes: list[BulkEpisode]) -> Iterator[list[BulkEpisode]]:
-    """Whole episodes, of about as many events as a batch may have."""
+    """Whole episodes, of about so many events as others may wait for."""
     group: list[BulkEpisode] = []
     size = 0
     for episode in episodes:
-        if group and size + len(episode.events) > wire.MAX_EVENTS:
+        if group and size + len(episode.events) > TURN_EVENTS:
             yield group
             group, size = [], 0
         group.append(episode)
@@ -228,8 +252,11 @@ async def _accept(
     collector: Collector,
     reply: wire.EventsReply,
     caller: Caller,
-) -> None:
-    """Accept the events of some episodes as one batch, and wait until they are durable."""
+) -> int:
+    """Accept the events of some episodes as one batch, and wait until they are durable.
+
+    Answers how many were refused.
+    """
     batch = wire.Batch(
         instance=instance, events=[event for episode in group for event in episode.events]
     )
@@ -246,3 +273,4 @@ async def _accept(
             _, field = place_of(item.error.get("path"))
             error = {**item.error, "path": episode.place(index, field)}
             reply.refused.append(wire.ItemError(index=episode.row(index), error=error))
+    return len(answer.refused)

@@ -181,9 +181,9 @@ class _Columns:
         return values
 
     def _rewards(self) -> bytes:
-        values = self._numbers("rewards", np.float64)
-        _require(values is not None and np.isfinite(values).all())
-        return b"" if values is None else values.tobytes()
+        values: Array = self._plain("rewards").to_numpy(zero_copy_only=False)
+        _require(values.dtype in (np.float64, np.float32) and np.isfinite(values).all())
+        return values.astype(np.float64, copy=False).tobytes()
 
     def _propensities(self) -> bytes:
         values = self._numbers("action_logp", np.float64)

@@ -24,8 +24,11 @@ from ingest.open_episode import PolicyRules
 ROW_STEPS, ROW_EPISODES = 20_000, 500
 """So much is taken in one turn of the event loop, some 20 ms, and is one journal row."""
 
-Answer = tuple[wire.EventsReply, int] | None
-"""A request's reply with the journal row that it waits for; None for one that has to go alone."""
+Answer = tuple[wire.EventsReply, int, int] | None
+"""A request's reply, how many events of it were refused, the journal row that it waits for.
+
+None for one that has to go alone.
+"""
 
 
 @dataclass(slots=True)
@@ -110,8 +113,8 @@ class Gathering:
         for one in members:
             reply = wire.EventsReply(durable=self._collector.keeps, accepted=0)
             end = begin + one.table.num_rows
-            tell(reply, _until(told, end), begin)
-            yield reply, row
+            refused = tell(reply, _until(told, end), begin)
+            yield reply, refused, row
             begin = end
 
 

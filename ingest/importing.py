@@ -64,17 +64,23 @@ def accept_runs(
     return outcomes, collector.compose(fill)
 
 
-def tell(reply: wire.EventsReply, runs: Iterable[tuple[Run, Outcome]], first_row: int = 0) -> None:
-    """Add what became of episodes to the reply; a refusal names its row, counted from a first."""
+def tell(reply: wire.EventsReply, runs: Iterable[tuple[Run, Outcome]], first_row: int = 0) -> int:
+    """Add what became of episodes to the reply; a refusal names its row, counted from a first.
+
+    Answers how many events were refused.
+    """
+    refused = 0
     for run, outcome in runs:
         if outcome is Verdict.ACCEPTED:
             reply.accepted += run.events
         elif outcome is Verdict.DUPLICATE:
             reply.duplicates += run.events
         else:
+            refused += run.events
             row = run.begin - first_row
             error = {**outcome.to_json(), "path": f"$.eps_id[{row}]"}
             reply.refused.append(wire.ItemError(index=row, error=error))
+    return refused
 
 
 def _judge(

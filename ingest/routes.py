@@ -138,9 +138,8 @@ class Routes:
         return Given.of(key, request.instance, message, request.caller.token_id)
 
     async def steps(self, request: Request) -> Response:
-        return Response.of(
-            await bulk.import_steps(request, self.collector, self.gathering), request
-        )
+        reply, wasted = await bulk.import_steps(request, self.collector, self.gathering)
+        return Response.of(reply, request, wasted=wasted)
 
     # --- acting ----------------------------------------------------------------------------
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import zlib
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
-from ingest.wire import JSON, MSGPACK
+from ingest.wire import ARROW, JSON, MSGPACK
 from tests.attack.arena import PAIRS, Arena, arena
 from tests.attack.json_bodies import open_episode
 from tests.faults.scenario import Scenario, Trial, Verdict
@@ -21,8 +24,26 @@ WINDOW_SECONDS = 4.0
 PATIENCE_SECONDS = 10.0
 
 
+def refused_import() -> bytes:
+    """Fitting columns of one-step episodes, of which none has an action of the space."""
+    rows = 5_000
+    table = pa.table(
+        {
+            "eps_id": [f"refused-{row}" for row in range(rows)],
+            "obs": pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(4 * rows), pa.float32()), 4),
+            "actions": pa.array(np.full(rows, 7)),
+            "rewards": pa.array(np.ones(rows)),
+        }
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
 def bodies() -> list[tuple[str, bytes]]:
-    """(content type, body): maps in maps, more numbers than any space has, unknown episodes."""
+    """(content type, body): maps in maps, too many numbers, unknown episodes, an import."""
     event = {"type": "log_action", "episode_id": "x", "action": 0}
     bomb = msgspec.Raw(b"\xdd\x00\x1e\x84\x80" + b"\x80" * 2_000_000)
     lists = msgspec.Raw(b"\xdd\x00\x07\x53\x00" + b"\x90" * 480_000)
@@ -33,15 +54,17 @@ def bodies() -> list[tuple[str, bytes]]:
         (MSGPACK, msgspec.msgpack.encode({"events": [event | {"obs": lists}]})),
         (JSON, msgspec.json.encode({"events": [event | {"obs": numbers}]})),
         (JSON, msgspec.json.encode({"events": unknown})),
+        (ARROW, refused_import()),
     ]
 
 
 def requests() -> list[bytes]:
     """The bodies as whole requests."""
     return [
-        b"POST /v1/events HTTP/1.1\r\n"
+        f"POST /v1/{'steps' if kind == ARROW else 'events'} HTTP/1.1\r\n".encode()
         + HOST
-        + f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + f"Headrace-CRC32: {zlib.crc32(body):08x}\r\nContent-Type: {kind}\r\n".encode()
+        + f"Content-Length: {len(body)}\r\n\r\n".encode()
         + body
         for kind, body in bodies()
     ]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
+import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest import wire
-from ingest.auth import LOCAL
+from ingest.auth import LOCAL, Allowance, Caller
 from ingest.bulk import import_steps
 from ingest.bulk_runs import runs_of
 from ingest.collector import Collector
@@ -68,7 +71,7 @@ def run(tables: Sequence[pa.Table], order: Order) -> tuple[list[Told], list[Any]
         gathering = Gathering(collector)
 
         async def call(table: pa.Table) -> Told:
-            reply = await import_steps(request(table), collector, gathering)
+            reply, _ = await import_steps(request(table), collector, gathering)
             refused = [(item.index, item.error["code"]) for item in reply.refused]
             return reply.accepted, reply.duplicates, refused
 
@@ -79,6 +82,68 @@ def run(tables: Sequence[pa.Table], order: Order) -> tuple[list[Told], list[Any]
         return told, stored, journal.last_row
 
     return asyncio.run(main())
+
+
+def test_a_rate_is_charged_before_anything_is_waited_for() -> None:
+    """What comes at once with a large import finds the allowance used."""
+
+    async def main() -> None:
+        policy = PolicyDeclaration(**SPACES, seal_bytes=10**9, seal_seconds=10**6)
+        collector = Collector(MemoryJournal(), NoShards(), {"default": policy})
+        allowance = Allowance(rate=100.0, since=0.0)
+        asked = replace(request(steps({"a": 300})), caller=Caller("t", allowance=allowance))
+        call = asyncio.ensure_future(import_steps(asked, collector, Gathering(collector)))
+        await asyncio.sleep(0)
+        assert not call.done()
+        assert allowance.wait(0.0) == pytest.approx(2.0)
+        collector.start()
+        assert (await call)[0].accepted == 302
+        assert allowance.wait(0.0) == pytest.approx(2.0)  # once, not twice
+        collector._committer.stop()
+        collector._sealer.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("columns", "part"),
+    [
+        ({}, 0.0),
+        ({"actions": pa.array([0, 1, 2, 9])}, 2 / 8),
+        ({"actions": pa.array([9] * 4)}, 6 / 8),
+    ],
+)
+def test_what_is_refused_of_an_import_is_told(columns: dict[str, Any], part: float) -> None:
+    """Of two episodes of two steps: starts and good steps are taken, what follows is refused."""
+
+    async def main() -> float:
+        policy = PolicyDeclaration(**SPACES, seal_bytes=10**9, seal_seconds=10**6)
+        collector = Collector(MemoryJournal(), NoShards(), {"default": policy})
+        collector.start()
+        table = steps({"a": 2, "b": 2}, **columns)
+        _, wasted = await import_steps(request(table), collector, Gathering(collector))
+        collector._committer.stop()
+        collector._sealer.stop()
+        return wasted
+
+    assert asyncio.run(main()) == part
+
+
+def test_the_way_row_by_row_has_turns_too() -> None:
+    """Others are heard between some hundred events."""
+    table = steps({f"e{n}": 1 for n in range(400)}, infos=["{}"] * 400)
+    told, _, rows = run([table], one_by_one)
+    assert told == [(1_200, 0, [])]
+    assert rows == 3
+
+
+def test_rewards_of_single_precision_go_the_quick_way() -> None:
+    """They are doubles from then on."""
+    runs = runs_of(
+        [steps({"a": 2}, rewards=pa.array([0.5, 1.5], pa.float32()))], PLAIN, numbered=False
+    )
+    assert runs is not None
+    assert runs.columns["rewards"] == np.array([0.5, 1.5]).tobytes()
 
 
 def _stored(journal: MemoryJournal) -> Iterator[Any]:
