@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,6 +83,7 @@ class Acting:
         reply, row = self._collector.accept(events, caller=caller)
         epoch = self._collector.epoch
         held = await self._unheld(reply.hold, message)
+        caller.require_live(time.time())
         done = asyncio.get_running_loop().create_future()
         request = _Request(message.instance, message.actions, held, message.durable, done, given)
         self._submit(request)

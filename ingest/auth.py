@@ -137,6 +137,7 @@ class Caller:
     scopes: frozenset[str] = frozenset()
     open_episodes: int | None = None
     allowance: Allowance | None = None
+    book: TokenBook | None = field(default=None, repr=False, compare=False)
 
     def may(self, needed: frozenset[str]) -> bool:
         """Whether one of the scopes is there, or none is needed."""
@@ -150,6 +151,11 @@ class Caller:
                 f"{what} needs a token with the scope {' or '.join(sorted(needed))}; this caller "
                 f"has {', '.join(sorted(self.scopes)) or 'none'}",
             )
+
+    def require_live(self, wall: float) -> None:
+        """Raise Refusal (401) if the token was revoked or has expired since it was let in."""
+        if self.book is not None:
+            self.book.require_live(self.token_id, wall)
 
     def charge(self, events: int) -> None:
         """Count a request's events against the rate; the request itself counted as one."""
@@ -196,7 +202,7 @@ class TokenBook:
             if old == token:
                 callers[token.id] = self._callers[token.id]
                 continue
-            callers[token.id] = _caller(token, now)
+            callers[token.id] = self._caller(token, now)
             if old is None:
                 changes.append(Change("created", token.id, token.name))
             if token.revoked is not None and (old is None or old.revoked is None):
@@ -224,15 +230,22 @@ class TokenBook:
         same = hmac.compare_digest(hashed(parts[2]), known)
         if token is None or not same:
             raise Refusal("unauthorized", "the token is not known")
+        self.require_live(token.id, wall)
+        return self._callers[token.id]
+
+    def require_live(self, token_id: str, wall: float) -> None:
+        """Raise Refusal (401) unless there is such a token, neither revoked nor expired."""
+        token = self._tokens.get(token_id)
+        if token is None:
+            raise Refusal("unauthorized", "the token is not known")
         state = token.state(wall)
         if state != "live":
             raise Refusal("unauthorized", f"token {token.name} ({token.id}) is {state}")
-        return self._callers[token.id]
 
-
-def _caller(token: Token, now: float) -> Caller:
-    allowance = None if token.rate is None else Allowance(token.rate, since=now)
-    return Caller(token.id, frozenset(token.scopes), token.open_episodes, allowance)
+    def _caller(self, token: Token, now: float) -> Caller:
+        allowance = None if token.rate is None else Allowance(token.rate, since=now)
+        scopes = frozenset(token.scopes)
+        return Caller(token.id, scopes, token.open_episodes, allowance, book=self)
 
 
 def require_allowance(caller: Caller, now: float) -> None:

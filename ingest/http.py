@@ -223,10 +223,12 @@ class Router:
             scope["method"], scope["path"], headers, body, params, query, caller, most
         )
         began = time.perf_counter()
+        if len(body) > LONG_BODY:
+            await self._line.turn(payer, sender)  # again: others may have been refused meanwhile
+        caller.require_live(time.time())  # a body may come slowly, and its turn late
         if len(body) <= LONG_BODY:
             response = await route.handler(request)
         else:
-            await self._line.turn(payer, sender)  # again: others may have been refused meanwhile
             work = Metered(_answer(route.handler, request))
             response, refusal = await work
             part = 1.0 if refusal and refusal.status in OF_CONTENT else response.wasted

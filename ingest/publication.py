@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from urllib.parse import parse_qs
 
 import msgspec
@@ -42,6 +43,7 @@ class Publication:
         known = request.headers.get(b"if-none-match", b"").decode("latin-1")
         if known and known == self._live.etag(policy_id):
             await self._wait(policy_id, known, request)
+            request.caller.require_live(time.time())
         etag = self._live.etag(policy_id)
         if etag is None:
             raise no_version(policy_id)

@@ -150,7 +150,7 @@ class Routes:
         with self._being_answered(given):
             actions = [self._repeated(call, given)]
             message = wire.ActionBatch(instance=request.instance, actions=actions)
-            reply = await self.acting.act(message, given=given)
+            reply = await self.acting.act(message, request.caller, given)
         (answer,) = reply.actions
         if answer.error is not None:
             raise Refusal(**answer.error)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from ingest.auth import (
     ACTING,
     LOCAL,
     LOGGING,
+    NOBODY,
     PUBLISHING,
     Allowance,
     Token,
@@ -92,6 +94,26 @@ def test_a_token_ends_with_its_time_and_its_revocation() -> None:
     for ended, wall in ((token(expires=300), 300.0), (token(revoked=150), 200.0)):
         with pytest.raises(Refusal, match=r"expired|revoked"):
             book(ended).caller(GOOD, wall)
+
+
+def test_who_was_let_in_may_be_shut_out_before_the_answer() -> None:
+    """By revocation, expiry, or a file without the token; what else changes shuts nobody out."""
+    made = token(expires=2000)
+    known = book(made)
+    caller = known.caller(GOOD, 1999.0)
+    caller.require_live(1999.0)
+    with pytest.raises(Refusal, match="expired"):
+        caller.require_live(2000.0)
+    known.replace([msgspec.structs.replace(made, rate=5.0)], 0.0)
+    caller.require_live(1999.0)
+    known.replace([msgspec.structs.replace(made, revoked=1500)], 0.0)
+    with pytest.raises(Refusal, match="revoked") as refused:
+        caller.require_live(1999.0)
+    assert refused.value.status == 401
+    known.replace([], 0.0)
+    with pytest.raises(Refusal, match="not known"):
+        caller.require_live(1999.0)
+    NOBODY.require_live(1999.0)
 
 
 def test_once_there_was_a_token_nobody_gets_in_without() -> None:

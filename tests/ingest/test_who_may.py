@@ -29,6 +29,7 @@ from policy.spec import PolicySpec
 from storage.spaces import parse_space
 from storage.weights import WeightStore
 from tests.collector_process import CollectorProcess, declare, shard_rows
+from tests.ingest.raw_http import HOST, connect, listen
 
 OBS = [0.1, -0.2, 0.3, 0.4]
 STEP = {"obs": OBS, "action": 0}
@@ -197,6 +198,59 @@ def test_a_revoked_token_is_refused_within_two_seconds(house: House) -> None:
     assert took < REVOKED_SECONDS
     assert house.status("GET", "/v1/spec", "log") == 200
     del house.tokens["short"], house.tokens["brief"]
+
+
+def test_a_revocation_reaches_what_was_let_in_before(tmp_path: Path) -> None:
+    """Neither a slow body, nor a long poll, nor a held action is answered once it is seen."""
+    spec = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
+    declare(tmp_path, spec=spec.to_json(), steps_per_version=1)
+    store = WeightStore(tmp_path, "default")
+
+    def publish(seed: int) -> None:
+        made = Policy(spec, seed=seed).get_weights()
+        store.publish(store.add_candidate(made, spec=spec.to_json(), metrics={}, lineage={}))
+
+    publish(0)
+    made, text = create_token(tmp_path, "short", ["log", "act", "weights:read"])
+    found: dict[str, int] = {}
+    with CollectorProcess(tmp_path) as process, contextlib.ExitStack() as stack:
+
+        def ask(what: str, path: str, body: Any = None, **headers: str) -> requests.Response:
+            method, address = "GET" if body is None else "POST", process.address + path
+            answer = requests.request(
+                method, address, json=body, headers={**bearer(text), **headers}, timeout=60
+            )
+            found[what] = answer.status_code
+            return answer
+
+        def ask_aside(*asked: Any, **headers: str) -> None:
+            thread = threading.Thread(target=ask, args=asked, kwargs=headers)
+            thread.start()
+            stack.callback(thread.join)
+
+        events = [{"type": "start", "episode_id": "e"}, {"type": "start", "episode_id": "f"}]
+        actions = [{"episode_id": "e", "obs": OBS}]
+        ask("", "/v1/actions", {"events": events, "actions": actions})
+        ask("", "/v1/episodes/e/end", {})
+        held = {"actions": [{"episode_id": "f", "obs": OBS}], "wait": 30.0}
+        ask_aside("action", "/v1/actions", held)
+        path = "/v1/policies/default/weights"
+        known = ask("", path).headers["etag"]
+        ask_aside("poll", path, **{"if-none-match": known, "prefer": "wait=30"})
+        slow = stack.enter_context(connect(process.port, 30.0))
+        head = (
+            f"POST /v1/episodes HTTP/1.1\r\nAuthorization: Bearer {text}\r\nContent-Length: 22\r\n"
+        )
+        slow.sendall(head.encode() + HOST + b"\r\n" + b'{"epi')
+        waiting = "headrace_holds_total 1"
+        wait_until(lambda: waiting in ask("", "/metrics").text, 5.0)
+        revoke_token(tmp_path, made.id)
+        wait_until(lambda: ask("", "/v1/spec").status_code == 401, REVOKED_SECONDS)
+        assert set(found) == {""}
+        slow.sendall(b'sode_id": "slow"}')
+        assert listen(slow).statuses == [401]
+        publish(1)
+    assert (found["action"], found["poll"]) == (401, 401)
 
 
 def test_nothing_is_lost_while_a_token_is_renewed(tmp_path: Path) -> None:
