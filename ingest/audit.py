@@ -23,10 +23,11 @@ import msgspec
 
 from ingest import wire
 from ingest.ledger import damage_texts
+from ingest.live_address import LiveAddress
 from ingest.recovery import Recovered, recover
 from ingest.restoring import notice_restore
 from ingest.sealed import Sealed
-from ingest.stores import ShardFolder, address_in
+from ingest.stores import ShardFolder
 from ingest.transport import Delivery, Transport
 from storage.errors import JournalLocked
 from storage.files import FileLock
@@ -41,12 +42,15 @@ _FILES = (DATABASE, f"{DATABASE}-wal", "high-water")
 
 
 @contextlib.contextmanager
-def journal_account(root: Path, *, token: str | None = None) -> Iterator[JournalAccount | None]:
+def journal_account(
+    root: Path, *, token: str | None = None, ca: Path | None = None
+) -> Iterator[JournalAccount | None]:
     """The account of the journal under `root`, None when there is none.
 
     Holds the collector's lock until the block ends; a collector that runs on it is asked for its
-    ledger instead (with `token`, scope admin, if it has tokens). Raises JournalLocked, naming the
-    process, when that one cannot be asked; Refusal, OSError.
+    ledger instead (with `token`, scope admin, if it has tokens; `ca` is what its certificate is
+    held against). Raises JournalLocked, naming the process, when that one cannot be asked: an
+    address that nothing proves to be its own is not; Refusal, CollectorUnavailable, OSError.
     """
     directory = root / "journal"
     if not (directory / DATABASE).exists():
@@ -54,13 +58,8 @@ def journal_account(root: Path, *, token: str | None = None) -> Iterator[Journal
         return
     lock = FileLock(directory / "lock")
     if not lock.acquire(blocking=False):
-        address = address_in(directory)
-        if address is None:
-            raise JournalLocked(
-                f"process {lock.holder()} has the journal under {root} and says no address: "
-                "expected a collector, or nobody"
-            )
-        account = live_account(address, token)
+        holder = f"process {lock.holder()} has the journal under {root}"
+        account = _asked(directory, holder, token, ca)
         past = _past(directory)  # with what this start found, which it has kept as well
         yield replace(account, damage=past or account.damage)
         return
@@ -70,9 +69,38 @@ def journal_account(root: Path, *, token: str | None = None) -> Iterator[Journal
         lock.release()
 
 
-def live_account(address: str, token: str | None = None) -> JournalAccount:
+def _asked(directory: Path, holder: str, token: str | None, ca: Path | None) -> JournalAccount:
+    """What the collector that has the journal says, and only that one."""
+    live = LiveAddress.of(directory)
+    if live is None:
+        raise JournalLocked(
+            f"{holder}, and it cannot be proven where that serves: expected a collector that runs "
+            "on this machine and in this network, as the same user, or nobody"
+        )
+    with live:
+        if token is not None and not live.private():
+            raise JournalLocked(
+                f"{holder} and serves {live.address} in clear text: the token is not sent; "
+                "expected TLS, or an address that is loopback"
+            )
+        account = live_account(live, token, ca)
+        if not live.holds():
+            raise JournalLocked(f"{holder} and ended while it was asked: try again")
+        return account
+
+
+def live_account(
+    live: LiveAddress, token: str | None = None, ca: Path | None = None
+) -> JournalAccount:
     """What a running collector says at one moment. Raises Refusal, CollectorUnavailable."""
-    transport = Transport(address, token=token, timeout=LEDGER_SECONDS)
+
+    def proven() -> str:
+        if token is None or not live.holds():
+            raise JournalLocked(f"the collector of {live.address} has ended")
+        return token
+
+    sent = None if token is None else proven  # asked for before each request
+    transport = Transport(live.address, token=sent, ca=ca, timeout=LEDGER_SECONDS)
     try:
         told = Delivery(transport, "GET", "/v1/ledger").run(wire.Ledger)
         return JournalAccount(

@@ -34,9 +34,11 @@ from ingest.limits import (
     room_for_connections,
 )
 from ingest.listening import Access, Listening, ServeError, bind
+from ingest.live_address import say_address
 from ingest.routes import Routes
-from ingest.stores import ADDRESS, Stores, stores_under
+from ingest.stores import Stores, stores_under
 from ingest.tap import Tap
+from storage.files import FileLock
 from storage.policy_files import load_declarations
 from storage.quick_start import loading
 
@@ -117,6 +119,7 @@ class Server:
         config.load()
         config.ssl = self.access.tls  # ours, so that a renewed certificate can be read into it
         self._server = _Server(config, self._watch)
+        self._said: FileLock | None = None
 
     @property
     def address(self) -> str:
@@ -133,7 +136,7 @@ class Server:
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.002)
         if self.options.root is not None:
-            (self.options.root / "journal" / ADDRESS).write_text(f"{self.address}\n")
+            self._said = say_address(self.options.root / "journal", self.address)
         if self.options.announce is not None:
             self.options.announce(self.address, self.collector)
         ended = [
@@ -149,6 +152,8 @@ class Server:
         self._server.should_exit = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(serving, 1.0)
+        if self._said is not None:
+            self._said.release()
         if failed is not None:
             log.error("the journal failed: %s; start again to recover", failed)
         return 1 if failed is not None else 0

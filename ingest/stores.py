@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ingest.live_address import ADDRESS, LiveAddress
 from ingest.redaction_key import KEY_BYTES, redaction_key
 from ingest.remote_inference import LivePolicies
 from ingest.restoring import notice_restore
@@ -24,9 +25,6 @@ from storage.writer_process import WriterProcess
 
 if TYPE_CHECKING:
     from storage.later_shards import FoundShard
-
-ADDRESS = "address"
-"""The file beside the journal that says where its collector serves; true while the lock is held."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +59,14 @@ def _opened(directory: Path) -> SqliteJournal:
     try:
         journal = SqliteJournal.open(directory)
     except JournalLocked as error:
-        address = address_in(directory)
-        where = "" if address is None else f". Its collector serves {address}"
+        where = ""
+        live = LiveAddress.of(directory)
+        if live is not None:
+            with live:
+                where = f". Its collector serves {live.address}"
         raise JournalLocked(f"{error}{where}") from error
     (directory / ADDRESS).unlink(missing_ok=True)  # of the one before: this one does not serve yet
     return journal
-
-
-def address_in(directory: Path) -> str | None:
-    """Where the collector that has the journal open says that it serves; None when it says none."""
-    try:
-        return (directory / ADDRESS).read_text().strip() or None
-    except OSError:
-        return None
 
 
 def stores_in_memory(policies: Mapping[str, PolicyDeclaration]) -> Stores:

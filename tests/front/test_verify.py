@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -20,7 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ingest.audit import journal_account
+from ingest.live_address import ADDRESS, LiveAddress, say_address
 from storage.errors import JournalLocked
+from storage.files import FileLock
 from storage.journal import SqliteJournal
 from storage.journal_database import checksum
 from storage.maintenance import VerifyReport, verify
@@ -29,6 +32,7 @@ from storage.weights import WeightStore
 from tests.collector_process import CollectorProcess, declare
 
 EPISODES, STEPS, OPEN_STEPS = 4, 3, 2
+T = "hr_a_token"
 
 
 def batch(name: str, steps: int, *, end: bool) -> dict[str, object]:
@@ -332,7 +336,7 @@ def test_what_happens_under_a_running_collector_is_found(
     assert expected in found
 
 
-def test_whoever_has_the_lock_is_named_if_it_says_no_address(root: Path) -> None:
+def test_whoever_has_the_lock_is_named_if_it_can_be_asked(root: Path) -> None:
     """Nothing is read from under it."""
     journal = SqliteJournal.open(root / "journal")
     (root / "journal" / "address").unlink(missing_ok=True)
@@ -342,6 +346,53 @@ def test_whoever_has_the_lock_is_named_if_it_says_no_address(root: Path) -> None
     ):
         pytest.fail("the lock was taken twice")
     journal.close()
+
+
+def test_a_dead_collectors_address_is_not_asked(root: Path) -> None:
+    """Whoever listens there now gets no connection and no token, while somebody looks too."""
+    with CollectorProcess(root) as collector:
+        port = collector.port
+        collector.kill()
+    lock = FileLock(root / "journal" / "lock")
+    with socket.create_server(("127.0.0.1", port)) as stranger, lock:
+        stranger.setblocking(False)
+        with pytest.raises(JournalLocked, match="cannot be proven"), journal_account(root, token=T):
+            pytest.fail("a stranger was asked")
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+
+
+def test_an_address_holds_as_long_as_its_collector(tmp_path: Path) -> None:
+    """Of a file that others may open and lock, or of another network, nothing is proven."""
+    path = tmp_path / ADDRESS
+    path.write_text("http://127.0.0.1:1\n")
+    assert LiveAddress.of(tmp_path) is None
+    said = say_address(tmp_path, "http://127.0.0.1:2")
+    assert said is not None
+    live = LiveAddress.of(tmp_path)
+    assert live is not None
+    with live:
+        assert (live.address, live.holds()) == ("http://127.0.0.1:2", True)
+        path.chmod(0o644)
+        assert LiveAddress.of(tmp_path) is None
+        path.chmod(0o600)
+        whole = path.read_text()
+        path.write_text("http://127.0.0.1:2\nanother 1\n")
+        assert LiveAddress.of(tmp_path) is None
+        path.write_text(whole)
+        said.release()
+        assert not live.holds()
+    assert LiveAddress.of(tmp_path) is None
+
+
+def test_no_token_travels_in_clear_text(root: Path) -> None:
+    """To an address that is neither loopback nor TLS none is sent."""
+    with FileLock(root / "journal" / "lock"):
+        said = say_address(root / "journal", "http://192.0.2.1:9")
+        assert said is not None
+        with pytest.raises(JournalLocked, match="clear text"), journal_account(root, token=T):
+            pytest.fail("it was asked")
+        said.release()
 
 
 def test_verify_keeps_the_collector_out(root: Path) -> None:
