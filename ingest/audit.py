@@ -60,8 +60,8 @@ def journal_account(
     if not lock.acquire(blocking=False):
         holder = f"process {lock.holder()} has the journal under {root}"
         account = _asked(directory, holder, token, ca)
-        past = _past(directory)  # with what this start found, which it has kept as well
-        yield replace(account, damage=past or account.damage)
+        # a start keeps no folder of rows lost or damaged inside: one told twice is better than none
+        yield replace(account, damage=(*_past(directory), *account.damage))
         return
     try:
         yield _account(root, directory)

@@ -215,6 +215,23 @@ def test_damage_that_a_start_has_dealt_with_is_still_told(root: Path) -> None:
     assert report.findings[0].text.startswith("damaged-1: up to")
 
 
+def test_a_running_collector_tells_of_past_and_present_damage(root: Path) -> None:
+    """What an earlier start has set aside hides nothing of what the present one found."""
+    past = root / "journal" / "damaged-1"
+    past.mkdir()
+    (past / "report.json").write_text('{"missing_rows": 3, "reason": "a flipped bit"}')
+    database = sqlite3.connect(root / "journal" / "journal.db")
+    with database:
+        database.execute("UPDATE rows SET checksum = x'00'")
+    database.close()
+    with CollectorProcess(root), journal_account(root) as account:
+        assert account is not None
+        assert account.live
+        told = "; ".join(account.damage)
+    assert "damaged-1: up to 3" in told
+    assert "do not fit their checksum" in told
+
+
 def test_a_forgotten_record_is_found(root: Path) -> None:
     """A shard that the journal does not know was not written by it."""
     database = sqlite3.connect(root / "journal" / "journal.db")
