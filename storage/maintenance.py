@@ -171,7 +171,7 @@ class _Audit:
         """One file of a stream's folder."""
         name = ShardName.parse(path.name)
         if name is not None and self._is_newer(path.parent.name, name):
-            self.newer += 1
+            self._look_at_newer(path, name)
             return
         stream = self.streams.setdefault(path.parent.name, _Stream())
         if path.name.startswith("."):
@@ -188,6 +188,14 @@ class _Audit:
             except (ShardDamaged, OSError) as error:
                 self.damaged.append(path)
                 self._find("damaged", path, str(error).removeprefix(f"{path}: "))
+
+    def _look_at_newer(self, path: Path, name: ShardName) -> None:
+        """By itself: the account cannot say what has to be in it."""
+        try:
+            _check_shard(path, name)
+            self.newer += 1
+        except (ShardDamaged, OSError) as error:
+            self._find("damaged", path, str(error).removeprefix(f"{path}: "))
 
     def _is_newer(self, stream: str, name: ShardName) -> bool:
         """Whether a running collector wrote a shard after it gave its account."""
@@ -368,6 +376,10 @@ class _Audit:
             yield self._place(target)
 
     def report(self, quarantined: tuple[str, ...]) -> VerifyReport:
+        if self.newer:
+            self.notes.append(
+                f"{self.newer} shards are newer than the account, and whole"
+            )
         streams = [
             StreamReport(
                 stream=name, shards=s.shards, parts=s.parts, rows=s.rows, known=self._known(name)

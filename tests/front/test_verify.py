@@ -353,6 +353,19 @@ def test_what_happens_under_a_running_collector_is_found(
     assert expected in found
 
 
+def test_a_file_beyond_a_running_collectors_account_is_looked_at(
+    running: CollectorProcess,
+) -> None:
+    """A shard's copy under ordinals that were never given is damage, not a later shard."""
+    first = shards(running.root)[0]
+    copy = first.with_name("000000000900-000000000900" + first.name[25:])
+    shutil.copyfile(first, copy)
+    report = verified(running.root)
+    assert [(found.kind, copy.name in found.where) for found in report.findings] == [
+        ("damaged", True)
+    ]
+
+
 def test_whoever_has_the_lock_is_named_if_it_can_be_asked(root: Path) -> None:
     """Nothing is read from under it."""
     journal = SqliteJournal.open(root / "journal")
