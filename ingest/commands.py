@@ -58,7 +58,7 @@ def collect(
     host: Annotated[
         str, typer.Option(help="Other than loopback it takes tokens and TLS.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8642,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8642,
     observation: Annotated[str | None, typer.Option(help="A space such as box:4.")] = None,
     action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
     env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,
@@ -200,7 +200,7 @@ def _declare(root: Path, options: ReplayOptions, as_json: bool) -> None:
 def up(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8642,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8642,
     observation: Annotated[str | None, typer.Option(help="A space such as box:4.")] = None,
     action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
     env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,

@@ -377,9 +377,7 @@ class _Audit:
 
     def report(self, quarantined: tuple[str, ...]) -> VerifyReport:
         if self.newer:
-            self.notes.append(
-                f"{self.newer} shards are newer than the account, and whole"
-            )
+            self.notes.append(f"{self.newer} shards are newer than the account, and whole")
         streams = [
             StreamReport(
                 stream=name, shards=s.shards, parts=s.parts, rows=s.rows, known=self._known(name)

@@ -178,3 +178,11 @@ def test_a_second_collector_is_told_where_the_first_one_is(tmp_path: Path) -> No
         result = headrace("collect", "--root", tmp_path, "--port", 0)
         assert refused(result, f"process {told['pid']}", f"serves {told['address']}")
         assert collect.stop()[2] == 0
+
+
+@pytest.mark.parametrize("port", ["70000", "-1"])
+def test_a_port_that_is_none_is_refused(tmp_path: Path, port: str) -> None:
+    """Status 2; the system would take it modulo 65,536."""
+    result = headrace("collect", "--root", tmp_path, "--port", port, "--observation", "box:1")
+    assert (result.returncode, "--port" in result.stderr) == (2, True)
+    assert not (tmp_path / "journal").exists()
