@@ -95,13 +95,11 @@ def _names(folder: Path, first: int = 0) -> list[ShardName]:
 def _received_since(folder: Path, since: int) -> bool:
     """Whether a shard of the stream holds a step that was received at `since` or later.
 
-    A file holds nothing that is newer than itself, so that most are not opened.
+    The file's own time says nothing: a wall clock may have been set back before it was written.
     """
     for name in reversed(_names(folder)):
         path = folder / str(name)
         try:
-            if path.stat().st_mtime_ns // 1000 < since:
-                continue
             column = read_shard(path, columns=["received_ts"])["received_ts"]
         except (ShardDamaged, OSError) as error:
             log.warning("%s cannot be read: %s", path, error)

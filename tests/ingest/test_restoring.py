@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -153,8 +154,40 @@ def test_tracks_of_a_restored_journal_are_known_by_episode_and_agent(tmp_path: P
     assert verified(root).acknowledged == 4
 
 
+def test_shards_that_seem_older_than_their_steps_are_found(tmp_path: Path) -> None:
+    """The wall clock is set back before the second of two lives after a backup writes its shards.
+
+    A file's time is then before the times of the steps in it, which are known by themselves.
+    """
+    root, backup = tmp_path / "root", tmp_path / "backup"
+    declare(root, seal_seconds=0.1, episode_timeout=600.0)
+    with CollectorProcess(root) as collector:
+        log(collector, "open", steps=2)
+        collector.kill()
+        shutil.copytree(root / "journal", backup)
+        collector.restart()
+        log(collector, "first life", steps=1, end=True)
+        collector.settle(1)
+        first = set(root.glob("shards/*/*.parquet"))
+        collector.kill()
+        put_back(root, backup)
+        collector.restart()
+        assert log(collector, "open", first=2, steps=1, end=True) == []
+        collector.settle(4)
+        collector.kill()
+        for path in set(root.glob("shards/*/*.parquet")) - first:
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 3600.0))
+        before = stored(root)
+        put_back(root, backup)
+        collector.restart()
+        assert set(log(collector, "open", first=2, steps=1, end=True)) == {"completed"}
+        assert collector.stop() == 0
+    assert stored(root) == before == steps("open", 3) | steps("first life", 1)
+    assert verified(root).acknowledged == 4
+
+
 def test_shards_of_an_earlier_journal_are_left_alone(tmp_path: Path) -> None:
-    """What nobody received since the backup is read by its name alone, and not taken up."""
+    """What nobody received since the backup is not taken up."""
     declare(tmp_path, seal_seconds=0.01)
     with CollectorProcess(tmp_path) as collector:
         log(collector, "old", steps=2, end=True)
