@@ -178,6 +178,9 @@ class Acting:
         if episode is None:
             ended = assembler.finished.get(name_of(call))
             raise ended.refusal() if ended else assembler.missing(call.episode_id, call.agent_id)
+        redaction = self._collector.redactor.of(episode.rules)
+        if redaction is not None and redaction.of_observations:
+            return episode.started.policy_id, redaction.checked(call, call.obs)
         try:
             obs = episode.rules.observation.from_wire(call.obs, "obs")
         except SpaceError as error:

@@ -69,15 +69,21 @@ class Redaction:
         else:
             obs = getattr(event, "obs", None)
             if obs is not None and self._leaves:
-                changes["obs"] = self._checked(event, obs)
+                changes["obs"] = self.observation(self.checked(event, obs))
             info = getattr(event, "info", None)
             if info and self._infos:
                 changes["info"] = self._mapping(info, self._infos, nested=True)
         return msgspec.structs.replace(event, **changes) if changes else event
 
-    def _checked(self, event: wire.Event, obs: Any) -> bytes:
+    @property
+    def of_observations(self) -> bool:
+        """Whether any part of an observation is taken out."""
+        return bool(self._leaves)
+
+    def checked(self, event: wire.Event | wire.GetAction, obs: Any) -> bytes:
+        """Canonical bytes of an observation as it came. Raises Refusal, which shows none of it."""
         try:
-            data = self._observation.from_wire(obs, "obs")
+            return self._observation.from_wire(obs, "obs")
         except SpaceError:
             # not from it: its text shows the values that came
             raise Refusal(
@@ -88,7 +94,6 @@ class Redaction:
                 event.episode_id,
                 agent_id=event.agent_id,
             ) from None
-        return self.observation(data)
 
     def observation(self, data: bytes) -> bytes:
         """Canonical bytes of an observation with other values in the leaves that have a rule."""

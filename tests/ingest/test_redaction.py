@@ -317,3 +317,24 @@ def test_a_policy_acts_on_what_was_sent_and_a_lost_answer_is_repeated(tmp_path: 
         process.settle(1)
         process.stop()
     assert [row["obs"].tolist() for row in shard_rows(tmp_path)] == [[0.0] * 4]
+
+
+@pytest.mark.parametrize(("redact", "shown"), [({"obs.user": "hash"}, False), ({}, True)])
+def test_a_call_for_an_action_shows_nothing_that_is_taken_out(
+    tmp_path: Path, redact: dict[str, str], shown: bool
+) -> None:
+    """What does not fit is refused without its values, alone or in a batch."""
+    save_declaration(
+        tmp_path, PolicyDeclaration(observation=OBSERVATION, action=Discrete(2), redact=redact)
+    )
+    bad = {**OBS, "user": SECRET * 9}
+    with CollectorProcess(tmp_path) as process:
+        process.post("/v1/episodes", {"episode_id": "e"})
+        status, alone = process.post("/v1/episodes/e/action", {"obs": bad})
+        assert status == 422
+        asked = {"actions": [{"episode_id": "e", "obs": bad}]}
+        status, many = process.post("/v1/actions", asked)
+        assert (status, many["actions"][0]["error"]["code"]) == (200, "invalid")
+    for heard in (alone, many):
+        assert ("SECRET" in json.dumps(heard)) is shown
+        assert ("is not shown" in json.dumps(heard)) is not shown
