@@ -138,6 +138,7 @@ class Access:
             found = self._certificate()
             if found != self._certified and self.tls is not None:
                 self._certified = found
+                _context(self._where)  # a pair that does not fit would leave the live one keyless
                 _load(self.tls, self._where)
                 audit("certificate_renewed", path=str(self._where.tls_cert))
         except (ServeError, OSError) as error:

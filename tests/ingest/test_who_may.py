@@ -478,7 +478,7 @@ def test_a_client_speaks_tls_and_trusts_only_its_authority(tmp_path: Path) -> No
 
 
 def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
-    """New connections see the new certificate; one that cannot be read changes nothing."""
+    """New connections see the new one; what cannot be read, or lacks its key, changes nothing."""
     declare(tmp_path)
     mine = certify(tmp_path / "mine")
     old = ssl.create_default_context(cafile=str(mine.ca))
@@ -498,6 +498,12 @@ def test_a_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
         mine.cert.write_bytes(b"no certificate")
         wait_until(lambda: "certificate is not read" in (tmp_path / "log").read_text(), 5.0)
         assert trusted(old)
+        other = certify(tmp_path / "other")
+        mine.cert.write_bytes(other.cert.read_bytes())
+        wait_until(lambda: "MISMATCH" in (tmp_path / "log").read_text(), 5.0)
+        assert trusted(old)
+        mine.key.write_bytes(other.key.read_bytes())
+        wait_until(lambda: trusted(ssl.create_default_context(cafile=str(other.ca))), 5.0)
         certify(tmp_path / "mine")
         new = ssl.create_default_context(cafile=str(mine.ca))
         wait_until(lambda: trusted(new), 5.0)
