@@ -297,12 +297,11 @@ def pseudonym(
 ) -> None:
     """Show what stands for a redacted value under this root, to find or erase its rows."""
     from ingest.redaction import pseudonym as stand_in
-    from ingest.redaction_key import redaction_key
+    from ingest.redaction_key import kept_key
     from storage import console
-    from storage.policy_files import load_declarations
 
     _require_folder(root)
-    found = stand_in(redaction_key(root, load_declarations(root).values()), value)
+    found = stand_in(kept_key(root), value)
     return console.line({"pseudonym": found}) if as_json else print(found)
 
 

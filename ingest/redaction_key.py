@@ -26,6 +26,14 @@ def redaction_key(root: Path, policies: Iterable[PolicyDeclaration]) -> bytes:
         if not any("hash" in policy.redact.values() for policy in policies):
             return secrets.token_bytes(KEY_BYTES)  # of which no use is made
         _make(keys_folder(root) / path.name)
+    return kept_key(root)
+
+
+def kept_key(root: Path) -> bytes:
+    """The key of a root that has one; nothing is made. Raises DeclarationError, OSError."""
+    path = root / "keys" / "redaction.key"
+    if not path.exists():
+        raise DeclarationError(f"{path}: expected a key, found none: nothing was hashed here yet")
     try:
         key = bytes.fromhex(path.read_text())
     except ValueError:

@@ -273,6 +273,17 @@ def test_no_secret_is_on_the_disk(tmp_path: Path, redacts: bool) -> None:
     assert headrace("verify", "--root", root).returncode == 0
 
 
+def test_no_pseudonym_is_made_up_without_a_key(tmp_path: Path) -> None:
+    """Status 2, and no key is made: rows that were never hashed would be searched in vain."""
+    save_declaration(
+        tmp_path, PolicyDeclaration(observation=OBSERVATION, action=Discrete(2), redact=REDACT)
+    )
+    result = headrace("pseudonym", SECRET, "--root", tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "expected a key" in result.stderr
+    assert not (tmp_path / "keys").exists()
+
+
 def test_a_retry_of_a_redacted_event_is_still_a_retry(tmp_path: Path) -> None:
     """The same event gives the same content, also to a collector that was killed in between."""
     save_declaration(
