@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ingest import wire
@@ -52,8 +53,7 @@ class _Request:
         ]
 
 
-@dataclass(frozen=True)
-class _Question:
+class _Question(msgspec.Struct, frozen=True):
     request: _Request
     index: int
     obs: bytes

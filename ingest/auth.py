@@ -129,8 +129,7 @@ class Allowance:
         self.level -= events
 
 
-@dataclass(frozen=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """Who makes a request: a token's id ("" for nobody in particular), scopes, and limits."""
 
     token_id: str = ""
@@ -168,8 +167,7 @@ LOCAL = Caller(scopes=frozenset({LOG, ACT, READ, LEDGER}))
 """A caller without a token where none is asked for: it may log and act, and publish nothing."""
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """What became of a token between two readings of its file: `created` or `revoked`."""
 
     what: str

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass
-class CollectorStats:
+class CollectorStats(msgspec.Struct):
     """Counts since this collector started; `steps` is over the journal's whole life."""
 
     accepted: int = 0
@@ -16,5 +16,5 @@ class CollectorStats:
     broken: int = 0
     abandoned: int = 0
     rebuilt: int = 0
-    refused_by: Counter[str] = field(default_factory=Counter)  # code -> events
-    ended: Counter[str] = field(default_factory=Counter)  # how -> episodes
+    refused_by: Counter[str] = msgspec.field(default_factory=Counter)  # code -> events
+    ended: Counter[str] = msgspec.field(default_factory=Counter)  # how -> episodes

@@ -14,9 +14,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+import msgspec
 
 from ingest.histogram import Histogram
 from storage.errors import JournalFull
@@ -26,19 +27,17 @@ T = TypeVar("T")
 Notify = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Transaction:
+class Transaction(msgspec.Struct, frozen=True):
     """What changes together, beside rows."""
 
     plan: Plan | None = None
     record: ShardRecord | None = None
-    put: Mapping[str, bytes] = field(default_factory=dict)
+    put: Mapping[str, bytes] = msgspec.field(default_factory=dict)
     delete: Iterable[str] = ()
     drop_rows: Iterable[int] = ()
 
 
-@dataclass(frozen=True)
-class _Task:
+class _Task(msgspec.Struct, frozen=True):
     epoch: int
     row: tuple[int, bytes] | None = None
     transaction: Transaction | None = None

@@ -13,7 +13,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
@@ -38,15 +37,14 @@ OF_CONTENT = frozenset({400, 404, 405, 413, 415, 422})
 """Statuses that say: this request was wrong in itself."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One HTTP request with its whole body; header names are lower case."""
 
     method: str
     path: str
     headers: Mapping[bytes, bytes]
     body: bytes
-    params: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = msgspec.field(default_factory=dict)
     query: str = ""
     caller: Caller = NOBODY
     max_values: int = ServerLimits.max_values
@@ -89,8 +87,7 @@ class Request:
             )
 
 
-@dataclass(frozen=True)
-class Response:
+class Response(msgspec.Struct, frozen=True):
     """A whole answer."""
 
     status: int

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ingest.events import Opened, Receipt
 from storage.ranges import RangeSet
 
 
-@dataclass
-class Instance:
+class Instance(msgspec.Struct):
     """A client instance and the numbers of the episodes that it has started.
 
     `receipt` is what the key of a bulk import stands for: it lives as long as the numbers do.
@@ -25,7 +25,7 @@ class Instance:
 
     number: int
     name: str | None = None
-    starts: RangeSet = field(default_factory=RangeSet)
+    starts: RangeSet = msgspec.field(default_factory=RangeSet)
     open: int = 0  # its episodes that are open now
     owner: str = ""  # the id of the token whose name it is
     receipt: Receipt | None = None

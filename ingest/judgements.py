@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+import msgspec
 
 from ingest import wire
 from ingest.errors import Refusal
@@ -26,14 +27,13 @@ Values: TypeAlias = tuple[PolicyRules, bytes, bytes]
 ON_POLICY, LOGGED, REPLAYED = range(len(SOURCES))
 
 
-@dataclass(frozen=True)
-class _Group:
+class _Group(msgspec.Struct, frozen=True):
     """Action events of one policy within a batch."""
 
     rules: PolicyRules
-    indices: list[int] = field(default_factory=list)
-    obs: list[bytes] = field(default_factory=list)
-    actions: list[bytes] = field(default_factory=list)
+    indices: list[int] = msgspec.field(default_factory=list)
+    obs: list[bytes] = msgspec.field(default_factory=list)
+    actions: list[bytes] = msgspec.field(default_factory=list)
 
     def add(self, index: int, obs: bytes, action: bytes) -> None:
         self.indices.append(index)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -51,24 +50,23 @@ class Totals(msgspec.Struct):
     empty: int = 0  # of them without a step
 
 
-@dataclass
-class Recovered:
+class Recovered(msgspec.Struct):
     """The assembler as of the last commit, and the parts that wait for a shard."""
 
     assembler: EpisodeAssembler
-    planned: list[tuple[Plan, list[Sealed]]] = field(default_factory=list)
-    waiting: list[Sealed] = field(default_factory=list)
-    idle_rows: list[int] = field(default_factory=list)  # needed by nothing
-    finished: list[tuple[str, int]] = field(default_factory=list)  # state key, episodes in it
-    episode_ordinals: dict[int, dict[str, int]] = field(default_factory=dict)  # see Sealing
-    totals: Totals = field(default_factory=Totals)
+    planned: list[tuple[Plan, list[Sealed]]] = msgspec.field(default_factory=list)
+    waiting: list[Sealed] = msgspec.field(default_factory=list)
+    idle_rows: list[int] = msgspec.field(default_factory=list)  # needed by nothing
+    finished: list[tuple[str, int]] = msgspec.field(default_factory=list)  # (state key, episodes)
+    episode_ordinals: dict[int, dict[str, int]] = msgspec.field(default_factory=dict)  # see Sealing
+    totals: Totals = msgspec.field(default_factory=Totals)
     next_plan: int = 0
     collector_id: str = ""
     last_row: int = 0
     last_received: int = 0  # when the latest row came, 0 when there is none
-    ordinals: dict[str, int] = field(default_factory=dict)
-    damage: DamageReport = field(default_factory=DamageReport)
-    keys: KeyBook = field(default_factory=KeyBook)
+    ordinals: dict[str, int] = msgspec.field(default_factory=dict)
+    damage: DamageReport = msgspec.field(default_factory=DamageReport)
+    keys: KeyBook = msgspec.field(default_factory=KeyBook)
 
 
 def plan_blob(parts: Sequence[Sealed]) -> bytes:

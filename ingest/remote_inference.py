@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from ingest.published import Published, no_version
@@ -37,8 +38,7 @@ FOLLOW_SECONDS = 0.005
 """How often live.json is looked at: a stat of a microsecond, which works on every file system."""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """One action: stored and sent forms in canonical bytes and as a value, and how it was drawn."""
 
     action: bytes
@@ -48,8 +48,7 @@ class Choice:
     version: int
 
 
-@dataclass
-class _Live:
+class _Live(msgspec.Struct):
     store: WeightStore | MemoryWeightStore
     observation: Codec
     action: Codec
@@ -58,7 +57,7 @@ class _Live:
     policy: NumpyPolicy | None = None
     published: Published | None = None
     etag: str | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
 @dataclass

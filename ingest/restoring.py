@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -63,8 +62,7 @@ class Shelf(Protocol):
         """See `storage.later_shards.later_shards`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(msgspec.Struct, frozen=True):
     """What came of a restored journal: its ids, what was taken up, what was not doubled."""
 
     previous_id: str
@@ -120,16 +118,15 @@ def _oldest(recovered: Recovered, now: int) -> int:
     return min([*times, recovered.last_received, now])
 
 
-@dataclass
-class _Restoring:
+class _Restoring(msgspec.Struct):
     """One restored journal, from its replayed state to the transaction that brings it up."""
 
     journal: Journal
     recovered: Recovered
     found: Sequence[FoundShard]
-    parts: dict[Name, list[FoundPart]] = field(default_factory=lambda: defaultdict(list))
-    stored: list[Sealed] = field(default_factory=list)
-    encoded: list[bytes] = field(default_factory=list)
+    parts: dict[Name, list[FoundPart]] = msgspec.field(default_factory=lambda: defaultdict(list))
+    stored: list[Sealed] = msgspec.field(default_factory=list)
+    encoded: list[bytes] = msgspec.field(default_factory=list)
     over: int = 0
     ended: int = 0  # episodes of the backup whose last part is in a shard
 

@@ -5,8 +5,9 @@ The server binds these routes and `/openapi.json` describes them: there is no se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from ingest import wire
 from ingest.auth import (
@@ -55,8 +56,7 @@ EVENT = (
 """Codes that an event may be refused with."""
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """One method of one path.
 
     `needed` are the scopes of which a caller needs one. `handler` is the name of the method of
@@ -76,8 +76,8 @@ class Route:
     status: int = 200
     refuses: tuple[str, ...] = ()
     statuses: tuple[int, ...] = ()  # beside those of `status` and of the refusals
-    query: dict[str, str] = field(default_factory=dict)
-    headers: dict[str, str] = field(default_factory=dict)
+    query: dict[str, str] = msgspec.field(default_factory=dict)
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
     large: bool = False  # the message may be as large as a bulk import
 
     def limit(self, limits: ServerLimits) -> int:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
+
+import msgspec
 
 from storage.episode import Part
 from storage.errors import StorageError
@@ -46,8 +47,7 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class SealJob:
+class SealJob(msgspec.Struct, frozen=True):
     """A durable plan, the parts that it covers (with ordinals), and the spaces they are in."""
 
     plan: Plan

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -47,8 +46,7 @@ PART_BYTES = 1_400
 """What a part takes in memory beside its columns, about: all that a part of one step takes."""
 
 
-@dataclass
-class _Ready:
+class _Ready(msgspec.Struct):
     """Parts of one stream that wait for a plan, from ordinal `first`; `rule` says how long."""
 
     rule: PolicyDeclaration
@@ -56,7 +54,7 @@ class _Ready:
     since: float
     first: int
     told: int = 0  # how many of the parts were handed to `fresh`
-    parts: list[Sealed] = field(default_factory=list)
+    parts: list[Sealed] = msgspec.field(default_factory=list)
     nbytes: int = 0  # of columns
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ingest.live_address import ADDRESS, LiveAddress
 from ingest.redaction_key import KEY_BYTES, redaction_key
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from storage.later_shards import FoundShard
 
 
-@dataclass(frozen=True)
-class Stores:
+class Stores(msgspec.Struct, frozen=True):
     """What a collector writes to and acts with. `durable`: whether it outlives the process."""
 
     policies: Mapping[str, PolicyDeclaration]
@@ -89,8 +89,7 @@ class _NoShards:
         return ShardInfo(Path("memory"), stream, first, last, "0" * 64, steps, len(parts), 0)
 
 
-@dataclass(frozen=True)
-class ShardFolder:
+class ShardFolder(msgspec.Struct, frozen=True):
     """The shards under a root, as a journal that may have been restored looks at them."""
 
     directory: Path

@@ -11,7 +11,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -118,8 +117,7 @@ def _save(root: Path, tokens: list[Token]) -> None:
         os.umask(before)
 
 
-@dataclass
-class TokenFile:
+class TokenFile(msgspec.Struct):
     """Reads the tokens again when their file has changed."""
 
     root: Path | None

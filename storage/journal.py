@@ -21,9 +21,10 @@ import contextlib
 import errno
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import astuple, replace
 
 from storage.errors import JournalError, JournalFailed, JournalFull, JournalLocked
 from storage.files import FileLock, make_directory

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
+
+import msgspec
 
 from storage.ranges import RangeSet
 
@@ -18,8 +19,7 @@ FORMER_ID = "former"
 NO_ENDS: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The decision to write ordinals `first..last` of a stream as one shard; `blob` is opaque."""
 
     plan_id: int
@@ -30,8 +30,7 @@ class Plan:
     blob: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ShardRecord:
+class ShardRecord(msgspec.Struct, frozen=True):
     """A written shard: the plan that it fulfils, its file name, SHA-256 (64 hex), rows, bytes."""
 
     plan_id: int
@@ -44,8 +43,7 @@ class ShardRecord:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class DamageReport:
+class DamageReport(msgspec.Struct, frozen=True):
     """What opening and replaying found broken; falsy when nothing is.
 
     `missing_rows`: acknowledged rows behind the end of the database, or in one that was set aside

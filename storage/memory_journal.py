@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from storage.journal_types import (
     NO_ENDS,
@@ -17,16 +19,15 @@ from storage.journal_types import (
 from storage.ranges import RangeSet
 
 
-@dataclass
-class _Content:
+class _Content(msgspec.Struct):
     collector_id: str
     last_row: int = 0
     last_plan: int = -1
-    rows: dict[int, bytes] = field(default_factory=dict)
-    state: dict[str, bytes] = field(default_factory=dict)
-    plans: dict[int, Plan] = field(default_factory=dict)
-    shards: dict[int, ShardRecord] = field(default_factory=dict)
-    streams: dict[str, int] = field(default_factory=dict)
+    rows: dict[int, bytes] = msgspec.field(default_factory=dict)
+    state: dict[str, bytes] = msgspec.field(default_factory=dict)
+    plans: dict[int, Plan] = msgspec.field(default_factory=dict)
+    shards: dict[int, ShardRecord] = msgspec.field(default_factory=dict)
+    streams: dict[str, int] = msgspec.field(default_factory=dict)
 
     def copy(self) -> _Content:
         return replace(

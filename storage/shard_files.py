@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from storage.errors import StorageError
 
@@ -47,8 +48,7 @@ class WriterDied(ShardError):
     """The writer process ended before it answered; look for the shard, then write it again."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShardInfo:
+class ShardInfo(msgspec.Struct, frozen=True):
     """One shard that is in its place: ordinals `first`..`last`, SHA-256 in hex, counts, bytes."""
 
     path: Path
@@ -61,8 +61,7 @@ class ShardInfo:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShardName:
+class ShardName(msgspec.Struct, frozen=True):
     """What a shard's file name says."""
 
     first: int

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 import storage.shards
 from ingest import recovery, wire
