@@ -129,7 +129,8 @@ class Allowance:
         self.level -= events
 
 
-class Caller(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Caller:
     """Who makes a request: a token's id ("" for nobody in particular), scopes, and limits."""
 
     token_id: str = ""
