@@ -28,7 +28,7 @@ from pathlib import Path
 import storage.journal
 from storage.journal import SqliteJournal
 
-storage.journal.CHECKPOINT_BYTES = 270_000  # so that a short run recycles its log
+storage.journal.CHECKPOINT_BYTES = 400_000  # so that a short run recycles its log
 journal = SqliteJournal.open(Path(sys.argv[1]))
 for level in sys.argv[2:]:
     journal._db.execute(f"PRAGMA synchronous = {level}")
