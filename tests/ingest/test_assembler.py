@@ -79,6 +79,11 @@ class Shell:
         self.now = now
         self._commit(self.assembler.tick(now))
 
+    def restart(self) -> None:
+        """Forget all but what the journal kept, and read it back."""
+        found = recover(self.journal.crash(), self.policies, self.limits, self.now)
+        self.assembler, self.assembler.sealed = found.assembler, found.waiting
+
     def _commit(self, events: Iterable[Event]) -> None:
         row = self.journal.last_row + 1
         encoded: list[bytes] = []

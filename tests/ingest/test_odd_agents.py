@@ -17,7 +17,6 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ingest import wire
-from ingest.recovery import recover
 from ingest.tracks import name_in
 from storage.declarations import PolicyDeclaration
 from storage.episode import DEFAULT_AGENT
@@ -267,12 +266,9 @@ class OddAgents(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         """The journal is read back: time-outs begin anew."""
-        shell = self.shell
-        found = recover(shell.journal.crash(), shell.policies, shell.limits, shell.now)
-        shell.assembler = found.assembler
-        shell.assembler.sealed = found.waiting
+        self.shell.restart()
         for whole in self.model.values():
-            whole.seen = shell.now
+            whole.seen = self.shell.now
 
     @invariant()
     def parts_hold_what_the_page_says(self) -> None:

@@ -20,7 +20,6 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ingest import wire
-from ingest.recovery import recover
 from ingest.restoring import notice_restore
 from ingest.sealed import Limits
 from ingest.tracks import Name, name_in
@@ -313,12 +312,9 @@ class OddEvents(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         """The journal is read back: time-outs begin anew, reward windows go on."""
-        shell = self.shell
-        found = recover(shell.journal.crash(), shell.policies, shell.limits, shell.now)
-        shell.assembler = found.assembler
-        shell.assembler.sealed = found.waiting
+        self.shell.restart()
         for episode in self.model.values():
-            episode.seen = shell.now
+            episode.seen = self.shell.now
 
     @rule(chance=st.integers(0, 2))
     def back_up(self, chance: int) -> None:
