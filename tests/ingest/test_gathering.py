@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from ingest.http import Request
 from storage.declarations import PolicyDeclaration
 from storage.memory_journal import MemoryJournal
 from storage.spaces import parse_space
+from tests.ingest.simulated_collector import MemoryWriter
 from tests.ingest.test_bulk import PLAIN, body, steps
 
 SPACES = {"observation": parse_space("box:2"), "action": parse_space("discrete:3")}
@@ -33,14 +35,16 @@ Told = tuple[int, int, list[tuple[int, str]]]  # accepted, duplicates, refused r
 Order = Callable[[Sequence[Awaitable[Told]]], Awaitable[list[Told]]]
 
 
-class NoShards:
-    """A shard writer for runs that seal nothing."""
-
-    def start(self) -> None: ...
-    def kill(self) -> None: ...
-    def close(self) -> None: ...
-    def write(self, *_: Any) -> NoReturn:
-        raise RuntimeError("nothing was to be sealed")
+@asynccontextmanager
+async def collecting(journal: MemoryJournal | None = None) -> AsyncIterator[Collector]:
+    """A running collector that seals nothing before its end."""
+    policy = PolicyDeclaration(**SPACES, seal_bytes=10**9, seal_seconds=10**6)
+    collector = Collector(journal or MemoryJournal(), MemoryWriter(), {"default": policy})
+    collector.start()
+    try:
+        yield collector
+    finally:
+        await collector.drain()
 
 
 def request(table: pa.Table) -> Request:
@@ -65,21 +69,16 @@ def run(tables: Sequence[pa.Table], order: Order) -> tuple[list[Told], list[Any]
 
     async def main() -> tuple[list[Told], list[Any], int]:
         journal = MemoryJournal()
-        policy = PolicyDeclaration(**SPACES, seal_bytes=10**9, seal_seconds=10**6)
-        collector = Collector(journal, NoShards(), {"default": policy})
-        collector.start()
-        gathering = Gathering(collector)
+        async with collecting(journal) as collector:
+            gathering = Gathering(collector)
 
-        async def call(table: pa.Table) -> Told:
-            reply, _ = await import_steps(request(table), collector, gathering)
-            refused = [(item.index, item.error["code"]) for item in reply.refused]
-            return reply.accepted, reply.duplicates, refused
+            async def call(table: pa.Table) -> Told:
+                reply, _ = await import_steps(request(table), collector, gathering)
+                refused = [(item.index, item.error["code"]) for item in reply.refused]
+                return reply.accepted, reply.duplicates, refused
 
-        told = await order([call(table) for table in tables])
-        stored = list(_stored(journal))
-        collector._committer.stop()
-        collector._sealer.stop()
-        return told, stored, journal.last_row
+            told = await order([call(table) for table in tables])
+            return told, list(_stored(journal)), journal.last_row
 
     return asyncio.run(main())
 
@@ -88,19 +87,15 @@ def test_a_rate_is_charged_before_anything_is_waited_for() -> None:
     """What comes at once with a large import finds the allowance used."""
 
     async def main() -> None:
-        policy = PolicyDeclaration(**SPACES, seal_bytes=10**9, seal_seconds=10**6)
-        collector = Collector(MemoryJournal(), NoShards(), {"default": policy})
         allowance = Allowance(rate=100.0, since=0.0)
         asked = replace(request(steps({"a": 300})), caller=Caller("t", allowance=allowance))
-        call = asyncio.ensure_future(import_steps(asked, collector, Gathering(collector)))
-        await asyncio.sleep(0)
-        assert not call.done()
-        assert allowance.wait(0.0) == pytest.approx(2.0)
-        collector.start()
-        assert (await call)[0].accepted == 302
-        assert allowance.wait(0.0) == pytest.approx(2.0)  # once, not twice
-        collector._committer.stop()
-        collector._sealer.stop()
+        async with collecting() as collector:
+            call = asyncio.ensure_future(import_steps(asked, collector, Gathering(collector)))
+            await asyncio.sleep(0)
+            assert not call.done()
+            assert allowance.wait(0.0) == pytest.approx(2.0)
+            assert (await call)[0].accepted == 302
+            assert allowance.wait(0.0) == pytest.approx(2.0)  # once, not twice
 
     asyncio.run(main())
 
@@ -117,14 +112,9 @@ def test_what_is_refused_of_an_import_is_told(columns: dict[str, Any], part: flo
     """Of two episodes of two steps: starts and good steps are taken, what follows is refused."""
 
     async def main() -> float:
-        policy = PolicyDeclaration(**SPACES, seal_bytes=10**9, seal_seconds=10**6)
-        collector = Collector(MemoryJournal(), NoShards(), {"default": policy})
-        collector.start()
         table = steps({"a": 2, "b": 2}, **columns)
-        _, wasted = await import_steps(request(table), collector, Gathering(collector))
-        collector._committer.stop()
-        collector._sealer.stop()
-        return wasted
+        async with collecting() as collector:
+            return (await import_steps(request(table), collector, Gathering(collector)))[1]
 
     assert asyncio.run(main()) == part
 
