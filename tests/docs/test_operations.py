@@ -50,7 +50,7 @@ def test_every_limit_is_in_the_table_with_its_default() -> None:
 
 
 def test_every_metric_is_in_the_table(tmp_path: Path) -> None:
-    """The table lists every metric of ours that is served, and no other."""
+    """The table lists every metric of ours that is served, and no other; so does all of docs/."""
     declare(tmp_path)
     with CollectorProcess(tmp_path) as collector:
         collector.post("/v1/episodes/nobody/end", {})
@@ -62,6 +62,8 @@ def test_every_metric_is_in_the_table(tmp_path: Path) -> None:
         if family.name.startswith("headrace_")
     }
     assert set(re.findall(r"^\| `(headrace_\w+)` \|", section("Metrics"), re.MULTILINE)) == served
+    pages = [path.read_text() for path in (ROOT / "docs").glob("*.md")]
+    assert {name for page in pages for name in re.findall(r"`(headrace_\w+)", page)} == served
 
 
 def unit() -> configparser.ConfigParser:
