@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
@@ -18,10 +19,14 @@ import msgspec
 from ingest.auth import LOCAL, NOBODY, Allowance, Caller, TokenBook, masked, require_allowance
 from ingest.errors import Refusal
 
-__all__ = ["Admission", "Hosts", "audit"]
+__all__ = ["Admission", "Hosts", "audit", "host_of"]
 
 _audit = logging.getLogger("headrace.audit")
 _audit.setLevel(logging.INFO)  # what may not be missing is not a matter of verbosity
+
+_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]+)?")
+_NAME = re.compile(r"(?:[a-z0-9_-]+\.)*[a-z0-9_-]+")
+"""Labels of letters, digits and hyphens; some private networks have underscores in them."""
 
 AUDIT_RATE = 10.0
 """Refusals told in the log a second at most; those beyond are counted."""
@@ -36,10 +41,12 @@ class Hosts:
     """The names by which a collector may be called: its own, loopback's, and those allowed.
 
     Bound to every address (`0.0.0.0`, `::`), any address is its own; a name has to be allowed.
+    `allowed` are names for which `host_of` has an answer.
     """
 
     def __init__(self, bound: str, allowed: Iterable[str] = ()) -> None:
-        self._names = {"localhost", "127.0.0.1", "::1", bound.lower(), *map(str.lower, allowed)}
+        told = {host_of(name) or name for name in allowed}
+        self._names = {"localhost", "127.0.0.1", "::1", bound.lower(), *told}
         address = _address(bound)
         self._any_address = address is not None and address.is_unspecified
 
@@ -76,13 +83,21 @@ class Hosts:
 
 
 def _name(host: str) -> str | None:
-    """The host of a `Host` header, lower case, without port and brackets."""
-    if host.startswith("["):
-        inner, closed, port = host[1:].partition("]")
-        fine = closed and (not port or (port[0] == ":" and port[1:].isdigit()))
-        return inner.lower() if fine else None
-    name, colon, port = host.partition(":")
-    return name.lower().removesuffix(".") if not colon or port.isdigit() else None
+    """The host of a `Host` header, lower case, without port and brackets; None if it is none."""
+    found = _HOST.fullmatch(host)
+    return None if found is None else host_of(found[1])
+
+
+def host_of(text: str) -> str | None:
+    """A name, or an address with or without brackets, as it is compared: None if it is neither.
+
+    Lower case, without brackets and the dot at the end. There is no port in it.
+    """
+    name = text.lower().removesuffix(".")
+    if _NAME.fullmatch(name):
+        return name
+    inner = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    return inner if ":" in inner and "%" not in inner and _address(inner) else None
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import msgspec
 
 from ingest import wire
-from ingest.auth import LOCAL, NOBODY, Caller
+from ingest.auth import ANY, LOCAL, NOBODY, Caller
 from ingest.errors import CollectorFailed, Refusal
 from ingest.histogram import Histogram
 from ingest.limits import LONG_BODY, Budget, ServerLimits
@@ -199,7 +199,11 @@ class Router:
         await _send(send, response)
 
     async def _respond(self, scope: Scope, receive: Receive, held: _Held) -> Response:
-        route, params = self._find(scope["method"], scope["path"], scope["raw_path"])
+        try:
+            route, params = self._find(scope["method"], scope["path"], scope["raw_path"])
+        except Refusal:
+            self._admit(scope, ANY)  # strangers hear of their token, not which routes there are
+            raise
         caller = self._admit(scope, route.needed)
         headers = dict(scope["headers"])
         encoding = headers.get(b"content-encoding", b"identity").lower()

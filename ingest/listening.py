@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingest.admission import Admission, Hosts, audit
+from ingest.admission import Admission, Hosts, audit, host_of
 from ingest.auth import TokenBook, TokenError
 from ingest.errors import IngestError
 from ingest.token_file import TokenFile
@@ -114,7 +114,7 @@ class Access:
         require_safe(where, self.book, root)
         self.tls = _context(where)
         self._certified = self._certificate()
-        self.admission = Admission(self.book, Hosts(where.host.strip("[]"), where.allow_hosts))
+        self.admission = Admission(self.book, _hosts(where))
 
     async def follow(self) -> None:
         """Take up what changes in the files, until cancelled."""
@@ -147,6 +147,17 @@ class Access:
     def _certificate(self) -> tuple[int, ...]:
         paths = (self._where.tls_cert, self._where.tls_key)
         return tuple(path.stat().st_mtime_ns for path in paths if path is not None)
+
+
+def _hosts(where: Listening) -> Hosts:
+    """The names that are meant. Raises ServeError for one that no `Host` header could match."""
+    for name in where.allow_hosts:
+        if host_of(name) is None:
+            raise ServeError(
+                "--allow-host: expected a name or an address, without scheme and port (any port "
+                f"is let in), got {name!r:.80}"
+            )
+    return Hosts(where.host.strip("[]"), where.allow_hosts)
 
 
 def _context(where: Listening) -> ssl.SSLContext | None:

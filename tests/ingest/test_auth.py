@@ -294,19 +294,32 @@ def test_a_damaged_file_is_an_error_and_no_open_door(tmp_path: Path, damage: byt
         ("127.0.0.1", "localhost:80:80", False),
         ("127.0.0.1", "[::1", False),
         ("127.0.0.1", "user@localhost", False),
+        ("127.0.0.1", "localhost.", True),
+        ("127.0.0.1", "evil.example#.localhost", False),
+        ("127.0.0.1", "evil.example/.localhost", False),
+        ("127.0.0.1", "evil..localhost", False),
+        ("127.0.0.1", "localhost:", False),
+        ("127.0.0.1", "localhost:\u00b2", False),
+        ("127.0.0.1", "[::1]:\u00b2", False),
+        ("127.0.0.1", "[::1%x]", False),
+        ("127.0.0.1", "[::1]x", False),
         ("10.0.0.7", "10.0.0.7:8642", True),
         ("10.0.0.7", "10.0.0.8:8642", False),
         ("0.0.0.0", "10.0.0.8:8642", True),
         ("::", "[fd00::7]:8642", True),
         ("0.0.0.0", "evil.example", False),
         ("0.0.0.0", "collector.internal:8642", True),
+        ("0.0.0.0", "COLLECTOR.internal.", True),
+        ("0.0.0.0", "fd00::7", False),
+        ("127.0.0.1", "[FD00::7]:8642", True),
+        ("127.0.0.1", "shop_collector_1:8642", True),
     ],
 )
 def test_a_name_that_is_not_the_collectors_is_foreign(bound: str, host: str, known: bool) -> None:
     """A page that bound its own name to our address still says its name."""
-    hosts = Hosts(bound, ["collector.internal"])
+    hosts = Hosts(bound, ["Collector.internal", "[fd00::7]", "shop_collector_1"])
     assert hosts.known(host) is known
-    headers = [(b"host", host.encode())]
+    headers = [(b"host", host.encode("latin-1"))]
     if known:
         hosts.check(headers)
     else:

@@ -143,6 +143,13 @@ def test_a_refused_caller_hears_how_to_come_in(house: House) -> None:
     assert answer.json()["error"]["code"] == "unauthorized"
 
 
+def test_a_stranger_does_not_hear_which_routes_there_are(house: House) -> None:
+    """Without a token a path or method that is not there is 401, as every other; with one, told."""
+    for method, path, told in (("GET", "/v1/nothing", 404), ("DELETE", "/v1/spec", 405)):
+        assert house.status(method, path, None) == 401
+        assert {house.status(method, path, name) for name in house.tokens} == {told}
+
+
 def test_a_decision_needs_the_right_to_act(house: House) -> None:
     """A token that only logs cannot pass its choices off as the policy's; logging goes on."""
     decision = {"type": "decision", "episode_id": "d", "action_logp": -0.7, "policy_version": 1}
@@ -401,10 +408,10 @@ def test_a_page_of_another_origin_reaches_nothing(
         answer = requests.get(open_collector.address + path, headers=headers, timeout=10)
         assert answer.status_code == status
     sent = {**headers, "content-type": "application/json"}
-    answer = requests.post(
-        open_collector.address + "/v1/episodes", data="{}", headers=sent, timeout=10
-    )
-    assert answer.status_code == (201 if status == 200 else 403)
+    for path, told in (("/v1/episodes", 201), ("/v1/spec", 405), ("/v1/nothing", 404)):
+        url = open_collector.address + path
+        answer = requests.post(url, data="{}", headers=sent, timeout=10)
+        assert answer.status_code == (told if status == 200 else 403)
 
 
 @pytest.fixture(scope="module")
@@ -555,6 +562,8 @@ def test_a_collector_on_ipv6_is_called_by_its_address(tmp_path: Path) -> None:
         (["--host", "no.such.host.invalid"], "expected a name or an address"),
         (["--tls-cert", "/no/such/file"], "TLS: expected a PEM chain"),
         (["--tls-key", "/no/such/file"], "expected --tls-cert beside"),
+        (["--allow-host", "a.example.com:8642"], "without scheme and port"),
+        (["--allow-host", "https://a.example.com"], "without scheme and port"),
     ],
 )
 def test_a_collector_that_cannot_start_says_why(
