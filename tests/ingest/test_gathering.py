@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from ingest import wire
 from ingest.auth import LOCAL, Allowance, Caller
 from ingest.bulk import import_steps
 from ingest.bulk_runs import runs_of
-from ingest.collector import Collector
 from ingest.errors import Refusal
 from ingest.events import Imported, decode_row
 from ingest.gathering import ROW_STEPS, Gathering
@@ -27,24 +25,19 @@ from ingest.http import Request
 from storage.declarations import PolicyDeclaration
 from storage.memory_journal import MemoryJournal
 from storage.spaces import parse_space
-from tests.ingest.simulated_collector import MemoryWriter
 from tests.ingest.test_bulk import PLAIN, body, steps
+from tests.ingest.test_collector import running
 
-SPACES = {"observation": parse_space("box:2"), "action": parse_space("discrete:3")}
+PATIENT = PolicyDeclaration(
+    observation=parse_space("box:2"),
+    action=parse_space("discrete:3"),
+    seal_bytes=10**9,
+    seal_seconds=10**6,
+)
+"""It seals nothing before the collector's drain."""
+
 Told = tuple[int, int, list[tuple[int, str]]]  # accepted, duplicates, refused rows and why
 Order = Callable[[Sequence[Awaitable[Told]]], Awaitable[list[Told]]]
-
-
-@asynccontextmanager
-async def collecting(journal: MemoryJournal | None = None) -> AsyncIterator[Collector]:
-    """A running collector that seals nothing before its end."""
-    policy = PolicyDeclaration(**SPACES, seal_bytes=10**9, seal_seconds=10**6)
-    collector = Collector(journal or MemoryJournal(), MemoryWriter(), {"default": policy})
-    collector.start()
-    try:
-        yield collector
-    finally:
-        await collector.drain()
 
 
 def request(table: pa.Table) -> Request:
@@ -69,7 +62,7 @@ def run(tables: Sequence[pa.Table], order: Order) -> tuple[list[Told], list[Any]
 
     async def main() -> tuple[list[Told], list[Any], int]:
         journal = MemoryJournal()
-        async with collecting(journal) as collector:
+        async with running(journal, policy=PATIENT) as collector:
             gathering = Gathering(collector)
 
             async def call(table: pa.Table) -> Told:
@@ -89,7 +82,7 @@ def test_a_rate_is_charged_before_anything_is_waited_for() -> None:
     async def main() -> None:
         allowance = Allowance(rate=100.0, since=0.0)
         asked = replace(request(steps({"a": 300})), caller=Caller("t", allowance=allowance))
-        async with collecting() as collector:
+        async with running(MemoryJournal(), policy=PATIENT) as collector:
             call = asyncio.ensure_future(import_steps(asked, collector, Gathering(collector)))
             await asyncio.sleep(0)
             assert not call.done()
@@ -113,7 +106,7 @@ def test_what_is_refused_of_an_import_is_told(columns: dict[str, Any], part: flo
 
     async def main() -> float:
         table = steps({"a": 2, "b": 2}, **columns)
-        async with collecting() as collector:
+        async with running(MemoryJournal(), policy=PATIENT) as collector:
             return (await import_steps(request(table), collector, Gathering(collector)))[1]
 
     assert asyncio.run(main()) == part
