@@ -261,7 +261,8 @@ class Routes:
     async def healthz(self, request: Request) -> Response:
         failed = self.collector.failure
         if failed is not None:
-            return Response.of({"status": "failed", "cause": str(failed)}, request, 503)
+            cause = {} if request.caller is NOBODY else {"cause": str(failed)}
+            return Response.of({"status": "failed", **cause}, request, 503)
         return Response.of({"status": "ok"}, request)
 
     async def readyz(self, request: Request) -> Response:

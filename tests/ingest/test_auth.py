@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
 import subprocess
 import sys
+from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.admission import Hosts
+from ingest.admission import Admission, Hosts
 from ingest.auth import (
     ACTING,
     LOCAL,
@@ -29,9 +32,14 @@ from ingest.auth import (
     hashed,
     require_allowance,
 )
-from ingest.errors import Refusal
+from ingest.errors import CollectorFailed, Refusal
+from ingest.http import Router
+from ingest.remote_inference import LivePolicies
+from ingest.routes import Routes
 from ingest.token_file import TokenFile, create_token, load_tokens, revoke_token
 from ingest.transport import Transport
+from storage.errors import JournalFailed
+from tests.ingest.test_collector import GatedJournal, registered, running
 
 
 def token(**fields: object) -> Token:
@@ -273,6 +281,52 @@ def test_a_damaged_file_is_an_error_and_no_open_door(tmp_path: Path, damage: byt
         file.changed()
     with pytest.raises(TokenError):  # and it is looked at again
         file.changed()
+
+
+# --- what is open to all -------------------------------------------------------------------------
+
+
+async def healthz(router: Router, *headers: tuple[bytes, bytes]) -> tuple[int, Any]:
+    """Status and body of one `GET /healthz`."""
+    sent: list[MutableMapping[str, Any]] = []
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/healthz",
+        "raw_path": b"/healthz",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), *headers],
+    }
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    await router(scope, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def test_why_a_collector_failed_is_not_for_strangers() -> None:
+    """That it failed is for everybody; the cause for a token, and without tokens for loopback."""
+
+    async def main() -> None:
+        journal = GatedJournal()
+        async with running(journal) as collector:
+            journal.errors = [JournalFailed("EIO of /srv/journal.db")]
+            with pytest.raises(CollectorFailed):
+                await registered(collector)
+            known = TokenBook()
+            live = LivePolicies(None, collector.policies)
+            router = Routes(collector, live).router(admit=Admission(known, Hosts("127.0.0.1")))
+            cause = {"status": "failed", "cause": "EIO of /srv/journal.db"}
+            assert await healthz(router) == (503, cause)
+            known.replace([token()], 0.0)
+            assert await healthz(router) == (503, {"status": "failed"})
+            assert await healthz(router, (b"authorization", GOOD)) == (503, cause)
+
+    asyncio.run(main())
 
 
 # --- hosts and origins ---------------------------------------------------------------------------
