@@ -104,7 +104,7 @@ class Collector:
             on_full=self._on_full,
             on_failed=self._on_failed,
         )
-        self._sealer = Sealer(writer, notify=self._notify)
+        self._sealer = Sealer(writer, notify=self._notify, on_moved=self._on_failed)
         self._last_timeout_check = 0.0
         self.failed = asyncio.Event()
         self._declare(journal)

@@ -2,7 +2,8 @@
 
 It knows no state: it gets a plan with its parts and answers the written shard. A writer process
 that died is started again and the same plan is written once more; the writer adopts a shard that it
-finds complete. A disk that is full, or any other failed write, is tried again until it works.
+finds complete. A disk that is full, or any other failed write, is tried again until it works. Only
+a root that is not at its place any more ends the collector: nothing that is written then is its.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import msgspec
 
 from storage.episode import Part
-from storage.errors import StorageError
+from storage.errors import FolderMoved, StorageError
 from storage.journal import Plan
 
 log = logging.getLogger("headrace.collector")
 
 RETRY_SECONDS = 0.5
+CHECK_SECONDS = 1.0
+"""So often a writer without work looks whether its folders are still in their places."""
 
 
 class WrittenShard(Protocol):
@@ -39,9 +42,13 @@ class WrittenShard(Protocol):
 
 
 class Writer(Protocol):
-    """Writes one shard per call; `start` may be called again after a failure."""
+    """Writes one shard per call; `start` may be called again after a failure.
+
+    `write` and `check` raise FolderMoved when a shard would not be where its journal is.
+    """
 
     def start(self) -> None: ...
+    def check(self) -> None: ...
     def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> WrittenShard: ...
     def kill(self) -> None: ...
     def close(self) -> None: ...
@@ -57,11 +64,21 @@ class SealJob(msgspec.Struct, frozen=True):
 
 
 class Sealer:
-    """Runs one writer. `failures` counts writes that had to be tried again."""
+    """Runs one writer. `failures` counts writes that had to be tried again.
 
-    def __init__(self, writer: Writer, *, notify: Callable[..., Any]) -> None:
+    `on_moved(error)` tells, through `notify`, that nothing more can be written.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        *,
+        notify: Callable[..., Any],
+        on_moved: Callable[[Exception], None],
+    ) -> None:
         self._writer = writer
         self._notify = notify
+        self._on_moved = on_moved
         self._jobs: SimpleQueue[SealJob | None] = SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-sealer", daemon=True)
@@ -94,10 +111,20 @@ class Sealer:
     def _run(self) -> None:
         self._try(self._writer.start)
         try:
-            while (job := self._jobs.get()) is not None and self._seal(job):
+            while (job := self._next()) is not None and self._seal(job):
                 continue
+        except FolderMoved as error:
+            self._notify(self._on_moved, error)
         finally:
             self._writer.close()
+
+    def _next(self) -> SealJob | None:
+        """The next job; None when there will be none. Raises FolderMoved."""
+        while True:
+            try:
+                return self._jobs.get(timeout=CHECK_SECONDS)
+            except Empty:
+                self._try(self._writer.check)
 
     def _seal(self, job: SealJob) -> bool:
         """Write a plan's shard, then tell; answers False when it waits for the next start."""
@@ -110,6 +137,8 @@ class Sealer:
         while True:
             try:
                 return self._writer.write(job.plan.stream, job.canonical_json, job.parts)
+            except FolderMoved:
+                raise
             except Exception as error:  # nothing may end this thread: shards would just stop
                 self.failures += 1
                 self.last_error = repr(error)
@@ -124,6 +153,8 @@ class Sealer:
     def _try(self, action: Callable[[], None]) -> None:
         try:
             action()
+        except FolderMoved:
+            raise
         except (StorageError, OSError) as error:
             self.last_error = str(error)
             log.warning("shard writer: %s", error)

@@ -128,7 +128,7 @@ class Server:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def run(self, stop: asyncio.Event) -> int:
-        """Serve until `stop` is set or the journal fails; answers the exit status."""
+        """Serve until `stop` is set or the collector fails; answers the exit status."""
         self.collector.start()
         watched = (self.live, self.access, self._watch)
         following = [asyncio.create_task(one.follow()) for one in watched]
@@ -155,7 +155,7 @@ class Server:
         if self._said is not None:
             self._said.release()
         if failed is not None:
-            log.error("the journal failed: %s; start again to recover", failed)
+            log.error("the collector cannot go on: %s; start it again to recover", failed)
         return 1 if failed is not None else 0
 
 

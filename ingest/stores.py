@@ -48,6 +48,7 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
     writer = WriterProcess(
         root / "shards",
         owner=journal.collector_id,
+        beside=(root, root / "journal"),
         compression=compression,  # type: ignore[arg-type]  # the command line checks it
     )
     live = LivePolicies(root, policies)
@@ -80,6 +81,7 @@ class _NoShards:
     """A writer for parts that a tap keeps: what the journal holds of them can go at once."""
 
     def start(self) -> None: ...
+    def check(self) -> None: ...
     def kill(self) -> None: ...
     def close(self) -> None: ...
 

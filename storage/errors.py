@@ -1,6 +1,7 @@
 """What can go wrong at rest.
 
     StorageError
+    ├── FolderMoved              a folder in use is not at its path any more: stop
     ├── JournalError
     │   ├── JournalLocked        another process holds the journal
     │   ├── JournalFull          the disk is full: rolled back, the journal stays usable
@@ -17,6 +18,7 @@ that they judge.
 from __future__ import annotations
 
 __all__ = [
+    "FolderMoved",
     "GenerationConflict",
     "JournalError",
     "JournalFailed",
@@ -31,6 +33,10 @@ __all__ = [
 
 class StorageError(Exception):
     """The root of everything that this package raises about files."""
+
+
+class FolderMoved(StorageError):
+    """A folder in use was moved, unmounted or replaced: its path leads elsewhere."""
 
 
 class JournalError(StorageError):

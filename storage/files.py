@@ -79,8 +79,8 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def make_directory(directory: Path) -> None:
-    """Create `directory` and its parents, each name durable. No error when it exists.
+def make_directory(directory: Path, *, parents: bool = True) -> None:
+    """Create `directory` and, by default, its parents, each name durable. No error when it exists.
 
     One that exists is synced too: who made it may have been killed before its own sync.
     """
@@ -88,7 +88,8 @@ def make_directory(directory: Path) -> None:
         with contextlib.suppress(PermissionError):  # a folder that we may enter and not read
             sync_directory(directory.parent)
         return
-    make_directory(directory.parent)
+    if parents:
+        make_directory(directory.parent)
     directory.mkdir(exist_ok=True)
     sync_directory(directory.parent)
 

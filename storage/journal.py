@@ -26,7 +26,8 @@ from typing import Any
 
 from msgspec.structs import astuple, replace
 
-from storage.errors import JournalError, JournalFailed, JournalFull, JournalLocked
+from storage.anchor import Anchor
+from storage.errors import FolderMoved, JournalError, JournalFailed, JournalFull, JournalLocked
 from storage.files import FileLock, make_directory
 from storage.journal_damage import keep_damaged
 from storage.journal_database import (
@@ -38,6 +39,7 @@ from storage.journal_database import (
     checksum,
     connect,
     is_malformed,
+    leave_open,
     translate,
 )
 from storage.journal_types import (
@@ -81,6 +83,7 @@ class SqliteJournal:
         self._damage = DamageReport()
         self._unlogged = 0  # bytes committed since the last checkpoint
         self._last_row, self._dropped = 0, RangeSet()
+        self._place = Anchor(directory)
         try:
             self._connect()
             self._load()
@@ -93,6 +96,7 @@ class SqliteJournal:
             self._make_durable()
         except BaseException:
             self._disconnect()
+            self._place.close()
             raise
 
     @classmethod
@@ -370,10 +374,20 @@ class SqliteJournal:
         return fresh
 
     def close(self) -> None:
-        """Close the database and let the lock go. No error when closed already."""
+        """Close the database and let the lock go. No error when closed already.
+
+        Once the folder was moved the database stays open until the process ends, as after a kill.
+        """
         if self._failed is None:
             self._failed = JournalError("the journal is closed")
-        self._disconnect()
+        try:
+            self._place.require()
+        except (FolderMoved, OSError):
+            # SQLite would remove `-wal` by its path: what lies there now may be another journal's
+            leave_open(self._db)
+        else:
+            self._disconnect()
+            self._place.close()
         self._lock.release()
 
     # inside

@@ -7,6 +7,7 @@ failed, or the content is malformed.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import sqlite3
@@ -133,6 +134,11 @@ def connect(path: Path, collector_id_factory: Callable[[], str]) -> sqlite3.Conn
         database.close()
         raise
     return database
+
+
+def leave_open(database: sqlite3.Connection) -> None:
+    """Never close a connection, not at the interpreter's end either; its locks stay too."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
 
 
 def _require_writable(path: Path) -> None:

@@ -76,8 +76,9 @@ STATISTICS = ["t", "ts", "ordinal", "episode_ordinal"]
 class ShardWriter:
     """Writes blocks of parts as shards under `directory` (the `shards/` folder of a root).
 
-    `row_group_bytes`: raw bytes of a row group. `fsync` is called with the descriptor of the file
-    and then of the directory; tests put a slow or failing one in its place.
+    `row_group_bytes`: raw bytes of a row group. `make` false: `directory` is never made. `fsync`
+    is called with the descriptor of the file and then of the directory; tests put a slow or failing
+    one in its place.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class ShardWriter:
         *,
         compression: Literal["zstd", "lz4"] = "zstd",
         row_group_bytes: int = 8_000_000,
+        make: bool = True,
         fsync: Callable[[int], None] = os.fsync,
     ) -> None:
         if compression not in ("zstd", "lz4"):
@@ -95,6 +97,7 @@ class ShardWriter:
         self.directory = directory
         self._compression: Literal["zstd", "lz4"] = compression
         self._row_group_bytes = row_group_bytes
+        self._make = make
         self._fsync = fsync
         self._durable: set[Path] = set()
 
@@ -186,7 +189,7 @@ class ShardWriter:
     def _make_folder(self, folder: Path) -> None:
         """Make sure that a stream's folder is there and durable, once for each."""
         if folder not in self._durable or not folder.is_dir():
-            make_directory(folder)
+            make_directory(folder, parents=self._make)
             self._durable.add(folder)
 
     def _sync_folder(self, folder: Path) -> None:

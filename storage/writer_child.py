@@ -25,6 +25,7 @@ def write_shards(
 ) -> None:
     """Serve write requests from stdin until it ends. Answers go to stdout, and nothing else does.
 
+    The parent made `directory`: where it is gone, no other is made in its place.
     Ctrl-C reaches the whole foreground group; the parent decides when this process ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -32,7 +33,9 @@ def write_shards(
     os.dup2(2, 1)  # what a library prints must not land between the answers
     if owner is not None:
         remove_leftovers(directory, owner)
-    writer = ShardWriter(directory, compression=compression, row_group_bytes=row_group_bytes)
+    writer = ShardWriter(
+        directory, compression=compression, row_group_bytes=row_group_bytes, make=False
+    )
     with replies:
         serve(writer, sys.stdin.buffer, replies)
 

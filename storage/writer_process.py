@@ -23,7 +23,9 @@ from typing import IO, ClassVar, Literal
 
 import msgspec
 
+from storage.anchor import Anchor
 from storage.episode import Part
+from storage.files import make_directory
 from storage.part_block import PartBlock
 from storage.shard_files import ShardError, ShardInfo, ShardWriteError, WriterDied
 
@@ -107,7 +109,10 @@ class WriterProcess:
     the first `write`. After WriterDied the next `write` starts another one. Keep the thread that
     calls `start` or `write` alive: the child dies with it.
 
-    `owner`: the collector id; what its killed predecessors left half-written is removed at start.
+    `directory` is made when it is not there. It and the folders `beside` it, which is where the
+    parts come from, have to stay in their places: FolderMoved, and nobody may believe a shard that
+    was written meanwhile. `owner`: the collector id; what its killed predecessors left half-written
+    is removed at start.
     """
 
     # -P: a folder called `storage` where the user happens to stand is not this package
@@ -118,10 +123,13 @@ class WriterProcess:
         directory: Path,
         *,
         owner: str | None = None,
+        beside: Sequence[Path] = (),
         compression: Literal["zstd", "lz4"] = "zstd",
         row_group_bytes: int = 8_000_000,
     ) -> None:
         self.directory = directory.absolute()
+        make_directory(self.directory)
+        self._anchor = Anchor(*beside, self.directory)
         self._options = ["--compression", compression, "--row-group-bytes", str(row_group_bytes)]
         if owner is not None:
             self._options += ["--owner", owner]
@@ -154,16 +162,24 @@ class WriterProcess:
     ) -> ShardInfo:
         """Write one shard and wait for it. The parts have their ordinals.
 
-        Raises WriterDied when the child is gone before it answered (the shard may exist or not:
-        `storage.shards.find_shard`, then write again), ShardWriteError when it could not write,
-        ShardError for parts that do not fit their schema.
+        Raises FolderMoved when that is not in its place, WriterDied when the child is gone before
+        it answered (the shard may exist or not: `storage.shards.find_shard`, then write again),
+        ShardWriteError when it could not write, ShardError for parts that do not fit their schema.
         """
+        self.check()  # rarely is a shard left where it does not belong; after it none is believed
         block = parts if isinstance(parts, PartBlock) else PartBlock.of(parts)
         request = msgspec.msgpack.encode(WriteRequest(stream, canonical_json))
         reply = self._exchange([request, *block.to_frames()])
+        self.check()
         if reply.info is None:
             raise ShardWriteError(reply.error, reply.errno)
+        if not self._anchor.has(reply.info.path):
+            raise ShardWriteError(f"{reply.info.path}: written, and not there")
         return reply.info
+
+    def check(self) -> None:
+        """Raises FolderMoved unless the folders are where they were; OSError when it is unknown."""
+        self._anchor.require()
 
     def _exchange(self, frames: Sequence[bytes]) -> Reply:
         self.start()
@@ -199,11 +215,12 @@ class WriterProcess:
             child.kill()
 
     def close(self) -> None:
-        """Let the child finish and leave. No error when it is gone already."""
+        """Let the child finish and leave, for good. No error when it is gone already."""
         child, self._child = self._child, None
         if child is not None:
             _drop_pipes(child)
             child.wait()
+        self._anchor.close()
 
     def __enter__(self) -> WriterProcess:
         self.start()

@@ -95,14 +95,15 @@ class CollectorProcess:
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self._wait()
+        self.wait()
 
     def stop(self) -> int:
         """SIGTERM; answers the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self._wait()
+        return self.wait()
 
-    def _wait(self) -> int:
+    def wait(self) -> int:
+        """Until it has ended, by itself or by a signal; answers the exit status."""
         code = self.process.wait(READY_SECONDS)
         if self.process.stdout is not None:
             self.process.stdout.close()
@@ -147,7 +148,7 @@ class CollectorProcess:
         self._pool.clear()
         if self.process.poll() is None:
             self.process.kill()
-            self._wait()
+            self.wait()
 
 
 def shard_rows(root: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import storage.files
 import storage.journal_damage
 import storage.journal_database
 import storage.shards
+from storage.anchor import Anchor
 from storage.journal import SqliteJournal
 from storage.shards import ShardWriter, find_shard
 from tests.faults.disk import Disk
@@ -103,3 +104,10 @@ def failed_sync_ignored(patch: Patch) -> None:
 def log_trusted_after_a_failed_sync(patch: Patch) -> None:
     """The next start believes the log that a failed sync left."""
     patch.replace(SqliteJournal, "_make_durable", lambda self: None)
+
+
+@mutant(moved_root="lost")
+def shard_believed_wherever_it_is(patch: Patch) -> None:
+    """Nobody looks whether a path still leads to the root that was opened."""
+    patch.replace(Anchor, "require", lambda self: None)
+    patch.replace(Anchor, "has", lambda self, path: True)

@@ -30,6 +30,7 @@ NAMES = (
     "clock",
     "slow_writer",
     "two_collectors",
+    "moved_root",
     "soak",
     "simulation",
     "restore",

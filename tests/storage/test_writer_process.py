@@ -138,9 +138,9 @@ def test_bad_parts_are_refused_and_the_child_lives(writer: WriterProcess) -> Non
 
 
 def test_what_the_system_says_comes_back_with_its_number(tmp_path: Path) -> None:
-    (tmp_path / "shards").write_text("a file where a folder should be")
+    (tmp_path / STREAM).write_text("a file where a folder should be")
     with (
-        WriterProcess(tmp_path / "shards") as process,
+        WriterProcess(tmp_path) as process,
         pytest.raises(ShardWriteError) as caught,
     ):
         process.write(STREAM, CANONICAL, [make_part(0)])
