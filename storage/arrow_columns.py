@@ -178,19 +178,30 @@ def sparse_binary(rows: int, at: Array, items: Texts, kind: pa.DataType | None =
     return binary_array(starts_of(sizes), data, kind, valid)
 
 
+def coded(words: pa.Array, codes: Array) -> pa.Array:
+    """The word of each code (N,), null where it is below 0, as a dictionary array."""
+    missing = codes < 0
+    indices = pa.array(codes.astype(np.int32), mask=missing if missing.any() else None)
+    return pa.DictionaryArray.from_arrays(indices, words)
+
+
 class RepeatedText:
     """A text that is one value per part, stretched over the parts' rows."""
 
-    def __init__(self, values: Sequence[str | None], steps: Array) -> None:
-        index: dict[str | None, int] = {}
-        codes = np.array([index.setdefault(v, len(index)) for v in values], np.int32)
-        self._different = pa.array(list(index), pa.string())
-        self._codes = np.repeat(codes, steps)
+    def __init__(self, values: Sequence[str | None]) -> None:
+        index: dict[str, int] = {}
+        codes = [-1 if v is None else index.setdefault(v, len(index)) for v in values]
+        self._codes = np.array(codes, np.int64)
+        self._words = pa.array(list(index), pa.string())
 
-    def rows(self, begin: int, end: int) -> pa.Array:
-        if len(self._different) == 1:
-            return pa.repeat(self._different[0], end - begin)
-        return self._different.take(pa.array(self._codes[begin:end]))
+    def rows(self, parts: slice, sizes: Array) -> pa.Array:
+        """A dictionary array of what these parts have, over `sizes` rows each."""
+        codes = self._codes[parts]
+        used = np.zeros(len(self._words) + 1, np.bool_)  # the last one is for null, which is -1
+        used[codes] = True
+        places = np.append(np.cumsum(used[:-1]) - 1, -1)
+        words = self._words.filter(pa.array(used[:-1]))  # each row group has its own
+        return coded(words, np.repeat(places[codes], sizes))
 
 
 # --- from Arrow ------------------------------------------------------------------------------

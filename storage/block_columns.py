@@ -13,6 +13,7 @@ from storage.arrow_columns import (
     RepeatedText,
     Texts,
     binary_array,
+    coded,
     leaf_array,
     leaf_bytes,
     sparse_binary,
@@ -20,7 +21,7 @@ from storage.arrow_columns import (
 )
 from storage.episode import ENDINGS, SOURCES
 from storage.part_block import PartBlock
-from storage.schema import ColumnSpec, ShardMetadata, final_specs, leaf_specs
+from storage.schema import ColumnSpec, ShardMetadata, coded_schema, final_specs, leaf_specs
 from storage.shard_files import ShardError
 
 _PER_STEP = {
@@ -46,7 +47,8 @@ class BlockColumns:
 
     def __init__(self, block: PartBlock, metadata: ShardMetadata, schema: pa.Schema) -> None:
         scalars = block.scalars
-        self._block, self._schema = block, schema
+        self._block = block
+        self.schema = coded_schema(schema)
         self._steps = np.array(scalars.steps, np.int64)
         self.rows = int(self._steps.sum())
         self._starts = starts_of(self._steps)
@@ -75,7 +77,14 @@ class BlockColumns:
             np.frombuffer(b"".join(infos), np.uint8),
         )
         self._info_rows = np.array(scalars.info_rows, np.int64)
-        self._repeated = self._repeated_numbers()
+        self._numbers = {
+            "part": np.array(scalars.part, np.int64),
+            "ordinal": np.array(scalars.ordinal, np.int64),
+            "episode_ordinal": np.array(scalars.episode_ordinal, np.int64),
+            "training_enabled": np.array(scalars.training_enabled, np.bool_),
+        }
+        # t runs on from each part's t0: shift the row number by t0 minus the part's first row
+        self._shifts = np.array(scalars.t0, np.int64) - self._starts[:-1]
 
     @property
     def bytes_per_row(self) -> float:
@@ -85,11 +94,14 @@ class BlockColumns:
         return 160 + (values + len(self._infos.data)) / self.rows
 
     def table(self, begin: int, end: int) -> pa.Table:
-        """Rows `begin`..`end` (exclusive) as a table of the shard's schema."""
+        """Rows `begin`..`end` (exclusive) as a table of `schema`."""
+        parts, sizes = self._parts(begin, end)
         columns: dict[str, Any] = {
-            name: pa.array(values[begin:end]) for name, values in self._repeated.items()
+            name: pa.array(np.repeat(values[parts], sizes))
+            for name, values in self._numbers.items()
         }
-        columns |= {name: text.rows(begin, end) for name, text in self._texts.items()}
+        columns["t"] = pa.array(np.arange(begin, end) + np.repeat(self._shifts[parts], sizes))
+        columns |= {name: text.rows(parts, sizes) for name, text in self._texts.items()}
         columns |= self._obs.arrays(begin, end) | self._actions.arrays(begin, end)
         columns |= self._endings(begin, end)
         columns |= self._steps_columns(begin, end)
@@ -101,13 +113,20 @@ class BlockColumns:
             pa.string(),
         )
         return pa.Table.from_arrays(
-            [columns[name] for name in self._schema.names], schema=self._schema
+            [columns[name] for name in self.schema.names], schema=self.schema
         )
+
+    def _parts(self, begin: int, end: int) -> tuple[slice, npt.NDArray[np.int64]]:
+        """The parts that have rows of `begin`..`end`, and how many each of them has there."""
+        first = int(np.searchsorted(self._starts, begin, "right")) - 1
+        last = int(np.searchsorted(self._starts, end, "left"))
+        edges = self._starts[first : last + 1].clip(begin, end)
+        return slice(first, last), np.diff(edges)
 
     def _repeated_texts(self) -> dict[str, RepeatedText]:
         scalars = self._block.scalars
         return {
-            name: RepeatedText(values, self._steps)
+            name: RepeatedText(values)
             for name, values in (
                 ("eps_id", scalars.episode_id),
                 ("agent_id", scalars.agent_id),
@@ -115,20 +134,6 @@ class BlockColumns:
                 ("continues", scalars.continues),
                 ("tags", scalars.tags),
             )
-        }
-
-    def _repeated_numbers(self) -> dict[str, npt.NDArray[Any]]:
-        scalars = self._block.scalars
-        # t runs on from each part's t0: shift the row number by t0 minus the part's first row
-        shift = np.array(scalars.t0, np.int64) - self._starts[:-1]
-        return {
-            "t": np.arange(self.rows) + np.repeat(shift, self._steps),
-            "part": np.repeat(np.array(scalars.part, np.int64), self._steps),
-            "ordinal": np.repeat(np.array(scalars.ordinal, np.int64), self._steps),
-            "episode_ordinal": np.repeat(np.array(scalars.episode_ordinal, np.int64), self._steps),
-            "training_enabled": np.repeat(
-                np.array(scalars.training_enabled, np.bool_), self._steps
-            ),
         }
 
     def _endings(self, begin: int, end: int) -> dict[str, pa.Array]:
@@ -150,7 +155,7 @@ class BlockColumns:
             for name, items in self._final.items()
         }
         return {
-            "ended": _ENDINGS.take(_known(ended)),
+            "ended": coded(_ENDINGS, ended),
             "terminateds": pa.array(ended == _TERMINATED),
             "truncateds": pa.array((ended >= 0) & (ended != _TERMINATED)),
             "agents": _known(agents),
@@ -169,7 +174,7 @@ class BlockColumns:
         )
         logp = self._per_step["action_logp"][begin:end]
         columns["action_logp"] = pa.array(logp, mask=np.isnan(logp))
-        columns["source"] = _words(_SOURCES, self._per_step["source"][begin:end])
+        columns["source"] = coded(_SOURCES, self._per_step["source"][begin:end])
         offsets, data = self._dist
         here = offsets[begin : end + 1]
         columns["action_dist_inputs"] = (
@@ -210,13 +215,6 @@ def _final_columns(
     starts = splitter.offsets(len(found), joined, lengths.tobytes(), "final_obs")
     values = splitter.split(np.frombuffer(joined, np.uint8), starts)
     return {spec.name: leaf_bytes(value) for spec, value in zip(specs, values, strict=True)}
-
-
-def _words(words: pa.Array, codes: npt.NDArray[np.uint8]) -> pa.Array:
-    """A word per code (N,)."""
-    if (codes == codes[0]).all():
-        return pa.repeat(words[int(codes[0])], len(codes))
-    return words.take(pa.array(codes))
 
 
 def _known(values: npt.NDArray[Any]) -> pa.Array:

@@ -14,6 +14,7 @@ name holds a dot, so that a vector inside a Dict or a Tuple is `binary` too.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
@@ -127,6 +128,30 @@ def columns_for(observation: Space, action: Space) -> pa.Schema:
             pa.field("agents", pa.int32()),
         ]
     )
+
+
+CODED = ("eps_id", "agent_id", "ended", "policy_id", "source", "continues", "tags")
+"""Texts that repeat few values."""
+
+
+def coded_schema(schema: pa.Schema) -> pa.Schema:
+    """A shard's schema with dictionaries in place of the texts that repeat: the way to write it.
+
+    The file says nothing of it. Written as plain texts, each row's text would be hashed again.
+    """
+    for name in CODED:
+        at = schema.get_field_index(name)
+        kind = pa.dictionary(pa.int32(), schema.field(at).type)
+        schema = schema.set(at, schema.field(at).with_type(kind))
+    return schema
+
+
+def arrow_footer(schema: pa.Schema) -> dict[bytes, bytes]:
+    """The footer's pairs: the schema's own, and the schema for Arrow, as Arrow's writer does it.
+
+    Parquet itself has no lists of a fixed size.
+    """
+    return {**schema.metadata, b"ARROW:schema": base64.b64encode(schema.serialize().to_pybytes())}
 
 
 def column_specs(observation: Space, action: Space) -> dict[str, ColumnSpec]:

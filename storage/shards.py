@@ -29,7 +29,7 @@ from storage.block_columns import BlockColumns
 from storage.episode import Part
 from storage.files import make_directory
 from storage.part_block import PartBlock
-from storage.schema import ShardMetadata, metadata_for
+from storage.schema import CODED, ShardMetadata, arrow_footer, metadata_for
 from storage.shard_files import (
     ShardDamaged,
     ShardError,
@@ -59,8 +59,7 @@ __all__ = [
     "to_pandas",
 ]
 
-DICTIONARY = ["eps_id", "agent_id", "ended", "policy_id", "source", "continues", "tags"]
-DICTIONARY += ["t", "ordinal", "episode_ordinal"]
+DICTIONARY = [*CODED, "t", "ordinal", "episode_ordinal"]
 """Columns that repeat few values; dictionaries for all columns would cost 2.8 times the time.
 
 The three that count take less space so, and less time to compress: a shard is a tenth smaller.
@@ -152,7 +151,8 @@ class ShardWriter:
         rows = max(1, int(self._row_group_bytes / columns.bytes_per_row))
         with pq.ParquetWriter(
             sink,
-            schema,
+            columns.schema,
+            store_schema=False,  # it would tell of our dictionaries
             compression=self._compression,
             compression_level=1 if self._compression == "zstd" else None,
             use_dictionary=DICTIONARY,
@@ -163,6 +163,7 @@ class ShardWriter:
             for begin in range(0, columns.rows, rows):
                 end = min(begin + rows, columns.rows)
                 writer.write_table(columns.table(begin, end), row_group_size=rows)
+            writer.add_key_value_metadata(arrow_footer(schema))
         data: bytes = sink.getvalue().to_pybytes()
         return data
 

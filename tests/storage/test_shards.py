@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from storage.codec import Codec, Leaf, leaves
 from storage.episode import ENDINGS, SOURCES, EpisodeError, Part
 from storage.part_block import PartBlock
+from storage.schema import CODED
 from storage.shard_files import ShardName, remove_leftovers
 from storage.shards import (
     ShardDamaged,
@@ -204,6 +205,49 @@ def test_the_file_is_as_every_tool_reads_it(tmp_path: Path) -> None:
         assert (column.dictionary_page_offset is not None) == (name in ids), name
         assert column.is_stats_set == (name in {"t", "ts", "ordinal", "episode_ordinal"}), name
         assert column.physical_type != "FIXED_LEN_BYTE_ARRAY"
+
+
+def test_the_file_says_nothing_of_how_texts_were_handed_over(tmp_path: Path) -> None:
+    """Texts that repeat are plain texts to every reader, and null where they were."""
+    parts = [
+        make_part(0, tags='{"a": "b"}', ended="terminated"),
+        make_part(1, continues="before", ended=None),
+    ]
+    path = ShardWriter(tmp_path).write(STREAM, CANONICAL, parts).path
+    schema = pq.read_schema(path)
+    assert {schema.field(name).type for name in CODED} == {pa.string()}
+    table = pq.read_table(path)
+    assert table["continues"].to_pylist() == [None] * 3 + ["before"] * 3
+    assert table["ended"].to_pylist() == [None, None, "terminated", None, None, None]
+    assert table["tags"].to_pylist() == ['{"a": "b"}'] * 3 + [parts[1].tags] * 3
+
+
+def test_a_row_group_has_the_texts_of_its_own_rows_only(tmp_path: Path) -> None:
+    """Otherwise each of many row groups would repeat the ids of all episodes of the shard."""
+    ids = [f"{n:032d}" for n in range(4000)]
+    parts = [make_part(n, steps=1, episode_id=name) for n, name in enumerate(ids)]
+    whole, cut = (
+        pq.ParquetFile(writer.write(STREAM, CANONICAL, parts).path).metadata
+        for writer in (
+            ShardWriter(tmp_path / "whole"),
+            ShardWriter(tmp_path / "cut", row_group_bytes=20_000),
+        )
+    )
+    assert cut.num_row_groups > 10
+
+    def size(metadata: Any) -> int:
+        groups = (metadata.row_group(n) for n in range(metadata.num_row_groups))
+        return sum(group.column(0).total_uncompressed_size for group in groups)
+
+    assert size(cut) < 1.2 * size(whole)
+
+
+def test_texts_beyond_a_dictionary_are_written_all_the_same(tmp_path: Path) -> None:
+    """Parquet leaves dictionaries of more than a megabyte; no text is lost or changed by that."""
+    ids = [f"{n:0200d}" for n in range(8000)]
+    parts = [make_part(n, steps=1, episode_id=name) for n, name in enumerate(ids)]
+    path = ShardWriter(tmp_path).write(STREAM, CANONICAL, parts).path
+    assert pq.read_table(path, columns=["eps_id"])["eps_id"].to_pylist() == ids
 
 
 def test_lz4_when_asked(tmp_path: Path) -> None:
