@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
-from ingest.auth import LOCAL, NOBODY, Allowance, Caller, TokenBook, masked, require_allowance
+from ingest.auth import LOCAL, NOBODY, Caller, TokenBook, masked, require_allowance
 from ingest.errors import Refusal
+from ingest.few_lines import FewLines
 
 __all__ = ["Admission", "Hosts", "audit", "host_of"]
 
@@ -128,8 +129,7 @@ class Admission:
         self.book = book
         self._hosts = hosts
         self._clock, self._wall = clock, wall
-        self._told = Allowance(AUDIT_RATE, since=clock())
-        self._untold = 0
+        self._lines = FewLines(AUDIT_RATE, since=clock())
         self.refused = 0
 
     def __call__(self, scope: MutableMapping[str, Any], needed: frozenset[str]) -> Caller:
@@ -160,11 +160,9 @@ class Admission:
     def _tell(self, scope: MutableMapping[str, Any], refusal: Refusal) -> None:
         """An audit line, but no flood of them."""
         self.refused += 1
-        if self._told.wait(self._clock()) > 0.0:
-            self._untold += 1
+        untold = self._lines.take(self._clock())
+        if untold is None:
             return
-        self._told.charge(1)
-        untold, self._untold = self._untold, 0
         peer = scope.get("client")
         audit(
             "refused",

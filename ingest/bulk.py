@@ -33,11 +33,12 @@ from ingest.bulk_digest import digest_rows
 from ingest.bulk_runs import Run, Runs, runs_of
 from ingest.bulk_stream import read_table
 from ingest.collector import Collector
-from ingest.errors import STATUS, Refusal
+from ingest.errors import Refusal
 from ingest.events import Receipt
 from ingest.gathering import ROW_EPISODES, ROW_STEPS, Gathering
 from ingest.http import Request
 from ingest.idempotency import key_of
+from ingest.import_reply import ImportReply
 from ingest.importing import accept_runs, tell
 from storage.declarations import PolicyDeclaration
 from storage.ranges import RangeSet
@@ -70,25 +71,15 @@ async def import_steps(
     # the first request loads pyarrow, and a large one takes seconds
     small = len(request.body) < SMALL and "pyarrow" in sys.modules
     gathers = small and key is None
-    found = await _gathered(request, collector, gathering) if gathers else None
-    if found is None:
-        found = await _alone(request, collector, key, small=small, charged=gathers)
-    reply, refused = found
-    return reply, _wasted(reply, refused)
-
-
-def _wasted(reply: wire.EventsReply, refused: int) -> float:
-    """The part that did not fit its policy; all of it where nothing was taken."""
-    fine = reply.accepted + reply.duplicates
-    if not refused:
-        return 0.0
-    codes = {STATUS[one.error["code"]] for one in reply.refused}
-    return 0.0 if fine and codes.isdisjoint((400, 422)) else refused / (refused + fine)
+    reply = await _gathered(request, collector, gathering) if gathers else None
+    if reply is None:
+        reply = await _alone(request, collector, key, small=small, charged=gathers)
+    return reply.message, reply.wasted
 
 
 async def _gathered(
     request: Request, collector: Collector, gathering: Gathering
-) -> tuple[wire.EventsReply, int] | None:
+) -> ImportReply | None:
     """What `_alone` answers, of one taken with those that came beside it; None to go alone."""
     table = read_table(request.body)
     request.caller.charge(table.num_rows)  # before anything is waited for
@@ -99,15 +90,15 @@ async def _gathered(
     answer = await gathering.take(table, rules, request.caller)
     if answer is None:
         return None
-    reply, refused, row = answer
+    reply, row = answer
     await collector.durable(row)
-    return reply, refused
+    return reply
 
 
 async def _alone(
     request: Request, collector: Collector, key: str | None, *, small: bool, charged: bool
-) -> tuple[wire.EventsReply, int]:
-    """The reply to an import, and how many events of it were refused."""
+) -> ImportReply:
+    """The reply to an import that is taken by itself."""
     owner = request.caller.token_id
     receipt = _receipt(collector, key, owner)
     if small:
@@ -116,7 +107,7 @@ async def _alone(
         found, content = await asyncio.to_thread(_read, request.body, collector, key, receipt)
     if not charged:
         request.caller.charge(found.rows if isinstance(found, Runs) else sum(map(_rows, found)))
-    refused, instance, known = 0, None, RangeSet()
+    instance, known = None, RangeSet()
     if key is not None:
         if _receipt(collector, key, owner) != receipt:
             text = "another import with this key is being read"
@@ -124,20 +115,20 @@ async def _alone(
         registered, row = collector.register(wire.Register(name=NAMES + key), owner, content)
         await collector.durable(row)
         instance, known = registered.instance, RangeSet(registered.starts)
-    reply = wire.EventsReply(durable=collector.keeps, accepted=0)
+    reply = ImportReply(durable=collector.keeps)
     if isinstance(found, Runs):
-        reply.duplicates = sum(run.events for run in found.episodes if run.number in known)
+        reply.take(0, sum(run.events for run in found.episodes if run.number in known))
         for some in _grouped([run for run in found.episodes if run.number not in known]):
             await _room(collector, reply)
             outcomes, row = accept_runs(collector, found, some, instance, request.caller)
             await collector.durable(row)
-            refused += tell(reply, zip(some, outcomes, strict=True))
+            tell(reply, zip(some, outcomes, strict=True))
     else:
-        reply.duplicates = sum(len(one.events) for one in found if one.number in known)
+        reply.take(0, sum(len(one.events) for one in found if one.number in known))
         for group in _groups([one for one in found if one.number not in known]):
             await _room(collector, reply)
-            refused += await _accept(group, instance, collector, reply, request.caller)
-    return reply, refused
+            await _accept(group, instance, collector, reply, request.caller)
+    return reply
 
 
 def _rows(episode: BulkEpisode) -> int:
@@ -240,9 +231,9 @@ def _grouped(runs: list[Run]) -> Iterator[list[Run]]:
         yield group
 
 
-async def _room(collector: Collector, reply: wire.EventsReply) -> None:
+async def _room(collector: Collector, reply: ImportReply) -> None:
     """Wait for the shard writer in the middle of a request: what has begun is not told to wait."""
-    while reply.accepted and collector.is_behind and collector.failure is None:
+    while reply.message.accepted and collector.is_behind and collector.failure is None:
         await asyncio.sleep(ROOM_SECONDS)
 
 
@@ -250,20 +241,17 @@ async def _accept(
     group: list[BulkEpisode],
     instance: str | None,
     collector: Collector,
-    reply: wire.EventsReply,
+    reply: ImportReply,
     caller: Caller,
-) -> int:
-    """Accept the events of some episodes as one batch, and wait until they are durable.
-
-    Answers how many were refused.
-    """
+) -> None:
+    """Accept the events of some episodes as one batch, and wait until they are durable."""
     batch = wire.Batch(
         instance=instance, events=[event for episode in group for event in episode.events]
     )
     answer, row = collector.accept(batch, caller=caller)
     await collector.durable(row)
-    reply.accepted += answer.accepted
-    reply.duplicates += answer.duplicates
+    reply.take(answer.accepted, answer.duplicates)
+    reply.refused += len(answer.refused)
     owners = [(episode, index) for episode in group for index in range(len(episode.events))]
     named: set[int] = set()
     for item in answer.refused:
@@ -271,6 +259,4 @@ async def _accept(
         if episode.number not in named:  # what follows a refused row is refused because of it
             named.add(episode.number)
             _, field = place_of(item.error.get("path"))
-            error = {**item.error, "path": episode.place(index, field)}
-            reply.refused.append(wire.ItemError(index=episode.row(index), error=error))
-    return len(answer.refused)
+            reply.refuse(episode.row(index), item.error, episode.place(index, field))

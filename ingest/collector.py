@@ -29,6 +29,7 @@ from ingest.collector_stats import CollectorStats
 from ingest.committer import Committer, Transaction
 from ingest.errors import CollectorFailed, Refusal, disk_full
 from ingest.events import Ended, Event, Keyed, Started, encode_event, encode_row
+from ingest.few_lines import BrokenLines
 from ingest.flow import FlowControl
 from ingest.histogram import Histogram
 from ingest.idempotency import Given
@@ -39,7 +40,7 @@ from ingest.sealed import Limits
 from ingest.sealer import Sealer, Writer
 from ingest.sealing import Sealing
 from ingest.tap import Gate, Tap
-from ingest.tracks import Name, label, name_of
+from ingest.tracks import Name, name_of
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
 from storage.journal import Journal
@@ -84,7 +85,7 @@ class Collector:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
-        self.policies, self.stats = dict(policies), CollectorStats()
+        self.policies, self.stats, self._broken = dict(policies), CollectorStats(), BrokenLines()
         self.failure: Exception | None = None
         self.draining, self.keeps = False, durable
         self.redactor = Redactor(redaction_key)
@@ -454,7 +455,7 @@ class Collector:
     def _break(self, name: Name, cause: str, encoded: list[bytes], row: int, received: int) -> None:
         for ended in self.assembler.break_episode(name, cause):
             self.stats.broken += 1
-            log.warning("episode %s is broken: %s", label(name), cause)
+            self._broken.tell(name, cause, self.now)
             self._apply(ended, encode_event(ended), encoded, row, received)
 
     def _append(self, encoded: list[bytes], received: int, *, ticks: bool = False) -> int:
@@ -582,6 +583,7 @@ class Collector:
             self._apply_due(now)
         self._sealing.plan_due(now)
         self._sealing.settle()
+        self._broken.rest(now)
 
     def _apply_due(self, now: float) -> None:
         encoded: list[bytes] = []

@@ -14,21 +14,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ingest import wire
 from ingest.auth import Caller
 from ingest.bulk_runs import Run, runs_of
 from ingest.collector import Collector
+from ingest.import_reply import ImportReply
 from ingest.importing import Outcome, accept_runs, tell
 from ingest.open_episode import PolicyRules
 
 ROW_STEPS, ROW_EPISODES = 20_000, 500
 """So much is taken in one turn of the event loop, some 20 ms, and is one journal row."""
 
-Answer = tuple[wire.EventsReply, int, int] | None
-"""A request's reply, how many events of it were refused, the journal row that it waits for.
-
-None for one that has to go alone.
-"""
+Answer = tuple[ImportReply, int] | None
+"""A request's reply and the journal row that it waits for; None for one that has to go alone."""
 
 
 @dataclass(slots=True)
@@ -111,10 +108,10 @@ class Gathering:
         outcomes, row = accept_runs(self._collector, runs, runs.episodes, None, first.caller)
         begin, told = 0, iter(zip(runs.episodes, outcomes, strict=True))
         for one in members:
-            reply = wire.EventsReply(durable=self._collector.keeps, accepted=0)
+            reply = ImportReply(durable=self._collector.keeps)
             end = begin + one.table.num_rows
-            refused = tell(reply, _until(told, end), begin)
-            yield reply, refused, row
+            tell(reply, _until(told, end), begin)
+            yield reply, row
             begin = end
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import TypeAlias
 
-from ingest import wire
 from ingest.auth import Caller
 from ingest.bulk_runs import Run, Runs
 from ingest.collector import Collector
 from ingest.errors import Refusal
 from ingest.events import Event, Imported, ImportedEpisode, Started, encode_event
+from ingest.import_reply import ImportReply
 from ingest.judgements import REPLAYED
 
 Apply: TypeAlias = Callable[[Event, bytes], None]
@@ -64,23 +64,17 @@ def accept_runs(
     return outcomes, collector.compose(fill)
 
 
-def tell(reply: wire.EventsReply, runs: Iterable[tuple[Run, Outcome]], first_row: int = 0) -> int:
-    """Add what became of episodes to the reply; a refusal names its row, counted from a first.
-
-    Answers how many events were refused.
-    """
-    refused = 0
+def tell(reply: ImportReply, runs: Iterable[tuple[Run, Outcome]], first_row: int = 0) -> None:
+    """Add what became of episodes to the reply; a refusal names its row, counted from a first."""
     for run, outcome in runs:
         if outcome is Verdict.ACCEPTED:
-            reply.accepted += run.events
+            reply.take(run.events)
         elif outcome is Verdict.DUPLICATE:
-            reply.duplicates += run.events
+            reply.take(0, run.events)
         else:
-            refused += run.events
             row = run.begin - first_row
-            error = {**outcome.to_json(), "path": f"$.eps_id[{row}]"}
-            reply.refused.append(wire.ItemError(index=row, error=error))
-    return refused
+            reply.refused += run.events
+            reply.refuse(row, outcome.to_json(), f"$.eps_id[{row}]")
 
 
 def _judge(

@@ -227,14 +227,17 @@ class ItemError(Struct, omit_defaults=True, kw_only=True):
 class EventsReply(Struct, omit_defaults=True, kw_only=True):
     """The answer to a batch: everything not refused is on disk when `durable` is true.
 
-    `hold` names policies whose live version has acted enough steps, and that version: clients wait
-    for a newer one before they act on.
+    Of a batch `refused` names every refused event. Of an import it names refused episodes by their
+    first refused row, a hundred at most; where there are more, `refused_count` says how many in
+    all. `hold` names policies whose live version has acted enough steps, and that version: clients
+    wait for a newer one before they act on.
     """
 
     durable: bool
     accepted: int
     duplicates: int = 0
     refused: list[ItemError] = []
+    refused_count: int = 0
     hold: dict[str, int] = {}
 
 

@@ -22,6 +22,7 @@ from ingest.errors import Refusal
 from ingest.events import Imported, decode_row
 from ingest.gathering import ROW_STEPS, Gathering
 from ingest.http import Request
+from ingest.import_reply import NAMED
 from storage.declarations import PolicyDeclaration
 from storage.memory_journal import MemoryJournal
 from storage.spaces import parse_space
@@ -110,6 +111,43 @@ def test_what_is_refused_of_an_import_is_told(columns: dict[str, Any], part: flo
             return (await import_steps(request(table), collector, Gathering(collector)))[1]
 
     assert asyncio.run(main()) == part
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_reply_names_the_first_hundred_refused_episodes(good: int) -> None:
+    """And says how many there are in all, which no reply does that names them all."""
+
+    async def main(episodes: int) -> tuple[wire.EventsReply, float]:
+        lengths = {f"e{n}": 1 for n in range(episodes + good)}
+        actions = pa.array([9] * episodes + [0] * good)
+        async with running(MemoryJournal(), policy=PATIENT) as collector:
+            asked = request(steps(lengths, actions=actions))
+            return await import_steps(asked, collector, Gathering(collector))
+
+    for episodes in (NAMED, NAMED + 1, 700):
+        reply, wasted = asyncio.run(main(episodes))
+        assert [item.index for item in reply.refused] == list(range(NAMED))
+        assert reply.refused_count == (episodes if episodes > NAMED else 0)
+        assert reply.accepted == episodes + 3 * good  # their starts, and an episode that fits
+        assert wasted == 2 * episodes / (3 * episodes + 3 * good)
+
+
+def test_what_does_not_fit_counts_beyond_what_a_reply_names() -> None:
+    """Episodes that are known already fill the list; the toll is for those behind them."""
+
+    async def main() -> tuple[wire.EventsReply, float]:
+        known = {f"e{n}": 1 for n in range(NAMED)}
+        async with running(MemoryJournal(), policy=PATIENT) as collector:
+            gathering = Gathering(collector)
+            await import_steps(request(steps(known)), collector, gathering)
+            actions = pa.array([0] * NAMED + [9])
+            asked = request(steps(known | {"x": 1}, actions=actions))
+            return await import_steps(asked, collector, gathering)
+
+    reply, wasted = asyncio.run(main())
+    assert {item.error["code"] for item in reply.refused} == {"completed"}
+    assert (reply.refused_count, reply.accepted) == (NAMED + 1, 1)
+    assert wasted > 0.9
 
 
 def test_the_way_row_by_row_has_turns_too() -> None:
