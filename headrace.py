@@ -13,7 +13,8 @@ HEADRACE_DEBUG=1 shows where in the code an error came from. HEADRACE_PARENT=PID
 that starts the command, makes the command die with it, whatever kills it: schedulers set it.
 
 Exit codes: 0 fine, 1 the answer is no (verify found something, the gate refused), 2 wrong usage,
-bad input or an extra that is not installed.
+bad input or an extra that is not installed. `collect` has its own beside them (docs/operations.md):
+1 trouble of disk or system, 3 its root or its port is taken.
 """
 
 # ruff: noqa: PLC0415 - the front door loads what it joins when it is asked to
@@ -72,7 +73,7 @@ def main() -> None:
     except Exception as error:
         if not _is_the_users(error) or os.environ.get("HEADRACE_DEBUG"):
             raise
-        _fail(str(error), 2)
+        _fail(str(error), _status(error))
 
 
 def _follow_parent() -> None:
@@ -90,6 +91,13 @@ def _is_the_users(error: Exception) -> bool:
     from storage.errors import StorageError
 
     return isinstance(error, (IngestError, StorageError, ValueError, OSError))
+
+
+def _status(error: Exception) -> int:
+    """2, unless a collector could not start for reasons that pass."""
+    from ingest.listening import ServeError
+
+    return error.exit_status if isinstance(error, ServeError) else 2
 
 
 def _check_packages() -> None:

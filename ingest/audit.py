@@ -1,21 +1,21 @@
 """The journal's side of `verify` and `ls`: what it says was accepted, and where the steps are.
 
-    with journal_account(root) as account:     # a stopped collector is kept out meanwhile
-        account.accepted, account.open_steps
+    account = journal_account(root)
+    account.accepted, account.open_steps
 
 A collector that runs is asked for its ledger. Else the journal's files are copied and the copy is
 replayed, exactly as a collector would at its start: nothing of the original changes, whatever it
-holds.
+holds. Only while they are copied a collector that starts has to wait.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,39 +34,92 @@ from storage.files import FileLock
 from storage.journal import Plan, ShardRecord, SqliteJournal
 from storage.journal_damage import past_damage
 from storage.journal_database import DATABASE
-from storage.maintenance import JournalAccount
+from storage.maintenance import JournalAccount, Progress, VerifyReport, no_progress, verify
 from storage.policy_files import load_declarations
 
 LEDGER_SECONDS = 60.0
+LOOKS = 3
 _FILES = (DATABASE, f"{DATABASE}-wal", "high-water")
 
 
-@contextlib.contextmanager
+def verified(
+    root: Path,
+    *,
+    token: str | None = None,
+    ca: Path | None = None,
+    quarantine: bool = False,
+    on_progress: Progress = no_progress,
+) -> VerifyReport:
+    """What `verify` finds under `root`, with the account of its journal.
+
+    A collector that starts meanwhile is not kept waiting. What is found may then be its work of
+    after the account, so that all is looked at again. `quarantine` keeps it out. Raises ValueError
+    for `quarantine` where one runs, and what `journal_account` raises.
+    """
+    directory = root / "journal"
+    if quarantine:
+        return _set_aside(root, directory, on_progress)
+    for _ in range(LOOKS):
+        before = _stamps(directory)
+        account = journal_account(root, token=token, ca=ca)
+        report = verify(root, account, on_progress=on_progress)
+        still = account is None or account.live or _stamps(directory) == before
+        if report.ok or still:
+            break
+    return report
+
+
+def _set_aside(root: Path, directory: Path, on_progress: Progress) -> VerifyReport:
+    """`verify` that may move shards: nobody starts until it is done."""
+    if not (directory / DATABASE).exists():
+        return verify(root, None, quarantine=True, on_progress=on_progress)
+    lock = FileLock(directory / "lock")
+    if not lock.acquire(blocking=False):
+        raise ValueError(
+            "--quarantine: expected no collector on this root, one is running or another command "
+            "looks at it"
+        )
+    try:
+        with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+            _copy(directory, Path(folder))
+            account = _account(root, directory, Path(folder))
+        return verify(root, account, quarantine=True, on_progress=on_progress)
+    finally:
+        lock.release()
+
+
 def journal_account(
     root: Path, *, token: str | None = None, ca: Path | None = None
-) -> Iterator[JournalAccount | None]:
+) -> JournalAccount | None:
     """The account of the journal under `root`, None when there is none.
 
-    Holds the collector's lock until the block ends; a collector that runs on it is asked for its
-    ledger instead (with `token`, scope admin, if it has tokens; `ca` is what its certificate is
-    held against). Raises JournalLocked, naming the process, when that one cannot be asked: an
-    address that nothing proves to be its own is not; Refusal, CollectorUnavailable, OSError.
+    A collector that runs on it is asked for its ledger (with `token`, scope admin, if it has
+    tokens; `ca` is what its certificate is held against). Raises JournalLocked, naming the process,
+    when that one cannot be asked: an address that nothing proves to be its own is not; Refusal,
+    CollectorUnavailable, OSError.
     """
     directory = root / "journal"
     if not (directory / DATABASE).exists():
-        yield None
-        return
-    lock = FileLock(directory / "lock")
-    if not lock.acquire(blocking=False):
-        holder = f"process {lock.holder()} has the journal under {root}"
-        account = _asked(directory, holder, token, ca)
-        # a start keeps no folder of rows lost or damaged inside: one told twice is better than none
-        yield replace(account, damage=(*_past(directory), *account.damage))
-        return
-    try:
-        yield _account(root, directory)
-    finally:
-        lock.release()
+        return None
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        lock = FileLock(directory / "lock")
+        if lock.acquire(blocking=False, shared=True):
+            try:
+                _copy(directory, Path(folder))
+            finally:
+                lock.release()
+            return _account(root, directory, Path(folder))
+    holder = f"process {lock.holder()} has the journal under {root}"
+    account = _asked(directory, holder, token, ca)
+    # a start keeps no folder of rows lost or damaged inside: one told twice is better than none
+    return replace(account, damage=(*_past(directory), *account.damage))
+
+
+def _stamps(directory: Path) -> list[tuple[int, int, int]]:
+    """What tells whether a collector had the journal in between."""
+    paths = [directory / name for name in _FILES]
+    found = [path.stat() for path in paths if path.exists()]
+    return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found]
 
 
 def _asked(directory: Path, holder: str, token: str | None, ca: Path | None) -> JournalAccount:
@@ -77,7 +130,7 @@ def _asked(directory: Path, holder: str, token: str | None, ca: Path | None) -> 
             f"{holder}, and it cannot be proven where that serves: expected a collector that runs "
             "on this machine and in this network, as the same user, or nobody"
         )
-    with live:
+    with closing(live):
         if token is not None and not live.private():
             raise JournalLocked(
                 f"{holder} and serves {live.address} in clear text: the token is not sent; "
@@ -132,21 +185,19 @@ def _plan(plan: wire.LedgerPlan) -> Plan:
     return Plan(plan.plan_id, plan.stream, "", plan.first, plan.last, b"")
 
 
-def _account(root: Path, directory: Path) -> JournalAccount:
-    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-        for name in _FILES:
-            if (directory / name).exists():
-                shutil.copyfile(directory / name, Path(folder) / name)
-        past = _past(directory)
-        journal = SqliteJournal.open(Path(folder))
-        try:
-            policies = load_declarations(root)
-            shards = ShardFolder(root / "shards")
-            notice_restore(journal, policies, shards, received=time.time_ns() // 1000)
-            found = recover(journal, policies)
-            return _told(journal, found, past)
-        finally:
-            journal.close()
+def _copy(directory: Path, folder: Path) -> None:
+    for name in _FILES:
+        if (directory / name).exists():
+            shutil.copyfile(directory / name, folder / name)
+
+
+def _account(root: Path, directory: Path, copy: Path) -> JournalAccount:
+    past = _past(directory)
+    with closing(SqliteJournal.open(copy)) as journal:
+        policies = load_declarations(root)
+        shards = ShardFolder(root / "shards")
+        notice_restore(journal, policies, shards, received=time.time_ns() // 1000)
+        return _told(journal, recover(journal, policies), past)
 
 
 def _told(journal: SqliteJournal, found: Recovered, past: tuple[str, ...]) -> JournalAccount:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ingest.limits import ServerLimits
-from ingest.listening import Listening, ServeError
+from ingest.listening import WRONG, Listening, ServeError
 from ingest.logs import LEVELS, configure
 from ingest.server import ServeOptions, serve
 from storage.errors import StorageError
@@ -49,4 +49,4 @@ def run(arguments: list[str] | None = None) -> int:
         return serve(options)
     except (ServeError, StorageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_status if isinstance(error, ServeError) else WRONG

@@ -22,6 +22,7 @@ from storage.quick_start import loading, use_one_blas_thread
 if TYPE_CHECKING:
     from ingest.collector import Collector
     from ingest.replay import ReplayOptions
+    from storage.declarations import PolicyDeclaration
 
 
 def demo(
@@ -87,7 +88,7 @@ def collect(
     """
     use_one_blas_thread()
     with loading():
-        from ingest.declaring import declaration_of, declare
+        from ingest.declaring import declaration_of
         from ingest.limits import ServerLimits
         from ingest.listening import Listening
         from ingest.logs import configure
@@ -97,8 +98,7 @@ def collect(
         raise ValueError(f"--compression: expected zstd or lz4, got {compression!r}")
     declared = declaration_of(observation=observation, action=action, env=env, file=policy)
     if declared is not None:
-        for change in declare(root, declared, spaces_only=policy is None):
-            print(change, file=sys.stderr)
+        _declare_first(root, declared, spaces_only=policy is None)
     configure(log_format, log_level)  # type: ignore[arg-type]  # it checks
     running: list[Collector] = []
 
@@ -113,6 +113,16 @@ def collect(
         steps, rows = running[0].steps, running[0].totals.rows
         print(f"Stopped: {steps} steps acknowledged so far, {rows} in shards.")
     raise typer.Exit(status)
+
+
+def _declare_first(root: Path, declared: PolicyDeclaration, *, spaces_only: bool) -> None:
+    """Declare what a start was given, and say what that changes."""
+    from ingest.declaring import declare
+    from ingest.listening import starting
+
+    with starting():
+        for change in declare(root, declared, spaces_only=spaces_only):
+            print(change, file=sys.stderr)
 
 
 def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> None:
@@ -253,12 +263,12 @@ def ls(root: Root = ROOT, as_json: Json = False) -> None:
     listed = [one.to_dict() for one in list_streams(root, declared)]
     document = {"streams": listed, "policies": sorted(declared), "open_episodes": None, "why": ""}
     try:
-        with journal_account(root) as account:
-            if account is None:
-                document["why"] = "there is no journal"
-            else:
-                known = dict.fromkeys(declared, 0) | dict(account.open_episodes)
-                document["open_episodes"] = known
+        account = journal_account(root)
+        if account is None:
+            document["why"] = "there is no journal"
+        else:
+            known = dict.fromkeys(declared, 0) | dict(account.open_episodes)
+            document["open_episodes"] = known
     except (JournalLocked, IngestError) as error:
         document["why"] = str(error)
     return console.line(document) if as_json else results.streams(document)
@@ -276,15 +286,12 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check that every acknowledged step is in one place; a running collector is asked."""
-    from ingest.audit import journal_account
+    from ingest.audit import verified
     from storage import console, results
-    from storage.maintenance import verify as run
 
     _require_folder(root)
-    with journal_account(root, token=token) as account, console.progress() as on_progress:
-        if quarantine and account is not None and account.live:
-            raise ValueError("--quarantine: expected no collector on this root, one is running")
-        report = run(root, account, quarantine=quarantine, on_progress=on_progress)
+    with console.progress() as on_progress:
+        report = verified(root, token=token, quarantine=quarantine, on_progress=on_progress)
     document = report.to_dict()
     console.line(document) if as_json else results.verified(document)
     raise typer.Exit(0 if report.ok else 1)

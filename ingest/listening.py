@@ -8,11 +8,14 @@ that a renewal needs no restart; tokens are, so that a revocation is seen within
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import ipaddress
 import logging
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from ingest.admission import Admission, Hosts, audit, host_of
 from ingest.auth import TokenBook, TokenError
 from ingest.errors import IngestError
 from ingest.token_file import TokenFile
+from storage.errors import FolderMoved, JournalFailed, JournalFull, JournalLocked
 
 log = logging.getLogger("headrace.server")
 
@@ -27,8 +31,28 @@ LOOK_SECONDS = 0.5
 """How often tokens and certificate are looked at."""
 
 
+TROUBLE, WRONG, TAKEN = 1, 2, 3
+"""Exit statuses of a start that fails: of disk or system, so that another may not; of what was
+asked for, so that each would; until somebody leaves the root or the port."""
+
+
 class ServeError(IngestError):
     """The collector cannot start; the text says why and what to do."""
+
+    def __init__(self, text: str, exit_status: int = WRONG) -> None:
+        super().__init__(text)
+        self.exit_status = exit_status
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Around a start: trouble that is no one's input becomes a ServeError with its exit status."""
+    try:
+        yield
+    except JournalLocked as error:
+        raise ServeError(str(error), TAKEN) from error
+    except (FolderMoved, JournalFailed, JournalFull, OSError) as error:
+        raise ServeError(str(error), TROUBLE) from error
 
 
 @dataclass(frozen=True)
@@ -70,7 +94,8 @@ def bind(where: Listening) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise ServeError(f"cannot bind {where.host}:{where.port}: {error}") from error
+        status = TAKEN if error.errno == errno.EADDRINUSE else WRONG
+        raise ServeError(f"cannot bind {where.host}:{where.port}: {error}", status) from error
     return listener
 
 
@@ -109,7 +134,7 @@ class Access:
         self._file = TokenFile(root)
         try:
             self.book.replace(self._file.changed() or (), time.monotonic())
-        except (TokenError, OSError) as error:
+        except TokenError as error:
             raise ServeError(f"the tokens cannot be read: {error}") from error
         require_safe(where, self.book, root)
         self.tls = _context(where)
@@ -149,6 +174,9 @@ class Access:
         return tuple(path.stat().st_mtime_ns for path in paths if path is not None)
 
 
+_OF_A_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+
 def _hosts(where: Listening) -> Hosts:
     """The names that are meant. Raises ServeError for one that no `Host` header could match."""
     for name in where.allow_hosts:
@@ -177,7 +205,9 @@ def _load(context: ssl.SSLContext, where: Listening) -> None:
         # without an answer of ours, OpenSSL would ask the terminal for a passphrase
         context.load_cert_chain(str(where.tls_cert), where.tls_key, password=lambda: b"")
     except (ssl.SSLError, OSError, ValueError) as error:
+        named = isinstance(error, (ssl.SSLError, ValueError, *_OF_A_PATH))
         raise ServeError(
             f"TLS: expected a PEM chain in {where.tls_cert} and its key, without a passphrase, in "
-            f"{where.tls_key or where.tls_cert}: {error}"
+            f"{where.tls_key or where.tls_cert}: {error}",
+            WRONG if named else TROUBLE,
         ) from error

@@ -33,7 +33,7 @@ from ingest.limits import (
     return_memory_early,
     room_for_connections,
 )
-from ingest.listening import Access, Listening, ServeError, bind
+from ingest.listening import Access, Listening, ServeError, bind, starting
 from ingest.live_address import say_address
 from ingest.routes import Routes
 from ingest.stores import Stores, stores_under
@@ -193,11 +193,14 @@ class _Server(uvicorn.Server):
 
 
 def serve(options: ServeOptions) -> int:
-    """Run a collector in this process until a signal; answers the exit status."""
+    """Run a collector in this process until a signal; answers the exit status.
+
+    Raises ServeError, which has an exit status, and what tells of bad input.
+    """
     sys.setswitchinterval(SWITCH_SECONDS)
     allow_all_descriptors()
     return_memory_early()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with starting(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve_until_signal(options))
 
 

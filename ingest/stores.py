@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from ingest.restoring import notice_restore
 from ingest.sealer import Writer
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
-from storage.errors import JournalLocked
+from storage.errors import JournalLocked, JournalLookedAt
 from storage.journal import Journal, SqliteJournal
 from storage.memory_journal import MemoryJournal
 from storage.policy_files import load_declarations
@@ -26,6 +28,12 @@ from storage.writer_process import WriterProcess
 
 if TYPE_CHECKING:
     from storage.later_shards import FoundShard
+
+log = logging.getLogger("headrace.server")
+
+LOCK_SECONDS, LOOK_SECONDS = 10.0, 0.05
+"""How long a start waits for those who look at its journal (`verify` and `ls` copy it), and how
+often it tries."""
 
 
 class Stores(msgspec.Struct, frozen=True):
@@ -40,7 +48,10 @@ class Stores(msgspec.Struct, frozen=True):
 
 
 def stores_under(root: Path, compression: str = "zstd") -> Stores:
-    """The stores of a root directory. Raises JournalLocked, StorageError, OSError."""
+    """The stores of a root directory. Raises JournalLocked, StorageError, OSError.
+
+    It waits a few seconds for those who look at the journal, and not at all for a collector.
+    """
     policies = load_declarations(root)
     key = redaction_key(root, policies.values())
     journal = _opened(root / "journal")
@@ -58,16 +69,35 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
 def _opened(directory: Path) -> SqliteJournal:
     """The journal. JournalLocked says where the collector that has it serves."""
     try:
-        journal = SqliteJournal.open(directory)
+        journal = _once_unseen(directory)
     except JournalLocked as error:
-        where = ""
-        live = LiveAddress.of(directory)
-        if live is not None:
-            with live:
-                where = f". Its collector serves {live.address}"
+        where = _served_at(directory)
         raise JournalLocked(f"{error}{where}") from error
     (directory / ADDRESS).unlink(missing_ok=True)  # of the one before: this one does not serve yet
     return journal
+
+
+def _once_unseen(directory: Path) -> SqliteJournal:
+    """The journal, as soon as nobody looks at it."""
+    until, told = time.monotonic() + LOCK_SECONDS, False
+    while True:
+        try:
+            return SqliteJournal.open(directory)
+        except JournalLookedAt as error:
+            if time.monotonic() > until:
+                raise
+            if not told:
+                log.warning("this start waits: %s", error)
+            told = True
+        time.sleep(LOOK_SECONDS)
+
+
+def _served_at(directory: Path) -> str:
+    live = LiveAddress.of(directory)
+    if live is None:
+        return ""
+    with closing(live):
+        return f". Its collector serves {live.address}"
 
 
 def stores_in_memory(policies: Mapping[str, PolicyDeclaration]) -> Stores:

@@ -4,6 +4,7 @@
     ├── FolderMoved              a folder in use is not at its path any more: stop
     ├── JournalError
     │   ├── JournalLocked        another process holds the journal
+    │   │   └── JournalLookedAt  others only look at it, and will be done soon
     │   ├── JournalFull          the disk is full: rolled back, the journal stays usable
     │   └── JournalFailed        a write or a sync failed: stop acknowledging, exit, replay
     └── WeightStoreError
@@ -24,6 +25,7 @@ __all__ = [
     "JournalFailed",
     "JournalFull",
     "JournalLocked",
+    "JournalLookedAt",
     "StorageError",
     "WeightStoreError",
     "WeightsDamaged",
@@ -45,6 +47,10 @@ class JournalError(StorageError):
 
 class JournalLocked(JournalError):
     """Another process has this journal open; the text names it."""
+
+
+class JournalLookedAt(JournalLocked):
+    """Others look at this journal, as `verify` does while it copies it: try again."""
 
 
 class JournalFull(JournalError):

@@ -27,11 +27,16 @@ class FileLock:
         self.path = path
         self._fd = -1
 
-    def acquire(self, *, blocking: bool = True) -> bool:
-        """Whether the lock is held now. Without `blocking`, False when another holds it."""
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def acquire(self, *, blocking: bool = True, shared: bool = False) -> bool:
+        """Whether the lock is held now. Without `blocking`, False when another holds it.
+
+        `shared` is for those who only look, beside each other: it writes nothing, so that it can be
+        had on a file system that is read-only.
+        """
+        fd = self._open(shared)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(fd, kind | (0 if blocking else fcntl.LOCK_NB))
         except BlockingIOError:
             os.close(fd)
             return False
@@ -39,13 +44,20 @@ class FileLock:
             os.close(fd)
             raise
         self._fd = fd
-        with contextlib.suppress(OSError):  # a full disk must not refuse the lock
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        if not shared:
+            with contextlib.suppress(OSError):  # a full disk must not refuse the lock
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return True
 
+    def _open(self, shared: bool) -> int:
+        if shared:
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
     def holder(self) -> str:
-        """The process id that the file names, or "unknown"."""
+        """The process id that the file names, or "unknown": of who last held it alone."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             text = self.path.read_text().strip()
             if text.isdigit():

@@ -27,7 +27,14 @@ from typing import Any
 from msgspec.structs import astuple, replace
 
 from storage.anchor import Anchor
-from storage.errors import FolderMoved, JournalError, JournalFailed, JournalFull, JournalLocked
+from storage.errors import (
+    FolderMoved,
+    JournalError,
+    JournalFailed,
+    JournalFull,
+    JournalLocked,
+    JournalLookedAt,
+)
 from storage.files import FileLock, make_directory
 from storage.journal_damage import keep_damaged
 from storage.journal_database import (
@@ -108,7 +115,7 @@ class SqliteJournal:
         Every row is read once and checked. A malformed database is moved to `damaged-<n>/` and a
         new journal begins, with a new collector id; rows missing at the end give it a new collector
         id too, because ordinals may be missing with them. `damage` tells.
-        Raises JournalLocked, JournalFull, JournalFailed.
+        Raises JournalLocked (JournalLookedAt where it will pass), JournalFull, JournalFailed.
         """
         try:
             make_directory(directory)
@@ -117,10 +124,7 @@ class SqliteJournal:
         except OSError as error:
             raise JournalFailed(f"the journal in {directory} cannot be opened: {error}") from error
         if not held:
-            raise JournalLocked(
-                f"the journal in {directory} is open in process {lock.holder()} "
-                f"(lock: {lock.path}); stop that process or choose another directory"
-            )
+            raise _locked(directory, lock)
         try:
             return cls(directory, lock, collector_id_factory)
         except BaseException as error:
@@ -486,3 +490,14 @@ class SqliteJournal:
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
         self._high_water.close()
+
+
+def _locked(directory: Path, lock: FileLock) -> JournalLocked:
+    """What to say of a journal that somebody else has."""
+    if lock.acquire(blocking=False, shared=True):  # so nobody has it alone
+        lock.release()
+        return JournalLookedAt(f"others look at the journal in {directory} (lock: {lock.path})")
+    return JournalLocked(
+        f"the journal in {directory} is open in process {lock.holder()} (lock: {lock.path}); stop "
+        "that process or choose another directory"
+    )

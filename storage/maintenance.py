@@ -36,9 +36,18 @@ from storage.shard_files import SUFFIX, ShardDamaged, ShardName
 from storage.shards import read_shard
 from storage.weights import WeightStore
 
-__all__ = ["Finding", "JournalAccount", "StreamReport", "VerifyReport", "verify"]
+__all__ = [
+    "Finding",
+    "JournalAccount",
+    "Progress",
+    "StreamReport",
+    "VerifyReport",
+    "no_progress",
+    "verify",
+]
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
+"""Told what is done, how far, of how much."""
 
 Kind: TypeAlias = Literal[
     "damaged",  # bytes or content of a shard are not what was written
@@ -113,12 +122,16 @@ class VerifyReport:
         return {"ok": self.ok, **asdict(self)}
 
 
+def no_progress(what: str, done: int, total: int | None) -> None:
+    """A `Progress` that tells nobody."""
+
+
 def verify(
     root: Path,
     account: JournalAccount | None,
     *,
     quarantine: bool = False,
-    on_progress: Progress = lambda what, done, total: None,
+    on_progress: Progress = no_progress,
 ) -> VerifyReport:
     """Check all that is at rest under `root`; what a collector writes meanwhile is left out.
 

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import trustme
 
+from ingest.listening import TAKEN, TROUBLE, WRONG
 from ingest.token_file import create_token
+from storage.files import FileLock
 from tests.collector_process import declare
 
 ROOT = Path(__file__).parents[2]
@@ -108,12 +110,40 @@ def test_the_containers_command_serves_and_its_health_check_sees_it(tmp_path: Pa
         process.wait()
 
 
-def test_the_units_command_serves_and_stops_as_it_says(tmp_path: Path) -> None:
-    """In another folder: status 0 after SIGTERM, and the status that is not restarted otherwise."""
+def unit() -> configparser.ConfigParser:
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd minds the case
     parser.read(UNIT)
-    service = parser["Service"]
+    return parser
+
+
+def test_the_unit_gives_up_at_wrong_usage_alone(tmp_path: Path) -> None:
+    """However often it has to start: what disk, system or another process did is over some day."""
+    service = unit()["Service"]
+    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("always", str(WRONG))
+    assert unit()["Unit"]["StartLimitIntervalSec"] == "0"
+    declare(tmp_path)
+    words = ["collect", "--root", str(tmp_path)]
+    (tmp_path / "journal" / "lock").mkdir(parents=True)
+    broken = run(words, {})
+    broken.communicate(timeout=STOP_SECONDS)
+    (tmp_path / "journal" / "lock").rmdir()
+    with FileLock(tmp_path / "journal" / "lock"):
+        taken = run(words, {})
+        taken.communicate(timeout=STOP_SECONDS)
+    assert (broken.returncode, taken.returncode) == (TROUBLE, TAKEN)
+
+
+def test_the_page_tells_each_exit_status() -> None:
+    """The unit goes by them."""
+    page = (ROOT / "docs/operations.md").read_text()
+    told = re.findall(r"^\| (\d) \| ", page, flags=re.MULTILINE)
+    assert told == [str(status) for status in (0, TROUBLE, WRONG, TAKEN)]
+
+
+def test_the_units_command_serves_and_stops_as_it_says(tmp_path: Path) -> None:
+    """In another folder: status 0 after SIGTERM, and the status that is not restarted otherwise."""
+    service = unit()["Service"]
     _, *words = shlex.split(service["ExecStart"])
     state = f"/var/lib/{service['StateDirectory']}"
     words = [word.replace(state, str(tmp_path)) for word in words]

@@ -22,7 +22,7 @@ def drain_waits_for_the_writer(patch: Patch) -> None:
 @mutant(two_collectors="unclear")
 def lock_ignored(patch: Patch) -> None:
     """Whoever asks for a lock has it: only SQLite still refuses, and names nobody."""
-    patch.replace(FileLock, "acquire", lambda self, *, blocking=True: True)
+    patch.replace(FileLock, "acquire", lambda self, **how: True)
 
 
 @mutant(clock=("late", "refused"))

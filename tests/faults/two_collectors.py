@@ -48,7 +48,7 @@ def _second(traffic: Traffic, trial: Trial, port: int, verdict: Verdict) -> None
     except subprocess.TimeoutExpired:
         second.kill()
         out, text = second.communicate()
-    if second.returncode != 2 or "ready" in out:
+    if second.returncode != 3 or "ready" in out:
         verdict.require(False, "both_run", f"status {second.returncode}: {out}{text}")
     named = f"127.0.0.1:{port}" if port else f"process {traffic.collector.process.pid}"
     verdict.require(named in text, "unclear", f"expected {named} in the message, got {text!r}")

@@ -37,11 +37,11 @@ def answer(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return document
 
 
-def refused(result: subprocess.CompletedProcess[str], *texts: str) -> bool:
+def refused(result: subprocess.CompletedProcess[str], *texts: str, status: int = 2) -> bool:
     """Whether a command refused its user's input: status 2, a message, no traceback, no result."""
     told = all(text in result.stderr for text in texts)
     return (
-        result.returncode == 2
+        result.returncode == status
         and not result.stdout
         and "Traceback" not in result.stderr
         and result.stderr.count("\n") < 12

@@ -154,7 +154,7 @@ def test_a_second_collector_is_refused(tmp_path: Path) -> None:
     """One root, one collector: the second names the first."""
     with Collect(tmp_path, *SPACES) as collect:
         second = headrace("collect", "--root", tmp_path, "--port", "0")
-        assert refused(second, f"process {collect.process.pid}")
+        assert refused(second, f"process {collect.process.pid}", status=3)
 
 
 def test_every_option_is_an_environment_variable(tmp_path: Path) -> None:
@@ -172,11 +172,12 @@ def test_every_option_is_an_environment_variable(tmp_path: Path) -> None:
 
 
 def test_a_second_collector_is_told_where_the_first_one_is(tmp_path: Path) -> None:
-    """On the same root it ends with status 2, and names the process and the address."""
+    """On the same root it ends with status 3, and names the process and the address."""
     with Collect(tmp_path, *SPACES, "--json") as collect:
         told = json.loads(collect.first_line)
         result = headrace("collect", "--root", tmp_path, "--port", 0)
-        assert refused(result, f"process {told['pid']}", f"serves {told['address']}")
+        named = (f"process {told['pid']}", f"serves {told['address']}")
+        assert refused(result, *named, status=3)
         assert collect.stop()[2] == 0
 
 

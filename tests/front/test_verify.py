@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -20,13 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingest.audit import journal_account
+from ingest.audit import journal_account, verified
 from ingest.live_address import ADDRESS, LiveAddress, say_address
 from storage.errors import JournalLocked
 from storage.files import FileLock
 from storage.journal import SqliteJournal
 from storage.journal_database import checksum
-from storage.maintenance import VerifyReport, verify
+from storage.maintenance import VerifyReport
 from storage.shards import read_shard
 from storage.weights import WeightStore
 from tests.collector_process import CollectorProcess, declare
@@ -74,11 +75,6 @@ def root(whole: Path, tmp_path: Path) -> Path:
 
 def shards(root: Path) -> list[Path]:
     return sorted((root / "shards").glob("*/*.parquet"))
-
-
-def verified(root: Path, *, quarantine: bool = False) -> VerifyReport:
-    with journal_account(root) as account:
-        return verify(root, account, quarantine=quarantine)
 
 
 def kinds(report: VerifyReport) -> list[str]:
@@ -224,7 +220,8 @@ def test_a_running_collector_tells_of_past_and_present_damage(root: Path) -> Non
     with database:
         database.execute("UPDATE rows SET checksum = x'00'")
     database.close()
-    with CollectorProcess(root), journal_account(root) as account:
+    with CollectorProcess(root):
+        account = journal_account(root)
         assert account is not None
         assert account.live
         told = "; ".join(account.damage)
@@ -258,10 +255,9 @@ def test_a_plan_whose_shard_is_written_and_not_recorded_counts_once(root: Path) 
     with CollectorProcess(root) as collector:
         collector.post("/v1/events", batch("last", STEPS, end=True))
         collector.kill()
-    with journal_account(root) as account:
-        assert account is not None
-        report = verify(root, account)
+    report = verified(root)
     assert report.findings == ()
+    assert report.acknowledged is not None
     assert report.acknowledged == (2 * EPISODES + 1) * STEPS + OPEN_STEPS
     assert report.in_shards + report.in_journal == report.acknowledged
 
@@ -327,10 +323,10 @@ def test_a_running_collector_is_asked_while_it_works(running: CollectorProcess) 
     thread.start()
     try:
         for _ in range(5):
-            with journal_account(running.root) as account:
-                report = verify(running.root, account)
+            report = verified(running.root)
             assert report.findings == ()
-            assert report.acknowledged == report.in_shards + report.in_journal > before
+            assert report.acknowledged == report.in_shards + report.in_journal
+            assert report.acknowledged > before
             before = report.acknowledged
     finally:
         stop.set()
@@ -342,13 +338,12 @@ def test_what_happens_under_a_running_collector_is_found(
     running: CollectorProcess, plant: Callable[[Path], None]
 ) -> None:
     """A shard that is gone, or changed, or there twice, without a restart."""
-    with journal_account(running.root) as account:
-        assert verify(running.root, account).findings == ()
+    assert verified(running.root).findings == ()
     plant(shards(running.root)[0])
-    with journal_account(running.root) as account:
-        assert account is not None
-        assert account.live
-        found = kinds(verify(running.root, account))
+    account = journal_account(running.root)
+    assert account is not None
+    assert account.live
+    found = kinds(verified(running.root))
     expected = {Path.unlink: "missing", flip_a_byte: "damaged", double: "doubled"}[plant]
     assert expected in found
 
@@ -370,11 +365,8 @@ def test_whoever_has_the_lock_is_named_if_it_can_be_asked(root: Path) -> None:
     """Nothing is read from under it."""
     journal = SqliteJournal.open(root / "journal")
     (root / "journal" / "address").unlink(missing_ok=True)
-    with (
-        pytest.raises(JournalLocked, match=f"process {os.getpid()}"),
-        journal_account(root),
-    ):
-        pytest.fail("the lock was taken twice")
+    with pytest.raises(JournalLocked, match=f"process {os.getpid()}"):
+        journal_account(root)
     journal.close()
 
 
@@ -386,8 +378,8 @@ def test_a_dead_collectors_address_is_not_asked(root: Path) -> None:
     lock = FileLock(root / "journal" / "lock")
     with socket.create_server(("127.0.0.1", port)) as stranger, lock:
         stranger.setblocking(False)
-        with pytest.raises(JournalLocked, match="cannot be proven"), journal_account(root, token=T):
-            pytest.fail("a stranger was asked")
+        with pytest.raises(JournalLocked, match="cannot be proven"):
+            journal_account(root, token=T)
         with pytest.raises(BlockingIOError):
             stranger.accept()
 
@@ -401,7 +393,7 @@ def test_an_address_holds_as_long_as_its_collector(tmp_path: Path) -> None:
     assert said is not None
     live = LiveAddress.of(tmp_path)
     assert live is not None
-    with live:
+    with contextlib.closing(live):
         assert (live.address, live.holds()) == ("http://127.0.0.1:2", True)
         path.chmod(0o644)
         assert LiveAddress.of(tmp_path) is None
@@ -420,15 +412,38 @@ def test_no_token_travels_in_clear_text(root: Path) -> None:
     with FileLock(root / "journal" / "lock"):
         said = say_address(root / "journal", "http://192.0.2.1:9")
         assert said is not None
-        with pytest.raises(JournalLocked, match="clear text"), journal_account(root, token=T):
-            pytest.fail("it was asked")
+        with pytest.raises(JournalLocked, match="clear text"):
+            journal_account(root, token=T)
         said.release()
 
 
-def test_verify_keeps_the_collector_out(root: Path) -> None:
-    """While the account is open nobody writes."""
-    with journal_account(root), pytest.raises(JournalLocked):
-        SqliteJournal.open(root / "journal")
+def test_only_quarantine_keeps_a_collector_out(root: Path) -> None:
+    """While shards are audited a collector may start, unless shards may be moved."""
+
+    def start(what: str, done: int, total: int | None) -> None:
+        SqliteJournal.open(root / "journal").close()
+
+    assert verified(root, on_progress=start).findings == ()
+    with pytest.raises(JournalLocked, match=f"process {os.getpid()}"):
+        verified(root, quarantine=True, on_progress=start)
+
+
+def test_what_is_found_while_a_collector_starts_is_looked_at_again(root: Path) -> None:
+    """It may be work of after the account; what is still there then is told."""
+    path = shards(root)[0]
+    away = path.rename(root / path.name)
+    assert kinds(verified(root)) == ["count", "missing", "weights"]
+    with contextlib.ExitStack() as stack:
+
+        def start(what: str, done: int, total: int | None) -> None:
+            if not path.exists():
+                away.rename(path)
+                collector = stack.enter_context(CollectorProcess(root))
+                collector.post("/v1/events", batch("meanwhile", STEPS, end=False))
+
+        report = verified(root, on_progress=start)
+        assert report.findings == ()
+        assert report.in_journal == OPEN_STEPS + STEPS
 
 
 def run_verify(root: Path, *options: str) -> subprocess.CompletedProcess[str]:

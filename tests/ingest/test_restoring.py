@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ingest.audit import journal_account
+from ingest import audit
 from ingest.restoring import CAUSE
 from storage.later_shards import later_shards
-from storage.maintenance import VerifyReport, verify
+from storage.maintenance import VerifyReport
 from storage.shards import ShardDamaged, read_shard
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults.restore import SCENARIO
@@ -57,8 +57,7 @@ def steps(name: str, count: int) -> dict[tuple[str, int], int]:
 
 def verified(root: Path) -> VerifyReport:
     """As `headrace verify`: a collector that runs is asked."""
-    with journal_account(root) as account:
-        report = verify(root, account)
+    report = audit.verified(root)
     assert report.ok, report.findings
     return report
 

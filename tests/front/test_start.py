@@ -1,0 +1,117 @@
+"""A start that fails tells by its status whether another may succeed."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingest import stores
+from ingest.stores import stores_under
+from storage.errors import JournalLocked
+from storage.files import FileLock
+from tests.collector_process import CollectorProcess, declare
+from tests.front.command import ROOT, headrace, refused
+
+DOORS = ("headrace", "ingest")
+FEW = 15
+"""Descriptors with which Python starts and a collector does not."""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    declare(tmp_path)
+    return tmp_path
+
+
+def collect(root: Path, door: str, descriptors: int | None = None) -> tuple[int, str]:
+    """(status, stderr) of a collector that does not start."""
+
+    def few() -> None:
+        if descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+
+    command = [sys.executable, "-m", door, "collect", "--root", str(root), "--port", "0"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=few, timeout=60
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_trouble_of_disk_or_system_is_status_1(root: Path, door: str) -> None:
+    """A service starts again: it is nobody's wrong usage, and may be over by then."""
+    lock = root / "journal" / "lock"
+    lock.mkdir(parents=True)
+    status, told = collect(root, door)
+    assert (status, "Is a directory" in told) == (1, True)
+    lock.rmdir()
+    status, told = collect(root, door, descriptors=FEW)
+    assert (status, "Too many open files" in told) == (1, True)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_wrong_usage_is_status_2(tmp_path: Path, door: str) -> None:
+    """Each further start would end as this one."""
+    status, told = collect(tmp_path, door)
+    assert (status, "no policy is declared" in told) == (2, True)
+
+
+def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
+    """The user named it."""
+    result = headrace("collect", "--root", tmp_path, "--policy", tmp_path / "none.json")
+    assert refused(result, "none.json")
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_root_that_is_taken_is_status_3(root: Path, door: str) -> None:
+    """At once, and the message names who has it."""
+    with CollectorProcess(root) as first:
+        status, told = collect(root, door)
+        assert status == 3
+        assert f"process {first.process.pid}" in told
+        assert f"serves {first.address}" in told
+        assert "waits" not in told
+
+
+def test_a_port_that_is_taken_is_status_3(root: Path) -> None:
+    """It is free again once the other one has gone."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        result = headrace("collect", "--root", root, "--port", other.getsockname()[1])
+    assert refused(result, "cannot bind", status=3)
+
+
+def test_a_start_waits_for_those_who_look(root: Path) -> None:
+    """`verify` and `ls` copy a journal: no service stays down because of them."""
+    CollectorProcess(root).stop()
+    looking = FileLock(root / "journal" / "lock")
+    assert looking.acquire(shared=True)
+    command = [sys.executable, "-m", "headrace", "collect", "--root", str(root), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--json"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as start:
+        assert start.stdout is not None
+        assert start.stderr is not None
+        assert "this start waits: others look at the journal" in start.stderr.readline()
+        looking.release()
+        assert '"address"' in start.stdout.readline()
+        start.send_signal(signal.SIGTERM)
+        assert start.wait(30) == 0
+
+
+def test_a_start_does_not_wait_for_ever(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hangs while it looks is told of."""
+    monkeypatch.setattr(stores, "LOCK_SECONDS", 0.1)
+    (root / "journal").mkdir()
+    looking = FileLock(root / "journal" / "lock")
+    assert looking.acquire(shared=True)
+    with pytest.raises(JournalLocked, match="others look at the journal"):
+        stores_under(root)
+    looking.release()
+    stores_under(root).journal.close()
