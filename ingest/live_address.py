@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from storage.files import FileLock, write_synced
@@ -105,17 +104,6 @@ class LiveAddress:
 
     def close(self) -> None:
         os.close(self._fd)
-
-    def __enter__(self) -> LiveAddress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _called_here(address: str) -> str:
