@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from storage.declarations import PolicyDeclaration
 from storage.schema import ShardMetadata
-from storage.shard_files import ShardDamaged, ShardName
+from storage.shard_files import ShardDamaged, ShardName, require_regular
 
 __all__ = ["StreamListing", "list_streams"]
 
@@ -26,7 +26,7 @@ class StreamListing:
     """One stream: what its footers say. Times are microseconds since the epoch, None without rows.
 
     `policies` are those declared today with the stream's spaces; `unreadable` counts files that
-    have no footer of ours.
+    have no footer of ours, and what is no file.
     """
 
     stream: str
@@ -85,6 +85,7 @@ def _listing(folder: Path, declarations: Mapping[str, PolicyDeclaration]) -> Str
 
 def _footer(path: Path) -> tuple[ShardMetadata, list[int]]:
     """(metadata, the smallest and largest `ts` of each row group)."""
+    require_regular(path)
     with pq.ParquetFile(path) as file:
         metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, str(path))
         column = file.metadata.schema.names.index("ts")

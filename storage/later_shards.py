@@ -16,7 +16,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from storage.shard_files import ShardDamaged, ShardError, ShardInfo, ShardName
+from storage.shard_files import (
+    ShardDamaged,
+    ShardError,
+    ShardInfo,
+    ShardName,
+    is_about_the_file,
+    shard_names,
+)
 from storage.shards import find_shard, read_shard
 
 __all__ = ["FoundPart", "FoundShard", "later_shards"]
@@ -56,12 +63,14 @@ def later_shards(
     `directory` is the `shards/` folder, `known` the journal's streams with their next ordinals. A
     stream that is not known belongs to somebody who wrote here after the backup, when anything in
     it was received at `since` (microseconds since the epoch) or later; older ones are left out. A
-    damaged shard is passed over with a warning, its ordinals are counted. Raises OSError.
+    shard that is damaged or cannot be read is passed over with a warning, its ordinals are counted.
+    Raises OSError for trouble that no shard is to blame for.
     """
     found: list[FoundShard] = []
     ends: dict[str, int] = {}
     for folder in _folders(directory, known, since):
-        for name in _names(folder, known.get(folder.name, 0)):
+        first = known.get(folder.name, 0)
+        for name in [name for name in shard_names(folder) if name.first >= first]:
             ends[folder.name] = max(ends.get(folder.name, 0), name.last + 1)
             shard = _read(directory, folder.name, name)
             if shard is None:
@@ -85,23 +94,17 @@ def _owner(folder: Path) -> str:
     return folder.name.rpartition("-")[0]
 
 
-def _names(folder: Path, first: int = 0) -> list[ShardName]:
-    """Its shards from ordinal `first` on, in their order."""
-    names = (ShardName.parse(path.name) for path in folder.iterdir())
-    found = [name for name in names if name is not None and name.first >= first]
-    return sorted(found, key=lambda name: name.first)
-
-
 def _received_since(folder: Path, since: int) -> bool:
     """Whether a shard of the stream holds a step that was received at `since` or later.
 
     The file's own time says nothing: a wall clock may have been set back before it was written.
     """
-    for name in reversed(_names(folder)):
+    for name in reversed(shard_names(folder)):
         path = folder / str(name)
         try:
             column = read_shard(path, columns=["received_ts"])["received_ts"]
         except (ShardDamaged, OSError) as error:
+            _pass_over(error)
             log.warning("%s cannot be read: %s", path, error)
             continue
         if len(column) and int(np.max(column.to_numpy())) >= since:
@@ -116,11 +119,18 @@ def _read(directory: Path, stream: str, name: ShardName) -> FoundShard | None:
     for columns in ((*_COLUMNS, "env_t"), _COLUMNS):  # an earlier build had no env_t
         try:
             return FoundShard(info, tuple(_parts(read_shard(info.path, columns=columns))))
-        except ShardDamaged:
+        except (ShardDamaged, OSError) as error:
+            _pass_over(error)
             return None
         except ShardError:
             continue
     return None
+
+
+def _pass_over(error: Exception) -> None:
+    """Raises what is not about the one file."""
+    if isinstance(error, OSError) and not is_about_the_file(error):
+        raise error
 
 
 def _parts(table: pa.Table) -> Iterator[FoundPart]:

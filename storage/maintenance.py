@@ -16,24 +16,19 @@ Nothing is changed, unless `quarantine` moves damaged shards out of the readers'
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from storage.declarations import DeclarationError
 from storage.errors import StorageError
 from storage.files import make_directory, sync_directory
 from storage.journal_types import Plan, ShardRecord
 from storage.ranges import RangeSet
-from storage.schema import ShardMetadata
+from storage.shard_check import as_text, check_shard, entries, reason
 from storage.shard_files import SUFFIX, ShardDamaged, ShardName
-from storage.shards import read_shard
 from storage.weights import WeightStore
 
 __all__ = [
@@ -140,7 +135,7 @@ def verify(
     """
     audit = _Audit(root, account)
     audit.note_lineage()  # before the shards: what is trained on later may be newer than they
-    paths = sorted((root / "shards").glob("*/*"))
+    paths = list(entries(root / "shards"))
     for done, path in enumerate(paths, 1):
         audit.look_at(path)
         on_progress("verifying", done, len(paths))
@@ -181,8 +176,11 @@ class _Audit:
     # shards, one by one
 
     def look_at(self, path: Path) -> None:
-        """One file of a stream's folder."""
+        """One entry of a stream's folder, or what lies where no shard does."""
         name = ShardName.parse(path.name)
+        if path.parent.parent != self.root / "shards" or (name is None and path.is_dir()):
+            self._look_astray(path)
+            return
         if name is not None and self._is_newer(path.parent.name, name):
             self._look_at_newer(path, name)
             return
@@ -195,20 +193,30 @@ class _Audit:
             else:
                 self.notes.append(f"{self._place(path)}: not a file of ours")
         else:
-            stream.claimed.add_range(name.first, max(name.first, name.last))
+            if path.is_file():
+                stream.claimed.add_range(name.first, max(name.first, name.last))
             try:
                 self._take(path, name, stream)
             except (ShardDamaged, OSError) as error:
                 self.damaged.append(path)
-                self._find("damaged", path, str(error).removeprefix(f"{path}: "))
+                self._find("damaged", path, reason(path, error))
+
+    def _look_astray(self, path: Path) -> None:
+        """What lies in no stream's folder: `shards/**/*.parquet` finds it, our readers do not."""
+        if path.is_dir():
+            self._find("stray", path, "a link to a folder, in which other tools would read")
+        elif path.suffix == SUFFIX:
+            self._find("stray", path, "in no stream's folder, but other tools would read its rows")
+        else:
+            self.notes.append(f"{self._place(path)}: not a file of ours")
 
     def _look_at_newer(self, path: Path, name: ShardName) -> None:
         """By itself: the account cannot say what has to be in it."""
         try:
-            _check_shard(path, name)
+            check_shard(path, name)
             self.newer += 1
         except (ShardDamaged, OSError) as error:
-            self._find("damaged", path, str(error).removeprefix(f"{path}: "))
+            self._find("damaged", path, reason(path, error))
 
     def _is_newer(self, stream: str, name: ShardName) -> bool:
         """Whether a running collector wrote a shard after it gave its account."""
@@ -220,11 +228,11 @@ class _Audit:
         return name.first >= account.next_ordinals.get(stream, 0)
 
     def _take(self, path: Path, name: ShardName, stream: _Stream) -> None:
-        digest, metadata = _check_shard(path, name)
+        digest, metadata = check_shard(path, name)
         inside = RangeSet(metadata.ranges)
         twice = inside.intersection(stream.covered)
         if twice:
-            self._find("doubled", path, f"ordinals {_text(twice)} are in another shard too")
+            self._find("doubled", path, f"ordinals {as_text(twice)} are in another shard too")
         stream.covered.update(inside)
         stream.names[path.name] = (digest, metadata.rows)
         stream.shards += 1
@@ -256,7 +264,7 @@ class _Audit:
         found = self.streams.get(record.stream, _Stream()).names.get(record.name)
         if found is None:
             aside = self.root / "quarantine" / record.stream / record.name
-            if aside.exists():
+            if aside.is_file():
                 self.in_quarantine += record.rows
                 self.notes.append(f"{self._place(aside)}: {record.rows} rows are set aside")
             elif path not in self.damaged:
@@ -277,7 +285,7 @@ class _Audit:
             end = ends.get(name, (claimed.last if claimed.last is not None else -1) + 1)
             beyond = claimed.difference(RangeSet([(0, end - 1)] if end else []))
             if beyond:
-                self._find("unrecorded", name, f"ordinals {_text(beyond)} were never given")
+                self._find("unrecorded", name, f"ordinals {as_text(beyond)} were never given")
             missing = claimed.missing(0, end - 1)
             for plan in self.account.plans if self.account else ():
                 if plan.stream == name and missing:
@@ -289,7 +297,7 @@ class _Audit:
             )
             missing = missing.difference(recorded)  # named as a missing shard already
             if missing:
-                self._find("hole", name, f"ordinals {_text(missing)} are in no shard")
+                self._find("hole", name, f"ordinals {as_text(missing)} are in no shard")
 
     def add_up(self) -> None:
         """acknowledged == rows in shards + steps in the journal."""
@@ -372,7 +380,7 @@ class _Audit:
                     self._find(
                         "weights",
                         where,
-                        f"version {version} was trained on ordinals {_text(absent)} of {stream}, "
+                        f"version {version} was trained on ordinals {as_text(absent)} of {stream}, "
                         "which are in no whole shard",
                     )
 
@@ -418,48 +426,3 @@ class _Audit:
     def _find(self, kind: Kind, where: Path | str, text: str) -> None:
         place = self._place(where) if isinstance(where, Path) else where
         self.findings.append(Finding(kind, place, text))
-
-
-def _check_shard(path: Path, name: ShardName) -> tuple[str, ShardMetadata]:
-    """(SHA-256, footer) of a shard that is whole. Raises ShardDamaged, OSError."""
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest[:16] != name.digest16:
-        raise ShardDamaged(f"its name says digest {name.digest16}, its bytes {digest[:16]}")
-    table = read_shard(path, verify="pages")
-    metadata = ShardMetadata.from_footer(table.schema.metadata, str(path))
-    if metadata.stream != path.parent.name:
-        raise ShardDamaged(f"it lies in {path.parent.name}, but is of stream {metadata.stream}")
-    if (metadata.first, metadata.last) != (name.first, name.last):
-        raise ShardDamaged(
-            f"its name says ordinals {name.first}-{name.last}, its footer "
-            f"{metadata.first}-{metadata.last}"
-        )
-    _check_parts(table, metadata)
-    return digest, metadata
-
-
-def _check_parts(table: pa.Table, metadata: ShardMetadata) -> None:
-    """The parts inside are those that the footer tells, each a run of steps without a gap."""
-    parts = table.group_by(["ordinal", "agent_id"]).aggregate(
-        [("t", "min"), ("t", "max"), ("t", "count_distinct"), ("t", "count")]
-    )
-    ordinals = RangeSet.of(pc.unique(parts["ordinal"]).to_pylist())
-    if ordinals != RangeSet(metadata.ranges) or len(parts) != metadata.parts:
-        raise ShardDamaged(
-            f"its footer says {metadata.parts} parts of ordinals {_text(metadata.ranges)}, inside "
-            f"are {len(parts)} of {_text(ordinals)}"
-        )
-    span = pc.add(pc.subtract(parts["t_max"], parts["t_min"]), 1)
-    whole = pc.and_(
-        pc.equal(parts["t_count"], span), pc.equal(parts["t_count_distinct"], parts["t_count"])
-    )
-    if not pc.all(whole).as_py():
-        broken = parts.filter(pc.invert(whole))["ordinal"].to_pylist()
-        raise ShardDamaged(f"the steps of ordinal {broken[0]} have a gap or are doubled")
-
-
-def _text(ranges: RangeSet | tuple[tuple[int, int], ...], most: int = 5) -> str:
-    """`0-3, 7, 9-12`, cut after a few."""
-    pairs = ranges.ranges() if isinstance(ranges, RangeSet) else list(ranges)
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in pairs[:most]]
-    return ", ".join([*texts, "..."] if len(pairs) > most else texts) or "none"

@@ -14,8 +14,11 @@ Errors:
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import stat
 from pathlib import Path
 
 import msgspec
@@ -78,12 +81,53 @@ class ShardName(msgspec.Struct, frozen=True):
         return f"{self.first:012}-{self.last:012}-{self.digest16}{SUFFIX}"
 
 
+def shard_names(folder: Path) -> list[ShardName]:
+    """The shards in a stream's folder by first ordinal, as their names tell.
+
+    Of regular files alone, or links to such: nothing is ever known by the name of a folder, a pipe,
+    a device or a link that leads nowhere. Raises OSError.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            names = (ShardName.parse(entry.name) for entry in entries if _is_regular(entry))
+            return sorted((name for name in names if name is not None), key=lambda n: n.first)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_regular(entry: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(OSError):  # a link in a circle
+        return entry.is_file()
+    return False
+
+
+def require_regular(path: Path) -> None:
+    """Raises ShardDamaged for what is no regular file, nor a link to one; OSError.
+
+    To be called before opening: a pipe or a device may keep who opens or reads it for ever.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError as error:
+        if not path.is_symlink():  # it is gone, and may have been a file
+            raise
+        raise ShardDamaged(f"{path}: expected a file, found a link that leads nowhere") from error
+    if not stat.S_ISREG(mode):
+        kinds = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"))
+        kind = next((word for holds, word in kinds if holds(mode)), "device")
+        raise ShardDamaged(f"{path}: expected a file, found a {kind}")
+
+
+def is_about_the_file(error: OSError) -> bool:
+    """Whether a failed read tells of one file; else it tells of this process or machine."""
+    return error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
+
+
 def next_ordinals(directory: Path, collector_id: str) -> dict[str, int]:
     """stream -> the ordinal after the highest that a shard of this collector's holds."""
     found: dict[str, int] = {}
     for folder in directory.glob(f"{check_stream(collector_id)}-*"):
-        names = (ShardName.parse(path.name) for path in folder.iterdir())
-        lasts = [name.last for name in names if name is not None]
+        lasts = [name.last for name in shard_names(folder)]
         if lasts:
             found[folder.name] = max(lasts) + 1
     return found
@@ -111,8 +155,9 @@ def remove_leftovers(directory: Path, owner: str) -> list[Path]:
         for path in sorted(folder.glob(".*.tmp")):
             match = _TEMPORARY.fullmatch(path.name)
             if match and not _another_lives(int(match[1])):
-                path.unlink(missing_ok=True)
-                removed.append(path)
+                with contextlib.suppress(OSError):  # a folder of that name: it is in nobody's way
+                    path.unlink(missing_ok=True)
+                    removed.append(path)
     return removed
 
 

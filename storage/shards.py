@@ -37,6 +37,8 @@ from storage.shard_files import (
     ShardName,
     ShardWriteError,
     check_stream,
+    is_about_the_file,
+    require_regular,
     temporary_name,
 )
 
@@ -253,6 +255,7 @@ def read_shard(
     Raises ShardDamaged; ShardError for a column that is not there; OSError (FileNotFoundError, ...)
     as the system gives it.
     """
+    require_regular(path)
     if verify == "digest":
         data = path.read_bytes()
         _check_digest(path, data)
@@ -277,6 +280,7 @@ def read_shard(
 
 def shard_metadata(path: Path) -> ShardMetadata:
     """What the footer says. Raises ShardDamaged when it is not ours; OSError."""
+    require_regular(path)
     with _damage_named(path), pq.ParquetFile(path) as file:
         return _metadata(file, path)
 
@@ -284,16 +288,22 @@ def shard_metadata(path: Path) -> ShardMetadata:
 def find_shard(directory: Path, stream: str, first: int, last: int) -> ShardInfo | None:
     """The whole, valid shard of exactly these ordinals, or None: what a restart may adopt.
 
-    `directory` is the `shards/` folder. A damaged file of that range is passed over.
+    `directory` is the `shards/` folder. A file of that range that is damaged, cannot be read or is
+    none is passed over. Raises OSError when that is not the file's fault.
     """
     folder = directory / check_stream(stream)
     for path in sorted(folder.glob(f"{first:012}-{last:012}-*.parquet")):
         try:
+            require_regular(path)
             with _damage_named(path):
                 data = path.read_bytes()
                 digest = _check_digest(path, data)
                 metadata = _metadata(pq.ParquetFile(pa.BufferReader(data)), path)
-        except (ShardDamaged, FileNotFoundError):
+        except ShardDamaged:
+            continue
+        except OSError as error:
+            if not is_about_the_file(error):
+                raise
             continue
         if (metadata.stream, metadata.first, metadata.last) == (stream, first, last):
             return _info(path, digest, metadata, len(data))

@@ -20,7 +20,7 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
 from storage.part_block import UnwrittenParts
-from storage.shard_files import ShardName
+from storage.shard_files import ShardName, require_regular
 
 Content: TypeAlias = bytes | memoryview | UnwrittenParts
 SHARDS = "shards"
@@ -94,6 +94,7 @@ class DirectorySource:
         return sorted(found.values())
 
     def read(self, shard: ShardFile) -> bytes:
+        require_regular(Path(shard.place))
         return Path(shard.place).read_bytes()
 
     def wait(self, timeout: float) -> bool:
