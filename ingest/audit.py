@@ -153,7 +153,8 @@ def live_account(
         return token
 
     sent = None if token is None else proven  # asked for before each request
-    transport = Transport(live.address, token=sent, ca=ca, timeout=LEDGER_SECONDS)
+    named = not live.loopback()  # a certificate names what clients call, not this way to it
+    transport = Transport(live.address, token=sent, ca=ca, timeout=LEDGER_SECONDS, named=named)
     try:
         told = Delivery(transport, "GET", "/v1/ledger").run(wire.Ledger)
         return JournalAccount(

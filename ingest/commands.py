@@ -249,8 +249,14 @@ def up(
     raise typer.Exit(0 if well else 1)
 
 
-def ls(root: Root = ROOT, as_json: Json = False) -> None:
-    """List streams, their shards and rows, and open episodes."""
+AdminToken = Annotated[
+    str | None,
+    typer.Option(envvar="HEADRACE_TOKEN", help="For a running collector: scope admin."),
+]
+
+
+def ls(root: Root = ROOT, token: AdminToken = None, ca: Ca = None, as_json: Json = False) -> None:
+    """List streams, their shards and rows, and open episodes; a running collector is asked."""
     from ingest.audit import journal_account
     from ingest.errors import IngestError
     from storage import console, results
@@ -263,7 +269,7 @@ def ls(root: Root = ROOT, as_json: Json = False) -> None:
     listed = [one.to_dict() for one in list_streams(root, declared)]
     document = {"streams": listed, "policies": sorted(declared), "open_episodes": None, "why": ""}
     try:
-        account = journal_account(root)
+        account = journal_account(root, token=token, ca=ca)
         if account is None:
             document["why"] = "there is no journal"
         else:
@@ -279,10 +285,8 @@ def verify(
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Move damaged shards to quarantine/.")
     ] = False,
-    token: Annotated[
-        str | None,
-        typer.Option(envvar="HEADRACE_TOKEN", help="For a running collector: scope admin."),
-    ] = None,
+    token: AdminToken = None,
+    ca: Ca = None,
     as_json: Json = False,
 ) -> None:
     """Check that every acknowledged step is in one place; a running collector is asked."""
@@ -291,7 +295,7 @@ def verify(
 
     _require_folder(root)
     with console.progress() as on_progress:
-        report = verified(root, token=token, quarantine=quarantine, on_progress=on_progress)
+        report = verified(root, token=token, ca=ca, quarantine=quarantine, on_progress=on_progress)
     document = report.to_dict()
     console.line(document) if as_json else results.verified(document)
     raise typer.Exit(0 if report.ok else 1)

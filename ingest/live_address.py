@@ -98,9 +98,12 @@ class LiveAddress:
 
     def private(self) -> bool:
         """Whether what is sent there can be read by nobody on the way."""
-        url = _parsed(self.address)
-        host = url.host or ""
-        return url.scheme == "https" or host == "[::1]" or host.startswith("127.")
+        return _parsed(self.address).scheme == "https" or self.loopback()
+
+    def loopback(self) -> bool:
+        """Whether what is sent there does not leave this machine."""
+        host = _parsed(self.address).host or ""
+        return host == "[::1]" or host.startswith("127.")
 
     def close(self) -> None:
         os.close(self._fd)

@@ -106,6 +106,7 @@ class Transport:
     """Requests to `address`, by urllib3 or by the session that the caller gives.
 
     `timeout` is in seconds and holds for each attempt. `closing` ends every wait between attempts.
+    `named`: whether a certificate has to name the address beside being trusted.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Transport:
         token: Token = None,
         ca: str | Path | None = None,
         timeout: float = 30.0,
+        named: bool = True,
     ) -> None:
         url = parse_url(address if "://" in address else f"http://{address}")
         if url.scheme not in ("http", "https") or not url.host:
@@ -135,13 +137,16 @@ class Transport:
             raise ValueError("ca: expected none beside a session, which verifies by its own")
         if ca is not None and not Path(ca).is_file():
             raise ValueError(f"ca: expected a file of PEM certificates, got {str(ca)!r}")
-        self._ca = None if ca is None else str(ca)
+        self._trust: dict[str, Any] = {} if ca is None else {"ca_certs": str(ca)}
+        if not named and url.scheme == "https":
+            self._trust["assert_hostname"] = False
         self.closing = threading.Event()
         self._pool = self._new_pool()
 
     def _new_pool(self) -> urllib3.HTTPConnectionPool:
-        trust = {} if self._ca is None else {"ca_certs": self._ca}
-        return urllib3.connection_from_url(self._base, maxsize=_CONNECTIONS, retries=False, **trust)
+        return urllib3.connection_from_url(
+            self._base, maxsize=_CONNECTIONS, retries=False, **self._trust
+        )
 
     def after_fork(self) -> None:
         """In a forked child: never write to the parent's connections."""

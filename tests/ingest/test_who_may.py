@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import requests
-import trustme
 
 from ingest.client import PolicyClient
 from ingest.errors import BufferFull, CollectorUnavailable, Refusal
@@ -28,6 +27,7 @@ from policy.policy import Policy
 from policy.spec import PolicySpec
 from storage.spaces import parse_space
 from storage.weights import WeightStore
+from tests.certificates import certify
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.ingest.raw_http import HOST, connect, listen
 
@@ -430,29 +430,6 @@ def test_two_hosts_in_one_request_are_refused(open_collector: CollectorProcess) 
 
 
 # --- TLS -----------------------------------------------------------------------------------------
-
-
-@dataclass
-class Certificates:
-    cert: Path
-    key: Path
-    ca: Path
-
-    @property
-    def options(self) -> list[str]:
-        return ["--tls-cert", str(self.cert), "--tls-key", str(self.key)]
-
-
-def certify(folder: Path) -> Certificates:
-    """A new authority and its certificate for this machine."""
-    folder.mkdir(exist_ok=True)
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1", "localhost", "::1")
-    made = Certificates(folder / "chain.pem", folder / "key.pem", folder / "ca.pem")
-    made.cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    made.key.write_bytes(issued.private_key_pem.bytes())
-    authority.cert_pem.write_to_path(made.ca)
-    return made
 
 
 def test_a_client_speaks_tls_and_trusts_only_its_authority(tmp_path: Path) -> None:
