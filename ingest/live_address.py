@@ -46,11 +46,7 @@ def _say(directory: Path, address: str) -> FileLock:
     path = directory / ADDRESS
     temporary = path.with_name(f".{ADDRESS}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
-    before = os.umask(0o077)
-    try:
-        write_synced(temporary, b"")
-    finally:
-        os.umask(before)
+    write_synced(temporary, b"", private=True)
     lock = FileLock(temporary)
     try:
         lock.acquire()

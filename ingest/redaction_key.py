@@ -46,12 +46,10 @@ def kept_key(root: Path) -> bytes:
 def _make(path: Path) -> None:
     """Write a new key in one step; another process may have been first."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    before = os.umask(0o077)
     try:
-        write_synced(temporary, secrets.token_hex(KEY_BYTES).encode() + b"\n")
+        write_synced(temporary, secrets.token_hex(KEY_BYTES).encode() + b"\n", private=True)
         with contextlib.suppress(FileExistsError):
             os.link(temporary, path)
     finally:
-        os.umask(before)
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -195,8 +196,10 @@ class _Server(uvicorn.Server):
 def serve(options: ServeOptions) -> int:
     """Run a collector in this process until a signal; answers the exit status.
 
+    What it writes is for its account and, as far as the umask lets it, the account's group.
     Raises ServeError, which has an exit status, and what tells of bad input.
     """
+    os.umask(os.umask(0o077) | 0o007)
     sys.setswitchinterval(SWITCH_SECONDS)
     allow_all_descriptors()
     return_memory_early()

@@ -7,7 +7,6 @@ of it. A revoked token stays in it: a file without tokens would open a loopback 
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -109,12 +108,7 @@ def revoke_token(root: Path, which: str, *, wall: Callable[[], float] = time.tim
 
 def _save(root: Path, tokens: list[Token]) -> None:
     data = msgspec.json.format(msgspec.json.encode(_Document(tokens)), indent=2)
-    path = root / "keys" / "tokens.json"
-    before = os.umask(0o077)
-    try:
-        replace_file(path, data + b"\n")
-    finally:
-        os.umask(before)
+    replace_file(root / "keys" / "tokens.json", data + b"\n", private=True)
 
 
 class TokenFile(msgspec.Struct):

@@ -106,19 +106,26 @@ def make_directory(directory: Path, *, parents: bool = True) -> None:
     sync_directory(directory.parent)
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file and sync its content (not yet its name)."""
-    with path.open("xb") as file:
+def write_synced(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write a new file and sync its content (not yet its name). `private`: for its owner alone.
+
+    The umask would be for all threads, and for the processes that they start meanwhile.
+    """
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600 if private else 0o666)
+
+    with open(path, "xb", opener=opened) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
     """Put `data` in the place of `path`: a reader sees the old file or the new one, whole."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        write_synced(temporary, data)
+        write_synced(temporary, data, private=private)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

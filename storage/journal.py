@@ -8,7 +8,7 @@ write, the shards written, and each stream's next ordinal.
 Rows go when no unsealed part needs them. Their numbers stay, as ranges, so that any other gap is
 damage. `SqliteJournal` is the real one; `MemoryJournal` is its twin for simulation.
 
-Files in the journal's directory:
+Files in the journal's directory, which is its owner's alone:
     journal.db, -wal    SQLite, WAL, synchronous=FULL, one connection that locks it exclusively
     high-water          the last row that was committed; written after each commit, not synced
     lock                flock, held while open
@@ -119,6 +119,8 @@ class SqliteJournal:
         """
         try:
             make_directory(directory)
+            with contextlib.suppress(OSError):  # somebody else's folder, whose owner decides
+                directory.chmod(0o700)
             lock = FileLock(directory / "lock")
             held = lock.acquire(blocking=False)
         except OSError as error:
