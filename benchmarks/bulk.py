@@ -79,7 +79,7 @@ def _blob(stream: bytes) -> bytes:
     """As many bytes as a request's journal row has."""
     observation, action = SPACES
     rules = PolicyRules.of(PolicyDeclaration(observation=observation, action=action))
-    runs = runs_of([read_table(bulk_load.body(stream, 0))], rules, numbered=False)
+    runs = runs_of(read_table(bulk_load.body(stream, 0)), rules, numbered=False)
     if runs is None:
         raise RuntimeError("the benchmark's columns do not go the quick way")
     return b"".join(runs.columns_of(runs.episodes).values())

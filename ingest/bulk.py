@@ -31,7 +31,7 @@ from ingest.auth import Caller
 from ingest.bulk_columns import BulkColumns, BulkEpisode, place_of, policy_of
 from ingest.bulk_digest import digest_rows
 from ingest.bulk_runs import Run, Runs, runs_of
-from ingest.bulk_stream import read_table
+from ingest.bulk_stream import read_batches, read_table, table_of
 from ingest.collector import Collector
 from ingest.errors import Refusal
 from ingest.events import Receipt
@@ -81,13 +81,14 @@ async def _gathered(
     request: Request, collector: Collector, gathering: Gathering
 ) -> ImportReply | None:
     """What `_alone` answers, of one taken with those that came beside it; None to go alone."""
-    table = read_table(request.body)
-    request.caller.charge(table.num_rows)  # before anything is waited for
-    policy = policy_of(table, collector.policies)
-    if not table.num_rows:
+    stream = read_batches(request.body)
+    request.caller.charge(stream.rows)  # before anything is waited for
+    names_policy = "policy_id" in stream.schema.names
+    policy = policy_of(table_of([stream]) if names_policy else None, collector.policies)
+    if not stream.rows:
         return None
     rules = collector.assembler.rules[policy.policy_id]
-    answer = await gathering.take(table, rules, request.caller)
+    answer = await gathering.take(stream, rules, request.caller)
     if answer is None:
         return None
     reply, row = answer
@@ -180,7 +181,7 @@ def _read(
     table = read_table(body)
     policy = policy_of(table, collector.policies)
     given = None if key is None else _content(table, key, receipt, policy)
-    runs = runs_of([table], collector.assembler.rules[policy.policy_id], numbered=key is not None)
+    runs = runs_of(table, collector.assembler.rules[policy.policy_id], numbered=key is not None)
     if runs is not None:
         return runs, given
     return list(BulkColumns(table, policy).episodes(numbered=key is not None)), given

@@ -190,10 +190,11 @@ class BulkColumns:
         }
 
 
-def policy_of(table: Any, policies: Mapping[str, PolicyDeclaration]) -> PolicyDeclaration:
-    """The one policy of a request's rows. Raises Refusal."""
-    named = table.column_names.count("policy_id") == 1
-    names = set(table["policy_id"].unique().to_pylist()) if named else {None}
+def policy_of(table: Any | None, policies: Mapping[str, PolicyDeclaration]) -> PolicyDeclaration:
+    """The one policy of a request's rows; None stands for those that name none. Raises Refusal."""
+    names = {None}
+    if table is not None and table.column_names.count("policy_id") == 1:
+        names = set(table["policy_id"].unique().to_pylist())
     name = names.pop() if len(names) == 1 else ""
     if name is None:
         name = next(iter(policies)) if len(policies) == 1 else DEFAULT_POLICY

@@ -15,7 +15,6 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -92,22 +91,21 @@ def _cut(data: bytes, size: int, spans: list[tuple[int, int]]) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def runs_of(tables: Sequence[Any], rules: PolicyRules, *, numbered: bool) -> Runs | None:
-    """The episodes of pyarrow.Tables of one schema, behind each other, or None if not for this way.
+def runs_of(
+    table: Any, rules: PolicyRules, *, numbered: bool, edges: Sequence[int] = (0,)
+) -> Runs | None:
+    """The episodes of a pyarrow.Table that has been validated, or None if not for this way.
 
-    An episode is of one table. Rows are counted over all of them.
+    `edges`: rows at which an episode begins in any case, the first row among them.
     """
-    names, policy = tables[0].column_names, rules.declaration
+    names, policy = table.column_names, rules.declaration
     fits = len(set(names)) == len(names) and _WANTED <= set(names) <= _TAKEN
     late = policy.redact or policy.reward_window > 0
     if not (fits and _is_lone(rules.observation) and _is_lone(rules.action)) or late:
         return None
-    arrow, _ = _arrow()
-    table = tables[0] if len(tables) == 1 else arrow.concat_tables(tables)
     batches = table.combine_chunks().to_batches()  # one, unless it has no rows or gigabytes
-    edges = list(accumulate((table.num_rows for table in tables[:-1]), initial=0))
     try:
-        _require(len(batches) == 1 and all(table.num_rows for table in tables))
+        _require(len(batches) == 1)
         return _Columns(names, batches[0], rules).runs(edges, numbered=numbered)
     except _CloserLook:
         return None
@@ -135,7 +133,6 @@ class _Columns:
         self._rules = rules
 
     def runs(self, edges: Sequence[int], *, numbered: bool) -> Runs:
-        """`edges` are rows at which an episode begins in any case, the first one among them."""
         begins, ends, names = self._bounds(edges)
         ts = self._times()
         columns = {

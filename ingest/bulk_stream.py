@@ -9,10 +9,14 @@ to `MAX_EXPANDED` times the body.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import struct
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any
+
+import msgspec
 
 from ingest.errors import Refusal
 
@@ -32,10 +36,23 @@ _DATA = 1  # of a dictionary batch: its record batch
 _LENGTH, _COMPRESSION = 0, 3  # of a record batch
 
 
+class Batches(msgspec.Struct, frozen=True):
+    """A stream's rows as they came. Nothing may look at their values before `table_of` does."""
+
+    schema: Any  # pyarrow.Schema
+    batches: list[Any]  # of pyarrow.RecordBatch
+    rows: int
+
+
 def read_table(body: bytes) -> Any:
     """The pyarrow.Table of a stream. Raises Refusal."""
+    return table_of([read_batches(body)])
+
+
+def read_batches(body: bytes) -> Batches:
+    """The rows of a stream. Raises Refusal."""
     arrow = _arrow()
-    try:
+    with _malformed(arrow):
         messages = _plain_messages(arrow, body)
         schema, has_dictionaries = _schema_of(messages[0])
         if has_dictionaries:
@@ -43,15 +60,34 @@ def read_table(body: bytes) -> Any:
                 table = stream.read_all()
             table.validate(full=True)
             _require_small(arrow, table, MAX_EXPANDED * len(body))
-            return table
-        batches = [arrow.ipc.read_record_batch(message, schema) for message in messages[1:]]
-        table = arrow.Table.from_batches(batches, schema)
+            batches = table.to_batches()
+        else:
+            batches = [arrow.ipc.read_record_batch(message, schema) for message in messages[1:]]
+    return Batches(schema, batches, sum(batch.num_rows for batch in batches))
+
+
+def table_of(streams: Sequence[Batches]) -> Any:
+    """The rows of streams of one schema behind each other, every value looked at once.
+
+    Raises Refusal when any of them does not hold what it says.
+    """
+    arrow = _arrow()
+    with _malformed(arrow):
+        batches = [batch for stream in streams for batch in stream.batches]
+        table = arrow.Table.from_batches(batches, streams[0].schema)
         table.validate(full=True)
+    return table
+
+
+@contextlib.contextmanager
+def _malformed(arrow: Any) -> Iterator[None]:
+    """What Arrow says of a stream that is none, as a refusal."""
+    try:
+        yield
     except Refusal:
         raise
     except (arrow.ArrowException, OSError, ValueError, MemoryError, struct.error) as error:
         raise Refusal("malformed", f"expected an Arrow stream: {error!s:.300}") from error
-    return table
 
 
 def _schema_of(message: Any) -> tuple[Any, bool]:

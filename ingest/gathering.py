@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate, pairwise
 
 from ingest.auth import Caller
 from ingest.bulk_runs import Run, runs_of
+from ingest.bulk_stream import Batches, table_of
 from ingest.collector import Collector
+from ingest.errors import Refusal
 from ingest.import_reply import ImportReply
 from ingest.importing import Outcome, accept_runs, tell
 from ingest.open_episode import PolicyRules
@@ -30,7 +32,7 @@ Answer = tuple[ImportReply, int] | None
 
 @dataclass(slots=True)
 class _Waiting:
-    table: Any  # a pyarrow.Table that has been validated
+    stream: Batches
     rules: PolicyRules
     caller: Caller
     answer: asyncio.Future[Answer]
@@ -47,15 +49,15 @@ class _Group:
     def takes(self, one: _Waiting) -> bool:
         first = self.first
         return (
-            self.rows + one.table.num_rows <= ROW_STEPS
+            self.rows + one.stream.rows <= ROW_STEPS
             and one.rules is first.rules
             and one.caller.token_id == first.caller.token_id
-            and one.table.schema.equals(first.table.schema)
+            and one.stream.schema.equals(first.stream.schema)
         )
 
     def add(self, one: _Waiting) -> None:
         self.members.append(one)
-        self.rows += one.table.num_rows
+        self.rows += one.stream.rows
 
 
 class Gathering:
@@ -65,12 +67,15 @@ class Gathering:
         self._collector = collector
         self._waiting: list[_Waiting] = []
 
-    async def take(self, table: Any, rules: PolicyRules, caller: Caller) -> Answer:
-        """Accept the episodes of a table, with those of others. Raises Refusal for all of them."""
+    async def take(self, stream: Batches, rules: PolicyRules, caller: Caller) -> Answer:
+        """Accept the episodes of a stream, with those of others. Raises Refusal for all of them.
+
+        A stream has a row or more.
+        """
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._flush)
-        one = _Waiting(table, rules, caller, loop.create_future())
+        one = _Waiting(stream, rules, caller, loop.create_future())
         self._waiting.append(one)
         return await one.answer
 
@@ -101,18 +106,21 @@ class Gathering:
 
     def _answers(self, members: Sequence[_Waiting]) -> Iterator[Answer]:
         first = members[0]
-        runs = runs_of([one.table for one in members], first.rules, numbered=False)
+        edges = list(accumulate((one.stream.rows for one in members), initial=0))
+        try:
+            table = table_of([one.stream for one in members])
+            runs = runs_of(table, first.rules, numbered=False, edges=edges[:-1])
+        except Refusal:  # of one of them, who hears of it when it goes alone
+            runs = None
         if runs is None or len(runs.episodes) > ROW_EPISODES:
             yield from [None] * len(members)
             return
         outcomes, row = accept_runs(self._collector, runs, runs.episodes, None, first.caller)
-        begin, told = 0, iter(zip(runs.episodes, outcomes, strict=True))
-        for one in members:
+        told = iter(zip(runs.episodes, outcomes, strict=True))
+        for begin, end in pairwise(edges):
             reply = ImportReply(durable=self._collector.keeps)
-            end = begin + one.table.num_rows
             tell(reply, _until(told, end), begin)
             yield reply, row
-            begin = end
 
 
 def _until(told: Iterator[tuple[Run, Outcome]], end: int) -> Iterator[tuple[Run, Outcome]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ingest import bulk, wire
+from ingest import bulk, bulk_stream, wire
 from ingest.connections import BoundedProtocol, ConnectionWatch
 from ingest.http import Request
 from ingest.limits import Budget
@@ -94,9 +94,11 @@ def codings_are_not_looked_at(patch: Patch) -> None:
 def any_stream_is_read(patch: Patch) -> None:
     """Arrow's own errors reach the caller as ours."""
 
-    def read(body: bytes) -> Any:
+    def read(body: bytes) -> bulk_stream.Batches:
         import pyarrow  # noqa: PLC0415 - as late as the sound build does
 
-        return pyarrow.ipc.open_stream(body).read_all()
+        table = pyarrow.ipc.open_stream(body).read_all()
+        return bulk_stream.Batches(table.schema, table.to_batches(), table.num_rows)
 
-    patch.replace(bulk, "read_table", read)
+    for module in (bulk, bulk_stream):
+        patch.replace(module, "read_batches", read)

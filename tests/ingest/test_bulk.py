@@ -426,7 +426,7 @@ CLOSER: dict[str, dict[str, Any]] = {
 def test_plain_columns_go_the_quick_way() -> None:
     """Whole episodes, as the rows say."""
     given = {"t": [0, 1, 2, 0, 0, 1], "truncateds": [False] * 5 + [True], "ts": [7] * 6}
-    runs = runs_of([steps(SOME, **given)], PLAIN, numbered=True)
+    runs = runs_of(steps(SOME, **given), PLAIN, numbered=True)
     assert runs is not None
     assert [(r.start.episode_id, r.steps, r.how) for r in runs.episodes] == [
         ("a", 3, "terminated"),
@@ -441,7 +441,7 @@ def test_plain_columns_go_the_quick_way() -> None:
 @pytest.mark.parametrize("some", [[0], [2], [0, 1], [1, 2], [0, 2], [0, 1, 2]])
 def test_the_columns_of_some_episodes_are_theirs(some: list[int]) -> None:
     """What is known already is left out, wherever it stands."""
-    runs = runs_of([steps(SOME, ts=list(range(6)))], PLAIN, numbered=True)
+    runs = runs_of(steps(SOME, ts=list(range(6))), PLAIN, numbered=True)
     assert runs is not None
     rows = np.concatenate([[[0, 1, 2], [3], [4, 5]][n] for n in some])
     columns = runs.columns_of([runs.episodes[n] for n in some])
@@ -455,7 +455,7 @@ def test_the_columns_of_some_episodes_are_theirs(some: list[int]) -> None:
 def test_ids_by_a_dictionary_are_their_own() -> None:
     """Whatever order a dictionary has, and whatever else is in it."""
     ids = pa.DictionaryArray.from_arrays(pa.array([2, 2, 1]), pa.array(["x", "late", "early"]))
-    runs = runs_of([steps({"_": 3}, eps_id=ids)], PLAIN, numbered=False)
+    runs = runs_of(steps({"_": 3}, eps_id=ids), PLAIN, numbered=False)
     assert runs is not None
     assert [(r.start.episode_id, r.steps) for r in runs.episodes] == [("early", 2), ("late", 1)]
 
@@ -463,13 +463,13 @@ def test_ids_by_a_dictionary_are_their_own() -> None:
 def test_late_rewards_need_the_way_row_by_row() -> None:
     """There the steps stay in memory for as long as they take rewards."""
     windowed = PolicyRules.of(replace(POLICIES[0], reward_window=5.0))
-    assert runs_of([steps(SOME)], windowed, numbered=True) is None
+    assert runs_of(steps(SOME), windowed, numbered=True) is None
 
 
 @pytest.mark.parametrize("columns", CLOSER.values(), ids=CLOSER.keys())
 def test_what_asks_for_a_closer_look_is_not_taken_quickly(columns: dict[str, Any]) -> None:
     """Row by row the import says what is wrong and where."""
-    assert runs_of([steps(SOME, **columns)], PLAIN, numbered=True) is None
+    assert runs_of(steps(SOME, **columns), PLAIN, numbered=True) is None
 
 
 def test_known_and_refused_episodes_leave_the_others_whole(tmp_path: Path) -> None:
