@@ -10,6 +10,7 @@ holds. Only while they are copied a collector that starts has to wait.
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 import time
@@ -103,7 +104,7 @@ def journal_account(
         return None
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         lock = FileLock(directory / "lock")
-        if lock.acquire(blocking=False, shared=True):
+        if _may_look(lock):
             try:
                 _copy(directory, Path(folder))
             finally:
@@ -113,6 +114,16 @@ def journal_account(
     account = _asked(directory, holder, token, ca)
     # a start keeps no folder of rows lost or damaged inside: one told twice is better than none
     return replace(account, damage=(*_past(directory), *account.damage))
+
+
+def _may_look(lock: FileLock) -> bool:
+    """Whether no collector has the journal, and none gets it before the lock is released."""
+    try:
+        return lock.acquire(blocking=False, shared=True)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EROFS) or lock.path.exists():
+            raise
+        return True  # without a lock and a place for one, no collector runs here
 
 
 def _stamps(directory: Path) -> list[tuple[int, int, int]]:
