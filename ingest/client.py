@@ -172,7 +172,7 @@ class PolicyClient:
 
         Args:
             training_enabled: False stores the episode for readers that ask for it only.
-            tags: a few strings (tenant, experiment) to filter and to erase by.
+            tags: a few strings (tenant, experiment) to filter by.
             continues: the id of the abandoned episode that this one goes on from.
             ts: when it began, microseconds since the epoch; default: now.
             start_number: for a client with `instance_name` only.

@@ -306,7 +306,7 @@ def pseudonym(
     root: Root = ROOT,
     as_json: Json = False,
 ) -> None:
-    """Show what stands for a redacted value under this root, to find or erase its rows."""
+    """Show what stands for a redacted value under this root, to find its rows."""
     from ingest.redaction import pseudonym as stand_in
     from ingest.redaction_key import kept_key
     from storage import console

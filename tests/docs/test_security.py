@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import trustme
 from ingest.admission import Hosts
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.docs.test_docs import ROOT, blocks
+from tests.front.test_verify import verified
 
 PAGE = "docs/security.md"
 
@@ -33,7 +35,7 @@ def shell(code: str, home: Path) -> str:
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     """Its client is let in by its token over TLS, and nothing that it redacts is on the disk."""
     tokens, serve, find = blocks(PAGE, "sh")
-    (client,) = blocks(PAGE, "python")
+    client, delete = blocks(PAGE, "python")
     (rules,) = blocks(PAGE, "json")
     root = tmp_path / "data/run/shop"
     declare(root)
@@ -64,6 +66,25 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert json.loads(row["tags"]) == {"user": stand_in, "experiment": "b"}
     kept = b"".join(one.read_bytes() for one in root.rglob("*") if one.is_file())
     assert b"alice@example.com" not in kept
+    _delete_by_hand(root, delete, stand_in)
+
+
+def _delete_by_hand(root: Path, code: str, stand_in: str) -> None:
+    """What the page deletes is nowhere any more, and `verify` says what the page says."""
+    assert verified(root).ok
+    assert stand_in in journal_text(root)  # on its free pages
+    code = re.sub(r'"\w{32}"', repr(stand_in), code)
+    assert "deleted" in run([sys.executable, "-c", code], root.parents[2])
+    with CollectorProcess(root) as process:
+        assert process.stop() == 0
+    assert stand_in not in journal_text(root)
+    report = verified(root)
+    assert {finding.kind for finding in report.findings} == {"missing", "count"}
+    assert shard_rows(root) == []
+
+
+def journal_text(root: Path) -> str:
+    return b"".join(path.read_bytes() for path in (root / "journal").iterdir()).decode("latin-1")
 
 
 def test_the_host_that_the_page_allows_is_let_in() -> None:
