@@ -7,13 +7,17 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import trustme
+import urllib3
 
 from ingest.listening import TAKEN, TROUBLE, WRONG
 from ingest.token_file import create_token
@@ -22,6 +26,7 @@ from tests.collector_process import declare
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "docs/deploy/headrace-collect.service"
+IGNORED = ROOT / ".dockerignore"
 LINES = (ROOT / "docs/deploy/Containerfile").read_text().replace("\\\n", "").splitlines()
 STOP_SECONDS = 20.0
 
@@ -71,6 +76,31 @@ def test_what_the_container_copies_is_there() -> None:
     assert all((ROOT / name).exists() for name in re.findall(r"-c (\S+)", made))
 
 
+def test_what_the_container_is_built_from_makes_the_whole_wheel(tmp_path: Path) -> None:
+    """.dockerignore lets in what the build needs: no environment, data or history."""
+    ignored, *rules = [
+        line for line in IGNORED.read_text().splitlines() if not line.startswith("#")
+    ]
+    assert ignored == "*"
+    let_in = [rule[1:] for rule in rules if rule.startswith("!")]
+    assert not {".git", ".venv", "data", "tests", "docs"} & set(let_in)
+    for name in let_in:
+        whole = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        whole(ROOT / name, tmp_path / name)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d"]
+    for source, made in ((tmp_path, tmp_path / "here"), (ROOT, tmp_path / "there")):
+        subprocess.run([*build, str(made)], cwd=source, check=True, capture_output=True)
+    here, there = (modules_in(tmp_path / name) for name in ("here", "there"))
+    assert here == there
+    assert "ingest/server.py" in here
+
+
+def modules_in(folder: Path) -> set[str]:
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        return set(file.namelist())
+
+
 def test_the_containers_folder_is_its_users() -> None:
     """The volume is the root that the collector is told of, made for the user that it runs as."""
     (user,) = (text.split(":")[0] for text in words_of("USER"))
@@ -79,6 +109,13 @@ def test_the_containers_folder_is_its_users() -> None:
     assert environment()["HEADRACE_ROOT"] == volume
     assert re.search(rf"install -d -o {user} .*{volume}$", made)
     assert f"--uid {user} " in made
+
+
+def status_of(address: str, host: str) -> int:
+    """What a client hears that calls it by that name."""
+    trusting = urllib3.PoolManager(cert_reqs="CERT_NONE", retries=False)
+    with warnings.catch_warnings(action="ignore"), trusting as pool:
+        return pool.request("GET", f"{address}/healthz", headers={"host": host}).status
 
 
 def test_the_containers_command_serves_and_its_health_check_sees_it(tmp_path: Path) -> None:
@@ -92,7 +129,9 @@ def test_the_containers_command_serves_and_its_health_check_sees_it(tmp_path: Pa
     assert given == ["headrace"]
     secret = words[words.index("--tls-cert") + 1]
     places = {secret: str(pem), "0.0.0.0": "127.0.0.1"}
-    process = run([places.get(word, word) for word in words], {"HEADRACE_ROOT": str(tmp_path)})
+    (name,) = re.findall(r"HEADRACE_COLLECT_ALLOW_HOST=(\S+)", "\n".join(LINES))
+    env = {"HEADRACE_ROOT": str(tmp_path), "HEADRACE_COLLECT_ALLOW_HOST": f"other.example {name}"}
+    process = run([places.get(word, word) for word in words], env)
     try:
         address = address_of(process)
         assert address.startswith("https://")
@@ -100,6 +139,7 @@ def test_the_containers_command_serves_and_its_health_check_sees_it(tmp_path: Pa
         assert check[0] == "python"
         code = [sys.executable, *check[1:-1], check[-1].replace("https://127.0.0.1:8642", address)]
         assert subprocess.run(code, check=False).returncode == 0
+        assert [status_of(address, host) for host in (name, "unknown.example")] == [200, 403]
         process.send_signal(signal.Signals[words_of("STOPSIGNAL")[0]])
         _, told = process.communicate(timeout=STOP_SECONDS)
         assert process.returncode == 0, told
