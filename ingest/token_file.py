@@ -63,7 +63,8 @@ def create_token(
 ) -> tuple[Token, str]:
     """Make a token; it and the text that a client sends, which is nowhere kept.
 
-    `lives` is in seconds. Names of live tokens are unique. Raises TokenError.
+    `lives` is in seconds. Names of live tokens are unique, and none is the id of another: what is
+    revoked by either is one token. Raises TokenError.
     """
     secret = secrets.token_urlsafe(SECRET_BYTES)
     created = int(wall())
@@ -84,17 +85,20 @@ def create_token(
         for known in tokens:
             if known.name == name and known.state(created) == "live":
                 raise TokenError(f"token {name}: there is one of that name: revoke it first")
+            if known.id == name:
+                raise TokenError(f"token {name}: expected another name, it is the id of {known.name}")
         _save(root, [*tokens, token])
     return token, bearer(token.id, secret)
 
 
 def revoke_token(root: Path, which: str, *, wall: Callable[[], float] = time.time) -> Token:
-    """Revoke a token, by its name or id. Revoking twice is once. Raises TokenError."""
+    """Revoke a token, by its id or else its name. Revoking twice is once. Raises TokenError."""
     if not (root / "keys").is_dir():
         raise TokenError(f"token {which!r:.80}: there are no tokens under {root}")
     with FileLock(root / "keys" / "lock"):
         tokens = load_tokens(root)
-        named = [token for token in tokens if which in (token.id, token.name)]
+        named = [token for token in tokens if token.id == which]
+        named = named or [token for token in tokens if token.name == which]
         if not named:
             known = ", ".join(dict.fromkeys(token.name for token in tokens)) or "none"
             raise TokenError(f"token {which!r:.80}: there is no such token; there are: {known}")

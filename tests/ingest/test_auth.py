@@ -234,6 +234,21 @@ def test_several_live_at_once_and_a_name_is_used_again(tmp_path: Path) -> None:
         revoke_token(tmp_path, "nobody")
 
 
+def test_an_id_is_no_name_of_another_token(tmp_path: Path) -> None:
+    """No token can stand before the one whose id is its name, in a file of earlier days neither."""
+    web, _ = create_token(tmp_path, "web", ["log"])
+    with pytest.raises(TokenError, match="expected another name, it is the id of web"):
+        create_token(tmp_path, web.id, ["log"])
+    older = msgspec.structs.replace(web, id="0a1b2c3d", name=web.id, created=1)
+    path = tmp_path / "keys" / "tokens.json"
+    document = msgspec.json.decode(path.read_bytes())
+    document["tokens"].insert(0, msgspec.to_builtins(older))
+    path.write_bytes(msgspec.json.encode(document))
+    assert [revoke_token(tmp_path, web.id).id for _ in range(2)] == [web.id, web.id]
+    assert [one.state(0.0) for one in load_tokens(tmp_path)] == ["live", "revoked"]
+    assert revoke_token(tmp_path, "0a1b2c3d").name == web.id
+
+
 def test_tokens_made_at_once_are_all_kept(tmp_path: Path) -> None:
     """Eight processes make one each: the lock lets none overwrite another's."""
     code = "import sys; from pathlib import Path; from ingest.token_file import create_token; "
