@@ -86,7 +86,7 @@ def create_token(
             if known.name == name and known.state(created) == "live":
                 raise TokenError(f"token {name}: there is one of that name: revoke it first")
             if known.id == name:
-                raise TokenError(f"token {name}: expected another name, it is the id of {known.name}")
+                raise TokenError(f"token {name}: it is the id of {known.name}: choose another")
         _save(root, [*tokens, token])
     return token, bearer(token.id, secret)
 
