@@ -121,9 +121,11 @@ def _command_line() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"auto_envvar_prefix": "HEADRACE", "max_content_width": 100},
     )
+    from storage.command_options import Command
+
     app.callback()(_options)
     for command in _commands():
-        app.command()(command)
+        app.command(cls=Command)(command)
     for group in _groups():
         app.add_typer(group)
     return app

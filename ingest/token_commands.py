@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from storage.command_options import ROOT, Json, Root
+from storage.command_options import ROOT, Command, Json, Root
 
 if TYPE_CHECKING:
     from ingest.auth import Token
@@ -22,7 +22,7 @@ app = typer.Typer(
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-@app.command()
+@app.command(cls=Command)
 def create(
     name: Annotated[str, typer.Argument(help="Who or what will use it.")],
     scope: Annotated[
@@ -52,7 +52,7 @@ def create(
     return print(text)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_tokens(root: Root = ROOT, as_json: Json = False) -> None:
     """List all tokens: what they may, until when, and which are revoked."""
     from ingest.token_file import load_tokens
@@ -66,7 +66,7 @@ def list_tokens(root: Root = ROOT, as_json: Json = False) -> None:
     return console.table("Tokens", columns, rows)
 
 
-@app.command()
+@app.command(cls=Command)
 def revoke(
     which: Annotated[str, typer.Argument(help="A token's name or id.")],
     root: Root = ROOT,

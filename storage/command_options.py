@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
+
+
+class Command(typer.core.TyperCommand):
+    """A command that refuses an option which is given twice and takes one value.
+
+    The library would take the last one, and go on without a word about the others.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+        options = [one for one in given if one.param_type_name == "option"]
+        for option in options:
+            single = not (option.multiple or option.is_flag)
+            if single and options.count(option) > 1:
+                ctx.fail(
+                    f"{option.opts[0]}: expected it once, got it {options.count(option)} times"
+                )
+        return super().parse_args(ctx, args)
+
 
 ROOT = Path("data/run")
 """Where a run goes unless it is told otherwise."""

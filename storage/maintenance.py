@@ -372,17 +372,23 @@ class _Audit:
                 self._find("weights", where, str(error))
 
     def check_lineage(self) -> None:
-        """All that the live versions were trained on is in whole shards."""
+        """All that the live versions were trained on is in whole shards, or is another root's."""
+        ours = self._collectors()
         for where, version, lineage in self.lineages:
             for stream, ordinals in lineage.items():
                 absent = ordinals.difference(self.streams.get(stream, _Stream()).covered)
-                if absent:
-                    self._find(
-                        "weights",
-                        where,
-                        f"version {version} was trained on ordinals {as_text(absent)} of {stream}, "
-                        "which are in no whole shard",
-                    )
+                text = f"version {version} was trained on ordinals {as_text(absent)} of {stream}, "
+                if absent and stream.rpartition("-")[0] in ours:
+                    self._find("weights", where, f"{text}which are in no whole shard")
+                elif absent:
+                    self.notes.append(f"{where}: {text}which this root never had")
+
+    def _collectors(self) -> set[str]:
+        """The ids of the collectors that this root is known to have had."""
+        aside = [path.name for path in (self.root / "quarantine").glob("*")]
+        known = self.account
+        counted = [] if known is None else [*known.next_ordinals, f"{known.collector_id}-"]
+        return {stream.rpartition("-")[0] for stream in (*self.streams, *aside, *counted)}
 
     # what comes out
 

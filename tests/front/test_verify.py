@@ -275,14 +275,46 @@ def test_weights_that_are_missing_or_damaged_are_found(root: Path) -> None:
     assert finding.text == "version 1 is live, but not there"
 
 
-def test_a_lineage_of_ordinals_that_never_were_is_found(root: Path) -> None:
-    """What is live was trained on what is here."""
+def publish(root: Path, lineage: dict[str, list[list[int]]]) -> None:
+    """Make a version live that was trained on these ordinals."""
     store = WeightStore(root, "default")
     weights = {"pi.0.weight": np.zeros((2, 4), np.float32)}
-    lineage = {"feedfeedfeed-0123456789ab": [[0, 1]]}
     store.publish(store.add_candidate(weights, spec={}, metrics={}, lineage=lineage))
+
+
+@pytest.mark.parametrize("schema", ["its own", "another"])
+@pytest.mark.parametrize("journal", ["there", "lost"])
+def test_a_lineage_of_ordinals_that_never_were_is_found(
+    root: Path, schema: str, journal: str
+) -> None:
+    """What is live was trained on what collectors of this root have counted."""
+    (stream,) = (path.name for path in (root / "shards").iterdir())
+    named = stream if schema == "its own" else f"{stream.rpartition('-')[0]}-0123456789ab"
+    publish(root, {named: [[900, 901]]})
+    if journal == "lost":
+        shutil.rmtree(root / "journal")
     (finding,) = verified(root).findings
-    assert (finding.kind, "ordinals 0-1 of feedfeedfeed" in finding.text) == ("weights", True)
+    assert (finding.kind, f"ordinals 900-901 of {named}" in finding.text) == ("weights", True)
+
+
+@pytest.mark.parametrize("journal", ["there", "lost"])
+def test_a_lineage_over_another_root_is_noted_and_no_finding(root: Path, journal: str) -> None:
+    """A trainer may read several roots, and anybody who may publish may say so."""
+    publish(root, {"feedfeedfeed-0123456789ab": [[0, 1]]})
+    if journal == "lost":
+        shutil.rmtree(root / "journal")
+    report = verified(root)
+    assert report.findings == ()
+    told = "ordinals 0-1 of feedfeedfeed-0123456789ab, which this root never had"
+    assert told in "; ".join(report.notes)
+
+
+def test_a_stream_whose_shards_are_all_gone_is_still_ours(root: Path) -> None:
+    """The journal knows what it counted, and the quarantine what lies there."""
+    (stream,) = (path.name for path in (root / "shards").iterdir())
+    shutil.move(root / "shards" / stream, root / "quarantine" / stream)
+    shutil.rmtree(root / "journal")
+    assert kinds(verified(root)) == ["weights"]
 
 
 def test_leftovers_are_noted_and_no_finding(root: Path) -> None:
