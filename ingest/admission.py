@@ -142,7 +142,7 @@ class Admission:
             caller = self._caller(scope["headers"], needed)
             caller.require(needed, f"{scope['method']} {scope['path']:.80}")
         except Refusal as refusal:
-            self._tell(scope, refusal)
+            self.tell(scope, refusal)
             raise
         if needed:
             require_allowance(caller, self._clock())
@@ -157,8 +157,8 @@ class Admission:
         given = None if text is None else text.encode("latin-1")
         return self.book.caller(given, self._wall())
 
-    def _tell(self, scope: MutableMapping[str, Any], refusal: Refusal) -> None:
-        """An audit line, but no flood of them."""
+    def tell(self, scope: MutableMapping[str, Any], refusal: Refusal) -> None:
+        """An audit line of who may not, but no flood of them."""
         self.refused += 1
         untold = self._lines.take(self._clock())
         if untold is None:
@@ -168,6 +168,7 @@ class Admission:
             "refused",
             code=refusal.code,
             why=refusal.message,
+            token=refusal.token_id,
             method=scope["method"],
             path=scope["path"][:200],
             peer=peer[0] if peer else None,

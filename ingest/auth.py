@@ -23,8 +23,10 @@ from ingest.errors import IngestError, Refusal
 
 LOG, ACT, READ, PUBLISH, ADMIN = "log", "act", "weights:read", "weights:publish", "admin"
 SCOPES = (LOG, ACT, READ, PUBLISH, ADMIN)
-LEDGER = "ledger"  # no token's: where there are none, callers of this machine may ask for it
 """Log episodes; get actions, and send decisions; read weights; publish them; all the rest."""
+LEDGER = "ledger"
+"""No token's scope, and named to nobody: where there are no tokens, callers of this machine may ask
+for the ledger, and for nothing else that is an admin's."""
 
 ANY = frozenset(SCOPES)
 LOGGING, ACTING, EITHER = frozenset({LOG}), frozenset({ACT}), frozenset({LOG, ACT})
@@ -148,8 +150,9 @@ class Caller:
         if not self.may(needed):
             raise Refusal(
                 "forbidden",
-                f"{what} needs a token with the scope {' or '.join(sorted(needed))}; this caller "
-                f"has {', '.join(sorted(self.scopes)) or 'none'}",
+                f"{what} needs a token with the scope {' or '.join(sorted(needed & ANY))}; this "
+                f"caller has {', '.join(sorted(self.scopes & ANY)) or 'none'}",
+                token_id=self.token_id or None,
             )
 
     def require_live(self, wall: float) -> None:
@@ -236,10 +239,11 @@ class TokenBook:
         """Raise Refusal (401) unless there is such a token, neither revoked nor expired."""
         token = self._tokens.get(token_id)
         if token is None:
-            raise Refusal("unauthorized", "the token is not known")
+            raise Refusal("unauthorized", "the token is not known", token_id=token_id)
         state = token.state(wall)
         if state != "live":
-            raise Refusal("unauthorized", f"token {token.name} ({token.id}) is {state}")
+            text = f"token {token.name} ({token.id}) is {state}"
+            raise Refusal("unauthorized", text, token_id=token.id)
 
     def _caller(self, token: Token, now: float) -> Caller:
         allowance = None if token.rate is None else Allowance(token.rate, since=now)

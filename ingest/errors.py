@@ -63,7 +63,7 @@ class Refusal(IngestError, ValueError):
 
     `path` says where in the request (`$.events[3].obs`), `agent_id` which track of an episode of
     several agents it is about, `expected_seq` what a gap or conflict expected, `retry_after` is in
-    seconds.
+    seconds. `token_id` is the token of whoever may not, for the audit line: no answer has it.
     """
 
     code: str
@@ -73,6 +73,7 @@ class Refusal(IngestError, ValueError):
     expected_seq: int | None = None
     retry_after: float | None = None
     agent_id: str | None = None
+    token_id: str | None = None
 
     @property
     def status(self) -> int:

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
@@ -116,7 +116,27 @@ class Response(msgspec.Struct, frozen=True):
 
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
-Admit: TypeAlias = Callable[[Scope, frozenset[str]], Caller]
+WHO_MAY = frozenset({"unauthorized", "forbidden"})
+"""Codes that say: not by this caller."""
+
+
+class Admit(Protocol):
+    """Says who makes a request, and tells of those who may not."""
+
+    def __call__(self, scope: Scope, needed: frozenset[str], /) -> Caller:
+        """The caller, who has one of the scopes that are needed. Raises Refusal, told of."""
+
+    def tell(self, scope: Scope, refusal: Refusal, /) -> None:
+        """Leave a line about one who was let in and may not after all."""
+
+
+class _Everybody:
+    """Lets everybody in, as a local caller."""
+
+    def __call__(self, scope: Scope, needed: frozenset[str]) -> Caller:
+        return LOCAL
+
+    def tell(self, scope: Scope, refusal: Refusal) -> None: ...
 
 
 class Route(NamedTuple):
@@ -142,7 +162,7 @@ class Router:
         admit: Admit | None = None,
     ) -> None:
         self._limits = limits or ServerLimits()
-        self._admit = admit or (lambda scope, needed: LOCAL)
+        self._admit = admit or _Everybody()
         self.toll = Toll()
         self._line = Line(self.toll)
         self.budget = budget or Budget(self._limits.max_bodies)
@@ -205,6 +225,22 @@ class Router:
             self._admit(scope, ANY)  # strangers hear of their token, not which routes there are
             raise
         caller = self._admit(scope, route.needed)
+        try:
+            return await self._admitted(scope, receive, held, route, params, caller)
+        except Refusal as refusal:
+            if refusal.code in WHO_MAY:  # its token ended meanwhile, or the body asks for more
+                self._admit.tell(scope, refusal)
+            raise
+
+    async def _admitted(
+        self,
+        scope: Scope,
+        receive: Receive,
+        held: _Held,
+        route: Route,
+        params: Mapping[str, str],
+        caller: Caller,
+    ) -> Response:
         headers = dict(scope["headers"])
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding != b"identity":

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ingest import wire
+from ingest.auth import ANY
 from ingest.errors import STATUS
 from ingest.route_table import EVERYWHERE, ROUTES, Route
 
@@ -67,7 +68,7 @@ def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
         "summary": route.summary,
         "parameters": _parameters(route),
         "responses": _responses(route, schemas),
-        "security": [{"token": sorted(route.needed)}, {}] if route.needed else [{}],
+        "security": [{"token": sorted(route.needed & ANY)}, {}] if route.needed else [{}],
     }
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": _content(route.body, schemas)}

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ingest import wire
-from ingest.auth import PUBLISHING
+from ingest.auth import PUBLISHING, SCOPES
 from ingest.errors import STATUS
 from ingest.openapi import document
 from ingest.route_table import EVERYWHERE, ROUTES
@@ -46,6 +46,15 @@ def test_every_route_is_described_with_its_statuses() -> None:
         responses = paths[route.path][route.method.lower()]["responses"]
         codes = {STATUS[code] for code in (*EVERYWHERE, *route.refuses)} | {404, 405}
         assert set(map(int, responses)) == codes | {route.status, *route.statuses}
+
+
+def test_the_scopes_of_a_route_are_scopes_that_a_token_can_have() -> None:
+    """One of them is enough; what callers of this machine may ask for has no name outside."""
+    operations = [one for path in document("1")["paths"].values() for one in path.values()]
+    named = {
+        scope for one in operations for way in one["security"] for scope in way.get("token", ())
+    }
+    assert named == set(SCOPES)
 
 
 def test_every_reference_leads_somewhere() -> None:

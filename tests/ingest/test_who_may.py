@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -34,6 +36,7 @@ from tests.ingest.raw_http import HOST, connect, listen
 OBS = [0.1, -0.2, 0.3, 0.4]
 STEP = {"obs": OBS, "action": 0}
 REVOKED_SECONDS = 2.0
+LEDGER = "/v1/ledger"
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -208,7 +211,10 @@ def test_a_revoked_token_is_refused_within_two_seconds(house: House) -> None:
 
 
 def test_a_revocation_reaches_what_was_let_in_before(tmp_path: Path) -> None:
-    """Neither a slow body, nor a long poll, nor a held action is answered once it is seen."""
+    """Neither a slow body, nor a long poll, nor a held action is answered once it is seen.
+
+    Each leaves an audit line that names the token.
+    """
     spec = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
     declare(tmp_path, spec=spec.to_json(), steps_per_version=1)
     store = WeightStore(tmp_path, "default")
@@ -220,7 +226,8 @@ def test_a_revocation_reaches_what_was_let_in_before(tmp_path: Path) -> None:
     publish(0)
     made, text = create_token(tmp_path, "short", ["log", "act", "weights:read"])
     found: dict[str, int] = {}
-    with CollectorProcess(tmp_path) as process, contextlib.ExitStack() as stack:
+    log = tmp_path / "stderr"
+    with CollectorProcess(tmp_path, log=log) as process, contextlib.ExitStack() as stack:
 
         def ask(what: str, path: str, body: Any = None, **headers: str) -> requests.Response:
             method, address = "GET" if body is None else "POST", process.address + path
@@ -258,6 +265,43 @@ def test_a_revocation_reaches_what_was_let_in_before(tmp_path: Path) -> None:
         assert listen(slow).statuses == [401]
         publish(1)
     assert (found["action"], found["poll"]) == (401, 401)
+    told = [line for line in refused_lines(log) if line["path"] != "/v1/spec"]
+    assert {line["path"] for line in told} == {"/v1/actions", path, "/v1/episodes"}
+    assert {(line["code"], line["token"]) for line in told} == {("unauthorized", made.id)}
+
+
+def refused_lines(log: Path) -> list[dict[str, Any]]:
+    """The audit lines of who may not, in a collector's log."""
+    found = re.findall(r'\{"audit":"refused".*\}', log.read_text())
+    return [json.loads(line) for line in found]
+
+
+def test_an_audit_line_names_the_token_that_may_not(tmp_path: Path) -> None:
+    """By its id, if its secret was right: at the door, and where a body asks for more."""
+    declare(tmp_path)
+    made, text = create_token(tmp_path, "actor", ["act"])
+    events = {"events": [{"type": "start", "episode_id": "e"}], "actions": []}
+    log = tmp_path / "stderr"
+    with CollectorProcess(tmp_path, log=log) as process:
+        for path, body, token in (
+            ("/v1/events", {"events": []}, text),
+            ("/v1/actions", events, text),
+            (LEDGER, None, text),
+            (LEDGER, None, text[:-4] + "AAAA"),
+        ):
+            method = "GET" if body is None else "POST"
+            status, answer = process.request(method, path, body, bearer(token))
+            assert status == (403 if token == text else 401)
+            said = answer["error"]["message"]
+            assert "scope admin; this caller has act" in said or (path, token) != (LEDGER, text)
+        process.stop()
+    told = [(line["path"], line["code"], line["token"]) for line in refused_lines(log)]
+    assert told == [
+        ("/v1/events", "forbidden", made.id),
+        ("/v1/actions", "forbidden", made.id),
+        (LEDGER, "forbidden", made.id),
+        (LEDGER, "unauthorized", None),
+    ]
 
 
 def test_nothing_is_lost_while_a_token_is_renewed(tmp_path: Path) -> None:
