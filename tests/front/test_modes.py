@@ -13,6 +13,7 @@ import pytest
 from ingest.token_file import create_token
 from storage.journal import SqliteJournal
 from tests.collector_process import CollectorProcess, declare
+from tests.front.command import ROOT
 from tests.front.test_verify import batch, shards, verified
 
 MADE_BEFORE = {"", "policies", "policies/default.json"}
@@ -65,6 +66,13 @@ def test_others_can_read_nothing_and_the_group_shards_alone(tmp_path: Path, mask
     assert [found[path] & 0o050 for path in ("shards", shard.rpartition("/")[0])] == [group] * 2
     assert found[shard] & 0o070 & ~0o020 == group & 0o040
     assert verified(root).ok
+
+
+def test_only_a_commands_start_changes_the_umask() -> None:
+    """It is the whole process's: of the threads that write meanwhile, and of the shard writer."""
+    packages = [ROOT / name for name in ("storage", "policy", "ingest")]
+    sources = [path for package in packages for path in package.rglob("*.py")]
+    assert [path.name for path in sources if "umask(" in path.read_text()] == ["server.py"]
 
 
 def test_a_journal_of_earlier_days_is_closed_to_others(tmp_path: Path) -> None:
