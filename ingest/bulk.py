@@ -23,8 +23,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter
+from typing import Any, TypeVar
 
 from ingest import wire
 from ingest.auth import Caller
@@ -40,15 +41,21 @@ from ingest.http import Request
 from ingest.idempotency import key_of
 from ingest.import_reply import ImportReply
 from ingest.importing import accept_runs, tell
+from ingest.toll import in_thread
 from storage.declarations import PolicyDeclaration
 from storage.ranges import RangeSet
+
+T = TypeVar("T")
 
 NAMES = "bulk:"
 """Begins the name of a keyed import's instance, and no name that a client chooses."""
 
 _KEY = "Idempotency-Key"
-TURN_EVENTS = 500
-"""So many events of the way row by row are taken in one turn, some 20 ms too."""
+TURN_EVENTS, TURN_SECONDS = (50, 500), 0.01
+"""Events of the way row by row that are taken in one turn, and how long they shall take."""
+
+FEW_ROWS = 100
+"""Of the way row by row, what is made events on the event loop, some 3 ms."""
 
 ROOM_SECONDS = 0.02  # between looks whether the shard writer has caught up
 CRC_BYTES = 5_120
@@ -105,9 +112,10 @@ async def _alone(
     if small:
         found, content = _read(request.body, collector, key, receipt)
     else:
-        found, content = await asyncio.to_thread(_read, request.body, collector, key, receipt)
+        found, content = await in_thread(_read, request.body, collector, key, receipt)
     if not charged:
-        request.caller.charge(found.rows if isinstance(found, Runs) else sum(map(_rows, found)))
+        request.caller.charge(found.rows)
+    kept = None if isinstance(found, Runs) else await _beside(found, _looked_at, found)
     instance, known = None, RangeSet()
     if key is not None:
         if _receipt(collector, key, owner) != receipt:
@@ -125,15 +133,31 @@ async def _alone(
             await collector.durable(row)
             tell(reply, zip(some, outcomes, strict=True))
     else:
-        reply.take(0, sum(len(one.events) for one in found if one.number in known))
-        for group in _groups([one for one in found if one.number not in known]):
+        reply.take(0, found.events_of(known))
+        pace = _Pace()
+        groups = _groups(found.episodes(known) if kept is None else kept, known, pace)
+        while group := await _beside(found, next, groups, None):
             await _room(collector, reply)
-            await _accept(group, instance, collector, reply, request.caller)
+            began = perf_counter()
+            row = _accept(group, instance, collector, reply, request.caller)
+            pace.took(sum(len(episode.events) for episode in group), perf_counter() - began)
+            await collector.durable(row)
     return reply
 
 
-def _rows(episode: BulkEpisode) -> int:
-    return episode.end - episode.begin
+async def _beside(found: BulkColumns, function: Callable[..., T], *args: Any) -> T:
+    """Run it in a thread, unless the rows are so few that this would take longer than they do."""
+    return function(*args) if found.rows <= FEW_ROWS else await in_thread(function, *args)
+
+
+def _looked_at(found: BulkColumns) -> list[BulkEpisode] | None:
+    """The episodes, once all of their rows are known to be events; None for so many that they are
+    made again, a group at a time: they would take ten times their bytes. Raises Refusal.
+    """
+    if found.nbytes <= SMALL:
+        return list(found.episodes())
+    found.check()
+    return None
 
 
 def _receipt(collector: Collector, key: str | None, owner: str) -> Receipt | None:
@@ -173,7 +197,7 @@ def _crc32(body: bytes) -> int:
 
 def _read(
     body: bytes, collector: Collector, key: str | None, receipt: Receipt | None
-) -> tuple[Sequence[BulkEpisode] | Runs, tuple[bytes, int] | None]:
+) -> tuple[BulkColumns | Runs, tuple[bytes, int] | None]:
     """The episodes of a body, and what its key stands for from now on, None where nothing is new.
 
     Raises Refusal, also for another body than its key stands for.
@@ -184,7 +208,7 @@ def _read(
     runs = runs_of(table, collector.assembler.rules[policy.policy_id], numbered=key is not None)
     if runs is not None:
         return runs, given
-    return list(BulkColumns(table, policy).episodes(numbered=key is not None)), given
+    return BulkColumns(table, policy, numbered=key is not None), given
 
 
 def _content(
@@ -204,12 +228,28 @@ def _content(
     return digest_rows(table, rows, hidden), rows
 
 
-def _groups(episodes: list[BulkEpisode]) -> Iterator[list[BulkEpisode]]:
-    """Whole episodes, of about so many events as others may wait for."""
+class _Pace:
+    """How many events a turn is for: refused ones take several times as long as others."""
+
+    def __init__(self) -> None:
+        self.events = TURN_EVENTS[1]
+
+    def took(self, events: int, seconds: float) -> None:
+        """A turn of so many took so long."""
+        least, most = TURN_EVENTS
+        self.events = max(least, min(most, int(events * TURN_SECONDS / max(seconds, 1e-6))))
+
+
+def _groups(
+    episodes: Iterable[BulkEpisode], known: RangeSet, pace: _Pace
+) -> Iterator[list[BulkEpisode]]:
+    """Whole episodes, of about so many events as others may wait for, but those that are known."""
     group: list[BulkEpisode] = []
     size = 0
     for episode in episodes:
-        if group and size + len(episode.events) > TURN_EVENTS:
+        if episode.number in known:
+            continue
+        if group and size + len(episode.events) > pace.events:
             yield group
             group, size = [], 0
         group.append(episode)
@@ -238,19 +278,18 @@ async def _room(collector: Collector, reply: ImportReply) -> None:
         await asyncio.sleep(ROOM_SECONDS)
 
 
-async def _accept(
+def _accept(
     group: list[BulkEpisode],
     instance: str | None,
     collector: Collector,
     reply: ImportReply,
     caller: Caller,
-) -> None:
-    """Accept the events of some episodes as one batch, and wait until they are durable."""
+) -> int:
+    """Accept the events of some episodes as one batch; the row that must be durable for it."""
     batch = wire.Batch(
         instance=instance, events=[event for episode in group for event in episode.events]
     )
     answer, row = collector.accept(batch, caller=caller)
-    await collector.durable(row)
     reply.take(answer.accepted, answer.duplicates)
     reply.refused += len(answer.refused)
     owners = [(episode, index) for episode in group for index in range(len(episode.events))]
@@ -261,3 +300,4 @@ async def _accept(
             named.add(episode.number)
             _, field = place_of(item.error.get("path"))
             reply.refuse(episode.row(index), item.error, episode.place(index, field))
+    return row

@@ -1,25 +1,31 @@
 """The columns of a bulk import as episodes of wire events.
 
-`BulkColumns.of` checks the table's form; `episodes` makes the events, an episode at a time. Pure
+`BulkColumns` checks the table's form; `episodes` makes the events, an episode at a time. Pure
 Python over lists: it runs in a thread beside the event loop, and touches nothing of the collector.
+
+Whole columns as lists would take ten times their bytes, and the interpreter for seconds at a time.
+So only a few rows are lists at a time: the window, which moves on with whoever asks for a row.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ingest import wire
+from ingest.bulk_stream import load_arrow
 from ingest.errors import Refusal
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
 from storage.episode import DEFAULT_AGENT, DEFAULT_POLICY
 from storage.leaf import Leaf
+from storage.ranges import RangeSet
 from storage.spaces import Dict, Space, Tuple
 
 NEEDED = {"eps_id", "rewards"}
@@ -40,6 +46,10 @@ OPTIONAL = {
     "continues",
     "tags",
 }
+WINDOW_ROWS, WINDOW_BYTES = 256, 65_536
+"""So much of a table is lists at a time: what Arrow makes of it within a millisecond, for which it
+does not let go of the interpreter."""
+
 _PLACE = re.compile(r"\$(?:\.events)?\[(\d+)\](?:\.(\w+))?")
 _COLUMN = {"action": "actions", "reward": "rewards", "info": "infos", "truncated": "truncateds"}
 
@@ -71,63 +81,87 @@ def place_of(path: str | None) -> tuple[int, str]:
 
 
 class BulkColumns:
-    """A checked table as lists."""
+    """A table of the right form, whose rows nobody has looked at yet."""
 
-    def __init__(self, table: Any, policy: PolicyDeclaration) -> None:
-        """`table` is a pyarrow.Table. Raises Refusal for columns that do not fit the policy."""
-        self.policy = policy
-        observation, action = Codec(policy.observation), Codec(policy.action)
-        finals = {leaf.column("final_obs") for leaf in observation.leaves}
-        needed = NEEDED | {leaf.column("obs") for leaf in observation.leaves}
-        needed |= {leaf.column("actions") for leaf in action.leaves}
+    def __init__(self, table: Any, policy: PolicyDeclaration, *, numbered: bool) -> None:
+        """`table` is a pyarrow.Table. Raises Refusal for columns that do not fit the policy.
+
+        Events are `numbered`, with starts and sequence numbers, when the import may be repeated.
+        """
+        self.policy, self.numbered = policy, numbered
+        self._observation, self._action = Codec(policy.observation), Codec(policy.action)
+        finals = {leaf.column("final_obs") for leaf in self._observation.leaves}
+        needed = NEEDED | {leaf.column("obs") for leaf in self._observation.leaves}
+        needed |= {leaf.column("actions") for leaf in self._action.leaves}
         names = table.column_names
         unknown = {n for n in names if n not in needed | finals | OPTIONAL or names.count(n) > 1}
         if unknown or not needed <= set(names):
             text = f"unknown or repeated columns {sorted(unknown)}"
             raise Refusal("invalid", f"{text}, missing columns {sorted(needed - set(names))}", "$")
         self.rows: int = table.num_rows
-        plain = [name for name in names if name in OPTIONAL | NEEDED]
-        self._lists: dict[str, list[Any]] = {name: table[name].to_pylist() for name in plain}
-        self._obs = _values(table, "obs", observation)
-        self._actions = _values(table, "actions", action)
-        has_finals = finals <= set(names)
-        self._finals = _values(table, "final_obs", observation) if has_finals else None
-        agents = set(self._lists.get("agent_id", ())) - {None, DEFAULT_AGENT}
-        if agents:
-            text = f"expected the agent {DEFAULT_AGENT!r}, got {sorted(map(str, agents))!r:.200}"
-            raise Refusal("invalid", text, "$.agent_id")
+        self.nbytes: int = table.nbytes
+        self._has_finals = finals <= set(names)
+        _require_one_agent(table)
+        table = table.combine_chunks()  # to find a row in thousands of chunks takes long
+        self._columns: dict[str, Any] = dict(zip(names, table.columns, strict=True))
+        self._wide = max(1, min(WINDOW_ROWS, WINDOW_BYTES * self.rows // max(1, self.nbytes)))
+        self._begin = self._end = 0  # the window
+        self._lists: dict[str, list[Any]] = {}
+        self._begins = _begins(self._columns["eps_id"])
 
-    def episodes(self, *, numbered: bool) -> Iterator[BulkEpisode]:
-        """The episodes; with sequence numbers when the import may be repeated. Raises Refusal."""
-        for number, (begin, end) in enumerate(self._ranges()):
-            items = list(self._events(begin, end, number if numbered else None))
-            episode = BulkEpisode(number, begin, end, [])
+    def check(self) -> None:
+        """Look at every row. Raises Refusal at what is no event."""
+        for place in self._places():
+            for _ in self._pieces(*place):
+                continue
+
+    def episodes(self, skip: RangeSet | None = None) -> Iterator[BulkEpisode]:
+        """The episodes but those of the numbers to skip. Raises Refusal as `check` does."""
+        for number, begin, end in self._places():
+            if skip is None or number not in skip:
+                pieces = self._pieces(number, begin, end)
+                yield BulkEpisode(number, begin, end, list(chain.from_iterable(pieces)))
+
+    def events_of(self, numbers: RangeSet) -> int:
+        """How many events the episodes of these numbers have."""
+        return sum(end - begin + 2 for number, begin, end in self._places() if number in numbers)
+
+    def _places(self) -> Iterator[tuple[int, int, int]]:
+        """Number and rows [begin, end) of each episode."""
+        for number, (begin, end) in enumerate(pairwise(chain(self._begins, [self.rows]))):
+            yield number, begin, end
+
+    def _pieces(self, number: int, begin: int, end: int) -> Iterator[list[wire.Event]]:
+        """The events of an episode, some at a time."""
+        events, made = self._events(begin, end, number if self.numbered else None), 0
+        while items := list(islice(events, WINDOW_ROWS)):
             try:
-                episode.events.extend(msgspec.convert(items, list[wire.Event]))
+                yield msgspec.convert(items, list[wire.Event])
             except msgspec.ValidationError as error:
                 text, _, path = str(error).partition(" - at `")
-                raise Refusal("invalid", text, episode.place(*place_of(path))) from error
-            yield episode
+                index, field = place_of(path)
+                place = BulkEpisode(number, begin, end, []).place(made + index, field)
+                raise Refusal("invalid", text, place) from error
+            made += len(items)
 
-    def _ranges(self) -> Iterator[tuple[int, int]]:
-        """[begin, end) of each episode. Raises Refusal when one comes in two places."""
-        ids, seen, begin = self._lists["eps_id"], set(), 0
-        for row in range(1, self.rows + 1):
-            if row < self.rows and ids[row] == ids[begin]:
-                continue
-            name = ids[begin]
-            if not isinstance(name, str) or not name:
-                raise Refusal("invalid", "expected an episode id", f"$.eps_id[{begin}]")
-            if name in seen:
-                text = f"expected the rows of episode {name!r} behind each other"
-                raise Refusal("invalid", text, f"$.eps_id[{begin}]")
-            seen.add(name)
-            yield begin, row
-            begin = row
+    def _look_at(self, row: int) -> None:
+        """Move the window so that it begins with a row, unless the row is in it."""
+        if self._begin <= row < self._end:
+            return
+        self._begin, self._end = row, min(row + self._wide, self.rows)
+        self._lists = {
+            name: column.slice(row, self._wide).to_pylist()
+            for name, column in self._columns.items()
+        }
+        self._obs = _values(self._lists, "obs", self._observation)
+        self._actions = _values(self._lists, "actions", self._action)
+        self._finals = (
+            _values(self._lists, "final_obs", self._observation) if self._has_finals else None
+        )
 
     def _get(self, name: str, row: int, default: Any = None) -> Any:
         column = self._lists.get(name)
-        value = None if column is None else column[row]
+        value = None if column is None else column[row - self._begin]
         return default if value is None else value
 
     def _reward(self, row: int) -> Any:
@@ -151,6 +185,7 @@ class BulkColumns:
         return value
 
     def _events(self, begin: int, end: int, start: int | None) -> Iterator[Mapping[str, Any]]:
+        self._look_at(begin)
         get, name, last = self._get, self._get("eps_id", begin), end - 1
         numbered = start is not None
         yield {
@@ -164,6 +199,7 @@ class BulkColumns:
             "ts": get("ts", begin),
         }
         for t, row in enumerate(range(begin, end)):
+            self._look_at(row)
             if get("t", row, t) != t:
                 text = f"Episode {name}: expected t to run from 0, got {get('t', row)!r} for {t}"
                 raise Refusal("invalid", text, f"$.t[{row}]", name)
@@ -171,8 +207,8 @@ class BulkColumns:
                 "type": "log_action",
                 "episode_id": name,
                 "seq": t + 1 if numbered else None,
-                "obs": self._obs[row],
-                "action": self._actions[row],
+                "obs": self._obs[row - self._begin],
+                "action": self._actions[row - self._begin],
                 "action_logp": get("action_logp", row),
                 "policy_version": get("policy_version", row, -1),
                 "pass_prob": get("pass_prob", row, 1.0),
@@ -185,31 +221,73 @@ class BulkColumns:
             "type": "end",
             "episode_id": name,
             "seq": end - begin + 1 if numbered else None,
-            "obs": None if self._finals is None else self._finals[last],
+            "obs": None if self._finals is None else self._finals[last - self._begin],
             "truncated": get("truncateds", last, get("ended", last, "terminated") != "terminated"),
         }
 
 
 def policy_of(table: Any | None, policies: Mapping[str, PolicyDeclaration]) -> PolicyDeclaration:
     """The one policy of a request's rows; None stands for those that name none. Raises Refusal."""
-    names = {None}
+    names = [None]
     if table is not None and table.column_names.count("policy_id") == 1:
-        names = set(table["policy_id"].unique().to_pylist())
-    name = names.pop() if len(names) == 1 else ""
+        names = table["policy_id"].unique().slice(0, 2).to_pylist()
+    name = names[0] if len(names) == 1 else ""
     if name is None:
         name = next(iter(policies)) if len(policies) == 1 else DEFAULT_POLICY
     policy = policies.get(name)
     if policy is None:
-        got = repr(name) if name else f"{len(names)} different ones"
+        got = repr(name) if name else "none or several"
         text = f"expected one policy for all rows, of {sorted(policies)}, got {got:.100}"
         raise Refusal("invalid", text, "$.policy_id")
     return policy
 
 
-def _values(table: Any, prefix: str, codec: Codec) -> list[Any]:
+def _require_one_agent(table: Any) -> None:
+    """Raise Refusal unless all rows are of the one agent that has no name."""
+    if "agent_id" not in table.column_names:
+        return
+    agents = set(table["agent_id"].unique().slice(0, 9).to_pylist()) - {None, DEFAULT_AGENT}
+    if agents:
+        text = f"expected the agent {DEFAULT_AGENT!r}, got {sorted(map(str, agents))!r:.200}"
+        raise Refusal("invalid", text, "$.agent_id")
+
+
+def _begins(ids: Any) -> list[int]:
+    """The rows at which episodes begin. Raises Refusal when one comes in two places."""
+    arrow, compute = load_arrow()
+    if arrow.types.is_dictionary(ids.type):
+        ids = ids.cast(ids.type.value_type)
+    if not len(ids):
+        return []
+    if not (arrow.types.is_string(ids.type) or arrow.types.is_large_string(ids.type)):
+        raise Refusal("invalid", "expected an episode id", "$.eps_id[0]")
+    nameless = compute.index(compute.equal(compute.fill_null(ids, ""), ""), True).as_py()
+    if nameless >= 0:
+        raise Refusal("invalid", "expected an episode id", f"$.eps_id[{nameless}]")
+    differs = compute.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1))
+    found = np.append(0, np.flatnonzero(differs.to_numpy()) + 1)
+    names, begins = ids.take(arrow.array(found)), found.tolist()
+    if compute.count_distinct(names).as_py() < len(begins):
+        name, row = _repeated(names.to_pylist(), begins)
+        text = f"expected the rows of episode {name!r} behind each other"
+        raise Refusal("invalid", text, f"$.eps_id[{row}]")
+    return begins
+
+
+def _repeated(names: Sequence[str], begins: Sequence[int]) -> tuple[str, int]:
+    """The first name that was there before, and where it comes again."""
+    seen = set[str]()
+    for name, row in zip(names, begins, strict=True):
+        if name in seen:
+            return name, row
+        seen.add(name)
+    return "", 0
+
+
+def _values(lists: Mapping[str, list[Any]], prefix: str, codec: Codec) -> list[Any]:
     """One wire value per row: leaves by column, put together as the space says."""
     leaves = codec.leaves
-    columns = [table[leaf.column(prefix)].to_pylist() for leaf in leaves]
+    columns = [lists[leaf.column(prefix)] for leaf in leaves]
     if len(leaves) == 1 and not leaves[0].path:
         return [_leaf(value, leaves[0]) for value in columns[0]]
     rows: list[Any] = []

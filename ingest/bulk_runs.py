@@ -11,10 +11,8 @@ object is made per row.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 
 from ingest import wire
 from ingest.bulk_columns import NEEDED, OPTIONAL
+from ingest.bulk_stream import load_arrow
 from ingest.judgements import LOGP_TOLERANCE
 from ingest.open_episode import PolicyRules
 from storage.codec import Codec
@@ -116,18 +115,12 @@ def _is_lone(codec: Codec) -> bool:
     return len(codec.leaves) == 1 and not codec.leaves[0].path
 
 
-@cache
-def _arrow() -> tuple[Any, Any]:
-    """pyarrow and its functions, which the acknowledging process has from its first import on."""
-    return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.compute")
-
-
 class _Columns:
     """A batch's columns, checked as wholes. Raises _CloserLook for what is not plain and valid."""
 
     def __init__(self, names: Sequence[str], batch: Any, rules: PolicyRules) -> None:
         """`batch` is a pyarrow.RecordBatch of one row or more; no name comes twice."""
-        self._arrow, self._compute = _arrow()
+        self._arrow, self._compute = load_arrow()
         self._columns = dict(zip(names, batch.columns, strict=True))
         self._rows: int = batch.num_rows
         self._rules = rules

@@ -51,7 +51,7 @@ def read_table(body: bytes) -> Any:
 
 def read_batches(body: bytes) -> Batches:
     """The rows of a stream. Raises Refusal."""
-    arrow = _arrow()
+    arrow, _ = load_arrow()
     with _malformed(arrow):
         messages = _plain_messages(arrow, body)
         schema, has_dictionaries = _schema_of(messages[0])
@@ -59,7 +59,7 @@ def read_batches(body: bytes) -> Batches:
             with arrow.ipc.open_stream(body) as stream:  # which puts dictionaries and rows together
                 table = stream.read_all()
             table.validate(full=True)
-            _require_small(arrow, table, MAX_EXPANDED * len(body))
+            _require_small(table, MAX_EXPANDED * len(body))
             batches = table.to_batches()
         else:
             batches = [arrow.ipc.read_record_batch(message, schema) for message in messages[1:]]
@@ -71,7 +71,7 @@ def table_of(streams: Sequence[Batches]) -> Any:
 
     Raises Refusal when any of them does not hold what it says.
     """
-    arrow = _arrow()
+    arrow, _ = load_arrow()
     with _malformed(arrow):
         batches = [batch for stream in streams for batch in stream.batches]
         table = arrow.Table.from_batches(batches, streams[0].schema)
@@ -100,7 +100,7 @@ def _schema_of(message: Any) -> tuple[Any, bool]:
 
 
 def _read_schema(encoded: bytes) -> tuple[Any, bool]:
-    arrow = _arrow()
+    arrow, _ = load_arrow()
     framed = b"\xff\xff\xff\xff" + struct.pack("<i", len(encoded)) + encoded
     schema = arrow.ipc.read_schema(arrow.py_buffer(framed))
     for field in schema:
@@ -112,14 +112,15 @@ _known_schema = lru_cache(maxsize=64)(_read_schema)
 
 
 @cache
-def _arrow() -> Any:
-    return importlib.import_module("pyarrow")  # the first bulk request loads it, not the start
+def load_arrow() -> tuple[Any, Any]:
+    """pyarrow and its functions, which the first bulk request loads, not the start."""
+    return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.compute")
 
 
 @cache
 def _plain_kinds() -> frozenset[int]:
     """Numbers, strings and bytes: not times, for whose values Arrow would load pandas."""
-    arrow = _arrow()
+    arrow, _ = load_arrow()
     texts = [arrow.string(), arrow.large_string(), arrow.binary(), arrow.large_binary()]
     whole = [arrow.int8(), arrow.int16(), arrow.int32(), arrow.int64()]
     natural = [arrow.uint8(), arrow.uint16(), arrow.uint32(), arrow.uint64()]
@@ -211,9 +212,9 @@ def _require_type(arrow: Any, name: str, kind: Any) -> None:
         raise Refusal("invalid", text, f"$.{name[:100]}")
 
 
-def _require_small(arrow: Any, table: Any, most: int) -> None:
+def _require_small(table: Any, most: int) -> None:
     """Refuse dictionaries whose strings are repeated beyond measure."""
-    compute = importlib.import_module("pyarrow.compute")
+    arrow, compute = load_arrow()
     for name, column in zip(table.column_names, table.columns, strict=True):
         if not arrow.types.is_dictionary(column.type):
             continue

@@ -20,12 +20,14 @@ Time is an argument, in seconds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
-from time import monotonic, perf_counter
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import ContextVar
+from time import monotonic, perf_counter, thread_time
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from ingest.errors import Refusal
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 SHARE = 0.01
@@ -107,13 +109,17 @@ class Line:
 
 
 class Metered(Generic[T]):
-    """A coroutine to await in its place, and the time that its own steps took of the loop."""
+    """A coroutine to await in its place, and the time that its own steps took of the loop.
+
+    What it does `in_thread` counts, too.
+    """
 
     def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
         self._inner = inner
         self.seconds = 0.0
 
     def __await__(self) -> Generator[Any, Any, T]:
+        _metered.set(self)
         steps = self._inner.__await__()
         send, given = steps.send, None
         while True:
@@ -130,3 +136,21 @@ class Metered(Generic[T]):
                 given = yield waited_for
             except BaseException as error:  # a cancellation goes to what waits
                 send, given = steps.throw, error
+
+
+_metered: ContextVar[Metered[Any] | None] = ContextVar("metered", default=None)
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **given: P.kwargs) -> T:
+    """As `asyncio.to_thread`, for what keeps the interpreter busy: its time is its request's."""
+
+    def run() -> T:
+        began = thread_time()
+        try:
+            return function(*args, **given)
+        finally:
+            metered = _metered.get()
+            if metered is not None:  # it waits for us, so that nobody else adds to it
+                metered.seconds += thread_time() - began
+
+    return await asyncio.to_thread(run)

@@ -24,15 +24,15 @@ WINDOW_SECONDS = 4.0
 PATIENCE_SECONDS = 10.0
 
 
-def refused_import() -> bytes:
-    """Fitting columns of one-step episodes, of which none has an action of the space."""
-    rows = 5_000
+def refused_import(rows: int, **columns: pa.Array) -> bytes:
+    """One-step episodes with columns that fit, but that none has an action of the space."""
     table = pa.table(
         {
             "eps_id": [f"refused-{row}" for row in range(rows)],
             "obs": pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(4 * rows), pa.float32()), 4),
             "actions": pa.array(np.full(rows, 7)),
             "rewards": pa.array(np.ones(rows)),
+            **columns,
         }
     )
     sink = pa.BufferOutputStream()
@@ -42,8 +42,14 @@ def refused_import() -> bytes:
     return data
 
 
+def unread_import() -> bytes:
+    """One whose last row is no event, so that all of them are looked at for nothing."""
+    rows = 40_000
+    return refused_import(rows, t=pa.array([0] * (rows - 1) + [1]))
+
+
 def bodies() -> list[tuple[str, bytes]]:
-    """(content type, body): maps in maps, too many numbers, unknown episodes, an import."""
+    """(content type, body): maps in maps, too many numbers, unknown episodes, imports."""
     event = {"type": "log_action", "episode_id": "x", "action": 0}
     bomb = msgspec.Raw(b"\xdd\x00\x1e\x84\x80" + b"\x80" * 2_000_000)
     lists = msgspec.Raw(b"\xdd\x00\x07\x53\x00" + b"\x90" * 480_000)
@@ -54,7 +60,8 @@ def bodies() -> list[tuple[str, bytes]]:
         (MSGPACK, msgspec.msgpack.encode({"events": [event | {"obs": lists}]})),
         (JSON, msgspec.json.encode({"events": [event | {"obs": numbers}]})),
         (JSON, msgspec.json.encode({"events": unknown})),
-        (ARROW, refused_import()),
+        (ARROW, refused_import(5_000)),
+        (ARROW, unread_import()),
     ]
 
 

@@ -158,7 +158,7 @@ def test_the_way_row_by_row_has_turns_too() -> None:
     table = steps({f"e{n}": 1 for n in range(400)}, infos=["{}"] * 400)
     told, _, rows = run([table], one_by_one)
     assert told == [(1_200, 0, [])]
-    assert rows == 3
+    assert rows >= 3
 
 
 def test_rewards_of_single_precision_go_the_quick_way() -> None:

@@ -22,6 +22,7 @@ from ingest.toll import (
     SHARE,
     Metered,
     Toll,
+    in_thread,
 )
 from ingest.wire import JSON
 from tests.collector_process import CollectorProcess, declare
@@ -105,6 +106,9 @@ def test_only_the_own_steps_of_a_coroutine_are_metered() -> None:
         assert 0.01 <= metered.seconds < 0.04
         with pytest.raises(KeyError):
             await Metered(work(0.0, fails=True))
+        beside = Metered(in_thread(busy, 0.02))
+        assert await beside == "done"
+        assert 0.02 <= beside.seconds < 0.08
 
         async def waiting() -> None:
             await Metered(asyncio.sleep(10))
@@ -116,6 +120,14 @@ def test_only_the_own_steps_of_a_coroutine_are_metered() -> None:
             await task
 
     asyncio.run(run())
+
+
+def busy(seconds: float) -> str:
+    """Keep a processor for so long."""
+    began = time.thread_time()
+    while time.thread_time() - began < seconds:
+        continue
+    return "done"
 
 
 @pytest.fixture(scope="module")
