@@ -31,9 +31,10 @@ class FileLock:
         """Whether the lock is held now. Without `blocking`, False when another holds it.
 
         `shared` is for those who only look, beside each other: it writes nothing, so that it can be
-        had on a file system that is read-only.
+        had on a file system that is read-only, and raises FileNotFoundError where there is no file.
         """
-        fd = self._open(shared)
+        flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
+        fd = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
         try:
             kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             fcntl.flock(fd, kind | (0 if blocking else fcntl.LOCK_NB))
@@ -49,12 +50,6 @@ class FileLock:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return True
-
-    def _open(self, shared: bool) -> int:
-        if shared:
-            with contextlib.suppress(FileNotFoundError):
-                return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def holder(self) -> str:
         """The process id that the file names, or "unknown": of who last held it alone."""

@@ -108,7 +108,7 @@ def test_a_start_waits_for_those_who_look(root: Path) -> None:
 def test_a_start_does_not_wait_for_ever(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What hangs while it looks is told of."""
     monkeypatch.setattr(stores, "LOCK_SECONDS", 0.1)
-    (root / "journal").mkdir()
+    stores_under(root).journal.close()
     looking = FileLock(root / "journal" / "lock")
     assert looking.acquire(shared=True)
     with pytest.raises(JournalLocked, match="others look at the journal"):
