@@ -78,7 +78,7 @@ def test_the_wheel_carries_its_licence(wheel: Path) -> None:
 def test_the_base_install_brings_no_extra(thin: Path, tmp_path: Path) -> None:
     """The environment is what the tests below take it for."""
     code = "import importlib.util as u, sys; print([m for m in sys.argv[1:] if u.find_spec(m)])"
-    assert checked(thin / "python", "-c", code, *EXTRAS, cwd=tmp_path).strip() == "[]"
+    assert checked(thin / "python", "-Ec", code, *EXTRAS, cwd=tmp_path).strip() == "[]"
 
 
 @pytest.mark.parametrize("module", ["ingest.client", "policy.numpy_policy"])
@@ -87,7 +87,7 @@ def test_the_thin_client_works_with_the_base_install(
 ) -> None:
     """It is loaded from the wheel, not from the source tree."""
     code = f"import {module}; print({module}.__file__)"
-    loaded = Path(checked(thin / "python", "-c", code, cwd=tmp_path).strip())
+    loaded = Path(checked(thin / "python", "-Ec", code, cwd=tmp_path).strip())
     assert loaded.is_relative_to(thin.parent)
 
 
@@ -98,7 +98,7 @@ def test_a_client_is_made_and_closed_with_the_base_install(thin: Path, tmp_path:
         "with PolicyClient('http://127.0.0.1:9', inference_mode='remote') as client:\n"
         "    print(type(client).__name__)\n"
     )
-    assert checked(thin / "python", "-c", code, cwd=tmp_path).strip() == "PolicyClient"
+    assert checked(thin / "python", "-Ec", code, cwd=tmp_path).strip() == "PolicyClient"
 
 
 def test_headrace_without_extras_names_the_one_to_install(thin: Path, tmp_path: Path) -> None:
