@@ -89,7 +89,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         (b"GET /v1/spec", 401),
         (b"POST /v1/steps", 401),
         (b"POST /v1/policies/default/versions", 401),
-        (b"POST /nowhere", 404),
+        (b"POST /nowhere", 401),
     ],
 )
 @pytest.mark.parametrize(
