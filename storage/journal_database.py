@@ -183,6 +183,22 @@ def _configure(
             f"{path}: expected a journal of format {FORMAT_VERSION}, got application "
             f"{application:#x}, format {version}"
         )
+    else:
+        _require_tables(database)
+
+
+def _require_tables(database: sqlite3.Connection) -> None:
+    """Malformed unless the tables are declared as ours are.
+
+    No checksum covers that text: a flipped bit in it may be another column's name, which a commit
+    would be the first to miss, after each start.
+    """
+    rows = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    found = {" ".join(str(sql).split()) for (sql,) in rows}
+    expected = {" ".join(text.split()) for text in _SCHEMA.split(";") if "CREATE" in text}
+    if found != expected:
+        other = " and ".join(sorted(found - expected)) or "fewer of them"
+        raise Malformed(f"expected the tables of a journal, got {other:.200}")
 
 
 def _create(database: sqlite3.Connection, collector_id: str) -> None:

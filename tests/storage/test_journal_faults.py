@@ -381,6 +381,29 @@ def test_a_message_that_is_no_text_is_damage_too(tmp_path: Path) -> None:
     assert journal.damage.set_aside is not None
 
 
+def test_a_flipped_bit_in_what_declares_a_table_is_damage(tmp_path: Path) -> None:
+    """No checksum covers it. A name that another one stands for is found at once.
+
+    Else a plan, the first that asks for the column, would fail after each start.
+    """
+    whole = clean_image(tmp_path)
+    data = (whole / "journal.db").read_bytes()
+    begin = data.index(b"CREATE TABLE plans")
+    text = data[begin : data.index(b")", begin) + 1]
+    for at in range(text.index(b"(") + 1, len(text), 7):
+        image = tmp_path / f"at-{at}"
+        shutil.copytree(whole, image)
+        change_header(image, begin + at, bytes([text[at] ^ 1]))
+        journal = SqliteJournal.open(image)
+        row = journal.last_row + 1
+        plan = Plan(1, "stream", "schema", 0, 0, b"")
+        journal.commit([(row, b"x")])
+        journal.commit(plan=plan)
+        assert journal.plans() == [plan]
+        journal.close()
+        assert journal.damage.set_aside == image / "damaged-1"
+
+
 def test_a_torn_log_never_lies_over_a_newer_database(tmp_path: Path) -> None:
     """Once a checkpoint is through, no cut of the log mixes pages of two times.
 
