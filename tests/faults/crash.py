@@ -71,6 +71,17 @@ class Traffic:
             threading.Event().wait(0.05)
         raise TimeoutError("a client got no answer")
 
+    def wait_for_shards(self) -> None:
+        """Wait until the shard writer is at work: on a busy machine it is ready long after us."""
+        before = self._shards()
+        for _ in range(int(SETTLE_SECONDS / 0.05)):
+            if self._shards() - before:
+                return
+            threading.Event().wait(0.05)
+
+    def _shards(self) -> set[Path]:
+        return set(self.root.glob("shards/*/*"))
+
     def kill(self, target: str, after: tuple[float, float] = (0.05, 0.5)) -> None:
         """SIGKILL after so many seconds of traffic, at random within the two."""
         threading.Event().wait(self._random.uniform(*after))
@@ -137,6 +148,8 @@ def run(trial: Trial) -> Verdict:
             if not trial.in_time:
                 break
             target = "collector" if trial.mutant else chance.choice(("collector", "writer"))
+            if trial.mutant:
+                traffic.wait_for_shards()
             traffic.kill(target, PLANTED_PAUSE if trial.mutant else chance.choice(PAUSES))
             verdict.count(f"{target}_kills")
         status = traffic.settle()
