@@ -68,7 +68,7 @@ def lawful(place: Arena) -> Iterator[tuple[str, bytes, list[int]]]:
     get = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
     yield "three in a row", get * 3, [200] * 3
     yield "blank lines first", b"\r\n\r\n" + get, [200]
-    yield "a body with GET", get[:-2] + b"Content-Length: 3\r\n\r\nabc" + get, [200, 200]
+    yield "a body with GET", get[:-2] + b"Content-Length: 3\r\n\r\nabc" + get, [413, 200]
     yield (
         "chunks of a byte",
         (POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n" + get),
