@@ -35,11 +35,16 @@ def keys_folder(root: Path) -> Path:
 
 def load_tokens(root: Path) -> list[Token]:
     """The tokens of a root, the oldest first; none without a file. Raises TokenError, OSError."""
-    path = root / "keys" / "tokens.json"
     try:
-        data = path.read_bytes()
+        return _read(root)
     except FileNotFoundError:
         return []
+
+
+def _read(root: Path) -> list[Token]:
+    """The tokens of a file that is there. Raises TokenError, OSError."""
+    path = root / "keys" / "tokens.json"
+    data = path.read_bytes()
     try:
         document = msgspec.json.decode(data, type=_Document)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -124,8 +129,8 @@ class TokenFile(msgspec.Struct):
     def changed(self) -> list[Token] | None:
         """The tokens, if the file is another one than at the last call; None if it is the same.
 
-        A file that is gone is no reason to let anybody in: what was known stays. Raises TokenError,
-        OSError.
+        A file that is gone is no reason to let anybody in: what was known stays, also when it goes
+        between the look and the reading. Raises TokenError, OSError.
         """
         if self.root is None:
             return None
@@ -136,6 +141,6 @@ class TokenFile(msgspec.Struct):
         seen = (found.st_mtime_ns, found.st_size, found.st_ino)
         if seen == self.seen:
             return None
-        tokens = load_tokens(self.root)
+        tokens = _read(self.root)
         self.seen = seen
         return tokens

@@ -274,6 +274,54 @@ def test_a_follower_reads_only_what_changed(tmp_path: Path) -> None:
     assert file.changed() is None
 
 
+MOVED_BETWEEN = """
+import sys
+from pathlib import Path
+from ingest.listening import Access, Listening
+from ingest.token_file import create_token
+
+root = Path(sys.argv[1])
+
+def move(event, arguments):  # at the moment of the reading, the look is over
+    if event == "open" and str(arguments[0]).endswith("tokens.json") and root.exists():
+        root.rename(sys.argv[2])
+
+access = Access(root, Listening())
+if sys.argv[3] == "known":
+    create_token(root, "web", ["log"])
+    access.look()
+create_token(root, "more", ["log"])
+sys.addaudithook(move)
+required = access.book.required
+access.look()
+print(required, access.book.required, root.exists())
+"""
+
+
+@pytest.mark.parametrize(("known", "required"), [("known", "True"), ("none", "False")])
+def test_tokens_that_go_while_they_are_read_open_nothing(
+    tmp_path: Path, known: str, required: str
+) -> None:
+    """A root that is moved between the look at its tokens and their reading changes nothing."""
+    root = tmp_path / "root"
+    root.mkdir()
+    command = [sys.executable, "-c", MOVED_BETWEEN, str(root), str(tmp_path / "old"), known]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [required, required, "False"]
+    assert "the tokens are not read again" in done.stderr
+
+
+def test_tokens_that_go_at_a_start_are_no_open_door(tmp_path: Path) -> None:
+    """A start that sees a file of tokens and cannot read it fails: it serves nobody."""
+    root = tmp_path / "root"
+    create_token(root, "web", ["log"])
+    code = MOVED_BETWEEN.partition("access = ")[0] + "sys.addaudithook(move)\n"
+    code += "Access(root, Listening())"
+    command = [sys.executable, "-c", code, str(root), str(tmp_path / "old")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "FileNotFoundError" in done.stderr
+
+
 @pytest.mark.parametrize(
     "damage",
     [
