@@ -319,7 +319,8 @@ def test_tokens_that_go_at_a_start_are_no_open_door(tmp_path: Path) -> None:
     code += "Access(root, Listening())"
     command = [sys.executable, "-c", code, str(root), str(tmp_path / "old")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "FileNotFoundError" in done.stderr
+    assert done.returncode == 1
+    assert "FileNotFoundError" in done.stderr
 
 
 @pytest.mark.parametrize(
