@@ -9,17 +9,19 @@ So only a few rows are lists at a time: the window, which moves on with whoever 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ingest import wire
-from ingest.bulk_stream import load_arrow
+from ingest.bulk_stream import is_list, load_arrow
 from ingest.errors import Refusal
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
@@ -27,6 +29,8 @@ from storage.episode import DEFAULT_AGENT, DEFAULT_POLICY
 from storage.leaf import Leaf
 from storage.ranges import RangeSet
 from storage.spaces import Dict, Space, Tuple
+
+Array: TypeAlias = NDArray[Any]
 
 NEEDED = {"eps_id", "rewards"}
 OPTIONAL = {
@@ -46,9 +50,9 @@ OPTIONAL = {
     "continues",
     "tags",
 }
-WINDOW_ROWS, WINDOW_BYTES = 256, 65_536
-"""So much of a table is lists at a time: what Arrow makes of it within a millisecond, for which it
-does not let go of the interpreter."""
+WINDOW_ROWS, WINDOW_BYTES, WINDOW_VALUES = 256, 65_536, 8_192
+"""So much of a table is lists at a time: what Arrow makes of it within a millisecond or so, for
+which it does not let go of the interpreter. A row is never cut."""
 
 _PLACE = re.compile(r"\$(?:\.events)?\[(\d+)\](?:\.(\w+))?")
 _COLUMN = {"action": "actions", "reward": "rewards", "info": "infos", "truncated": "truncateds"}
@@ -105,6 +109,7 @@ class BulkColumns:
         table = table.combine_chunks()  # to find a row in thousands of chunks takes long
         self._columns: dict[str, Any] = dict(zip(names, table.columns, strict=True))
         self._wide = max(1, min(WINDOW_ROWS, WINDOW_BYTES * self.rows // max(1, self.nbytes)))
+        self._values_before = np.append(0, np.cumsum(self._values_of_rows()))
         self._begin = self._end = 0  # the window
         self._lists: dict[str, list[Any]] = {}
         self._begins = _begins(self._columns["eps_id"])
@@ -144,13 +149,40 @@ class BulkColumns:
                 raise Refusal("invalid", text, place) from error
             made += len(items)
 
+    def _values_of_rows(self) -> Array:
+        """How many values the lists of each row hold, int64 (rows,). Raises Refusal for too many.
+
+        A few more or less than its space has are for its codec to refuse.
+        """
+        total = np.zeros(self.rows, np.int64)
+        if not self.rows:
+            return total
+        for prefix, codec in (
+            ("obs", self._observation),
+            ("actions", self._action),
+            ("final_obs", self._observation),
+        ):
+            for leaf in codec.leaves:
+                column, expected = leaf.column(prefix), math.prod(leaf.shape)
+                if column not in self._columns or not is_list(self._columns[column].type):
+                    continue
+                for counts in _slots(self._columns[column]):
+                    total += counts
+                    row = int(counts.argmax())
+                    if counts[row] > 4 * expected + 64:
+                        text = f"expected {expected} values, got {counts[row]}"
+                        raise Refusal("invalid", text, f"$.{column}[{row}]")
+        return total
+
     def _look_at(self, row: int) -> None:
         """Move the window so that it begins with a row, unless the row is in it."""
         if self._begin <= row < self._end:
             return
-        self._begin, self._end = row, min(row + self._wide, self.rows)
+        most = self._values_before[row] + WINDOW_VALUES
+        last = int(self._values_before.searchsorted(most, "right")) - 1
+        self._begin, self._end = row, min(row + self._wide, max(row + 1, last), self.rows)
         self._lists = {
-            name: column.slice(row, self._wide).to_pylist()
+            name: column.slice(row, self._end - row).to_pylist()
             for name, column in self._columns.items()
         }
         self._obs = _values(self._lists, "obs", self._observation)
@@ -255,8 +287,6 @@ def _require_one_agent(table: Any) -> None:
 def _begins(ids: Any) -> list[int]:
     """The rows at which episodes begin. Raises Refusal when one comes in two places."""
     arrow, compute = load_arrow()
-    if arrow.types.is_dictionary(ids.type):
-        ids = ids.cast(ids.type.value_type)
     if not len(ids):
         return []
     if not (arrow.types.is_string(ids.type) or arrow.types.is_large_string(ids.type)):
@@ -272,6 +302,25 @@ def _begins(ids: Any) -> list[int]:
         text = f"expected the rows of episode {name!r} behind each other"
         raise Refusal("invalid", text, f"$.eps_id[{row}]")
     return begins
+
+
+def _slots(column: Any) -> Iterator[Array]:
+    """How many lists or values each row has at each level of a column of lists, int64 (rows,)."""
+    _, compute = load_arrow()
+
+    def lengths(lists: Any) -> Array:
+        found: Array = compute.fill_null(compute.list_value_length(lists), 0).to_numpy()
+        return found.astype(np.int64)
+
+    counts = lengths(column)
+    yield counts
+    inner = compute.list_flatten(column)
+    while is_list(inner.type):
+        ends = np.append(0, np.cumsum(counts))
+        below = np.append(0, np.cumsum(lengths(inner)))
+        counts = below[ends[1:]] - below[ends[:-1]]
+        yield counts
+        inner = compute.list_flatten(inner)
 
 
 def _repeated(names: Sequence[str], begins: Sequence[int]) -> tuple[str, int]:

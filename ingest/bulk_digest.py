@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Collection
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,16 @@ def digest_rows(table: Any, rows: int, without: Collection[str] = ()) -> bytes:
     `without` are first parts of column names (`obs` of `obs.user`) that are left out.
     """
     whole = hashlib.blake2b(str(rows).encode(), digest_size=BYTES)
-    for name in sorted(set(table.column_names)):
+    columns = zip(table.column_names, table.columns, strict=True)
+    for name, values in sorted(columns, key=itemgetter(0)):
         if name.partition(".")[0] in without:
             continue
         streams: defaultdict[str, Any] = defaultdict(hashlib.blake2b)
-        column = table[name].slice(0, rows)
+        column = values.slice(0, rows)
         for chunk in column.chunks:
-            dense = chunk.dictionary_decode() if _is(chunk, "dictionary") else chunk
             if column.null_count:
-                streams["nulls"].update(np.asarray(dense.is_null()).tobytes())
-            _update(streams, "values", dense)
+                streams["nulls"].update(np.asarray(chunk.is_null()).tobytes())
+            _update(streams, "values", chunk)
         whole.update(f"\n{name}".encode())
         for part in sorted(streams):
             whole.update(part.encode() + streams[part].digest())
@@ -53,11 +54,12 @@ def _update(streams: defaultdict[str, Any], part: str, array: Any) -> None:
         texts = array.fill_null("" if "string" in str(array.type) else b"")
         wide = np.int64 if _is(array, "large") else np.int32
         _, ends, data = texts.buffers()
-        offsets = np.frombuffer(ends, wide)[texts.offset : texts.offset + len(texts) + 1]
         if len(texts):
+            count = texts.offset + len(texts) + 1  # there may be odd bytes behind them
+            offsets = np.frombuffer(ends, wide, count=count)[texts.offset :]
             streams[f"{part} lengths"].update(np.diff(offsets).astype(np.int64).tobytes())
             streams[part].update(memoryview(data or b"")[offsets[0] : offsets[-1]])
-    else:
+    elif not _is(array, "null"):  # of which `nulls` tells all
         numbers = array.cast("int8") if _is(array, "bool") else array
         filled = numbers.fill_null(0) if numbers.null_count else numbers
         streams[part].update(filled.to_numpy(zero_copy_only=False).tobytes())

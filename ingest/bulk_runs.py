@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ingest import wire
 from ingest.bulk_columns import NEEDED, OPTIONAL
-from ingest.bulk_stream import load_arrow
+from ingest.bulk_stream import is_list, load_arrow
 from ingest.judgements import LOGP_TOLERANCE
 from ingest.open_episode import PolicyRules
 from storage.codec import Codec
@@ -149,6 +149,7 @@ class _Columns:
         column, leaf = self._plain(name), codec.leaves[0]
         if self._arrow.types.is_fixed_size_list(column.type):
             column = column.flatten()
+        _require(not is_list(column.type))  # of which objects would be made
         _require(column.null_count == 0 and codec.itemsize is not None)
         values: Array = column.to_numpy(zero_copy_only=False)
         _require(values.dtype == leaf.dtype)
@@ -210,8 +211,6 @@ class _Columns:
         Its rows are in one place, dense from t = 0, and make one part.
         """
         ids = self._plain("eps_id")
-        if self._arrow.types.is_dictionary(ids.type):
-            ids = ids.dictionary_decode()
         differs = self._compute.not_equal(ids.slice(1), ids.slice(0, self._rows - 1))
         changes = differs.to_numpy(zero_copy_only=False).nonzero()[0] + 1
         firsts = sorted({*edges, *changes.tolist()})

@@ -58,9 +58,8 @@ def read_batches(body: bytes) -> Batches:
         if has_dictionaries:
             with arrow.ipc.open_stream(body) as stream:  # which puts dictionaries and rows together
                 table = stream.read_all()
-            table.validate(full=True)
-            _require_small(table, MAX_EXPANDED * len(body))
-            batches = table.to_batches()
+            table = _decoded(table, MAX_EXPANDED * len(body))
+            schema, batches = table.schema, table.to_batches()
         else:
             batches = [arrow.ipc.read_record_batch(message, schema) for message in messages[1:]]
     return Batches(schema, batches, sum(batch.num_rows for batch in batches))
@@ -191,6 +190,13 @@ def _table(buffer: bytes, table: int, number: int) -> int:
     return at + struct.unpack_from("<I", buffer, at)[0] if at else 0
 
 
+def is_list(kind: Any) -> bool:
+    """Whether a type is of lists, all of one size or not."""
+    types = load_arrow()[0].types
+    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
 def _require_type(arrow: Any, name: str, kind: Any) -> None:
     """Refuse types whose values may share or repeat bytes."""
     if kind.id in _plain_kinds():
@@ -198,10 +204,11 @@ def _require_type(arrow: Any, name: str, kind: Any) -> None:
     types = arrow.types
     value = kind
     many = name.partition(".")[0] in VALUES
-    while many and (
-        types.is_list(value) or types.is_large_list(value) or types.is_fixed_size_list(value)
-    ):
+    while many and is_list(value):
         value = value.value_type
+        if types.is_fixed_size_list(value) and not value.list_size:  # a body has room for any many
+            text = f"expected lists of values, got {kind!s:.100}"
+            raise Refusal("invalid", text, f"$.{name[:100]}")
     if types.is_dictionary(kind):
         value = kind.value_type
         fine = types.is_string(value) or types.is_large_string(value)
@@ -212,10 +219,15 @@ def _require_type(arrow: Any, name: str, kind: Any) -> None:
         raise Refusal("invalid", text, f"$.{name[:100]}")
 
 
-def _require_small(table: Any, most: int) -> None:
-    """Refuse dictionaries whose strings are repeated beyond measure."""
+def _decoded(table: Any, most: int) -> Any:
+    """The table with strings in place of dictionaries of them.
+
+    A dictionary may hold a null, and those of several streams more than their indices can count.
+    Refuses strings that are repeated beyond measure: more than `most` bytes of a column.
+    """
+    table.validate(full=True)
     arrow, compute = load_arrow()
-    for name, column in zip(table.column_names, table.columns, strict=True):
+    for at, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
         if not arrow.types.is_dictionary(column.type):
             continue
         size = 0
@@ -225,3 +237,5 @@ def _require_small(table: Any, most: int) -> None:
         if size > most:
             text = f"expected at most {most} bytes, got {size} by a dictionary"
             raise Refusal("too_large", text, f"$.{name[:100]}")
+        table = table.set_column(at, name, column.cast(column.type.value_type))
+    return table

@@ -14,7 +14,8 @@ from ingest.bulk_digest import digest_rows
 
 COLUMNS = {
     "eps_id": pa.array(["a", "a", "", "c", "d", "a", "a"]),
-    "tags": pa.array(["x", None, "y", "x", None, None, ""]).dictionary_encode(),
+    "tags": pa.array(["x", None, "y", "x", None, None, ""]),
+    "continues": pa.nulls(7),
     "infos": pa.array([None, "{}", None, "{}", "{}", None, "{}"], pa.large_string()),
     "truncateds": pa.array([True, False, None, True, False, True, True]),
     "rewards": pa.array([0.5, None, 2.0, 3.0, 4.0, 5.0, 6.0]),
@@ -32,6 +33,20 @@ def test_chunks_and_later_rows_do_not_matter(rows: int, cuts: list[int]) -> None
     alone = pa.Table.from_pylist(TABLE.slice(0, rows).to_pylist(), TABLE.schema)
     assert digest_rows(pa.concat_tables(pieces), rows) == digest_rows(alone, rows)
     assert digest_rows(TABLE.select(TABLE.column_names[::-1]), rows) == digest_rows(alone, rows)
+
+
+def test_odd_bytes_behind_the_offsets_are_nobodys() -> None:
+    """Arrow takes buffers that are longer than what they hold, by any number of bytes."""
+    offsets = pa.py_buffer(np.array([0, 1, 3], np.int32).tobytes() + b"?")
+    odd = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"abc")])
+    plain = pa.table({"tags": ["a", "bc"]})
+    assert digest_rows(pa.table({"tags": odd}), 2) == digest_rows(plain, 2)
+
+
+def test_a_column_may_be_there_twice() -> None:
+    """Its import is refused for that; the digest is not who says so."""
+    twice = pa.table([COLUMNS["eps_id"], COLUMNS["tags"]], names=["eps_id", "eps_id"])
+    assert digest_rows(twice, 7) != digest_rows(TABLE.select(["eps_id"]), 7)
 
 
 @pytest.mark.parametrize("name", COLUMNS)

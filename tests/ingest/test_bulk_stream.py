@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.bulk_stream import MAX_ROWS, read_table
+from ingest.bulk_stream import MAX_ROWS, read_batches, read_table, table_of
 from ingest.errors import Refusal
 
 
@@ -38,6 +38,13 @@ LAWFUL: dict[str, bytes] = {
 HUGE = pa.DictionaryArray.from_arrays(
     pa.array(np.zeros(500_000, np.int8)), pa.array(["x" * 1_000_000])
 )
+EMPTY = pa.list_(pa.float32(), 0)
+EMPTY_LISTS = pa.Array.from_buffers(
+    pa.list_(EMPTY, 10**7),
+    1,
+    [None],
+    children=[pa.Array.from_buffers(EMPTY, 10**7, [None], children=[pa.array([], pa.float32())])],
+)
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "zstd": (column(["a"], compression="zstd"), "unsupported_media"),
     "lz4 in a dictionary": (
@@ -50,6 +57,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         column(pa.FixedSizeListArray.from_arrays(pa.nulls(10**8), 10**8), "obs"),
         "invalid",
     ),
+    "lists of empty lists": (column(EMPTY_LISTS, "obs"), "invalid"),
     "lists of names": (column([["a"]]), "invalid"),
     "views": (column(pa.array(["a" * 99], pa.string_view())), "invalid"),
     "structs": (column([{"a": 1}], "obs"), "invalid"),
@@ -63,6 +71,22 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 @pytest.mark.parametrize("name", LAWFUL)
 def test_columns_of_values_are_read(name: str) -> None:
     assert read_table(LAWFUL[name]).num_columns == 1
+
+
+def test_dictionaries_are_read_as_what_they_stand_for() -> None:
+    """A null among their values is a null; those of two streams may not fit one index."""
+    named = [pa.array([f"{part}{n}" for n in range(100)]) for part in "ab"]
+    indices = pa.array(range(100), pa.int8())
+    kind = pa.dictionary(pa.int8(), pa.string())
+    tables = [
+        pa.table({"eps_id": pa.DictionaryArray.from_arrays(indices, names).cast(kind)})
+        for names in named
+    ]
+    streams = [read_batches(stream(table)) for table in tables]
+    found = table_of(streams).combine_chunks()
+    assert found["eps_id"].to_pylist() == [name for names in named for name in names.to_pylist()]
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, None]), pa.array(["a", None, "b"]))
+    assert read_table(column(words))["eps_id"].to_pylist() == ["a", None, "b", None]
 
 
 @pytest.mark.parametrize("name", HOSTILE)

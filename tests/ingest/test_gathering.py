@@ -209,6 +209,26 @@ def test_what_is_no_text_is_refused_by_itself() -> None:
     assert [name for name, _ in stored] == ["good"]
 
 
+def test_dictionaries_of_several_requests_are_no_trouble() -> None:
+    """A data frame's categories have indices of a byte: together they are too many for it."""
+    tables = []
+    for part in "abc":
+        ids = pa.array([f"{part}{n}" for n in range(100)]).dictionary_encode()
+        short = ids.cast(pa.dictionary(pa.int8(), pa.string()))
+        tables.append(steps({"_": 100}, eps_id=short))
+    told, stored, rows = run(tables, together)
+    assert told == [(300, 0, [])] * 3
+    assert (len(stored), rows) == (300, 1)
+
+
+def test_a_null_among_the_words_of_a_dictionary_is_no_name() -> None:
+    """It is not the name of the row before either."""
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), pa.array(["a", None, "b"]))
+    told, stored, _ = run([steps({"_": 3}, eps_id=words)], together)
+    assert told == [(0, 0, [(0, "invalid")])]
+    assert stored == []
+
+
 def test_a_refused_neighbour_is_nobody_elses_trouble() -> None:
     """One body breaks a law of its columns: it hears of it, and the others are taken."""
     bad = steps({"x": 2}, rewards=pa.array([1.0, None], pa.float64()))
