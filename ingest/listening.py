@@ -72,21 +72,39 @@ class Listening:
 
 
 def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """The address of a name, IPv4 if it has both. Raises ServeError."""
+    """The address of a name, IPv4 if it has both. Raises ServeError.
+
+    A name that is not known may be at another start, as when a machine boots: only what is no name
+    or port at all is wrong for good.
+    """
     name = host.removeprefix("[").removesuffix("]")
     try:
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, OverflowError, UnicodeError) as error:
         raise ServeError(
             f"host and port: expected a name or an address and 0 to 65535, got {host!r} and "
-            f"{port}: {error}"
+            f"{port}: {error}",
+            WRONG if _wrong_for_good(error) else TROUBLE,
         ) from error
     family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
     return family, (str(address[0]), int(address[1]))
 
 
+def _wrong_for_good(error: Exception) -> bool:
+    return not isinstance(error, OSError) or error.errno == socket.EAI_SERVICE
+
+
+_STATUS = {
+    errno.EADDRINUSE: TAKEN,
+    errno.EACCES: WRONG,
+    errno.EINVAL: WRONG,
+    errno.EAFNOSUPPORT: WRONG,
+}
+"""Why an address cannot be bound. What else there is may pass: it is not there yet, no memory."""
+
+
 def bind(where: Listening) -> socket.socket:
-    """A bound socket. Raises ServeError when the port is taken."""
+    """A bound socket. Raises ServeError, as when the port is taken."""
     family, address = resolve(where.host, where.port)
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -94,7 +112,7 @@ def bind(where: Listening) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        status = TAKEN if error.errno == errno.EADDRINUSE else WRONG
+        status = _STATUS.get(error.errno or 0, TROUBLE)
         raise ServeError(f"cannot bind {where.host}:{where.port}: {error}", status) from error
     return listener
 

@@ -213,6 +213,8 @@ async def _serve_until_signal(options: ServeOptions) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     root = options.root
+    if root is not None:
+        _require_folders(root)
     if root is None or not load_declarations(root):
         raise ServeError(
             f"no policy is declared under {(root or Path()) / 'policies'}: start with "
@@ -221,3 +223,10 @@ async def _serve_until_signal(options: ServeOptions) -> int:
     with loading():
         server = Server(options, lambda: stores_under(root, options.compression))
     return await server.run(stop)
+
+
+def _require_folders(root: Path) -> None:
+    """Raise ServeError for a file in the place of a folder: it stays one at each further start."""
+    for path in (root, root / "policies", root / "keys", root / "journal", root / "shards"):
+        if path.exists() and not path.is_dir():
+            raise ServeError(f"{path}: expected a folder, got something else")

@@ -161,6 +161,7 @@ def test_the_unit_gives_up_at_wrong_usage_alone(tmp_path: Path) -> None:
     """However often it has to start: what disk, system or another process did is over some day."""
     service = unit()["Service"]
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("always", str(WRONG))
+    assert unit()["Unit"]["After"] == unit()["Unit"]["Wants"] == "network-online.target"
     assert unit()["Unit"]["StartLimitIntervalSec"] == "0"
     declare(tmp_path)
     words = ["collect", "--root", str(tmp_path)]

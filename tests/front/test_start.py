@@ -13,6 +13,7 @@ import pytest
 
 from ingest import stores
 from ingest.stores import stores_under
+from ingest.token_file import create_token
 from storage.errors import JournalLocked
 from storage.files import FileLock
 from tests.collector_process import CollectorProcess, declare
@@ -29,7 +30,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def collect(root: Path, door: str, descriptors: int | None = None) -> tuple[int, str]:
+def collect(
+    root: Path, door: str, *options: str, descriptors: int | None = None
+) -> tuple[int, str]:
     """(status, stderr) of a collector that does not start."""
 
     def few() -> None:
@@ -37,6 +40,7 @@ def collect(root: Path, door: str, descriptors: int | None = None) -> tuple[int,
             resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
     command = [sys.executable, "-m", door, "collect", "--root", str(root), "--port", "0"]
+    command += options
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=few, timeout=60
     )
@@ -61,6 +65,41 @@ def test_wrong_usage_is_status_2(tmp_path: Path, door: str) -> None:
     """Each further start would end as this one."""
     status, told = collect(tmp_path, door)
     assert (status, "no policy is declared" in told) == (2, True)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "collector.example.invalid"])
+def test_an_address_that_is_not_there_yet_is_status_1(root: Path, host: str) -> None:
+    """While a machine boots, an address and a name come later than a service."""
+    create_token(root, "web", ["log"])
+    status, told = collect(root, "headrace", "--host", host, "--insecure-no-tls")
+    assert (status, host in told) == (1, True)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_what_is_no_name_at_all_is_status_2(root: Path, host: str) -> None:
+    """It will be none at any other start."""
+    status, told = collect(root, "ingest", "--host", host)
+    assert (status, "expected a name" in told) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["", "policies", "keys", "journal", "shards"])
+def test_a_file_in_the_place_of_a_folder_is_status_2(tmp_path: Path, name: str) -> None:
+    """It stays there until somebody takes it away."""
+    root = tmp_path / "root"
+    if name:
+        root.mkdir()
+    if name not in ("", "policies"):
+        declare(root)
+    place = root / name
+    place.write_text("")
+    status, told = collect(root, "ingest")
+    assert (status, f"{place}: expected a folder" in told) == (2, True)
+
+
+def test_a_link_to_a_volume_that_is_away_is_status_1(root: Path, tmp_path: Path) -> None:
+    """It may be mounted later."""
+    (root / "shards").symlink_to(tmp_path / "away")
+    assert collect(root, "ingest")[0] == 1
 
 
 def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:

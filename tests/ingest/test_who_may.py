@@ -580,7 +580,7 @@ def test_a_collector_on_ipv6_is_called_by_its_address(tmp_path: Path) -> None:
     ("options", "text"),
     [
         (["--host", "0.0.0.0"], "headrace token create"),
-        (["--host", "no.such.host.invalid"], "expected a name or an address"),
+        (["--host", "no..such.host"], "expected a name or an address"),
         (["--tls-cert", "/no/such/file"], "TLS: expected a PEM chain"),
         (["--tls-key", "/no/such/file"], "expected --tls-cert beside"),
         (["--allow-host", "a.example.com:8642"], "without scheme and port"),
