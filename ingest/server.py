@@ -49,6 +49,8 @@ log = logging.getLogger("headrace.server")
 SWITCH_SECONDS = 0.0005
 """How long the event loop may keep the journal's thread waiting (Python's default is 10 times)."""
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 @dataclass(frozen=True)
 class ServeOptions:
@@ -207,11 +209,32 @@ def serve(options: ServeOptions) -> int:
         return runner.run(_serve_until_signal(options))
 
 
+class _Stopped(BaseException):
+    """A signal during the start; no error, so that nothing takes it for one."""
+
+
 async def _serve_until_signal(options: ServeOptions) -> int:
+    """A signal ends a start where it is, even in a wait: what it leaves is what a kill would."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+
+    def interrupt(*_: object) -> None:
+        if not stop.is_set():
+            stop.set()  # should a finalizer, which raises nothing, be where the signal comes
+            raise _Stopped
+
+    try:
+        for number in SIGNALS:
+            signal.signal(number, interrupt)
+        server = _started(options)
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, stop.set)
+    except _Stopped:
+        return 0
+    return await server.run(stop)
+
+
+def _started(options: ServeOptions) -> Server:
     root = options.root
     if root is not None:
         _require_folders(root)
@@ -221,8 +244,7 @@ async def _serve_until_signal(options: ServeOptions) -> int:
             "--observation box:4 --action discrete:2, --env CartPole-v1 or --policy FILE"
         )
     with loading():
-        server = Server(options, lambda: stores_under(root, options.compression))
-    return await server.run(stop)
+        return Server(options, lambda: stores_under(root, options.compression))
 
 
 def _require_folders(root: Path) -> None:

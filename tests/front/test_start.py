@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from tests.collector_process import CollectorProcess, declare
 from tests.front.command import ROOT, headrace, refused
 
 DOORS = ("headrace", "ingest")
+STOP_SECONDS = 5.0
 FEW = 15
 """Descriptors with which Python starts and a collector does not."""
 
@@ -46,6 +50,19 @@ def collect(
     )
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr
+
+
+@contextlib.contextmanager
+def starting(root: Path) -> Iterator[subprocess.Popen[str]]:
+    """A collector that may not get far; killed when the block ends."""
+    command = [sys.executable, "-m", "headrace", "collect", "--root", str(root), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--json"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -131,10 +148,7 @@ def test_a_start_waits_for_those_who_look(root: Path) -> None:
     CollectorProcess(root).stop()
     looking = FileLock(root / "journal" / "lock")
     assert looking.acquire(shared=True)
-    command = [sys.executable, "-m", "headrace", "collect", "--root", str(root), "--port", "0"]
-    with subprocess.Popen(
-        [*command, "--json"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as start:
+    with starting(root) as start:
         assert start.stdout is not None
         assert start.stderr is not None
         assert "this start waits: others look at the journal" in start.stderr.readline()
@@ -142,6 +156,33 @@ def test_a_start_waits_for_those_who_look(root: Path) -> None:
         assert '"address"' in start.stdout.readline()
         start.send_signal(signal.SIGTERM)
         assert start.wait(30) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_that_waits_hears_a_signal(root: Path, number: signal.Signals) -> None:
+    """It ends at once with status 0, as a collector that serves does."""
+    CollectorProcess(root).stop()
+    looking = FileLock(root / "journal" / "lock")
+    assert looking.acquire(shared=True)
+    with starting(root) as start:
+        assert start.stderr is not None
+        assert "this start waits" in start.stderr.readline()
+        start.send_signal(number)
+        assert start.wait(STOP_SECONDS) == 0
+        assert start.stderr.read() == ""
+    looking.release()
+    CollectorProcess(root).stop()
+
+
+def test_a_start_that_reads_without_end_hears_a_signal(root: Path) -> None:
+    """A pipe in the place of a policy has no writer: to open it takes for ever."""
+    pipe = root / "policies" / "pipe.json"
+    os.mkfifo(pipe)
+    with starting(root) as start:
+        writing = os.open(pipe, os.O_WRONLY)  # as soon as the start opens it
+        start.send_signal(signal.SIGTERM)
+        assert start.wait(STOP_SECONDS) == 0
+        os.close(writing)
 
 
 def test_a_start_does_not_wait_for_ever(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
