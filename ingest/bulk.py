@@ -126,8 +126,11 @@ async def _alone(
         instance, known = registered.instance, RangeSet(registered.starts)
     reply = ImportReply(durable=collector.keeps)
     if isinstance(found, Runs):
-        reply.take(0, sum(run.events for run in found.episodes if run.number in known))
-        for some in _grouped([run for run in found.episodes if run.number not in known]):
+        fresh, repeated = found.episodes, 0
+        if known:  # beside the loop: an import may have hundreds of thousands
+            fresh, repeated = await asyncio.to_thread(_unknown, found.episodes, known)
+        reply.take(0, repeated)
+        for some in _grouped(fresh):
             await _room(collector, reply)
             outcomes, row = accept_runs(collector, found, some, instance, request.caller)
             await collector.durable(row)
@@ -256,6 +259,12 @@ def _groups(
         size += len(episode.events)
     if group:
         yield group
+
+
+def _unknown(runs: list[Run], known: RangeSet) -> tuple[list[Run], int]:
+    """The episodes whose numbers are not known, and how many events the others have."""
+    fresh = [run for run in runs if run.number not in known]
+    return fresh, sum(run.events for run in runs) - sum(run.events for run in fresh)
 
 
 def _grouped(runs: list[Run]) -> Iterator[list[Run]]:

@@ -30,6 +30,7 @@ Array = NDArray[Any]
 
 _WANTED = NEEDED | {"obs", "actions"}
 _TAKEN = (OPTIONAL - {"infos", "source", "agent_id"}) | _WANTED
+PIECE = 5_000  # values, some milliseconds
 _WIDEST = 2**53
 _LATEST = 2**62
 
@@ -213,10 +214,11 @@ class _Columns:
         ids = self._plain("eps_id")
         differs = self._compute.not_equal(ids.slice(1), ids.slice(0, self._rows - 1))
         changes = differs.to_numpy(zero_copy_only=False).nonzero()[0] + 1
-        firsts = sorted({*edges, *changes.tolist()})
-        begins, ends = np.array(firsts), np.array([*firsts[1:], self._rows])
-        names: list[str] = [ids[row].as_py() for row in firsts]
-        _require(len(set(names)) == len(names))  # an id in two places
+        begins = np.union1d(edges, changes).astype(np.int64)
+        ends = np.append(begins[1:], self._rows)
+        names: list[str] = _listed(ids.take(self._arrow.array(begins)))
+        # no id in two places; `set` would hold the interpreter for all of them at once
+        _require(len({name for name in names}) == len(names))  # noqa: C416
         _require(all(type(name) is str and 0 < len(name) <= 256 for name in names))
         longest, policy = int((ends - begins).max()), self._rules.declaration
         size = (self._rules.observation.itemsize or 0) + (self._rules.action.itemsize or 0) + 128
@@ -258,9 +260,15 @@ class _Columns:
         """A column's values in some rows, the default for null and where there is no column."""
         if name not in self._columns:
             return [default] * len(rows)
-        values = self._columns[name].take(self._arrow.array(rows)).to_pylist()
+        values = _listed(self._columns[name].take(self._arrow.array(rows)))
         _require(all(value is None or type(value) is kind for value in values))
         return [default if value is None else value for value in values]
+
+
+def _listed(values: Any) -> list[Any]:
+    """A pyarrow.Array as a list, a piece at a time: Arrow holds the interpreter for each."""
+    pieces = (values.slice(at, PIECE) for at in range(0, len(values), PIECE))
+    return [value for piece in pieces for value in piece.to_pylist()]
 
 
 def _tags(text: str | None) -> dict[str, str] | None:
