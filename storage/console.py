@@ -26,6 +26,13 @@ def line(document: Mapping[str, Any]) -> None:
     print(json.dumps(document, allow_nan=False), flush=True)
 
 
+def printable(text: str) -> str:
+    """A name of a file for a terminal: what that would obey, or UTF-8 cannot hold, is escaped."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table on stdout; whole numbers to the right, None as nothing."""
     drawn = Table()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.console import moment, table
+from storage.console import moment, printable, table
 
 __all__ = ["estimates", "replayed", "streams", "trained", "verified", "versions"]
 
@@ -103,7 +103,7 @@ def streams(document: Document) -> None:
     """Of `ls`: what lies in shards, and what is open."""
     rows = [
         (
-            one["stream"],
+            printable(one["stream"]),
             ", ".join(one["policies"]),
             one["shards"],
             one["parts"],
@@ -128,18 +128,21 @@ def streams(document: Document) -> None:
 def verified(document: Document) -> None:
     """Of `verify`: counts, notes and findings."""
     columns = ("stream", "shards", "parts", "rows")
-    table("Streams", columns, [[one[name] for name in columns] for one in document["streams"]])
+    rows = [
+        [printable(one["stream"]), *(one[n] for n in columns[1:])] for one in document["streams"]
+    ]
+    table("Streams", columns, rows)
     known = "unknown" if document["acknowledged"] is None else document["acknowledged"]
     counts = f"in shards {document['in_shards']}, in the journal {document['in_journal']}"
     print(f"Steps acknowledged: {known}; {counts}")
     if document["earlier"]:
         print(f"In streams of earlier journals: {document['earlier']}")
     for note in document["notes"]:
-        print(f"note: {note}")
+        print(f"note: {printable(note)}")
     for moved in document["quarantined"]:
-        print(f"moved: {moved}")
+        print(f"moved: {printable(moved)}")
     for found in document["findings"]:
-        print(f"{found['kind']}: {found['where']}: {found['text']}")
+        print(printable(f"{found['kind']}: {found['where']}: {found['text']}"))
     print("Every step is accounted for exactly once." if document["ok"] else "NOT in order.")
 
 

@@ -18,24 +18,38 @@ from storage.shards import read_shard
 __all__ = ["as_text", "check_shard", "entries", "reason"]
 
 
-def entries(folder: Path, depth: int = 0) -> Iterator[Path]:
+LONGEST = 4095
+"""Bytes of the longest path that Linux takes (PATH_MAX without its end): none beyond it can be
+opened by its path, by us or by other tools."""
+
+
+def entries(folder: Path) -> Iterator[Path]:
     """All that lies under `shards/`, folders by what is in them; sorted.
 
     A stream may be a link to a folder elsewhere. Any other link to a folder is itself an entry, and
     so is a folder that has the name of a shard.
     """
-    try:
-        with os.scandir(folder) as found:
-            there = sorted(found, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):  # gone meanwhile
-        return
-    for entry in there:
-        path = folder / entry.name
+    levels = [_sorted(folder)]  # not a recursion: folders may be deeper than Python's stack
+    while levels:
+        entry = next(levels[-1], None)
+        if entry is None:
+            levels.pop()
+            continue
+        path, depth = Path(entry.path), len(levels) - 1
         is_folder = path.is_dir() if depth == 0 else entry.is_dir(follow_symlinks=False)
         if not is_folder or (depth == 1 and ShardName.parse(entry.name) is not None):
             yield path
         if is_folder:
-            yield from entries(path, depth + 1)
+            levels.append(_sorted(path))
+
+
+def _sorted(folder: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            there = [entry for entry in found if len(os.fsencode(entry.path)) <= LONGEST]
+    except (FileNotFoundError, NotADirectoryError):  # gone meanwhile
+        there = []
+    return iter(sorted(there, key=lambda entry: entry.name))
 
 
 def reason(path: Path, error: Exception) -> str:

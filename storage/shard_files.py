@@ -102,7 +102,8 @@ def _is_regular(entry: os.DirEntry[str]) -> bool:
 
 
 def require_regular(path: Path) -> None:
-    """Raises ShardDamaged for what is no regular file, nor a link to one; OSError.
+    """Raises ShardDamaged for what is no regular file, nor a link to one, and for a path that is
+    not UTF-8, which Arrow does not open; OSError.
 
     To be called before opening: a pipe or a device may keep who opens or reads it for ever.
     """
@@ -116,6 +117,8 @@ def require_regular(path: Path) -> None:
         kinds = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"))
         kind = next((word for holds, word in kinds if holds(mode)), "device")
         raise ShardDamaged(f"{path}: expected a file, found a {kind}")
+    if any("\ud800" <= one <= "\udfff" for one in str(path)):
+        raise ShardDamaged(f"{path}: expected a path in UTF-8")
 
 
 def is_about_the_file(error: OSError) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from storage.reader import ShardReader
 from storage.shard_files import next_ordinals, remove_leftovers
 from storage.shards import find_shard
 from tests.collector_process import CollectorProcess, declare, shard_rows
-from tests.front.command import headrace
+from tests.front.command import answer, headrace
 from tests.front.test_verify import batch, kinds, shards, verified
 
 STEPS = 3
@@ -121,6 +122,47 @@ def test_a_collector_among_odd_names_starts_and_is_the_same(root: Path) -> None:
         ("damaged", f"shards/{stream(root).name}/{odd(n)}") for n in range(950, 950 + len(ODD))
     ]
     assert report.acknowledged == report.in_shards == 3 * STEPS
+
+
+def test_names_that_are_no_text_are_told_as_text(root: Path) -> None:
+    """No byte of a name reaches a terminal as an order to it, or stops who lists it."""
+    strange = os.fsencode(root / "shards") + b"/\xfe-x"
+    os.mkdir(strange)
+    shutil.copyfile(shards(root)[0], os.path.join(strange, os.fsencode(odd(0))))
+    (stream(root) / "a\nb\x1b[31m.parquet").touch()
+    (stream(root) / "c\nd").touch()
+    listed, checked = headrace("ls", "--root", root), headrace("verify", "--root", root)
+    assert (listed.returncode, checked.returncode) == (0, 1)
+    assert r"\udcfe-x" in listed.stdout
+    name = f"shards/{stream(root).name}"
+    told = checked.stdout.splitlines()
+    assert rf"note: {name}/c\nd: not a file of ours" in told
+    (stray,) = (text for text in told if text.startswith("stray: "))
+    assert stray.startswith(rf"stray: {name}/a\nb\x1b[31m.parquet: ")
+    assert rf"damaged: shards/\udcfe-x/{odd(0)}: expected a path in UTF-8" in told
+    for command in ("ls", "verify"):
+        assert answer(headrace(command, "--root", root, "--json"))["streams"]
+
+
+def test_folders_without_end_are_looked_through(root: Path) -> None:
+    """Deeper than Python's stack, and than any path can name."""
+    place = os.open(root / "shards", os.O_DIRECTORY)
+    for _ in range(2_500):
+        os.mkdir("d", dir_fd=place)
+        inner = os.open("d", os.O_DIRECTORY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(place)
+    try:
+        bottom = root / "shards" / "/".join(["d"] * 1_200) / "rows.parquet"
+        bottom.touch()
+        report = verified(root)
+        assert found(report) == [("stray", bottom.relative_to(root).as_posix())]
+        assert headrace("verify", "--root", root).returncode == 1
+        bottom.unlink()
+        assert verified(root).ok
+    finally:  # what pytest removes it by is a recursion
+        subprocess.run(["rm", "-r", root / "shards" / "d"], check=True)
 
 
 def test_a_half_written_name_that_is_a_folder_stays(root: Path) -> None:
