@@ -41,6 +41,12 @@ def say_address(directory: Path, address: str) -> FileLock | None:
         return None
 
 
+def forget_address(directory: Path) -> None:
+    """Take away what the collector before said. Nothing proves it any more, should it stay."""
+    with contextlib.suppress(OSError):  # a folder in its place stops no collector
+        (directory / ADDRESS).unlink()
+
+
 def _say(directory: Path, address: str) -> FileLock:
     """In a new file, which takes the place of the old: nobody who looks at that is in the way."""
     path = directory / ADDRESS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ingest.live_address import ADDRESS, LiveAddress
+from ingest.live_address import LiveAddress, forget_address
 from ingest.redaction_key import KEY_BYTES, redaction_key
 from ingest.remote_inference import LivePolicies
 from ingest.restoring import notice_restore
@@ -73,7 +73,7 @@ def _opened(directory: Path) -> SqliteJournal:
     except JournalLocked as error:
         where = _served_at(directory)
         raise JournalLocked(f"{error}{where}") from error
-    (directory / ADDRESS).unlink(missing_ok=True)  # of the one before: this one does not serve yet
+    forget_address(directory)  # of the one before: this one does not serve yet
     return journal
 
 

@@ -136,6 +136,16 @@ def test_a_root_that_is_taken_is_status_3(root: Path, door: str) -> None:
         assert "waits" not in told
 
 
+def test_a_folder_in_the_place_of_the_address_stops_no_start(root: Path, tmp_path: Path) -> None:
+    """It is told that nobody can look up where this serves; all else works."""
+    (root / "journal" / "address" / "inside").mkdir(parents=True)
+    log = tmp_path / "log"
+    with CollectorProcess(root, log=log) as collector:
+        assert collector.get("/healthz")[0] == 200
+        assert collector.stop() == 0
+    assert "nobody can look up where this serves" in log.read_text()
+
+
 def test_a_port_that_is_taken_is_status_3(root: Path) -> None:
     """It is free again once the other one has gone."""
     with socket.create_server(("127.0.0.1", 0)) as other:
