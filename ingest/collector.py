@@ -145,6 +145,8 @@ class Collector:
             await self._until(lambda: not self._sealing.in_flight, deadline)
         self._sealer.stop()
         if self.failure is not None or not await self._ended(self._sealer, deadline):
+            if self.failure is None:  # else that is the cause, and the writer may be well
+                log.warning("the shard writer does not answer: killed; its plan is kept")
             self._sealer.kill()
             await self._ended(self._sealer)
         await asyncio.sleep(0)  # a last shard's record is submitted before the journal closes

@@ -104,8 +104,7 @@ class Sealer:
         self._jobs.put(None)
 
     def kill(self) -> None:
-        """Give up on a writer that does not answer: its plan is durable."""
-        log.warning("the shard writer does not answer: killed; its plan is kept")
+        """Give up on the writer, as on one that does not answer: its plan is durable."""
         self._writer.kill()
 
     def _run(self) -> None:

@@ -31,6 +31,7 @@ def test_a_collector_without_work_notices_too(tmp_path: Path, where: str) -> Non
         was.rename(now)
         assert collector.wait() == 1
         assert f"{was} is not there any more: it was moved" in log.read_text()
+        assert "does not answer" not in log.read_text()
         now.rename(was)
         collector.restart()
         collector.stop()
