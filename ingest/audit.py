@@ -10,6 +10,7 @@ holds. Only while they are copied a collector that starts has to wait.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import time
@@ -60,10 +61,10 @@ def verified(
     if quarantine:
         return _set_aside(root, directory, on_progress)
     for _ in range(LOOKS):
-        before = _stamps(directory)
+        before = stamps(directory)
         account = journal_account(root, token=token, ca=ca)
         report = verify(root, account, on_progress=on_progress)
-        still = account is None or account.live or _stamps(directory) == before
+        still = account is None or account.live or stamps(directory) == before
         if report.ok or still:
             break
     return report
@@ -119,15 +120,18 @@ def _may_look(lock: FileLock) -> bool:
     """Whether no collector has the journal; none gets it before the lock is released."""
     try:
         return lock.acquire(blocking=False, shared=True)
-    except FileNotFoundError:  # a backup may leave it out; whoever makes it changes `_stamps`
+    except FileNotFoundError:  # a backup may leave it out; whoever makes it changes `stamps`
         return True
 
 
-def _stamps(directory: Path) -> list[tuple[int, int, int]]:
+def stamps(directory: Path) -> list[tuple[int, int, int]]:
     """What tells whether a collector had the journal in between."""
-    paths = [directory / name for name in _FILES]
-    found = [path.stat() for path in paths if path.exists()]
-    return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found]
+    found = []
+    for name in _FILES:
+        with contextlib.suppress(FileNotFoundError):  # a collector that ends takes its log away
+            stat = (directory / name).stat()
+            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return found
 
 
 def _asked(directory: Path, holder: str, token: str | None, ca: Path | None) -> JournalAccount:

@@ -17,10 +17,10 @@ __all__ = ["FileLock", "make_directory", "replace_file", "sync_directory", "writ
 
 
 class FileLock:
-    """An exclusive `flock` on a file; the kernel drops it when the holder dies.
+    """A `flock` on a file, exclusive or shared; the kernel drops it when the holder dies.
 
-    The file holds the holder's process id, for messages only. It is never removed: removing a lock
-    file lets two processes hold locks on two files of one name.
+    The file holds the process id of who last held it alone, for messages only. It is never removed:
+    removing a lock file lets two processes hold locks on two files of one name.
     """
 
     def __init__(self, path: Path) -> None:

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingest.audit import journal_account, verified
+from ingest.audit import journal_account, stamps, verified
 from ingest.live_address import ADDRESS, LiveAddress, say_address
 from storage.errors import JournalLocked
 from storage.files import FileLock
 from storage.journal import SqliteJournal
-from storage.journal_database import checksum
+from storage.journal_database import DATABASE, checksum
 from storage.maintenance import VerifyReport
 from storage.shards import read_shard
 from storage.weights import WeightStore
@@ -478,6 +478,30 @@ def test_what_is_found_while_a_collector_starts_is_looked_at_again(root: Path) -
         report = verified(root, on_progress=start)
         assert report.findings == ()
         assert report.in_journal == OPEN_STEPS + STEPS
+
+
+FLAPPING = """
+import pathlib, sys
+path = pathlib.Path(sys.argv[1])
+print("ready", flush=True)
+while True:
+    path.touch()
+    path.unlink()
+"""
+
+
+def test_a_file_that_comes_and_goes_is_no_error(tmp_path: Path) -> None:
+    """A collector that ends takes its write-ahead log away while it is looked at."""
+    path = tmp_path / f"{DATABASE}-wal"
+    command = [sys.executable, "-c", FLAPPING, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as flapping:
+        try:
+            assert flapping.stdout is not None
+            flapping.stdout.readline()
+            seen = {len(stamps(tmp_path)) for _ in range(20_000)}
+        finally:
+            flapping.kill()
+    assert seen == {0, 1}
 
 
 def run_verify(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
