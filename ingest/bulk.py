@@ -21,10 +21,12 @@ imports that arrive together share one (see `gathering`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from time import perf_counter
+from functools import partial
+from time import perf_counter, time
 from typing import Any, TypeVar
 
 from ingest import wire
@@ -32,7 +34,7 @@ from ingest.auth import Caller
 from ingest.bulk_columns import BulkColumns, BulkEpisode, place_of, policy_of
 from ingest.bulk_digest import digest_rows
 from ingest.bulk_runs import Run, Runs, runs_of
-from ingest.bulk_stream import read_batches, read_table, table_of
+from ingest.bulk_stream import Batches, read_batches, read_table, table_of
 from ingest.collector import Collector
 from ingest.errors import Refusal
 from ingest.events import Receipt
@@ -41,7 +43,7 @@ from ingest.http import Request
 from ingest.idempotency import key_of
 from ingest.import_reply import ImportReply
 from ingest.importing import accept_runs, tell
-from ingest.toll import in_thread
+from ingest.toll import in_thread, shared
 from storage.declarations import PolicyDeclaration
 from storage.ranges import RangeSet
 
@@ -60,6 +62,7 @@ FEW_ROWS = 100
 ROOM_SECONDS = 0.02  # between looks whether the shard writer has caught up
 CRC_BYTES = 5_120
 SMALL = 500_000  # bytes of a body that is read on the event loop
+MANY_ROWS = 2_000  # of such a body, that is read in a thread all the same: each may be an episode
 
 
 async def import_steps(
@@ -77,18 +80,22 @@ async def import_steps(
     key = key_of(request.headers.get(b"idempotency-key"))
     # the first request loads pyarrow, and a large one takes seconds
     small = len(request.body) < SMALL and "pyarrow" in sys.modules
-    gathers = small and key is None
-    reply = await _gathered(request, collector, gathering) if gathers else None
+    stream = read_batches(request.body) if small else None
+    reply, gathers = None, False
+    if stream is not None:
+        small = stream.rows <= MANY_ROWS
+        gathers = small and key is None
+        if gathers:
+            reply = await _gathered(request, stream, collector, gathering)
     if reply is None:
-        reply = await _alone(request, collector, key, small=small, charged=gathers)
+        reply = await _alone(request, collector, gathering, key, small=small, charged=gathers)
     return reply.message, reply.wasted
 
 
 async def _gathered(
-    request: Request, collector: Collector, gathering: Gathering
+    request: Request, stream: Batches, collector: Collector, gathering: Gathering
 ) -> ImportReply | None:
     """What `_alone` answers, of one taken with those that came beside it; None to go alone."""
-    stream = read_batches(request.body)
     request.caller.charge(stream.rows)  # before anything is waited for
     names_policy = "policy_id" in stream.schema.names
     policy = policy_of(table_of([stream]) if names_policy else None, collector.policies)
@@ -104,48 +111,108 @@ async def _gathered(
 
 
 async def _alone(
-    request: Request, collector: Collector, key: str | None, *, small: bool, charged: bool
+    request: Request,
+    collector: Collector,
+    gathering: Gathering,
+    key: str | None,
+    *,
+    small: bool,
+    charged: bool,
 ) -> ImportReply:
     """The reply to an import that is taken by itself."""
-    owner = request.caller.token_id
-    receipt = _receipt(collector, key, owner)
+    receipt = _receipt(collector, key, request.caller.token_id)
     if small:
         found, content = _read(request.body, collector, key, receipt)
     else:
-        found, content = await in_thread(_read, request.body, collector, key, receipt)
+        short = len(request.body) < SMALL
+        reading = gathering.reading.entered(request.turn) if short else contextlib.nullcontext()
+        async with reading:
+            found, content = await in_thread(_read, request.body, collector, key, receipt)
     if not charged:
         request.caller.charge(found.rows)
-    kept = None if isinstance(found, Runs) else await _beside(found, _looked_at, found)
-    instance, known = None, RangeSet()
-    if key is not None:
-        if _receipt(collector, key, owner) != receipt:
-            text = "another import with this key is being read"
-            raise Refusal("busy", text, _KEY, retry_after=1.0)
-        registered, row = collector.register(wire.Register(name=NAMES + key), owner, content)
-        await collector.durable(row)
-        instance, known = registered.instance, RangeSet(registered.starts)
+    opened = partial(_opened, request, collector, key, receipt, content)
     reply = ImportReply(durable=collector.keeps)
     if isinstance(found, Runs):
-        fresh, repeated = found.episodes, 0
-        if known:  # beside the loop: an import may have hundreds of thousands
-            fresh, repeated = await asyncio.to_thread(_unknown, found.episodes, known)
-        reply.take(0, repeated)
-        for some in _grouped(fresh):
-            await _room(collector, reply)
-            outcomes, row = accept_runs(collector, found, some, instance, request.caller)
-            await collector.durable(row)
-            tell(reply, zip(some, outcomes, strict=True))
-    else:
-        reply.take(0, found.events_of(known))
-        pace = _Pace()
-        groups = _groups(found.episodes(known) if kept is None else kept, known, pace)
-        while group := await _beside(found, next, groups, None):
-            await _room(collector, reply)
-            began = perf_counter()
-            row = _accept(group, instance, collector, reply, request.caller)
-            pace.took(sum(len(episode.events) for episode in group), perf_counter() - began)
-            await collector.durable(row)
+        await _take_runs(found, await opened(), collector, reply, request.caller)
+        return reply
+    async with _turn(found, request, gathering):
+        request.caller.require_live(time())
+        kept = await _beside(found, _looked_at, found)
+        await _take_rows(found, kept, await opened(), collector, reply, request.caller)
     return reply
+
+
+def _turn(
+    found: BulkColumns, request: Request, gathering: Gathering
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """To be entered before rows are looked at one by one, which is dear. Raises Refusal (busy).
+
+    Few rows share their wait for the disk with others.
+    """
+    if found.rows <= FEW_ROWS:
+        return shared(request.turn)
+    lane = gathering.short if found.nbytes <= SMALL else gathering.long
+    return lane.entered(request.turn)
+
+
+async def _opened(
+    request: Request,
+    collector: Collector,
+    key: str | None,
+    receipt: Receipt | None,
+    content: tuple[bytes, int] | None,
+) -> tuple[str | None, RangeSet]:
+    """The instance of a keyed import, and which of its episodes are known. Raises Refusal."""
+    if key is None:
+        return None, RangeSet()
+    owner = request.caller.token_id
+    if _receipt(collector, key, owner) != receipt:
+        text = "another import with this key is being read"
+        raise Refusal("busy", text, _KEY, retry_after=1.0)
+    registered, row = collector.register(wire.Register(name=NAMES + key), owner, content)
+    await collector.durable(row)
+    return registered.instance, RangeSet(registered.starts)
+
+
+async def _take_runs(
+    found: Runs,
+    opened: tuple[str | None, RangeSet],
+    collector: Collector,
+    reply: ImportReply,
+    caller: Caller,
+) -> None:
+    """Accept whole episodes whose steps stay columns."""
+    instance, known = opened
+    fresh, repeated = found.episodes, 0
+    if known:  # beside the loop: an import may have hundreds of thousands
+        fresh, repeated = await asyncio.to_thread(_unknown, found.episodes, known)
+    reply.take(0, repeated)
+    for some in _grouped(fresh):
+        await _room(collector, reply)
+        outcomes, row = accept_runs(collector, found, some, instance, caller)
+        await collector.durable(row)
+        tell(reply, zip(some, outcomes, strict=True))
+
+
+async def _take_rows(
+    found: BulkColumns,
+    kept: list[BulkEpisode] | None,
+    opened: tuple[str | None, RangeSet],
+    collector: Collector,
+    reply: ImportReply,
+    caller: Caller,
+) -> None:
+    """Accept the events that rows are made of, those that were kept or made now."""
+    instance, known = opened
+    reply.take(0, found.events_of(known))
+    pace = _Pace()
+    groups = _groups(found.episodes(known) if kept is None else kept, known, pace)
+    while group := await _beside(found, next, groups, None):
+        await _room(collector, reply)
+        began = perf_counter()
+        row = _accept(group, instance, collector, reply, caller)
+        pace.took(sum(len(episode.events) for episode in group), perf_counter() - began)
+        await collector.durable(row)
 
 
 async def _beside(found: BulkColumns, function: Callable[..., T], *args: Any) -> T:

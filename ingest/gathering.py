@@ -22,6 +22,7 @@ from ingest.errors import Refusal
 from ingest.import_reply import ImportReply
 from ingest.importing import Outcome, accept_runs, tell
 from ingest.open_episode import PolicyRules
+from ingest.toll import Lane
 
 ROW_STEPS, ROW_EPISODES = 20_000, 500
 """So much is taken in one turn of the event loop, some 20 ms, and is one journal row."""
@@ -66,6 +67,8 @@ class Gathering:
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self._waiting: list[_Waiting] = []
+        self.reading = Lane()
+        self.short, self.long = Lane(), Lane()  # for those that go row by row
 
     async def take(self, stream: Batches, rules: PolicyRules, caller: Caller) -> Answer:
         """Accept the episodes of a stream, with those of others. Raises Refusal for all of them.

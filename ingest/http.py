@@ -23,7 +23,7 @@ from ingest.auth import ANY, LOCAL, NOBODY, Caller
 from ingest.errors import CollectorFailed, Refusal
 from ingest.histogram import Histogram
 from ingest.limits import LONG_BODY, Budget, ServerLimits
-from ingest.toll import Line, Metered, Toll
+from ingest.toll import FREE_SECONDS, AtOnce, Line, Metered, Toll, Turn
 
 log = logging.getLogger("headrace.server")
 
@@ -33,6 +33,9 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_REFUSED_PATH = 200
 MOSTLY = 0.5
+DEAR_SECONDS = 0.01
+"""What a short body may cost that is refused and no import, which is far more than most do."""
+
 OF_CONTENT = frozenset({400, 404, 405, 413, 415, 422})
 """Statuses that say: this request was wrong in itself."""
 
@@ -48,6 +51,7 @@ class Request(msgspec.Struct, frozen=True):
     query: str = ""
     caller: Caller = NOBODY
     max_values: int = ServerLimits.max_values
+    turn: Turn | AtOnce = AtOnce()  # to be awaited before work that is dear to refuse
 
     @property
     def content_type(self) -> str:
@@ -94,7 +98,7 @@ class Response(msgspec.Struct, frozen=True):
     body: bytes = b""
     content_type: str = wire.JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    wasted: float = 0.0  # the part of a long body that was refused for its content, 0 to 1
+    wasted: float = 0.0  # the part of a body that was refused for its content, 0 to 1
 
     @classmethod
     def of(
@@ -226,7 +230,11 @@ class Router:
             raise
         caller = self._admit(scope, route.needed)
         try:
-            return await self._admitted(scope, receive, held, route, params, caller)
+            answer = await self._admitted(scope, receive, held, route, params, caller)
+            if answer.wait:  # nobody holds its body any more
+                held.give_back()
+                await asyncio.sleep(answer.wait)
+            return answer.response_or_raise()
         except Refusal as refusal:
             if refusal.code in WHO_MAY:  # its token ended meanwhile, or the body asks for more
                 self._admit.tell(scope, refusal)
@@ -240,7 +248,7 @@ class Router:
         route: Route,
         params: Mapping[str, str],
         caller: Caller,
-    ) -> Response:
+    ) -> _Answer:
         headers = dict(scope["headers"])
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding != b"identity":
@@ -255,33 +263,38 @@ class Router:
         held.belongs(payer or sender, declared)
         body = await self._body(receive, held, route.limit)
         query = scope["query_string"].decode("latin-1")
-        most = self._limits.max_values
+        most, long = self._limits.max_values, len(body) > LONG_BODY
+        turn = Turn(self._line, payer, sender, dear=long)
         request = Request(
-            scope["method"], scope["path"], headers, body, params, query, caller, most
+            scope["method"], scope["path"], headers, body, params, query, caller, most, turn
         )
         began = time.perf_counter()
-        if len(body) > LONG_BODY:
-            await self._line.turn(payer, sender)  # again: others may have been refused meanwhile
+        if long:
+            await turn()  # again: others may have been refused meanwhile
         caller.require_live(time.time())  # a body may come slowly, and its turn late
-        if len(body) <= LONG_BODY:
-            response = await route.handler(request)
+        if not body:
+            answer = _Answer(await route.handler(request))
         else:
             work = Metered(_answer(route.handler, request))
-            response, refusal = await work
-            part = 1.0 if refusal and refusal.status in OF_CONTENT else response.wasted
-            self._judge(sender, response.status, part)
-            if part:
-                held.give_back()
-                cost = work.seconds * part  # what was accepted is nobody's debt
-                await asyncio.sleep(self.toll.refused(payer, cost, time.monotonic()))
-            if refusal is not None:
-                raise refusal
-        if request.method == "POST":
+            answer = self._charged(await work, work.seconds, turn)
+        if request.method == "POST" and answer.refusal is None:
             self.latency.observe(time.perf_counter() - began)
-        return response
+        return answer
+
+    def _charged(self, answer: _Answer, cost: float, turn: Turn) -> _Answer:
+        """The answer, which waits for what of its cost was refused for its content."""
+        refusal = answer.refusal
+        part = 1.0 if refusal and refusal.status in OF_CONTENT else answer.response.wasted
+        if turn.dear:
+            self._judge(turn.sender, answer.response.status, part)
+        cost *= part  # what was accepted is nobody's debt
+        if cost <= (FREE_SECONDS if turn.dear else DEAR_SECONDS):
+            return answer
+        wait = self.toll.refused(turn.payer, cost, time.monotonic())
+        return answer._replace(wait=wait)
 
     def _judge(self, sender: str, status: int, part: float) -> None:
-        """Whether the sender of a long body is a stranger from now on, by what was refused."""
+        """Whether the sender of a dear body is a stranger from now on, by what was refused."""
         if part > MOSTLY:
             self.toll.estrange(sender)
         elif status < 300:
@@ -365,12 +378,30 @@ class _Held:
         self._long = self._size = 0
 
 
-async def _answer(handler: Handler, request: Request) -> tuple[Response, Refusal | None]:
-    """A handler's answer, or what it refuses with."""
+class _Answer(NamedTuple):
+    """A handler's answer, what it refuses with, and how long it waits in seconds."""
+
+    response: Response
+    refusal: Refusal | None = None
+    wait: float = 0.0
+
+    def response_or_raise(self) -> Response:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.response
+
+
+async def _answer(handler: Handler, request: Request) -> _Answer:
+    """A handler's answer, or what it refuses with.
+
+    The refusal forgets where it was raised: by those frames it would hold the body, and all that
+    was made of it, for as long as its answer waits, and longer.
+    """
     try:
-        return await handler(request), None
+        return _Answer(await handler(request))
     except Refusal as refusal:
-        return Response(refusal.status), refusal
+        refusal.__cause__ = refusal.__context__ = None
+        return _Answer(Response(refusal.status), refusal.with_traceback(None))
 
 
 def _declared(headers: Mapping[bytes, bytes], limit: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -120,8 +121,11 @@ class Budget:
 def return_memory_early() -> None:
     """Have large blocks given back to the system when they are freed, where the C library can.
 
-    By default glibc learns from the first large body to keep megabytes for the next.
+    By default glibc learns from the first large body to keep megabytes for the next. Arrow's own
+    allocator would keep as much for each thread that has read an import; unless told otherwise, it
+    takes the C library's. To be called before Arrow is loaded.
     """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
         library.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)

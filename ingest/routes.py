@@ -22,7 +22,7 @@ from ingest.errors import STATUS, Refusal, not_found
 from ingest.gathering import Gathering
 from ingest.http import Admit, Request, Response, Router
 from ingest.idempotency import Given
-from ingest.limits import LONG_BODY, Budget, ServerLimits
+from ingest.limits import Budget, ServerLimits
 from ingest.publication import Publication
 from ingest.publishing import Publishing
 from ingest.remote_inference import LivePolicies
@@ -299,11 +299,11 @@ class Routes:
 
 
 def _wasted(reply: wire.EventsReply, batch: wire.Batch, request: Request) -> float:
-    """The part of a long batch that was hostile: it does not fit its policy, or nothing of it does.
+    """The part of a batch that was hostile: it does not fit its policy, or nothing of it does.
 
     By bytes, not by events: one refused event may be most of a body.
     """
-    if not reply.refused or len(request.body) <= LONG_BODY:
+    if not reply.refused:
         return 0.0
     if not (reply.accepted or reply.duplicates):
         return 1.0

@@ -1,18 +1,19 @@
 """What a refused request has cost is waited off, so that it cannot slow down everybody else.
 
-The event loop looks at one body at a time, and a body of megabytes takes it milliseconds. That is
-fair for one that is accepted. For what is refused for its content there is a rule: *such work of
-one payer has a hundredth of the loop's time*. Its cost, beyond a millisecond that each request has
-free, is owed a hundred times over, and while a payer owes something
+The event loop looks at one body at a time, and a dear one takes it milliseconds: one of megabytes,
+or an import whose rows have to be looked at one by one. That is fair for one that is accepted. For
+what is refused for its content there is a rule: *such work of one payer has a hundredth of the
+loop's time*. Its cost, beyond a millisecond that each request has free, is owed a hundred times
+over, and while a payer owes something
 
 - the answer that says no waits, so that its connection, which sends one request after the other,
   pays for it;
-- a long body of a stranger who shares the payer waits for its turn before it is looked at.
+- a dear body of a stranger who shares the payer waits for its turn before it is looked at.
 
 A payer is a token; without tokens everybody is the same one, for a new connection costs nothing. A
-stranger is a connection that has not sent a long body that was accepted since the last one that was
-not. A short body never waits, nor does a long one of who is no stranger, or whose payer owes
-nothing. One refusal adds a few seconds at most, and a debt has an upper bound.
+stranger is a connection that has not sent a dear body that was accepted since the last one that was
+not. No other body waits, nor does a dear one of who is no stranger, or whose payer owes nothing.
+One refusal adds a few seconds at most, and a debt has an upper bound.
 
 Time is an argument, in seconds.
 """
@@ -20,7 +21,8 @@ Time is an argument, in seconds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextvars import ContextVar
 from time import monotonic, perf_counter, thread_time
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -31,7 +33,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SHARE = 0.01
-"""Of the loop's time, what may go to long bodies that are refused."""
+"""Of the loop's time, what may go to bodies that are refused."""
 
 FREE_SECONDS = 0.001
 """Of a request's cost, what is not owed: about what a request costs that is fine."""
@@ -59,18 +61,18 @@ class Toll:
         self.charged = 0.0  # seconds of the loop that were owed for, so far
 
     def wait(self, payer: str, sender: str, now: float) -> float:
-        """Seconds until a long body of that sender may be looked at; 0 for now."""
+        """Seconds until a dear body of that sender may be looked at; 0 for now."""
         return 0.0 if sender in self._known else max(0.0, self._paid_at.get(payer, now) - now)
 
     def accepted(self, sender: str) -> None:
-        """A long body of that sender was fine, or most of it."""
+        """A dear body of that sender was fine, or most of it."""
         self._known.pop(sender, None)
         self._known[sender] = None
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
 
     def estrange(self, sender: str) -> None:
-        """A long body of that sender was refused, or most of it."""
+        """A dear body of that sender was refused, or most of it."""
         self._known.pop(sender, None)
 
     def refused(self, payer: str, cost: float, now: float) -> float:
@@ -92,9 +94,13 @@ class Line:
         self._toll = toll
         self._locks: dict[str, asyncio.Lock] = {}  # as many as tokens
 
+    def holds(self, payer: str, sender: str) -> bool:
+        """Whether that sender has to wait."""
+        return self._toll.wait(payer, sender, monotonic()) > 0.0
+
     async def turn(self, payer: str, sender: str) -> None:
-        """Wait until a long body of that sender may be looked at. Raises Refusal (busy)."""
-        if self._toll.wait(payer, sender, monotonic()) == 0.0:
+        """Wait until a dear body of that sender may be looked at. Raises Refusal (busy)."""
+        if not self.holds(payer, sender):
             return
         try:
             async with (
@@ -104,8 +110,61 @@ class Line:
                 while (wait := self._toll.wait(payer, sender, monotonic())) > 0.0:
                     await asyncio.sleep(wait)
         except TimeoutError as error:
-            text = "long bodies that were refused take their share of the time: try again later"
+            text = "bodies that were refused take their share of the time: try again later"
             raise Refusal("busy", text, retry_after=LONGEST_SECONDS) from error
+
+
+class Turn:
+    """The place of one request in the line, for a handler that finds its work to be dear.
+
+    `dear` says whether it is, by its length or because the handler has asked for a turn.
+    """
+
+    def __init__(self, line: Line, payer: str, sender: str, *, dear: bool) -> None:
+        self._line, self.payer, self.sender, self.dear = line, payer, sender, dear
+
+    async def __call__(self) -> None:
+        """Wait until it may be looked at. Raises Refusal (busy)."""
+        self.dear = True
+        await self._line.turn(self.payer, self.sender)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether it would have to wait."""
+        return self._line.holds(self.payer, self.sender)
+
+
+class AtOnce:
+    """The turn of a request that has come by no line."""
+
+    is_owed = False
+
+    async def __call__(self) -> None: ...
+
+
+class Lane:
+    """What is taken one after the other, and not by who owes something."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def entered(self, turn: Turn | AtOnce) -> AsyncIterator[None]:
+        """Have the lane alone. Raises Refusal (busy)."""
+        while True:
+            await turn()
+            async with self._lock:
+                if turn.is_owed:  # by what was refused while others were ahead
+                    continue
+                yield
+                return
+
+
+@contextlib.asynccontextmanager
+async def shared(turn: Turn | AtOnce) -> AsyncIterator[None]:
+    """What those who owe nothing may do beside each other. Raises Refusal (busy)."""
+    await turn()
+    yield
 
 
 class Metered(Generic[T]):

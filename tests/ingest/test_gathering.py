@@ -239,11 +239,11 @@ def test_a_refused_neighbour_is_nobody_elses_trouble() -> None:
 
 def test_a_turn_has_an_end() -> None:
     """More rows than a turn of the loop is for are more than one journal row."""
-    tables = [steps({f"e{n}": 4_000}) for n in range(6)]
+    tables = [steps({f"e{n}": 2_000}) for n in range(12)]
     assert sum(table.num_rows for table in tables) > ROW_STEPS
     told, stored, rows = run(tables, together)
-    assert [answer[0] for answer in told] == [4_002] * 6
-    assert (len(stored), rows) == (6, 2)
+    assert [answer[0] for answer in told] == [2_002] * 12
+    assert (len(stored), rows) == (12, 2)
 
 
 NAMES = st.sampled_from("abcdefgh")

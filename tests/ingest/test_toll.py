@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import threading
 import time
-from collections.abc import Iterator
+import weakref
+import zlib
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import urllib3
 
+from ingest.errors import Refusal
+from ingest.http import Request, Response, Router
+from ingest.limits import LONG_BODY
 from ingest.token_file import create_token
 from ingest.toll import (
     FREE_SECONDS,
@@ -24,7 +32,8 @@ from ingest.toll import (
     Toll,
     in_thread,
 )
-from ingest.wire import JSON
+from ingest.wire import ARROW, JSON
+from tests.attack.costly_bodies import short_import
 from tests.collector_process import CollectorProcess, declare
 from tests.ingest.raw_http import HOST, connect, listen
 
@@ -205,6 +214,77 @@ def test_one_dear_event_among_good_ones_is_charged(collector: CollectorProcess) 
         body = msgspec.json.encode({"events": [start, *events, dear]})
         assert post(pool, body)[0] == 200
         assert owed(pool) > before
+
+
+def test_a_short_import_row_by_row_is_charged_and_waits(collector: CollectorProcess) -> None:
+    """Law: what a refused import costs counts, however short its body; small ones do not wait."""
+    answers: list[tuple[int, float]] = []
+
+    def send(tag: str) -> None:
+        body = short_import(tag, rows=150)
+        assert len(body) < LONG_BODY
+        sent = {"content-type": ARROW, "headrace-crc32": f"{zlib.crc32(body):08x}"}
+        with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, retries=False) as own:
+            began = time.monotonic()
+            status = own.request("POST", "/v1/steps", body, headers=sent).status
+            answers.append((status, time.monotonic() - began))
+
+    with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, retries=False) as pool:
+        assert post(pool, b'{"events":[]}')[0] == 200
+        before = owed(pool)
+        threads = [threading.Thread(target=send, args=(f"toll{n}-",)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        while owed(pool) == before:
+            pass
+        assert post(pool, b'{"events":[]}')[1] < 1.0
+        for thread in threads:
+            thread.join()
+    first, second = sorted(took for _, took in answers)
+    assert first > 0.2
+    assert second > first
+    assert {status for status, _ in answers} <= {200, 429}
+
+
+def test_a_refusal_that_waits_keeps_nothing_of_its_body() -> None:
+    """Law: neither the bytes nor what was made of them are held while the answer waits."""
+    held: list[weakref.ref[Decoded]] = []
+
+    async def handler(request: Request) -> Response:
+        decoded = Decoded(request.body)
+        held.append(weakref.ref(decoded))
+        busy(0.02)
+        raise Refusal("invalid", f"expected none of {len(decoded)} bytes")
+
+    async def run() -> bool:
+        router = Router()
+        router.add("POST", "/", handler, frozenset())
+        scope = {"type": "http", "method": "POST", "path": "/", "raw_path": b"/"}
+        scope |= {"headers": [], "query_string": b"", "client": ("here", 1)}
+        sent: list[MutableMapping[str, Any]] = []
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": b"x"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        task = asyncio.create_task(router(scope, receive, send))
+        while not router.toll.charged:
+            await asyncio.sleep(0)
+        waiting, kept = not sent, held[0]() is not None
+        await task
+        return waiting and not kept and sent[0]["status"] == 422
+
+    gc.disable()
+    try:
+        assert asyncio.run(run())
+    finally:
+        gc.enable()
+
+
+class Decoded(bytearray):
+    """What a handler makes of a body."""
 
 
 def test_a_stranger_waits_and_others_do_not(collector: CollectorProcess) -> None:
