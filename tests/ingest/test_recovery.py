@@ -20,7 +20,13 @@ from storage.errors import JournalFailed, JournalFull
 from storage.journal import SqliteJournal
 from storage.shards import ShardInfo, ShardWriter, find_shard, read_shard
 from storage.spaces import parse_space
-from tests.ingest.simulated_collector import Fault, Simulation, numbered
+from tests.ingest.simulated_collector import (
+    Fault,
+    MemoryShard,
+    MemoryWriter,
+    Simulation,
+    numbered,
+)
 
 DEFAULT = PolicyDeclaration(
     observation=parse_space("box:2"),
@@ -288,6 +294,31 @@ def test_damage_in_the_journal_never_stops_a_start() -> None:
     simulation = run(script, Simulation({"default": OTHER_RULES}))
     ended = {part.episode_id: (part.ended, part.steps) for part in simulation.writer.parts}
     assert ended == {"torn": ("broken", 1), "whole": ("terminated", 2)}
+
+
+class LongerShards(MemoryWriter):
+    """It finds each shard written before, when the journal still had one row more of it."""
+
+    def write(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> MemoryShard:
+        shard = super().write(stream, canonical_json, parts)
+        shard.rows += 1
+        return shard
+
+
+def test_a_shard_from_before_the_damage_counts(caplog: pytest.LogCaptureFixture) -> None:
+    """What the rows that are left make may be shorter, or longer: no start fails for that."""
+
+    async def script(simulation: Simulation) -> None:
+        await simulation.begin()
+        instance = await simulation.register()
+        await simulation.send(instance, numbered("e", 0, steps=2))
+        await simulation.advance(60.0)
+        assert [record.rows for record in simulation.journal.shards()] == [3]
+        assert simulation.collector.failure is None
+        await simulation.finish()
+
+    run(script, Simulation({"default": OTHER_RULES}, writer=LongerShards()))
+    assert "counts: it has 3 rows, and what the journal still holds makes 2" in caplog.text
 
 
 OTHER_RULES = PolicyDeclaration(observation=DEFAULT.observation, action=DEFAULT.action)
