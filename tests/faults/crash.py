@@ -26,7 +26,7 @@ from tests.faults.scenario import Scenario, Trial, Verdict
 ROOT = Path(__file__).parents[2]
 PROCESSES, CLIENTS_EACH = 2, 4
 SETTLE_SECONDS = 30.0
-PAUSES = ((0.0, 0.1), (0.1, 0.3), (0.3, 0.6))  # short, and long enough for a shard to be written
+PAUSES = ((0.0, 0.1), (0.1, 0.3), (0.3, 1.0))  # short, and long enough for a shard to be written
 PLANTED_PAUSE = (0.5, 1.5)  # longer than a planted fault keeps its window open
 
 
