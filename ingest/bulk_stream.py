@@ -3,8 +3,8 @@
 Arrow allows more than columns of values: compressed buffers, dictionaries, views and runs, with
 which kilobytes become terabytes once they are read. None of it is needed for shard columns, so what
 could grow is refused before it is read: compression by the header of each message, types by the
-schema, rows by their declared number. Dictionaries of strings, which data frames make, may expand
-to `MAX_EXPANDED` times the body.
+schema, rows by their declared number. Dictionaries of strings, which data frames make, become
+strings here, of which each column may expand to `MAX_EXPANDED` times the body.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _LENGTH, _COMPRESSION = 0, 3  # of a record batch
 
 
 class Batches(msgspec.Struct, frozen=True):
-    """A stream's rows as they came. Nothing may look at their values before `table_of` does."""
+    """A stream's rows as they came; nothing may look at their values before `table_of` does.
+
+    Where there were dictionaries, all of it has been looked at, and they are strings.
+    """
 
     schema: Any  # pyarrow.Schema
     batches: list[Any]  # of pyarrow.RecordBatch

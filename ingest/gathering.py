@@ -2,9 +2,9 @@
 
 The work for a small import is mostly the same few calls whatever its size. So all that arrived by
 one turn of the event loop and whose columns are alike are one table: its columns are checked once,
-its episodes are judged one by one, and each request hears of its own. What a closer look is for, or
-what would hold the loop for too long, goes alone. There is no timer: under light traffic every
-import is a group of its own.
+its episodes are judged one by one, and each request hears of its own. What a closer look is for,
+what does not hold what it says, or what would hold the loop for too long, goes alone. There is no
+timer: under light traffic every import is a group of its own.
 """
 
 from __future__ import annotations
