@@ -118,6 +118,12 @@ class Traffic:
         account.partial += self.watch.partial
         return account
 
+    def judge(self, verdict: Verdict) -> None:
+        """Settle, and judge the end and what is in shards."""
+        status = self.settle()
+        verdict.require(status == 0, "drain", f"expected exit status 0, got {status}")
+        self.account().judge(verdict)
+
     def __enter__(self) -> Traffic:
         return self
 
@@ -138,6 +144,12 @@ def verify(root: Path) -> tuple[int, list[str]]:
     return done.returncode, [str(finding) for finding in findings]
 
 
+def judge_root(root: Path, verdict: Verdict) -> None:
+    """What `headrace verify` finds is a fault."""
+    status, findings = verify(root)
+    verdict.require(status == 0, "verify", findings)
+
+
 def run(trial: Trial) -> Verdict:
     verdict, chance = Verdict(), random.Random(trial.seed)
     timeout = 2.0 if trial.mutant else 20.0  # a fault may make clients forget their episodes
@@ -152,12 +164,9 @@ def run(trial: Trial) -> Verdict:
                 traffic.wait_for_shards()
             traffic.kill(target, PLANTED_PAUSE if trial.mutant else chance.choice(PAUSES))
             verdict.count(f"{target}_kills")
-        status = traffic.settle()
-        verdict.require(status == 0, "drain", f"expected exit status 0, got {status}")
-        traffic.account().judge(verdict)
+        traffic.judge(verdict)
         _tell_restarts(verdict, traffic.restart_seconds)
-    status, findings = verify(traffic.root)
-    verdict.require(status == 0, "verify", findings)
+    judge_root(traffic.root, verdict)
     return verdict
 
 

@@ -13,7 +13,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from tests.faults.crash import Traffic, verify
+from tests.faults.crash import Traffic, judge_root
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 WAYS = ("renamed", "replaced", "shards")
@@ -69,11 +69,8 @@ def run(trial: Trial) -> Verdict:
             threading.Event().wait(chance.uniform(0.2, 1.0))
             way = "replaced" if trial.mutant else WAYS[number % len(WAYS)]
             _move(traffic, trial, way, number, verdict)
-        status = traffic.settle()
-        verdict.require(status == 0, "drain", f"expected exit status 0, got {status}")
-        traffic.account().judge(verdict)
-    status, findings = verify(traffic.root)
-    verdict.require(status == 0, "verify", findings)
+        traffic.judge(verdict)
+    judge_root(traffic.root, verdict)
     return verdict
 
 

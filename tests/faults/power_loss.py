@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import urllib3
 
-from tests.faults.crash import Traffic, verify
+from tests.faults.crash import Traffic, judge_root
 from tests.faults.disk import KILL, Disk
 from tests.faults.scenario import Scenario, Trial, Verdict
 
@@ -119,11 +119,8 @@ def run(trial: Trial) -> Verdict:
             for name, count in traffic.cut("nothing" if trial.mutant else None).items():
                 verdict.count(name, count)
             verdict.count("cuts")
-        status = traffic.settle()
-        verdict.require(status == 0, "drain", f"expected exit status 0, got {status}")
-        traffic.account().judge(verdict)
-    status, findings = verify(traffic.root)
-    verdict.require(status == 0, "verify", findings)
+        traffic.judge(verdict)
+    judge_root(traffic.root, verdict)
     return verdict
 
 

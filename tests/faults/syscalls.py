@@ -13,7 +13,7 @@ import random
 import subprocess
 import threading
 
-from tests.faults.crash import verify
+from tests.faults.crash import judge_root
 from tests.faults.disk import FAIL_THEN_KILL, KILL
 from tests.faults.power_loss import DiskTraffic, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
@@ -60,11 +60,8 @@ def run(trial: Trial) -> Verdict:
             _strike(traffic, role, kind, action, verdict)
             traffic.cut("nothing" if trial.mutant else None)
             verdict.count("cuts")
-        status = traffic.settle()
-        verdict.require(status == 0, "drain", f"expected exit status 0, got {status}")
-        traffic.account().judge(verdict)
-    status, findings = verify(traffic.root)
-    verdict.require(status == 0, "verify", findings)
+        traffic.judge(verdict)
+    judge_root(traffic.root, verdict)
     return verdict
 
 

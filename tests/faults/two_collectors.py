@@ -26,9 +26,7 @@ def run(trial: Trial) -> Verdict:
         process = traffic.collector.process
         verdict.require(process.poll() is None, "first_ended", f"process {pid} ended")
         verdict.require(_steps(traffic) > before, "first_stopped", "no step more than before")
-        status = traffic.settle()
-        verdict.require(status == 0, "drain", f"expected exit status 0, got {status}")
-        traffic.account().judge(verdict)
+        traffic.judge(verdict)
     return verdict
 
 
