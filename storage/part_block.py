@@ -70,13 +70,8 @@ class PartBlock:
 
         Raises ShardError for none, for mixed schemas, for a missing ordinal.
         """
-        scalars = _scalars(parts)
-        buffers = {name: b"".join([getattr(p, name) for p in parts]) for name in _JOINED}
-        for name in ("obs_lengths", "actions_lengths", "dist_lengths"):
-            buffers[name] = _lengths(parts, name)
-        if any(p.env_t for p in parts):
-            buffers["env_t"] = b"".join([p.env_t or b"\xff" * (8 * p.steps) for p in parts])
-        return cls(scalars=scalars, **buffers)
+        scalars, pieces = _scalars(parts), _pieces(parts)
+        return cls(scalars=scalars, **{name: b"".join(pieces[name]) for name in _BUFFERS})
 
     @property
     def rows(self) -> int:
@@ -120,8 +115,17 @@ class UnwrittenParts:
     block: PartBlock
 
 
+def frames_of(parts: Sequence[Part]) -> list[list[bytes]]:
+    """The frames of the parts' block, each in pieces: nothing of their size is held twice.
+
+    Raises ShardError as `PartBlock.of` does.
+    """
+    scalars, pieces = _scalars(parts), _pieces(parts)
+    return [[_encode(scalars)], *(pieces[name] for name in _BUFFERS)]
+
+
 _BUFFERS = tuple(f.name for f in fields(PartBlock))[1:]
-_JOINED = tuple(name for name in _BUFFERS if not name.endswith("_lengths"))
+_ALIKE = tuple(n for n in _BUFFERS if n != "env_t" and not n.endswith("_lengths"))
 _PER_PART = tuple(
     f.name
     for f in fields(PartScalars)
@@ -160,17 +164,25 @@ def _scalars(parts: Sequence[Part]) -> PartScalars:
     )
 
 
-def _lengths(parts: Sequence[Part], name: str) -> bytes:
+def _pieces(parts: Sequence[Part]) -> dict[str, list[bytes]]:
+    """Each part's share of each buffer."""
+    pieces = {name: [getattr(p, name) for p in parts] for name in _ALIKE}
+    for name in ("obs_lengths", "actions_lengths", "dist_lengths"):
+        pieces[name] = _lengths(parts, name)
+    some = any(p.env_t for p in parts)
+    pieces["env_t"] = [p.env_t or b"\xff" * (8 * p.steps) for p in parts] if some else []
+    return pieces
+
+
+def _lengths(parts: Sequence[Part], name: str) -> list[bytes]:
     """One uint32 per step, zeros for a part that has none; empty when no part has any."""
     found = [getattr(p, name) for p in parts]
     if not any(found):
-        return b""
+        return []
     for part, lengths in zip(parts, found, strict=True):
         if len(lengths) not in (0, 4 * part.steps):
             raise EpisodeError(
                 f"episode {part.episode_id}: {name}: expected {4 * part.steps} bytes for "
                 f"{part.steps} steps, got {len(lengths)}"
             )
-    return b"".join(
-        [lengths or bytes(4 * p.steps) for p, lengths in zip(parts, found, strict=True)]
-    )
+    return [lengths or bytes(4 * p.steps) for p, lengths in zip(parts, found, strict=True)]

@@ -44,7 +44,7 @@ def serve(writer: ShardWriter, requests: IO[bytes], replies: IO[bytes]) -> None:
     """Answer each request until the input ends, or the parent is gone."""
     try:
         while (frames := read_message(requests)) is not None:
-            write_message(replies, [encode_reply(_answer(writer, frames))])
+            write_message(replies, [[encode_reply(_answer(writer, frames))]])
     except (EOFError, BrokenPipeError):
         return
 

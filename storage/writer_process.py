@@ -16,7 +16,8 @@ import struct
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import IO, ClassVar, Literal
@@ -26,7 +27,7 @@ import msgspec
 from storage.anchor import Anchor
 from storage.episode import Part
 from storage.files import make_directory
-from storage.part_block import PartBlock
+from storage.part_block import PartBlock, frames_of
 from storage.shard_files import ShardError, ShardInfo, ShardWriteError, WriterDied
 
 __all__ = [
@@ -42,6 +43,8 @@ __all__ = [
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"HRS1"
 _MAX_FRAMES = 64
+_BLOCK = 262_144
+"""Bytes of small pieces that go to the pipe together; some 50 us to put together."""
 
 
 class WriteRequest(msgspec.Struct, frozen=True):
@@ -73,12 +76,26 @@ def decode_reply(data: bytes) -> Reply:
     return msgspec.msgpack.decode(data, type=Reply, dec_hook=path)
 
 
-def write_message(pipe: IO[bytes], frames: Sequence[bytes]) -> None:
-    """Send frames as one message. Raises OSError when the other side is gone."""
-    pipe.write(_HEAD.pack(_MAGIC, len(frames)) + struct.pack(f"<{len(frames)}Q", *map(len, frames)))
-    for frame in frames:
-        pipe.write(frame)
+def write_message(pipe: IO[bytes], frames: Sequence[Sequence[bytes]]) -> None:
+    """Send frames, each in its pieces, as one message. Raises OSError when the other is gone."""
+    sizes = [sum(map(len, pieces)) for pieces in frames]
+    pipe.write(_HEAD.pack(_MAGIC, len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes))
+    for block in _blocks(chain.from_iterable(frames)):
+        pipe.write(block)
     pipe.flush()
+
+
+def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The pieces behind each other, about _BLOCK bytes at a time: a write each would be dear."""
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece)
+        if size >= _BLOCK:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    yield b"".join(waiting)
 
 
 def read_message(pipe: IO[bytes]) -> list[bytes] | None:
@@ -167,9 +184,12 @@ class WriterProcess:
         ShardWriteError when it could not write, ShardError for parts that do not fit their schema.
         """
         self.check()  # rarely is a shard left where it does not belong; after it none is believed
-        block = parts if isinstance(parts, PartBlock) else PartBlock.of(parts)
+        if isinstance(parts, PartBlock):
+            frames = [[frame] for frame in parts.to_frames()]
+        else:
+            frames = frames_of(parts)
         request = msgspec.msgpack.encode(WriteRequest(stream, canonical_json))
-        reply = self._exchange([request, *block.to_frames()])
+        reply = self._exchange([[request], *frames])
         self.check()
         if reply.info is None:
             raise ShardWriteError(reply.error, reply.errno)
@@ -181,7 +201,7 @@ class WriterProcess:
         """Raises FolderMoved unless the folders are where they were; OSError when it is unknown."""
         self._anchor.require()
 
-    def _exchange(self, frames: Sequence[bytes]) -> Reply:
+    def _exchange(self, frames: Sequence[Sequence[bytes]]) -> Reply:
         self.start()
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:

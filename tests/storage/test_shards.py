@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from storage.codec import Codec, Leaf, leaves
 from storage.episode import ENDINGS, SOURCES, EpisodeError, Part
-from storage.part_block import PartBlock
+from storage.part_block import PartBlock, frames_of
 from storage.schema import CODED
 from storage.shard_files import ShardName, remove_leftovers
 from storage.shards import (
@@ -622,20 +622,22 @@ def check_finals(table: pa.Table, leaf: Leaf, values: list[Any], finals: list[bo
     episodes(),
     st.sampled_from(["zstd", "lz4"]),
     st.sampled_from([1, 300, 1000, 4_000_000]),
-    st.booleans(),
+    st.sampled_from(["block", "frames", "pieces"]),
 )
 def test_what_is_put_in_comes_out(
     tmp_path_factory: pytest.TempPathFactory,
     episode: Any,
     compression: Any,
     row_group_bytes: int,
-    framed: bool,
+    travels_as: str,
 ) -> None:
     """Law: rows on disk == steps given, and every column decodes to what was put in."""
     observation, action, parts, values, finals = episode
     block = PartBlock.of(parts)
-    if framed:
+    if travels_as == "frames":
         block = PartBlock.from_frames(block.to_frames())
+    elif travels_as == "pieces":
+        block = PartBlock.from_frames([b"".join(pieces) for pieces in frames_of(parts)])
     writer = ShardWriter(
         tmp_path_factory.mktemp("shards"), compression=compression, row_group_bytes=row_group_bytes
     )

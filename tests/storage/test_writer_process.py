@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage import writer_process
 from storage.episode import Part
 from storage.shard_files import ShardError, ShardInfo, ShardName, ShardWriteError, WriterDied
 from storage.shards import ShardWriter, find_shard, read_shard
@@ -391,13 +392,19 @@ def test_a_folder_called_storage_where_the_user_stands_is_not_imported(
 # --- messages --------------------------------------------------------------------------------
 
 
-@given(st.lists(st.binary(max_size=50), max_size=6))
-def test_a_message_comes_back_and_a_cut_one_is_noticed(frames: list[bytes]) -> None:
-    """Law: frames survive; wherever the pipe ends inside a message, that is an error."""
+@given(st.lists(st.lists(st.binary(max_size=20), max_size=5), max_size=6), st.integers(1, 80))
+def test_a_message_comes_back_and_a_cut_one_is_noticed(
+    frames: list[list[bytes]], block: int
+) -> None:
+    """Law: frames survive, in whatever pieces; wherever the pipe ends inside a message, that is an
+    error.
+    """
     pipe = io.BytesIO()
-    write_message(pipe, frames)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer_process, "_BLOCK", block)
+        write_message(pipe, frames)
     data = pipe.getvalue()
-    assert read_message(io.BytesIO(data)) == frames
+    assert read_message(io.BytesIO(data)) == [b"".join(pieces) for pieces in frames]
     assert read_message(io.BytesIO(b"")) is None
     for cut in range(1, len(data)):
         with pytest.raises(EOFError):
