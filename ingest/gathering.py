@@ -1,10 +1,10 @@
 """Imports that arrive together are checked together, and make one journal row.
 
-The work for a small import is mostly the same few calls whatever its size. So all that arrived by
-one turn of the event loop and whose columns are alike are one table: its columns are checked once,
-its episodes are judged one by one, and each request hears of its own. What a closer look is for,
-what does not hold what it says, or what would hold the loop for too long, goes alone. There is no
-timer: under light traffic every import is a group of its own.
+The work for a small import is mostly the same few calls whatever its size. So all that arrive until
+a turn of the event loop brings no other, and whose columns are alike, are one table: its columns
+are checked once, its episodes are judged one by one, and each request hears of its own. What a
+closer look is for, what does not hold what it says, or what would hold the loop for too long, goes
+alone. There is no timer: under light traffic every import is a group of its own.
 """
 
 from __future__ import annotations
@@ -62,11 +62,12 @@ class _Group:
 
 
 class Gathering:
-    """The imports of one collector that wait for the end of this turn of its loop."""
+    """The imports of one collector that wait for a turn of its loop that brings no other."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self._waiting: list[_Waiting] = []
+        self._rows = 0
         self.reading = Lane()
         self.short, self.long = Lane(), Lane()  # for those that go row by row
 
@@ -77,13 +78,18 @@ class Gathering:
         """
         loop = asyncio.get_running_loop()
         if not self._waiting:
-            loop.call_soon(self._flush)
+            loop.call_soon(self._flush, 0)
         one = _Waiting(stream, rules, caller, loop.create_future())
         self._waiting.append(one)
+        self._rows += stream.rows
         return await one.answer
 
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
+    def _flush(self, seen: int) -> None:
+        """Accept what waits, unless more came than was seen before, and there is room for more."""
+        if len(self._waiting) > seen and self._rows < ROW_STEPS:
+            asyncio.get_running_loop().call_soon(self._flush, len(self._waiting))
+            return
+        waiting, self._waiting, self._rows = self._waiting, [], 0
         groups: list[_Group] = []
         for one in waiting:
             group = next((group for group in groups if group.takes(one)), None)

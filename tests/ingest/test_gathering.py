@@ -191,6 +191,23 @@ def test_those_of_one_turn_are_one_row() -> None:
     assert run(tables, one_by_one)[2] == 3
 
 
+@pytest.mark.parametrize(("turns", "expected"), [(1, 1), (5, 2)])
+def test_who_comes_in_the_next_turn_belongs_to_it(turns: int, expected: int) -> None:
+    """Until a turn of the loop brings nobody: each request of a crowd is read in its own turn."""
+
+    async def apart(calls: Sequence[Awaitable[Told]]) -> list[Told]:
+        running = []
+        for call in calls:
+            running.append(asyncio.ensure_future(call))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        return list(await asyncio.gather(*running))
+
+    told, stored, rows = run([steps({"a": 3}), steps({"b": 1})], apart)
+    assert [answer[0] for answer in told] == [5, 3]
+    assert (len(stored), rows) == (2, expected)
+
+
 def test_an_episode_does_not_go_on_in_the_next_request() -> None:
     """The same id at the end of one and the beginning of the other: the second one is refused."""
     told, stored, _ = run([steps({"a": 3}), steps({"a": 2, "b": 1})], together)
