@@ -42,6 +42,7 @@ from ingest.gathering import ROW_EPISODES, ROW_STEPS, Gathering
 from ingest.http import Request
 from ingest.idempotency import key_of
 from ingest.import_reply import ImportReply
+from ingest.import_rows import ImportRows
 from ingest.importing import accept_runs, tell
 from ingest.toll import in_thread, shared
 from storage.declarations import PolicyDeclaration
@@ -53,8 +54,11 @@ NAMES = "bulk:"
 """Begins the name of a keyed import's instance, and no name that a client chooses."""
 
 _KEY = "Idempotency-Key"
-TURN_EVENTS, TURN_SECONDS = (50, 500), 0.01
-"""Events of the way row by row that are taken in one turn, and how long they shall take."""
+TURN_EVENTS, TURN_SECONDS = (20, 500), 0.003
+"""Events of the way row by row that are taken in one turn, and how long they shall take.
+
+A call of somebody else waits for one turn or two, which should not be felt.
+"""
 
 FEW_ROWS = 100
 """Of the way row by row, what is made events on the event loop, some 3 ms."""
@@ -205,14 +209,16 @@ async def _take_rows(
     """Accept the events that rows are made of, those that were kept or made now."""
     instance, known = opened
     reply.take(0, found.events_of(known))
-    pace = _Pace()
+    pace, journal = _Pace(), ImportRows(collector)
     groups = _groups(found.episodes(known) if kept is None else kept, known, pace)
     while group := await _beside(found, next, groups, None):
         await _room(collector, reply)
+        journal.require()
         began = perf_counter()
         row = _accept(group, instance, collector, reply, caller)
         pace.took(sum(len(episode.events) for episode in group), perf_counter() - began)
-        await collector.durable(row)
+        await journal.wrote(row)
+    await journal.durable()
 
 
 async def _beside(found: BulkColumns, function: Callable[..., T], *args: Any) -> T:
@@ -302,7 +308,7 @@ class _Pace:
     """How many events a turn is for: refused ones take several times as long as others."""
 
     def __init__(self) -> None:
-        self.events = TURN_EVENTS[1]
+        self.events = TURN_EVENTS[0]
 
     def took(self, events: int, seconds: float) -> None:
         """A turn of so many took so long."""
