@@ -116,7 +116,7 @@ def bodies_for_nobody(place: Arena, count: int) -> None:
             _begin(connection, GET[:-2] + ARROW, 10 * ROOM // 12)
         taken, growth = place.metric("headrace_body_bytes"), place.rss() - before
         place.verdict.counts["nobody_mb"] = growth
-        place.verdict.require(taken == 0, "memory", f"{taken:.0f} bytes of bodies for nobody")
+        place.verdict.require(taken < 1_000, "memory", f"{taken:.0f} bytes of bodies for nobody")
         place.verdict.require(growth <= 32.0, "memory", f"{growth:.0f} MB for nobody")
 
 

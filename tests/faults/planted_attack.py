@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ingest import bulk, bulk_stream, wire
+from ingest import bulk, bulk_stream, connections, wire
 from ingest.connections import BoundedProtocol, ConnectionWatch
 from ingest.http import Request
 from ingest.limits import Budget
@@ -66,6 +66,12 @@ def bodies_are_not_counted(patch: Patch) -> None:
     """The room for bodies looks empty for ever."""
     patch.replace(Budget, "take", lambda self, nbytes, payer="", own=0: True)
     patch.replace(Budget, "give", lambda self, nbytes, payer="": None)
+
+
+@mutant(floods="memory")
+def memory_is_kept(patch: Patch) -> None:
+    """What bodies took stays with the process."""
+    patch.replace(connections, "return_memory", lambda: None)
 
 
 @mutant(floods=("memory", "starved"))
