@@ -39,7 +39,7 @@ from ingest.collector import Collector
 from ingest.errors import Refusal
 from ingest.events import Receipt
 from ingest.gathering import ROW_EPISODES, ROW_STEPS, Gathering
-from ingest.http import Request
+from ingest.http import MOSTLY, Request
 from ingest.idempotency import key_of
 from ingest.import_reply import ImportReply
 from ingest.import_rows import ImportRows
@@ -54,11 +54,14 @@ NAMES = "bulk:"
 """Begins the name of a keyed import's instance, and no name that a client chooses."""
 
 _KEY = "Idempotency-Key"
-TURN_EVENTS, TURN_SECONDS = (20, 500), 0.003
+TURN_EVENTS, TURN_SECONDS = (20, 500), 0.002
 """Events of the way row by row that are taken in one turn, and how long they shall take.
 
 A call of somebody else waits for one turn or two, which should not be felt.
 """
+
+REST_TURNS = 2
+"""Others have so many times a turn after it, while an import is refused for the most part."""
 
 FEW_ROWS = 100
 """Of the way row by row, what is made events on the event loop, some 3 ms."""
@@ -216,8 +219,11 @@ async def _take_rows(
         journal.require()
         began = perf_counter()
         row = _accept(group, instance, collector, reply, caller)
-        pace.took(sum(len(episode.events) for episode in group), perf_counter() - began)
+        took = perf_counter() - began
+        pace.took(sum(len(episode.events) for episode in group), took)
         await journal.wrote(row)
+        if reply.wasted > MOSTLY:
+            await asyncio.sleep(REST_TURNS * took)
     await journal.durable()
 
 

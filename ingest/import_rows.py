@@ -5,7 +5,7 @@ from __future__ import annotations
 from ingest.collector import Collector
 from ingest.errors import disk_full
 
-COMMIT_TURNS = 4
+COMMIT_TURNS = 6
 """So many turns wait for the disk together."""
 
 
