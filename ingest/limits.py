@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ LARGE_BLOCK = 1 << 20
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
-MUCH_MEMORY = 8_000_000
+MUCH_MEMORY = 2_000_000
 """Bytes of bodies that are worth asking the C library for, once they are gone."""
 
 BACKLOG = 256
@@ -148,7 +149,8 @@ def return_memory_early() -> None:
 
 
 def return_memory() -> None:
-    """Give back what the C library keeps between the blocks that are in use, where it can."""
+    """Give back what young garbage holds, and what the C library keeps between blocks in use."""
+    gc.collect(1)
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
