@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ingest.wire import ARROW
 
-STEPS, EPISODES, CONNECTIONS = 250, 4, 8
+STEPS, EPISODES, CONNECTIONS = 250, 4, 32
 BUSY_SECONDS = 0.02
 _NUMBER = "%%number"  # as long as what stands in its place
 _RECEIVED = 65_536
