@@ -184,5 +184,6 @@ SCENARIO = Scenario(
     quick=100,
     long=200,
     planted=3,
+    seconds=53.0,
     run=run,
 )
