@@ -183,40 +183,52 @@ class EpisodeAssembler(Judge):
         `now` is the collector's running time when the event came, over the journal's life.
         """
         self.running = max(self.running, now)
-        if isinstance(event, Opened):
-            self.instances.add(event)
-        elif isinstance(event, Receipt):
-            self.instances.receipt(event)
+        if isinstance(event, (Acted, Rewarded, Ended)):  # nearly all of them
+            self._apply_next(event, encoded, row, received, now)
         elif isinstance(event, Started):
             self._apply_started(event, row, now)
         elif isinstance(event, Cut):
             self._apply_cut(event, row, now)
-        elif isinstance(event, Redecided):
-            self._apply_redecided(event, row, received, now)
-        elif isinstance(event, RewardedStep):
-            self._apply_rewarded_step(event, encoded, row)
         elif isinstance(event, Imported):
             self._apply_imported(event, row, received)
+        elif isinstance(event, RewardedStep):
+            self._apply_rewarded_step(event, encoded, row)
+        elif isinstance(event, Redecided):
+            self._apply_redecided(event, row, received, now)
+        elif isinstance(event, Opened):
+            self.instances.add(event)
         else:
-            episode = self._by_key.get(event.key)
-            if episode is None or episode.ended is not None or event.seq < episode.next_seq:
-                return
-            if event.seq > episode.next_seq:  # only when the journal has lost rows
-                self.torn.add(event.key)
-                return
-            held = episode.held
-            if episode.remember(event.seq, digest(encoded), row, now):
-                self._need(row)
-            if self.on_closed is not None and not isinstance(event, Rewarded):
-                self._tell_closed(episode)
-            if isinstance(event, Acted):
-                episode.act(event, received, row, now)
-                self.steps += 1
-            elif isinstance(event, Rewarded):
-                episode.reward(event.reward, event.info)
-            else:
-                self._apply_ended(episode, event)
-            self.open_bytes += episode.held - held
+            self.instances.receipt(event)
+
+    def _apply_next(
+        self, event: Acted | Rewarded | Ended, encoded: bytes, row: int, received: int, now: float
+    ) -> None:
+        """Change an open episode by the event that it has come to."""
+        episode = self._by_key.get(event.key)
+        if episode is None or episode.ended is not None or event.seq < episode.next_seq:
+            return
+        if event.seq > episode.next_seq:  # only when the journal has lost rows
+            self.torn.add(event.key)
+            return
+        if episode.remember(event.seq, digest(encoded), row, now):
+            self._need(row)
+        if self.on_closed is not None and not isinstance(event, Rewarded):
+            self._tell_closed(episode)
+        if isinstance(event, Acted):
+            episode.act(event, received, row, now)
+            self.steps += 1
+        elif isinstance(event, Rewarded):
+            episode.reward(event.reward, event.info)
+        else:
+            self._apply_ended(episode, event)
+            return
+        self._count_bytes(episode)
+
+    def _count_bytes(self, episode: OpenEpisode, held: int | None = None) -> None:
+        """Let `open_bytes` have what an episode takes now, or `held`."""
+        now = episode.held if held is None else held
+        self.open_bytes += now - episode.counted
+        episode.counted = now
 
     def _tell_closed(self, episode: OpenEpisode) -> None:
         """Tell of the step that is closed now, if it is experience for on-policy training."""
@@ -249,7 +261,7 @@ class EpisodeAssembler(Judge):
             episode.whole.open[started.agent_id] = None
             episode.whole.seen = max(episode.whole.seen, episode.seen)
         self._by_key[started.key] = episode
-        self.open_bytes += episode.held
+        self._count_bytes(episode)
         self.instances.count_open(started.instance, 1)
         if started.owner:
             self.open_of[started.owner] += 1
@@ -270,15 +282,15 @@ class EpisodeAssembler(Judge):
         if episode.ended is not None and event.steps == episode.steps:
             if episode.hold(row):
                 self._need(row)
-            self.open_bytes -= episode.held
+            self._count_bytes(episode, 0)
             self._seal_last(episode, episode.ended)
             return
         closed = episode.steps - 1 if event.steps < 0 else event.steps
         if not 0 < closed < episode.steps:
             return
-        before, held = {*episode.rows}, episode.held
+        before = {*episode.rows}
         part, needed = episode.cut(closed)
-        self.open_bytes += episode.held - held
+        self._count_bytes(episode)
         # The cut's own row too: without it a replay would not make this part again.
         rows = {row, *needed}
         for held in rows.intersection(episode.rows) | (rows - before):
@@ -294,10 +306,9 @@ class EpisodeAssembler(Judge):
         if event.t >= episode.t_next:  # only when the journal has lost rows
             self.torn.add(event.key)
         else:
-            held = episode.held
             if episode.reward_step(event, digest(encoded), row):
                 self._need(row)
-            self.open_bytes += episode.held - held
+            self._count_bytes(episode)
 
     def _apply_redecided(self, event: Redecided, row: int, received: int, now: float) -> None:
         episode = self._by_key.get(event.key)
@@ -321,8 +332,9 @@ class EpisodeAssembler(Judge):
             due = episode.opened[-1] + episode.rules.declaration.reward_window
             heappush(self._due, (due, event.key))
             self.remember_finished(Finished.of(episode, event))
+            self._count_bytes(episode)
         else:
-            self.open_bytes -= episode.held
+            self._count_bytes(episode, 0)
             self._seal_last(episode, event)
 
     def _seal_last(self, episode: OpenEpisode, event: Ended) -> None:

@@ -76,6 +76,7 @@ class OpenEpisode:
     __slots__ = (
         "action_lengths",
         "actions",
+        "counted",
         "digests",
         "dist_inputs",
         "dist_lengths",
@@ -128,6 +129,7 @@ class OpenEpisode:
         self.durable_seq = -1  # of those that replies were given for
         self.unsynced: deque[tuple[int, int]] = deque()  # (row, seq) that replies ran ahead with
         self.digests = bytearray()
+        self.counted = 0  # bytes of `held` that somebody's sum has
         self.part = 0
         self.t0 = 0
         self.seen = now
