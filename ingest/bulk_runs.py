@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ingest import wire
 from ingest.bulk_columns import NEEDED, OPTIONAL
-from ingest.bulk_stream import is_list, load_arrow
+from ingest.bulk_stream import MAX_ROWS, is_list, load_arrow
 from ingest.judgements import LOGP_TOLERANCE
 from ingest.open_episode import PolicyRules
 from storage.codec import Codec
@@ -33,6 +33,10 @@ _TAKEN = (OPTIONAL - {"infos", "source", "agent_id"}) | _WANTED
 PIECE = 5_000  # values, some milliseconds
 _WIDEST = 2**53
 _LATEST = 2**62
+
+
+class TooManyEpisodes(Exception):
+    """More of them than were asked for."""
 
 
 class _CloserLook(Exception):
@@ -92,11 +96,17 @@ def _cut(data: bytes, size: int, spans: list[tuple[int, int]]) -> bytes:
 
 
 def runs_of(
-    table: Any, rules: PolicyRules, *, numbered: bool, edges: Sequence[int] = (0,)
+    table: Any,
+    rules: PolicyRules,
+    *,
+    numbered: bool,
+    edges: Sequence[int] = (0,),
+    most: int = MAX_ROWS,
 ) -> Runs | None:
     """The episodes of a pyarrow.Table that has been validated, or None if not for this way.
 
-    `edges`: rows at which an episode begins in any case, the first row among them.
+    `edges`: rows at which an episode begins in any case, the first row among them. Raises
+    TooManyEpisodes, early, for more than `most`.
     """
     names, policy = table.column_names, rules.declaration
     fits = len(set(names)) == len(names) and _WANTED <= set(names) <= _TAKEN
@@ -106,7 +116,7 @@ def runs_of(
     batches = table.combine_chunks().to_batches()  # one, unless it has no rows or gigabytes
     try:
         _require(len(batches) == 1)
-        return _Columns(names, batches[0], rules).runs(edges, numbered=numbered)
+        return _Columns(names, batches[0], rules).runs(edges, numbered=numbered, most=most)
     except _CloserLook:
         return None
 
@@ -126,8 +136,8 @@ class _Columns:
         self._rows: int = batch.num_rows
         self._rules = rules
 
-    def runs(self, edges: Sequence[int], *, numbered: bool) -> Runs:
-        begins, ends, names = self._bounds(edges)
+    def runs(self, edges: Sequence[int], *, numbered: bool, most: int) -> Runs:
+        begins, ends, names = self._bounds(edges, most)
         ts = self._times()
         columns = {
             "obs": self._canonical("obs", self._rules.observation),
@@ -206,7 +216,7 @@ class _Columns:
 
     # --- episodes ------------------------------------------------------------------------
 
-    def _bounds(self, edges: Sequence[int]) -> tuple[Array, Array, list[str]]:
+    def _bounds(self, edges: Sequence[int], most: int) -> tuple[Array, Array, list[str]]:
         """Where each episode begins and ends, and its id.
 
         Its rows are in one place, dense from t = 0, and make one part.
@@ -215,6 +225,8 @@ class _Columns:
         differs = self._compute.not_equal(ids.slice(1), ids.slice(0, self._rows - 1))
         changes = differs.to_numpy(zero_copy_only=False).nonzero()[0] + 1
         begins = np.union1d(edges, changes).astype(np.int64)
+        if len(begins) > most:
+            raise TooManyEpisodes
         ends = np.append(begins[1:], self._rows)
         names: list[str] = _listed(ids.take(self._arrow.array(begins)))
         # no id in two places; `set` would hold the interpreter for all of them at once

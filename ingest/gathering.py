@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from ingest.auth import Caller
-from ingest.bulk_runs import Run, runs_of
+from ingest.bulk_runs import Run, TooManyEpisodes, runs_of
 from ingest.bulk_stream import Batches, table_of
 from ingest.collector import Collector
 from ingest.errors import Refusal
@@ -102,8 +102,15 @@ class Gathering:
 
     def _accept(self, members: Sequence[_Waiting]) -> None:
         """Accept the episodes of a group as one row, and tell each member."""
+        answers: list[Answer] = [None]
         try:
             answers = list(self._answers(members))
+        except TooManyEpisodes:
+            if len(members) > 1:  # as its halves, each in a turn of its own
+                middle, loop = len(members) // 2, asyncio.get_running_loop()
+                for half in (members[:middle], members[middle:]):
+                    loop.call_soon(self._accept, half)
+                return
         except Exception as error:  # it is every member's, who each raise it in their own place
             for one in members:
                 if not one.answer.done():
@@ -118,10 +125,10 @@ class Gathering:
         edges = list(accumulate((one.stream.rows for one in members), initial=0))
         try:
             table = table_of([one.stream for one in members])
-            runs = runs_of(table, first.rules, numbered=False, edges=edges[:-1])
+            runs = runs_of(table, first.rules, numbered=False, edges=edges[:-1], most=ROW_EPISODES)
         except Refusal:  # of one of them, who hears of it when it goes alone
             runs = None
-        if runs is None or len(runs.episodes) > ROW_EPISODES:
+        if runs is None:
             yield from [None] * len(members)
             return
         outcomes, row = accept_runs(self._collector, runs, runs.episodes, None, first.caller)

@@ -20,7 +20,7 @@ from ingest.bulk import import_steps
 from ingest.bulk_runs import runs_of
 from ingest.errors import Refusal
 from ingest.events import Imported, decode_row
-from ingest.gathering import ROW_STEPS, Gathering
+from ingest.gathering import ROW_EPISODES, ROW_STEPS, Gathering
 from ingest.http import Request
 from ingest.import_reply import NAMED
 from storage.declarations import PolicyDeclaration
@@ -261,6 +261,18 @@ def test_a_turn_has_an_end() -> None:
     told, stored, rows = run(tables, together)
     assert [answer[0] for answer in told] == [2_002] * 12
     assert (len(stored), rows) == (12, 2)
+
+
+def test_a_turn_has_no_more_episodes_either() -> None:
+    """A crowd of too many is taken in smaller groups; who has too many himself goes alone."""
+    tables = [steps({f"{part}{n}": 2 for n in range(200)}) for part in "abcde"]
+    told, stored, rows = run(tables, together)
+    assert [answer[0] for answer in told] == [800] * 5
+    assert (len(stored), rows) == (1_000, 3)
+    many = steps({f"m{n}": 1 for n in range(ROW_EPISODES + 1)})
+    told, stored, rows = run([many, steps({"a": 3})], together)
+    assert told == [(3 * (ROW_EPISODES + 1), 0, []), (5, 0, [])]
+    assert (len(stored), rows) == (ROW_EPISODES + 2, 3)
 
 
 NAMES = st.sampled_from("abcdefgh")
