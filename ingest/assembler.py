@@ -317,6 +317,7 @@ class EpisodeAssembler(Judge):
         if episode.correct(event.seq, digest(encode_event(event.acted)), row, now):
             self._need(row)
         episode.redecide(event.acted, received)
+        self._count_bytes(episode)
 
     def _apply_ended(self, episode: OpenEpisode, event: Ended) -> None:
         name = episode.started.name

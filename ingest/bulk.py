@@ -63,6 +63,9 @@ A call of somebody else waits for one turn or two, which should not be felt.
 REST_TURNS = 2
 """Others have so many times a turn after it, while an import is refused for the most part."""
 
+REFUSED_EVENTS = 5_000
+"""After so many refused ones, which are most of it, an import is not looked at any further."""
+
 FEW_ROWS = 100
 """Of the way row by row, what is made events on the event loop, some 3 ms."""
 
@@ -223,8 +226,21 @@ async def _take_rows(
         pace.took(sum(len(episode.events) for episode in group), took)
         await journal.wrote(row)
         if reply.wasted > MOSTLY:
+            if reply.refused > REFUSED_EVENTS:
+                await journal.durable()
+                raise _stopped(reply)
             await asyncio.sleep(REST_TURNS * took)
     await journal.durable()
+
+
+def _stopped(reply: ImportReply) -> Refusal:
+    """What an import hears whose rest nobody looks at."""
+    taken, first = reply.message.accepted, reply.message.refused[0].error
+    text = (
+        f"stopped after {reply.refused} refused events, when {taken} were taken; the first one "
+        f"was refused: {first['message']}"
+    )
+    return Refusal("invalid", text, first.get("path"))
 
 
 async def _beside(found: BulkColumns, function: Callable[..., T], *args: Any) -> T:

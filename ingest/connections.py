@@ -27,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from ingest.errors import Refusal
-from ingest.limits import Budget, ServerLimits, return_memory
+from ingest.limits import Budget, ServerLimits
 
 SWEEP_SECONDS = 1.0
 MIN_IDLE_SECONDS = 1.0
@@ -135,8 +135,6 @@ class ConnectionWatch:
                 self.cut_off[why] += 1
             elif why is not None:
                 self.cut(connection, why)
-        if self.budget.fell():
-            return_memory()
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -27,6 +27,9 @@ from ingest.toll import Lane
 ROW_STEPS, ROW_EPISODES = 20_000, 500
 """So much is taken in one turn of the event loop, some 20 ms, and is one journal row."""
 
+CROWD = 64
+"""So many requests wait for each other at most."""
+
 Answer = tuple[ImportReply, int] | None
 """A request's reply and the journal row that it waits for; None for one that has to go alone."""
 
@@ -86,8 +89,9 @@ class Gathering:
 
     def _flush(self, seen: int) -> None:
         """Accept what waits, unless more came than was seen before, and there is room for more."""
-        if len(self._waiting) > seen and self._rows < ROW_STEPS:
-            asyncio.get_running_loop().call_soon(self._flush, len(self._waiting))
+        count = len(self._waiting)
+        if seen < count < CROWD and self._rows < ROW_STEPS:
+            asyncio.get_running_loop().call_soon(self._flush, count)
             return
         waiting, self._waiting, self._rows = self._waiting, [], 0
         groups: list[_Group] = []

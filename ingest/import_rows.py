@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingest.collector import Collector
-from ingest.errors import disk_full
+from ingest.errors import Refusal
 
 COMMIT_TURNS = 6
 """So many turns wait for the disk together."""
@@ -22,7 +22,8 @@ class ImportRows:
         To be called before each turn.
         """
         if self._waiting and self._collector.epoch != self._epoch:
-            raise disk_full()
+            text = "the state was rebuilt, and not all that was taken is kept: send it again"
+            raise Refusal("busy", text, retry_after=1.0)
         self._epoch = self._collector.epoch
 
     async def wrote(self, row: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import resource
 from collections.abc import Iterable
@@ -24,9 +23,6 @@ LARGE_BLOCK = 1 << 20
 """Bytes of a block that the system gives anew each time, page by page: some 0.2 ms for so many."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
-
-MUCH_MEMORY = 2_000_000
-"""Bytes of bodies that are worth asking the C library for, once they are gone."""
 
 BACKLOG = 256
 """Connections that may wait to be accepted; so many may come at once beyond the limit."""
@@ -92,7 +88,7 @@ class Budget:
     def __init__(self, size: int) -> None:
         self.size = size
         self.held = 0
-        self.peak = 0  # since it was last looked at; see `fell`
+        self._peak = 0  # since it was last looked at
         self.refused = 0
         self._by_payer: dict[str, int] = {}
 
@@ -109,17 +105,15 @@ class Budget:
             self.refused += 1
             return False
         self.held += nbytes
-        self.peak = max(self.peak, self.held)
+        self._peak = max(self._peak, self.held)
         if payer:
             self._by_payer[payer] = held + nbytes
         return True
 
-    def fell(self) -> bool:
-        """Whether it has held much, and holds less than half of it now; asks once for each time."""
-        if self.peak < MUCH_MEMORY or self.held > self.peak // 2:
-            return False
-        self.peak = self.held
-        return True
+    def peak(self) -> int:
+        """The most that was held since this was asked last."""
+        peak, self._peak = self._peak, self.held
+        return peak
 
     def give(self, nbytes: int, payer: str = "") -> None:
         """Give back what was taken."""
@@ -146,14 +140,6 @@ def return_memory_early() -> None:
         library.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
         library.mallopt(M_TRIM_THRESHOLD, 4 * LARGE_BLOCK)
         library.mallopt(M_ARENA_MAX, 2)  # few threads allocate at once; each arena keeps its own
-
-
-def return_memory() -> None:
-    """Give back what young garbage holds, and what the C library keeps between blocks in use."""
-    gc.collect(1)
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):
-        library.malloc_trim(0)
 
 
 def allow_all_descriptors() -> None:

@@ -37,6 +37,7 @@ from ingest.limits import (
 )
 from ingest.listening import Access, Listening, ServeError, bind, starting
 from ingest.live_address import say_address
+from ingest.memory import MemoryWatch
 from ingest.routes import Routes
 from ingest.stores import Stores, stores_under
 from ingest.tap import Tap
@@ -103,6 +104,7 @@ class Server:
         budget = Budget(limits.max_bodies)
         room = room_for_connections(limits.max_connections)
         self._watch = ConnectionWatch(limits, max_connections=room, budget=budget)
+        self._memory = MemoryWatch(self.collector, budget)
         routes = Routes(
             self.collector,
             self.live,
@@ -139,7 +141,7 @@ class Server:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop` is set or the collector fails; answers the exit status."""
         self.collector.start()
-        watched = (self.live, self.access, self._watch)
+        watched = (self.live, self.access, self._watch, self._memory)
         following = [asyncio.create_task(one.follow()) for one in watched]
         serving = asyncio.create_task(self._server.serve(sockets=[self.socket]))
         while not self._server.started and not serving.done():

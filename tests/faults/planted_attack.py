@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ingest import bulk, bulk_stream, connections, wire
+from ingest import bulk, bulk_stream, memory, wire
 from ingest.connections import BoundedProtocol, ConnectionWatch
 from ingest.http import Request
 from ingest.limits import Budget
@@ -71,7 +71,7 @@ def bodies_are_not_counted(patch: Patch) -> None:
 @mutant(floods="memory")
 def memory_is_kept(patch: Patch) -> None:
     """What bodies took stays with the process."""
-    patch.replace(connections, "return_memory", lambda: None)
+    patch.replace(memory, "return_memory", lambda: None)
 
 
 @mutant(floods=("memory", "starved"))

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ingest import wire
 from ingest.auth import LOCAL, Allowance, Caller
-from ingest.bulk import import_steps
+from ingest.bulk import REFUSED_EVENTS, import_steps
 from ingest.bulk_runs import runs_of
 from ingest.errors import Refusal
 from ingest.events import Imported, decode_row
@@ -159,6 +159,20 @@ def test_the_way_row_by_row_has_turns_too() -> None:
     told, _, rows = run([table], one_by_one)
     assert told == [(1_200, 0, [])]
     assert rows >= 3
+
+
+def test_what_is_refused_for_the_most_part_is_not_read_to_its_end() -> None:
+    """It hears why, and how much was taken; one that is refused in part is taken to its end."""
+    count = REFUSED_EVENTS + 1
+    actions = [9] * (count - 1) + [0]
+    told, _, rows = run([steps({f"e{n}": 1 for n in range(count)}, actions=actions)], one_by_one)
+    assert told == [(0, 0, [(0, "invalid")])]
+    assert rows > 3
+    good = steps(
+        {f"e{n}": 1 for n in range(count)}, actions=[9 if n % 2 else 0 for n in range(count)]
+    )
+    ((accepted, _, refused),), _, _ = run([good], one_by_one)
+    assert (accepted, len(refused)) == (3 * (count // 2 + 1) + count // 2, NAMED)
 
 
 def test_rewards_of_single_precision_go_the_quick_way() -> None:

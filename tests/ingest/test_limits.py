@@ -17,7 +17,7 @@ import trustme
 import urllib3
 
 from ingest import wire
-from ingest.limits import MUCH_MEMORY, Budget, ServerLimits, room_for_connections
+from ingest.limits import Budget, ServerLimits, room_for_connections
 from tests.collector_process import CollectorProcess, declare
 from tests.ingest.raw_http import HOST, connect, exchange, listen
 
@@ -272,19 +272,11 @@ def test_a_budget_gives_what_it_has() -> None:
     assert (budget.held, budget.refused, budget.take(6)) == (4, 1, True)
 
 
-def test_a_budget_tells_once_that_much_is_gone() -> None:
-    """Then the C library is asked for it; little, or what is still there, is not worth asking."""
-    budget = Budget(10 * MUCH_MEMORY)
-    told = []
-    for take, give in ((MUCH_MEMORY // 2, 0), (0, MUCH_MEMORY // 2), (3 * MUCH_MEMORY, 0)):
-        budget.take(take)
-        budget.give(give)
-        told.append(budget.fell())
-    budget.give(MUCH_MEMORY)
-    told.append(budget.fell())
-    budget.give(MUCH_MEMORY)
-    told += [budget.fell(), budget.fell()]
-    assert told == [False, False, False, False, True, False]
+def test_a_budget_tells_its_peak_once() -> None:
+    budget = Budget(10)
+    budget.take(7)
+    budget.give(5)
+    assert [budget.peak(), budget.peak()] == [7, 2]
 
 
 @pytest.mark.parametrize(
