@@ -15,7 +15,8 @@ With an `Idempotency-Key` the import may be repeated: episodes that are known un
 and counted as duplicates. A digest of the rows that came with a key is kept as long as the numbers
 of its episodes are; other rows under it are a conflict. A key is its token's.
 Each batch of episodes is one journal row, so that a killed import has whole episodes only; small
-imports that arrive together share one (see `gathering`).
+imports that arrive together share one (see `gathering`). A long episode that goes row by row is
+taken in pieces, for which it needs a key: a repetition goes on where a killed import stopped.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ async def _alone(
     async with _turn(found, request, gathering):
         request.caller.require_live(time())
         kept = await _beside(found, _looked_at, found)
-        await _take_rows(found, kept, await opened(), collector, reply, request.caller)
+        known = _ended(found, await opened(), collector)
+        await _take_rows(found, kept, known, collector, reply, request.caller)
     return reply
 
 
@@ -184,6 +186,26 @@ async def _opened(
     return registered.instance, RangeSet(registered.starts)
 
 
+def _ended(
+    found: BulkColumns, opened: tuple[str | None, RangeSet], collector: Collector
+) -> tuple[str | None, RangeSet]:
+    """`opened` without the long episodes that a request before has begun and not ended.
+
+    Their events are numbered: those that are known are told as duplicates.
+    """
+    instance, starts = opened
+    if not starts:
+        return opened
+    assembler, known = collector.assembler, starts.copy()
+    for number, name in found.long():
+        episode, over = assembler.episodes.get(name), assembler.finished.get(name)
+        begun = over if episode is None else episode.started
+        torn = episode is not None or (over is not None and over.how == "abandoned")
+        if torn and begun is not None and (begun.instance, begun.start) == (instance, number):
+            known.discard_range(number, number)
+    return instance, known
+
+
 async def _take_runs(
     found: Runs,
     opened: tuple[str | None, RangeSet],
@@ -215,13 +237,13 @@ async def _take_rows(
     """Accept the events that rows are made of, those that were kept or made now."""
     instance, known = opened
     reply.take(0, found.events_of(known))
-    pace, journal = _Pace(), ImportRows(collector)
+    pace, journal, named = _Pace(), ImportRows(collector), set[int]()
     groups = _groups(found.episodes(known) if kept is None else kept, known, pace)
     while group := await _beside(found, next, groups, None):
         await _room(collector, reply)
         journal.require()
         began = perf_counter()
-        row = _accept(group, instance, collector, reply, caller)
+        row = _accept(group, instance, collector, reply, caller, named)
         took = perf_counter() - began
         pace.took(sum(len(episode.events) for episode in group), took)
         await journal.wrote(row)
@@ -388,8 +410,12 @@ def _accept(
     collector: Collector,
     reply: ImportReply,
     caller: Caller,
+    named: set[int],
 ) -> int:
-    """Accept the events of some episodes as one batch; the row that must be durable for it."""
+    """Accept the events of some episodes as one batch; the row that must be durable for it.
+
+    `named`: the refused episodes that the reply has.
+    """
     batch = wire.Batch(
         instance=instance, events=[event for episode in group for event in episode.events]
     )
@@ -397,7 +423,6 @@ def _accept(
     reply.take(answer.accepted, answer.duplicates)
     reply.refused += len(answer.refused)
     owners = [(episode, index) for episode in group for index in range(len(episode.events))]
-    named: set[int] = set()
     for item in answer.refused:
         episode, index = owners[item.index]
         if episode.number not in named:  # what follows a refused row is refused because of it

@@ -54,26 +54,34 @@ WINDOW_ROWS, WINDOW_BYTES, WINDOW_VALUES = 256, 65_536, 8_192
 """So much of a table is lists at a time: what Arrow makes of it within a millisecond or so, for
 which it does not let go of the interpreter. A row is never cut."""
 
+WHOLE_ROWS, PIECE_EVENTS = 1_000, 64
+"""An episode of more rows is taken in pieces of so many events, each in turn with what others send:
+some 40 ms at a time is the most that they wait."""
+
 _PLACE = re.compile(r"\$(?:\.events)?\[(\d+)\](?:\.(\w+))?")
 _COLUMN = {"action": "actions", "reward": "rewards", "info": "infos", "truncated": "truncateds"}
 
 
 @dataclass(frozen=True)
 class BulkEpisode:
-    """One episode of an import: its number in the table, its rows [begin, end), its events."""
+    """An episode of an import: its number in the table, its rows [begin, end), its events.
+
+    Of a long one it is a piece: the events from the `first` on.
+    """
 
     number: int
     begin: int
     end: int
     events: list[wire.Event]
+    first: int = 0
 
     def row(self, index: int) -> int:
-        """The row that event `index` came from; the start is 0."""
-        return min(max(self.begin, self.begin + index - 1), self.end - 1)
+        """The row that event `index` of these came from; an episode's start is event 0."""
+        return min(max(self.begin, self.begin + self.first + index - 1), self.end - 1)
 
     def place(self, index: int, field: str) -> str:
-        """Where event `index` has its field in the table."""
-        if field == "obs" and index > self.end - self.begin:
+        """Where event `index` of these has its field in the table."""
+        if field == "obs" and self.first + index > self.end - self.begin:
             field = "final_obs"
         return f"$.{_COLUMN.get(field, field or 'eps_id')}[{self.row(index)}]"
 
@@ -113,6 +121,8 @@ class BulkColumns:
         self._begin = self._end = 0  # the window
         self._lists: dict[str, list[Any]] = {}
         self._begins = _begins(self._columns["eps_id"])
+        if not numbered:
+            self._require_short()
 
     def check(self) -> None:
         """Look at every row. Raises Refusal at what is no event."""
@@ -121,11 +131,40 @@ class BulkColumns:
                 continue
 
     def episodes(self, skip: RangeSet | None = None) -> Iterator[BulkEpisode]:
-        """The episodes but those of the numbers to skip. Raises Refusal as `check` does."""
+        """The episodes but those of the numbers to skip, long ones in pieces.
+
+        Raises Refusal as `check` does.
+        """
         for number, begin, end in self._places():
-            if skip is None or number not in skip:
+            if skip is not None and number in skip:
+                continue
+            if end - begin <= WHOLE_ROWS:
                 pieces = self._pieces(number, begin, end)
                 yield BulkEpisode(number, begin, end, list(chain.from_iterable(pieces)))
+                continue
+            first = 0
+            for events in self._pieces(number, begin, end, PIECE_EVENTS):
+                yield BulkEpisode(number, begin, end, events, first)
+                first += len(events)
+
+    def long(self) -> list[tuple[int, str]]:
+        """Number and id of each episode that comes in pieces."""
+        ids = self._columns["eps_id"]
+        return [(number, ids[self._begins[number]].as_py()) for number in self._long()]
+
+    def _long(self) -> list[int]:
+        lengths = np.diff([*self._begins, self.rows])
+        return [int(number) for number in np.flatnonzero(lengths > WHOLE_ROWS)]
+
+    def _require_short(self) -> None:
+        """Refuse what would be taken in pieces, and could not be gone on with by a repetition."""
+        for number in self._long()[:1]:
+            row = self._begins[number]
+            text = (
+                f"expected an Idempotency-Key, or at most {WHOLE_ROWS} rows of an episode whose "
+                f"rows are looked at one by one, got more for episode {number} of the body"
+            )
+            raise Refusal("too_large", text, f"$.eps_id[{row}]")
 
     def events_of(self, numbers: RangeSet) -> int:
         """How many events the episodes of these numbers have."""
@@ -136,10 +175,12 @@ class BulkColumns:
         for number, (begin, end) in enumerate(pairwise(chain(self._begins, [self.rows]))):
             yield number, begin, end
 
-    def _pieces(self, number: int, begin: int, end: int) -> Iterator[list[wire.Event]]:
+    def _pieces(
+        self, number: int, begin: int, end: int, size: int = WINDOW_ROWS
+    ) -> Iterator[list[wire.Event]]:
         """The events of an episode, some at a time."""
         events, made = self._events(begin, end, number if self.numbered else None), 0
-        while items := list(islice(events, WINDOW_ROWS)):
+        while items := list(islice(events, size)):
             try:
                 yield msgspec.convert(items, list[wire.Event])
             except msgspec.ValidationError as error:

@@ -75,7 +75,8 @@ def run(
     size = chosen.planted if mutant else chosen.long if long else chosen.quick
     deadline = float("inf") if long or mutant else began + chosen.seconds
     try:
-        verdict = chosen.run(Trial(seed, folder, size, mutant, deadline))
+        symptoms = frozenset() if mutant is None else mutant.symptoms_of(chosen.name)
+        verdict = chosen.run(Trial(seed, folder, size, mutant, deadline, symptoms))
         word = judge(chosen, mutant, verdict)
     except Exception:  # a scenario that breaks down has shown nothing, whatever the build
         verdict = Verdict(faults={"error": [traceback.format_exc()]})
@@ -102,8 +103,7 @@ def judge(chosen: Scenario, mutant: Mutant | None, verdict: Verdict) -> str:
     """held or failed; caught or missed on a broken build, which has to show its own symptom."""
     if mutant is None:
         return "held" if verdict.ok else "failed"
-    expected = mutant.symptoms.get(chosen.name, tuple(verdict.faults))
-    kinds = {expected} if isinstance(expected, str) else set(expected)
+    kinds = mutant.symptoms_of(chosen.name) or verdict.faults.keys()
     return "caught" if kinds & verdict.faults.keys() else "missed"
 
 

@@ -85,6 +85,11 @@ class Mutant:
     symptoms: Mapping[str, str | tuple[str, ...]]
     plant: Plant
 
+    def symptoms_of(self, scenario: str) -> frozenset[str]:
+        """The kinds of fault of which one must show there; empty where none is named."""
+        kinds = self.symptoms.get(scenario, ())
+        return frozenset([kinds] if isinstance(kinds, str) else kinds)
+
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         patch = Patch()

@@ -137,14 +137,15 @@ def run(trial: Trial) -> Verdict:
 
     async def main() -> None:
         seed = trial.seed * 1_000_000
-        while verdict.counts["histories"] < trial.size and trial.in_time:
+        while trial.goes_on(verdict.counts["histories"], verdict):
             seed += 1
             judge(play(seed), verdict, f"history {seed}")
             verdict.count("histories")
 
     with trial.planted(), quiet():
         asyncio.run(main())
-    verdict.require(bool(verdict.counts.get("kept_back")), "idle", "no backup held what shards do")
+    kept_back = verdict.counts.get("kept_back") or trial.is_caught(verdict)
+    verdict.require(bool(kept_back), "idle", "no backup held what shards do")
     return verdict
 
 
@@ -152,8 +153,8 @@ SCENARIO = Scenario(
     name="restore",
     law="a journal that is put back to a backup gives no step to shards a second time",
     unit="histories",
-    quick=800,
+    quick=2_000,
     long=12_000,
-    planted=300,
+    planted=2_000,
     run=run,
 )

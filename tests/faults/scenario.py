@@ -65,6 +65,7 @@ class Trial:
     size: int
     mutant: Mutant | None = None
     deadline: float = float("inf")
+    symptoms: frozenset[str] = frozenset()  # the kinds of fault that the broken build must show
 
     @property
     def program(self) -> tuple[str, ...]:
@@ -80,6 +81,14 @@ class Trial:
     @property
     def in_time(self) -> bool:
         return time.monotonic() < self.deadline
+
+    def is_caught(self, verdict: Verdict) -> bool:
+        """Whether a broken build has shown what it is to show, so that no more is needed."""
+        return not self.symptoms.isdisjoint(verdict.faults)
+
+    def goes_on(self, done: float, verdict: Verdict) -> bool:
+        """Whether a scenario that has done so much of its unit adds to it."""
+        return done < self.size and self.in_time and not self.is_caught(verdict)
 
 
 @dataclass

@@ -261,11 +261,13 @@ def run(trial: Trial) -> Verdict:
 
     async def main() -> None:
         seed = trial.seed * 1_000_000
-        while verdict.counts["histories"] < trial.size and trial.in_time:
+        while trial.goes_on(verdict.counts["histories"], verdict):
             seed += 1
             verdict.count("scripts")
             points = _one(seed, None, verdict)
             for crash in range(1, points + 1):
+                if trial.is_caught(verdict):
+                    break
                 _one(seed, crash, verdict)
 
     with trial.planted(), quiet():
@@ -287,7 +289,12 @@ def quiet() -> Iterator[None]:
 
 def _one(seed: int, crash: int | None, verdict: Verdict) -> int:
     """Play and judge one history; answers how many points it had."""
-    history = play(seed, crash)
+    try:
+        history = play(seed, crash)
+    except Exception as error:  # nothing in a history may end a collector like this
+        verdict.count("histories")
+        verdict.require(False, "broke", f"history {seed}, crash at {crash}: {error!r}")
+        return 0
     judge(history, verdict, f"history {seed}, crash at {crash}")
     verdict.count("histories")
     verdict.count(
@@ -302,6 +309,6 @@ SCENARIO = Scenario(
     unit="histories",
     quick=2_500,
     long=50_000,
-    planted=300,
+    planted=2_500,
     run=run,
 )
