@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import uvicorn
 import uvloop
@@ -71,6 +72,13 @@ class ServeOptions:
     limits: ServerLimits = field(default_factory=ServerLimits)
 
 
+class _Follower(Protocol):
+    """What looks after something for as long as the server runs."""
+
+    async def follow(self) -> None:
+        """Until cancelled."""
+
+
 class Server:
     """A collector with its routes on a socket, for an event loop that already runs.
 
@@ -104,7 +112,9 @@ class Server:
         budget = Budget(limits.max_bodies)
         room = room_for_connections(limits.max_connections)
         self._watch = ConnectionWatch(limits, max_connections=room, budget=budget)
-        self._memory = MemoryWatch(self.collector, budget)
+        self._following: list[_Follower] = [self.live, self.access, self._watch]
+        if tap is None:  # a trainer's memory is its own affair
+            self._following.append(MemoryWatch(self.collector, budget))
         routes = Routes(
             self.collector,
             self.live,
@@ -141,8 +151,7 @@ class Server:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop` is set or the collector fails; answers the exit status."""
         self.collector.start()
-        watched = (self.live, self.access, self._watch, self._memory)
-        following = [asyncio.create_task(one.follow()) for one in watched]
+        following = [asyncio.create_task(one.follow()) for one in self._following]
         serving = asyncio.create_task(self._server.serve(sockets=[self.socket]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.002)
