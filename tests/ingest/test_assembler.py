@@ -83,6 +83,7 @@ class Shell:
         """Forget all but what the journal kept, and read it back."""
         found = recover(self.journal.crash(), self.policies, self.limits, self.now)
         self.assembler, self.assembler.sealed = found.assembler, found.waiting
+        self._check_bytes()
 
     def _commit(self, events: Iterable[Event]) -> None:
         row = self.journal.last_row + 1
@@ -94,10 +95,16 @@ class Shell:
     def _apply(self, event: Event, row: int, encoded: list[bytes]) -> None:
         blob = encode_event(event)
         self.assembler.apply(event, blob, row=row, received=RECEIVED, now=self.now)
+        self._check_bytes()
         encoded.append(blob)
         cut = self.assembler.cut_for_size(getattr(event, "key", -1), self.now)
         if cut is not None:
             self._apply(cut, row, encoded)
+
+    def _check_bytes(self) -> None:
+        """Law: what open episodes hold is counted, after every event and every start."""
+        known = [*self.assembler.episodes.values(), *self.assembler.closing.values()]
+        assert self.assembler.open_bytes == sum(episode.held for episode in known)
 
     def _append(self, row: int, encoded: list[bytes]) -> None:
         if encoded:

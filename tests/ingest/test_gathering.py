@@ -20,7 +20,7 @@ from ingest.bulk import REFUSED_EVENTS, import_steps
 from ingest.bulk_runs import runs_of
 from ingest.errors import Refusal
 from ingest.events import Imported, decode_row
-from ingest.gathering import ROW_EPISODES, ROW_STEPS, Gathering
+from ingest.gathering import CROWD, ROW_EPISODES, ROW_STEPS, Gathering
 from ingest.http import Request
 from ingest.import_reply import NAMED
 from storage.declarations import PolicyDeclaration
@@ -205,11 +205,10 @@ def test_those_of_one_turn_are_one_row() -> None:
     assert run(tables, one_by_one)[2] == 3
 
 
-@pytest.mark.parametrize(("turns", "expected"), [(1, 1), (5, 2)])
-def test_who_comes_in_the_next_turn_belongs_to_it(turns: int, expected: int) -> None:
-    """Until a turn of the loop brings nobody: each request of a crowd is read in its own turn."""
+def apart(turns: int) -> Order:
+    """The calls so many turns of the loop after each other."""
 
-    async def apart(calls: Sequence[Awaitable[Told]]) -> list[Told]:
+    async def order(calls: Sequence[Awaitable[Told]]) -> list[Told]:
         running = []
         for call in calls:
             running.append(asyncio.ensure_future(call))
@@ -217,9 +216,23 @@ def test_who_comes_in_the_next_turn_belongs_to_it(turns: int, expected: int) -> 
                 await asyncio.sleep(0)
         return list(await asyncio.gather(*running))
 
-    told, stored, rows = run([steps({"a": 3}), steps({"b": 1})], apart)
+    return order
+
+
+@pytest.mark.parametrize(("turns", "expected"), [(1, 1), (5, 2)])
+def test_who_comes_in_the_next_turn_belongs_to_it(turns: int, expected: int) -> None:
+    """Until a turn of the loop brings nobody: each request of a crowd is read in its own turn."""
+    told, stored, rows = run([steps({"a": 3}), steps({"b": 1})], apart(turns))
     assert [answer[0] for answer in told] == [5, 3]
     assert (len(stored), rows) == (2, expected)
+
+
+def test_nobody_waits_for_more_than_a_crowd() -> None:
+    """One after the other, a turn each: whoever comes later belongs to the next group."""
+    tables = [steps({f"e{n}": 1}) for n in range(CROWD + 5)]
+    told, stored, rows = run(tables, apart(1))
+    assert told == [(3, 0, [])] * len(tables)
+    assert (len(stored), rows) == (len(tables), 2)
 
 
 def test_an_episode_does_not_go_on_in_the_next_request() -> None:
