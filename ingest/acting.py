@@ -228,7 +228,7 @@ class Acting:
         episode = self._collector.assembler.episodes[name_of(call)]
         mine = episode.started.instance == (request.instance or "")
         if not mine or not episode.repeats_decision(
-            call.seq, self._collector.redacted_observation(episode, obs)
+            call.seq, self._collector.redactor.observation(obs, episode.rules)
         ):
             return False
         sent = self._live.sent(episode.started.policy_id, episode.open_action())

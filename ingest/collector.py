@@ -21,8 +21,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import msgspec
-
 from ingest import wire
 from ingest.auth import NOBODY, Caller
 from ingest.collector_stats import CollectorStats
@@ -33,7 +31,7 @@ from ingest.few_lines import BrokenLines
 from ingest.flow import FlowControl
 from ingest.histogram import Histogram
 from ingest.idempotency import Given
-from ingest.open_episode import OpenEpisode
+from ingest.ownership import owned
 from ingest.recovery import POLICY, Recovered, Totals, policies_state, recover
 from ingest.redaction import Redactor
 from ingest.sealed import Limits
@@ -323,10 +321,10 @@ class Collector:
         for index, event in enumerate(batch.events):
             try:
                 if assembler.redacts:
-                    event = self._redacted(event)
+                    event = self.redactor.event(event, assembler.rules_for(event))
                 judged = assembler.judge(batch.instance, event, values.get(index), now=self.now)
                 if judged is not None and caller.token_id and isinstance(judged[0], Started):
-                    judged = self.owned(judged[0], caller)
+                    judged = owned(judged[0], caller, assembler.open_of)
             except Refusal as refusal:
                 self.stats.refused += 1
                 self.stats.refused_by[refusal.code] += 1
@@ -349,31 +347,6 @@ class Collector:
         if fresh:
             self._sealing.plan_all()
         return reply, waits_for
-
-    def _redacted(self, event: wire.Event) -> wire.Event:
-        """The event without what its policy's file takes out. Raises Refusal."""
-        rules = self.assembler.rules_for(event)
-        redaction = None if rules is None else self.redactor.of(rules)
-        return event if redaction is None else redaction.event(event)
-
-    def redacted_observation(self, episode: OpenEpisode, obs: bytes) -> bytes:
-        """An observation, in canonical bytes, as it is kept of an episode."""
-        redaction = self.redactor.of(episode.rules)
-        return obs if redaction is None else redaction.observation(obs)
-
-    def owned(self, started: Started, caller: Caller) -> tuple[Started, bytes]:
-        """A start with its owner. Raises Refusal when the owner's open episodes are too many."""
-        quota, there = caller.open_episodes, self.assembler.open_of[caller.token_id]
-        if quota is not None and there >= quota:
-            raise Refusal(
-                "busy",
-                f"token {caller.token_id} may have {quota} open episodes, and has {there}",
-                None,
-                started.episode_id,
-                retry_after=1.0,
-            )
-        owned = msgspec.structs.replace(started, owner=caller.token_id)
-        return owned, encode_event(owned)
 
     def _hold(
         self, reply: wire.EventsReply, encoded: list[bytes], row: int, received: int

@@ -13,6 +13,7 @@ from ingest.errors import Refusal
 from ingest.events import Event, Imported, ImportedEpisode, Started, encode_event
 from ingest.import_reply import ImportReply
 from ingest.judgements import REPLAYED
+from ingest.ownership import owned
 
 Apply: TypeAlias = Callable[[Event, bytes], None]
 
@@ -84,5 +85,4 @@ def _judge(
     started = collector.assembler.judge_start(instance, run.start, ahead=ahead)
     if started is None or not caller.token_id:
         return started
-    owned, _ = collector.owned(started, caller)
-    return owned
+    return owned(started, caller, collector.assembler.open_of)[0]

@@ -203,3 +203,13 @@ class Redactor:
             found = Redaction(declared.redact, rules.observation, self._key)
             self._known[name] = found
         return found
+
+    def event(self, event: wire.Event, rules: PolicyRules | None) -> wire.Event:
+        """The event without what the rules' policy takes out. Raises Refusal."""
+        redaction = None if rules is None else self.of(rules)
+        return event if redaction is None else redaction.event(event)
+
+    def observation(self, obs: bytes, rules: PolicyRules) -> bytes:
+        """An observation, in canonical bytes, as it is kept under these rules."""
+        redaction = self.of(rules)
+        return obs if redaction is None else redaction.observation(obs)

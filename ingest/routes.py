@@ -133,8 +133,7 @@ class Routes:
         if assembler.redacts:  # a digest would tell whoever guesses what it is of
             # without an episode, which may be over, the rules of a lone policy
             rules = assembler.rules_for(message) or assembler.rules_for(wire.Start())
-            redaction = None if rules is None else self.collector.redactor.of(rules)
-            message = message if redaction is None else redaction.event(message)
+            message = self.collector.redactor.event(message, rules)
         return Given.of(key, request.instance, message, request.caller.token_id)
 
     async def steps(self, request: Request) -> Response:
