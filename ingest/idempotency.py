@@ -50,11 +50,23 @@ class Given(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, key: str, instance: str | None, message: Any, token_id: str = "") -> Given:
-        """`message` is without what its policy's file takes out."""
-        content = wire.encode([instance, message], wire.MSGPACK)
-        digest = hashlib.blake2b(content, digest_size=16).digest()
+        """`message` is without what its policy's file takes out. Raises Refusal."""
+        digest = hashlib.blake2b(_content(instance, message), digest_size=16).digest()
         name = f"{token_id}\n{key}" if token_id else key  # no header holds a line's end
         return cls(message.episode_id, name_of(message), name, digest)
+
+
+def _content(instance: str | None, message: Any) -> bytes:
+    """What a call says, as bytes. Raises Refusal for what has none."""
+    content = [instance, message]
+    try:
+        try:
+            return wire.encode(content, wire.MSGPACK)
+        except OverflowError:  # msgpack's integers have 64 bits, those of JSON any number
+            return wire.encode(content, wire.JSON)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        text = f"expected values that can be told apart from others: {error}"
+        raise Refusal("invalid", text, "$", message.episode_id) from error
 
 
 def key_of(given: bytes | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,64 @@ def test_a_key_is_its_tokens(tmp_path: Path) -> None:
         status, answer = post("/e/log_action", {"obs": OBS, "action": 0}, tokens[1])
         assert status == 409
         assert "'k' of Episode e came with other" in answer["error"]["message"]
+
+
+BIG = str(2**64)
+BIG_VALUES = {
+    ("log_returns", '{"reward": 1, "info": {"a": %s}}'): 200,
+    ("log_returns", '{"reward": 1, "info": {"a": [{"b": -%s}]}}'): 200,
+    ("log_returns", '{"reward": 1, "info": {"a": %s%s%s}}'): 200,
+    ("log_action", '{"obs": [%s, 0, 0, 0], "action": 0}'): 422,
+    ("log_action", '{"obs": [0, 0, 0, 0], "action": %s}'): 422,
+    ("action", '{"obs": [%s, 0, 0, 0]}'): 422,
+    ("end", '{"obs": [%s, 0, 0, 0]}'): 422,
+}
+
+
+def test_a_key_changes_nothing_of_what_is_taken(tmp_path: Path) -> None:
+    """Law: integers of any size are content like any other; a request never ends in a 500."""
+    declare(tmp_path)
+    with CollectorProcess(tmp_path) as collector:
+        for name in ("with", "without"):
+            collector.post("/v1/episodes", {"episode_id": name})
+            collector.post(f"/v1/episodes/{name}/log_action", {"obs": OBS, "action": 0})
+        for number, ((path, body), status) in enumerate(BIG_VALUES.items()):
+            content = body.replace("%s", BIG).encode()
+            other = body.replace("%s", str(2**64 + 2**60)).encode()
+            assert collector.post(f"/v1/episodes/without/{path}", content)[0] == status
+            found = [
+                call(collector, f"/with/{path}", sent, str(number))[0]
+                for sent in (content, content, other)
+            ]
+            assert found == [status, status, 409 if status == 200 else status]
+
+
+def test_no_depth_of_a_keyed_call_is_an_error_of_the_server(tmp_path: Path) -> None:
+    """Law: what is nested too deep is refused for that, with a key as without one."""
+    declare(tmp_path)
+    with CollectorProcess(tmp_path) as collector:
+        collector.post("/v1/episodes", {"episode_id": "e"})
+        collector.post("/v1/episodes/e/log_action", {"obs": OBS, "action": 0})
+        pairs = (("[", "]"), ('{"a":', "}"))
+        depths = (30, 33, 400, *range(880, 1000, 8), 2000)
+        for depth, (opens, closes) in itertools.product(depths, pairs):
+            nested = opens * depth + "1" + closes * depth
+            for path, body in (
+                ("log_returns", f'{{"reward": 1, "info": {{"a": {nested}}}}}'),
+                ("log_action", f'{{"obs": {nested}, "action": 0}}'),
+                ("action", f'{{"obs": {nested}}}'),
+            ):
+                taken = path == "log_returns" and depth < 32
+                expected = (200,) if taken else (400, 413, 422, 503)
+                for key in ({}, {"idempotency-key": f"{path}{depth}{opens[0]}"}):
+                    answer = collector.post(f"/v1/episodes/e/{path}", body.encode(), **key)
+                    assert answer[0] in expected, (depth, path, key, answer)
+
+
+def test_digests_of_earlier_releases_go_on_matching() -> None:
+    """Law: content that msgpack can say has the digest of its msgpack: journals hold those."""
+    message = wire.LogReturns(episode_id="e", reward=1.0, info={"a": [2**63, None, "x"]})
+    assert Given.of("k", "i", message).digest.hex() == "e22058564793e05d7037ce5e28fe2efc"
 
 
 def test_a_refused_call_uses_up_no_key(tmp_path: Path) -> None:
