@@ -55,7 +55,14 @@ def sealed_episodes(
             tags=started.tags,
         )
         finished = Finished(
-            started.episode_id, started.key, started.instance, started.start, steps + 2, how
+            started.episode_id,
+            started.key,
+            started.instance,
+            started.start,
+            steps + 2,
+            how,
+            policy_id=started.policy_id,
+            schema_id=started.schema_id,
         )
         yield episode, Sealed(started.key, part, (row,), finished=finished), finished
         begin = end

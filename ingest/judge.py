@@ -320,10 +320,14 @@ class Judge:
         return self._schemas[policy_id, schema_id]
 
     def rules_for(self, event: wire.Event) -> PolicyRules | None:
-        """The rules that an event is judged by; None where it will be refused anyway."""
+        """The rules that an event is judged by, or was if its episode is over; None: none known."""
         if isinstance(event, wire.Start):
             return self._rules_of("", {"": event.policy_id})
-        return self._rules_of(name_of(event), {})
+        name = name_of(event)
+        ended = self.finished.get(name)
+        if ended is not None and ended.policy_id:
+            return self._schemas.get((ended.policy_id, ended.schema_id))
+        return self._rules_of(name, {})
 
     def _rules_of(self, name: Name, starting: Mapping[Name, str | None]) -> PolicyRules | None:
         episode = self.episodes.get(name)

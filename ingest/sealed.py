@@ -25,6 +25,8 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
     cause: str = ""
     agent_id: str | None = None  # of a track
     agents: int = -1  # how many tracks the whole episode had, if this one ended it
+    policy_id: str = ""  # the rules that it was under; "": what earlier releases wrote
+    schema_id: str = ""
 
     @property
     def name(self) -> Name:
@@ -45,6 +47,8 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
             ended.cause,
             started.agent_id,
             ended.agents,
+            started.policy_id,
+            started.schema_id,
         )
 
     @property

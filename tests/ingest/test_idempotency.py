@@ -57,6 +57,39 @@ def test_a_repeated_call_has_the_same_answer_and_no_effect(tmp_path: Path) -> No
     assert [row["rewards"] for row in shard_rows(tmp_path)] == [1.0, 0.0]
 
 
+def test_a_repeated_call_is_known_whatever_other_policies_there_are(tmp_path: Path) -> None:
+    """Law: an ended episode's calls are read by its own policy's rules, over kills and shards."""
+    shop = {"infos.email": "drop", "obs": "drop"}
+    declare(tmp_path, policy_id="other")
+    declare(tmp_path, policy_id="shop", redact=shop)
+    calls: list[tuple[str, Any]] = [
+        ("", {"episode_id": "e", "policy_id": "shop"}),
+        ("/e/log_action", {"obs": OBS, "action": 0}),
+        ("/e/log_returns", {"reward": 1.0, "info": {"email": "x"}}),
+        ("/e/end", {"obs": OBS}),
+    ]
+
+    def statuses() -> list[int]:
+        return [
+            call(collector, path, body, str(number))[0]
+            for number, (path, body) in enumerate(calls)
+        ]
+
+    with CollectorProcess(tmp_path) as collector:
+        assert statuses() == [201, 200, 200, 200]
+        assert statuses() == [201, 200, 200, 200]
+        collector.kill()
+        collector.restart()
+        assert statuses() == [201, 200, 200, 200]
+        collector.settle(1)
+        collector.kill()
+        declare(tmp_path, "box:3", policy_id="shop", redact=shop)
+        collector.restart()
+        assert statuses() == [201, 200, 200, 200]
+        assert call(collector, "/e/end", {"obs": [0.0] * 3}, "3")[0] != 200
+        assert collector.get("/readyz")[1]["steps"] == 1
+
+
 def test_a_key_with_other_content_is_a_conflict(tmp_path: Path) -> None:
     """It belongs to its episode and its content, and the refusal has no effect."""
     declare(tmp_path)

@@ -180,6 +180,7 @@ def test_an_end_from_before_tracks_is_remembered() -> None:
     found = msgspec.msgpack.decode(msgspec.msgpack.encode([old]), type=list[Finished])
     assert found == [Finished("e", 1, "i", 0, 5, "terminated")]
     assert found[0].name == "e"
+    assert (found[0].policy_id, found[0].schema_id) == ("", "")  # nor with the rules it was under
 
 
 KINDS = [(JournalFailed, False), (JournalFailed, True), (JournalFull, False)]
