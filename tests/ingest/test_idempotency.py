@@ -71,8 +71,7 @@ def test_a_repeated_call_is_known_whatever_other_policies_there_are(tmp_path: Pa
 
     def statuses() -> list[int]:
         return [
-            call(collector, path, body, str(number))[0]
-            for number, (path, body) in enumerate(calls)
+            call(collector, path, body, str(number))[0] for number, (path, body) in enumerate(calls)
         ]
 
     with CollectorProcess(tmp_path) as collector:
