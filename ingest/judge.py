@@ -35,6 +35,7 @@ from ingest.judgements import (
     invalid,
     judge_action,
     judge_reward,
+    require_info_room,
     tags_of,
     window_closed,
 )
@@ -137,6 +138,7 @@ class Judge:
                 answered = isinstance(event, wire.Decision) and event.answered
                 latest = seq == episode.open_seq == episode.next_seq - 1
                 if answered and latest and isinstance(judged, Acted) and episode.decision():
+                    require_info_room(episode, event, judged.info)
                     return Redecided(judged)
         raise Refusal(
             "conflict",
@@ -287,7 +289,7 @@ class Judge:
                 "info"
             )
             raise Refusal("conflict", text, "reward_id", event.episode_id)
-        check_rewarded_step(episode, event, t, now)
+        check_rewarded_step(episode, event, t, judged.info, now)
         return judged
 
     def _judge_event(

@@ -16,6 +16,7 @@ import msgspec
 from ingest import wire
 from ingest.errors import Refusal
 from ingest.events import UNKNOWN_LOGP, Acted, Rewarded
+from ingest.merged_info import MAX_MERGED
 from ingest.open_episode import OpenEpisode, PolicyRules
 from ingest.tracks import Name, label, label_of, name_of
 from storage.episode import SOURCES, EpisodeError, encode_tags
@@ -185,10 +186,23 @@ def judge_reward(episode: OpenEpisode, event: wire.LogReturns, seq: int) -> Rewa
         raise invalid(event, f"reward: expected a finite number, got {event.reward}")
     if latest and not math.isfinite(episode.combined(event.reward)):
         raise invalid(event, f"reward: expected a finite sum, got {event.reward} more")
-    return Rewarded(episode.started.key, seq, event.reward, info_of(event))
+    info = info_of(event)
+    if latest:
+        require_info_room(episode, event, info)
+    return Rewarded(episode.started.key, seq, event.reward, info)
 
 
-def check_rewarded_step(episode: OpenEpisode, event: wire.LogReturns, t: int, now: float) -> None:
+def require_info_room(episode: OpenEpisode, event: Any, info: str, at: int = -1) -> None:
+    """Raise Refusal for an info that makes a buffered step's, of several pieces, too long."""
+    known = episode.info_size(at) if info else 0
+    if known and known + len(info) > MAX_MERGED:
+        text = f"expected at most {MAX_MERGED} characters in all of a step's infos that come apart"
+        raise invalid(event, f"info: {text}, got {len(info)} more than {known}")
+
+
+def check_rewarded_step(
+    episode: OpenEpisode, event: wire.LogReturns, t: int, info: str, now: float
+) -> None:
     """Whether a step takes a reward that names it. Raises Refusal."""
     last = episode.t_next - 1
     if t > last:
@@ -200,6 +214,7 @@ def check_rewarded_step(episode: OpenEpisode, event: wire.LogReturns, t: int, no
         raise window_closed(event, t, f"reward_window is {window:g} seconds")
     if not math.isfinite(episode.combined(event.reward, t - episode.t0)):
         raise invalid(event, f"reward: expected a finite sum, got {event.reward} more")
+    require_info_room(episode, event, info, t - episode.t0)
 
 
 def window_closed(event: wire.LogReturns, t: int, why: str) -> Refusal:

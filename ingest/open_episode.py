@@ -6,7 +6,6 @@ form that a part needs: one buffer per column, no Python object per step.
 
 from __future__ import annotations
 
-import json
 from array import array
 from bisect import bisect_right
 from collections import deque
@@ -17,6 +16,7 @@ from functools import cached_property
 import msgspec
 
 from ingest.events import Acted, Cut, Ended, RewardedStep, Started, decision_hash
+from ingest.merged_info import KEY_BYTES, MergedInfo
 from ingest.tracks import Whole
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
@@ -85,6 +85,7 @@ class OpenEpisode:
         "env_t",
         "first_seq",
         "info_bytes",
+        "info_keys",
         "infos",
         "late_rows",
         "logp",
@@ -166,8 +167,9 @@ class OpenEpisode:
         self.env_t = array("q")  # of a track; else empty
         self.dist_inputs = bytearray()
         self.dist_lengths = array("I")
-        self.infos: dict[int, str] = {}
+        self.infos: dict[int, str | MergedInfo] = {}  # text, of what came in one piece
         self.info_bytes = 0
+        self.info_keys = 0  # of the merged ones
 
     @property
     def steps(self) -> int:
@@ -193,6 +195,7 @@ class OpenEpisode:
             + len(self.digests)
             + 40 * len(self.rows)
             + 200 * len(self.reward_ids)
+            + KEY_BYTES * self.info_keys
         )
 
     def remember(self, seq: int, digest: bytes, row: int, now: float) -> bool:
@@ -258,7 +261,7 @@ class OpenEpisode:
         """Put another decision in place of the open step's; nothing came after it yet."""
         opened, last = self.opened[-1], len(self.rewards) - 1
         reward, came, info = self.rewards[-1], self.rewarded[-1], self.infos.pop(last, "")
-        self.info_bytes -= len(info)
+        self._count_info(info, -1)
         del self.obs[self._prefix(self.obs, self.obs_lengths, self.rules.observation) :]
         del self.actions[self._prefix(self.actions, self.action_lengths, self.rules.action) :]
         del self.dist_inputs[len(self.dist_inputs) - self._open_dist() :]
@@ -268,7 +271,7 @@ class OpenEpisode:
         if came:  # a reward that named this step stays with it
             self.rewards[-1], self.rewarded[-1] = reward, came
         if info:
-            self._note(info)
+            self._take_back(info, event.info)
 
     def _open_dist(self) -> int:
         return self.dist_lengths[-1] if self.dist_lengths else 0
@@ -356,12 +359,38 @@ class OpenEpisode:
         if info:
             self._note(info, at)
 
+    def info_size(self, at: int = -1) -> int:
+        """Characters of a buffered step's info (by default the open one's), 0 without one."""
+        return len(self.infos.get(at % len(self.rewards), ""))
+
     def _note(self, info: str, at: int = -1) -> None:
         """Add to a buffered step's info."""
         at %= len(self.rewards)
         known = self.infos.get(at, "")
-        self.infos[at] = merge_infos(known, info) if known else info
-        self.info_bytes += len(self.infos[at]) - len(known)
+        if not known:
+            self.infos[at] = info
+            self._count_info(info)
+            return
+        self._count_info(known, -1)
+        merged = MergedInfo.of(known) if isinstance(known, str) else known
+        merged.add(info)
+        self.infos[at] = merged
+        self._count_info(merged)
+
+    def _take_back(self, known: str | MergedInfo, decided: str) -> None:
+        """Let the open step have the info again that it had before another decision came with
+        `decided`: what is known wins."""
+        at = len(self.rewards) - 1
+        if decided:
+            self._count_info(decided, -1)
+            known = MergedInfo.of(known) if isinstance(known, str) else known
+            known.add(decided, first=True)
+        self.infos[at] = known
+        self._count_info(known)
+
+    def _count_info(self, info: str | MergedInfo, sign: int = 1) -> None:
+        self.info_bytes += sign * len(info)
+        self.info_keys += 0 if isinstance(info, str) else sign * info.keys
 
     def reward_step(self, event: RewardedStep, digest: bytes, row: int) -> bool:
         """Apply a reward for a named step from `row`; answers whether that row is new here."""
@@ -415,7 +444,9 @@ class OpenEpisode:
         for name in _PER_STEP:
             setattr(self, name, getattr(self, name)[closed:])
         self.infos = {at - closed: text for at, text in self.infos.items() if at >= closed}
-        self.info_bytes = sum(map(len, self.infos.values()))
+        self.info_bytes = self.info_keys = 0
+        for info in self.infos.values():
+            self._count_info(info)
         self.t0 += closed
         self.part += 1
         self.reward_ids = {
@@ -431,7 +462,7 @@ class OpenEpisode:
         steps: int,
         final_obs: bytes | None,
         ended: Ending | None,
-        infos: Mapping[int, str],
+        infos: Mapping[int, str | MergedInfo],
         agents: int = -1,
     ) -> Part:
         obs, actions, dist = len(self.obs), len(self.actions), len(self.dist_inputs)
@@ -459,7 +490,7 @@ class OpenEpisode:
             actions_lengths=self.action_lengths[:steps].tobytes(),
             dist_inputs=bytes(self.dist_inputs[:dist]),
             dist_lengths=self.dist_lengths[:steps].tobytes(),
-            infos=infos,
+            infos={row: str(info) for row, info in infos.items()},
             final_obs=final_obs,
             ended=ended,
             policy_id=started.policy_id,
@@ -494,8 +525,3 @@ _PER_STEP = (
     "env_t",
     "dist_lengths",
 )
-
-
-def merge_infos(first: str, second: str) -> str:
-    """Two JSON objects as one; the later value of a key wins."""
-    return json.dumps({**json.loads(first), **json.loads(second)}, ensure_ascii=False)
