@@ -50,7 +50,7 @@ T = TypeVar("T")
 CHECK_TOGETHER = 32
 """From so many events on, validating a batch's values at once is cheaper than one by one."""
 
-_GROWING = (wire.Start, wire.LogAction, wire.Decision)
+_GROWING = (wire.Start, wire.LogAction, wire.Decision, wire.LogReturns)
 
 TICK_SECONDS = 0.1
 TIMEOUT_CHECK_SECONDS = 1.0
