@@ -272,8 +272,9 @@ class Collector:
         """Judge and apply a batch; answers the reply, to be sent once the row is durable.
 
         A refused event names itself in the reply. Unless `single`, one that is refused for its
-        content closes its episode as broken. `caller` owns the episodes that start; `given` is
-        the key of a batch of one. Raises Refusal when nothing can be accepted now.
+        content closes its episode as broken, if its client instance started that. `caller` owns
+        the episodes that start; `given` is the key of a batch of one. Raises Refusal when nothing
+        can be accepted now.
         """
         if self.known(given) is not None:
             self.stats.duplicates += 1
@@ -314,14 +315,12 @@ class Collector:
     ) -> tuple[wire.EventsReply, int]:
         assembler, received = self.assembler, self._wall()
         many = len(batch.events) >= CHECK_TOGETHER
-        values = assembler.check_values(batch) if many and not assembler.redacts else {}
+        values = assembler.check_values(batch) if many else {}
         row = self._committer.next_row
         encoded: list[bytes] = []
         reply = wire.EventsReply(durable=self.keeps, accepted=0)
         for index, event in enumerate(batch.events):
             try:
-                if assembler.redacts:
-                    event = self.redactor.event(event, assembler.rules_for(event))
                 judged = assembler.judge(batch.instance, event, values.get(index), now=self.now)
                 if judged is not None and caller.token_id and isinstance(judged[0], Started):
                     judged = owned(judged[0], caller, assembler.open_of)
@@ -330,7 +329,7 @@ class Collector:
                 self.stats.refused_by[refusal.code] += 1
                 reply.refused.append(wire.ItemError.of(index, refusal))
                 breaks = refusal.breaks_episode and not isinstance(event, wire.Start)
-                if breaks and not single:
+                if breaks and not single and assembler.is_owner(batch.instance, name_of(event)):
                     self._break(name_of(event), str(refusal), encoded, row, received)
                 continue
             if judged is None:
@@ -509,6 +508,7 @@ class Collector:
     def _take_up(self, recovered: Recovered) -> None:
         """Continue from a journal's state."""
         self.assembler = recovered.assembler
+        self.assembler.redactor = self.redactor
         if self._flow is not None and self._flow.active:
             self.assembler.on_closed = self._flow.count
         self.collector_id, self.keys = recovered.collector_id, recovered.keys

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from ingest import wire
 from ingest.errors import Refusal, already_started, completed, not_found
@@ -40,11 +41,15 @@ from ingest.judgements import (
     window_closed,
 )
 from ingest.open_episode import OpenEpisode, PolicyRules
+from ingest.redaction import Redactor
 from ingest.sealed import Finished, Limits
 from ingest.tracks import Name, Whole, label, label_of, name_of
 from storage.declarations import PolicyDeclaration
 from storage.episode import DEFAULT_POLICY
+from storage.redaction_rules import rules_for_earlier
 from storage.spaces import SpaceError
+
+E = TypeVar("E", bound=wire.Event)
 
 
 class Judge:
@@ -58,9 +63,11 @@ class Judge:
     ) -> None:
         self.limits = limits
         self.rules = {name: PolicyRules.of(policy) for name, policy in policies.items()}
-        every = [*(PolicyRules.of(policy) for policy in past), *self.rules.values()]
+        earlier = (_redacted_today(policy, policies.get(policy.policy_id)) for policy in past)
+        every = [*(PolicyRules.of(policy) for policy in earlier), *self.rules.values()]
         self._schemas = {(r.declaration.policy_id, r.schema_id): r for r in every}
         self.redacts = any(rules.declaration.redact for rules in every)
+        self.redactor: Redactor | None = None  # needed only where a policy redacts
         self.episodes: dict[Name, OpenEpisode] = {}
         self.finished: OrderedDict[Name, Finished] = OrderedDict()
         self.closing: dict[Name, OpenEpisode] = {}  # ended, and still taking rewards
@@ -177,6 +184,7 @@ class Judge:
                 "busy", f"{len(self.episodes)} episodes are open", None, name, retry_after=1.0
             )
         policy_id, rules = self._policy(event)
+        event = self._redacted(event, rules)
         return Started(
             key=self.next_key + ahead,
             episode_id=name,
@@ -278,8 +286,13 @@ class Judge:
             raise self.missing(event.episode_id, event.agent_id)
         if episode is None:
             raise window_closed(event, t, self.finished[name].how)
+        event = self._redacted(event, episode.rules)
         reward_id = event.reward_id or ""
-        judged = RewardedStep(episode.started.key, t, reward_id, event.reward, info_of(event))
+        try:
+            info = info_of(event)
+        except SpaceError as error:
+            raise invalid(event, str(error)) from error
+        judged = RewardedStep(episode.started.key, t, reward_id, event.reward, info)
         known = episode.reward_ids.get((t, reward_id))
         if known is not None and known == digest(encode_event(judged)):
             return None
@@ -295,6 +308,7 @@ class Judge:
     def _judge_event(
         self, episode: OpenEpisode, event: Any, seq: int, values: Values | None
     ) -> Event:
+        event = self._redacted(event, episode.rules)
         try:
             if isinstance(event, wire.LogReturns):
                 return judge_reward(episode, event, seq)
@@ -312,6 +326,23 @@ class Judge:
             return judge_action(episode, event, seq, values)
         except SpaceError as error:
             raise invalid(event, str(error)) from error
+
+    def _redacted(self, event: E, rules: PolicyRules) -> E:
+        """The event without what its policy's file takes out. Raises Refusal.
+
+        What comes with rules is never kept as it came: without a redactor it is not judged.
+        """
+        declared = rules.declaration
+        if not declared.redact:
+            return event
+        if self.redactor is None:
+            raise TypeError(f"policy {declared.policy_id}: expected a redactor for its rules")
+        return self.redactor.event(event, rules)
+
+    def is_owner(self, instance: str | None, name: Name) -> bool:
+        """Whether an open episode was started by this client instance."""
+        episode = self.episodes.get(name)
+        return episode is not None and episode.started.instance == (instance or "")
 
     def check_values(self, batch: wire.Batch) -> dict[int, Values]:
         """The batch's values that are valid, checked together; see `judgements.check_values`."""
@@ -332,7 +363,7 @@ class Judge:
         return self._rules_of(name, {})
 
     def _rules_of(self, name: Name, starting: Mapping[Name, str | None]) -> PolicyRules | None:
-        episode = self.episodes.get(name)
+        episode = self.episodes.get(name) or self.closing.get(name)
         if episode is not None:
             return episode.rules
         if name not in starting:
@@ -342,6 +373,16 @@ class Judge:
     def _named(self, policy_id: str | None) -> str:
         alone = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
         return alone if policy_id is None else policy_id
+
+
+def _redacted_today(
+    earlier: PolicyDeclaration, today: PolicyDeclaration | None
+) -> PolicyDeclaration:
+    """An earlier declaration with what its policy's file of today takes out, too."""
+    if today is None or not today.redact:
+        return earlier
+    redact = rules_for_earlier(earlier.redact, today.redact, earlier.observation)
+    return replace(earlier, redact=redact)
 
 
 def _others(episode_id: str) -> Refusal:

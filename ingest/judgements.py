@@ -58,8 +58,8 @@ def check_values(
 
     `rules_of(name, starting)` says which rules an episode has or, by the policies that the
     batch's own starts name, will have. What is not in the answer is validated event by event, so
-    that a refusal names its place; so is a value that was checked by other rules than its episode
-    turns out to have.
+    that a refusal names its place; so is what a policy redacts, and a value that was
+    checked by other rules than its episode turns out to have.
     """
     groups: dict[int, _Group] = {}
     starting: dict[Name, str | None] = {}
@@ -68,7 +68,7 @@ def check_values(
             starting.setdefault(name_of(event), event.policy_id)
         elif isinstance(event, wire.LogAction) and type(event.obs) is bytes:
             rules = rules_of(name_of(event), starting)
-            if rules is None or type(event.action) is not bytes:
+            if rules is None or rules.declaration.redact or type(event.action) is not bytes:
                 continue
             if len(event.obs) == rules.observation.itemsize and (
                 len(event.action) == rules.action.itemsize

@@ -1,9 +1,9 @@
 """Taking out of events what must not reach the disk, before anything is made of them.
 
 A `Redaction` knows one policy's `redact` rules (`storage.redaction_rules`). It is applied to a wire
-event before the event is judged, so that neither journal nor shard, neither a message about the
-event nor the cause of a broken episode can hold what it takes out. The same event gives the same
-result: a retry is still known as one.
+event once its episode is found, before anything else of it is judged, so that neither journal nor
+shard, neither a message about the event nor the cause of a broken episode can hold what it takes
+out. The same event gives the same result: a retry is still known as one.
 
 A pseudonym is an HMAC under the root's own key (`keys/redaction.key`): the same value has the same
 one in every field and every episode of that root, and without the key nobody can try values out.
@@ -14,20 +14,23 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from ingest import wire
 from ingest.errors import Refusal
+from ingest.judgements import invalid
 from ingest.open_episode import PolicyRules
 from ingest.tracks import label_of
 from storage.codec import Codec
 from storage.leaf import Leaf, bounds_of
 from storage.redaction_rules import HASH_DIGITS, leaf_rules
 from storage.spaces import Discrete, MultiDiscrete, SpaceError, Text
+
+E = TypeVar("E", bound=wire.Event | wire.GetAction)
 
 __all__ = ["Redaction", "Redactor", "pseudonym"]
 
@@ -60,19 +63,23 @@ class Redaction:
         self._infos = _paths(redact, "infos")
         self._tags = _paths(redact, "tags")
 
-    def event(self, event: wire.Event) -> wire.Event:
-        """The event without what the rules take out. Raises Refusal for an invalid observation."""
+    def event(self, event: E) -> E:
+        """The event without what the rules take out.
+
+        Raises Refusal for an invalid observation and an info that is too deep.
+        """
         changes: dict[str, Any] = {}
         if isinstance(event, wire.Start):
             if event.tags and self._tags:
-                changes["tags"] = self._mapping(event.tags, self._tags, nested=False)
+                changes["tags"] = self._mapping(event.tags, self._tags)
         else:
             obs = getattr(event, "obs", None)
             if obs is not None and self._leaves:
                 changes["obs"] = self.observation(self.checked(event, obs))
             info = getattr(event, "info", None)
             if info and self._infos:
-                changes["info"] = self._mapping(info, self._infos, nested=True)
+                _require_shallow(event, info)
+                changes["info"] = self._mapping(info, self._infos)
         return msgspec.structs.replace(event, **changes) if changes else event
 
     @property
@@ -128,17 +135,41 @@ class Redaction:
     def _code(self, value: int, n: int, start: int) -> int:
         return start + int.from_bytes(_digest(self._key, value)[:16], "big") % n
 
-    def _mapping(
-        self, given: Mapping[str, Any], rules: Mapping[str, str], *, nested: bool
-    ) -> dict[str, Any]:
+    def _mapping(self, given: Mapping[str, Any], rules: Mapping[str, str]) -> dict[str, Any]:
+        """A copy without what the rules name; `given` itself is not changed."""
         if "" in rules:
             return {}
-        result: Any = dict(given)
-        for path, rule in rules.items():
-            change = None if rule == "drop" else self._pseudonym
-            result = _replaced(result, path.split(".") if nested else [path], change)
-        changed: dict[str, Any] = result
-        return changed
+        found: dict[str, Any] = self._below(given, "", rules)
+        return found
+
+    def _below(self, value: Any, prefix: str, rules: Mapping[str, str]) -> Any:
+        """A copy of what lies below a path (`prefix` ends with a dot, or is empty).
+
+        The items of a list are looked into one by one. A key may itself hold dots: whatever keys
+        make up a path together with those above them, what the path names does not slip through.
+        """
+        if isinstance(value, (list, tuple)):
+            return [self._below(item, prefix, rules) for item in value]
+        if not isinstance(value, Mapping):
+            return value
+        result: dict[str, Any] = {}
+        for key, item in value.items():
+            path = f"{prefix}{_text(key)}"
+            rule = _rule(path, prefix, rules)
+            if rule == "drop":
+                continue
+            if any(one.startswith(f"{path}.") for one in rules):
+                item = self._below(item, f"{path}.", rules)
+            result[key] = item if rule is None else self._pseudonym(item)
+        return result
+
+
+def _require_shallow(event: wire.Event | wire.GetAction, info: Any) -> None:
+    """Raise Refusal for an info that may not be kept, before its depths are looked into."""
+    try:
+        wire.require_shallow(info)
+    except ValueError as error:
+        raise invalid(event, f"info: expected JSON values: {error}") from None
 
 
 def _paths(redact: Mapping[str, str], part: str) -> dict[str, str]:
@@ -151,28 +182,12 @@ def _paths(redact: Mapping[str, str], part: str) -> dict[str, str]:
     return {path: found[path] for path in sorted(found, key=len, reverse=True)}
 
 
-def _replaced(value: Any, path: list[str], change: Callable[[Any], str] | None) -> Any:
-    """A copy of a nested value without, or with another value at, whatever a path names.
-
-    The items of a list are looked into one by one. A key may itself hold dots: every way to read
-    the path is taken, for what is named must not slip through.
-    """
-    if isinstance(value, (list, tuple)):
-        return [_replaced(item, path, change) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    result = dict(value)
-    for size in range(1, len(path) + 1):
-        name = ".".join(path[:size])
-        if name not in result:
-            continue
-        if size < len(path):
-            result[name] = _replaced(result[name], path[size:], change)
-        elif change is None:
-            del result[name]
-        else:
-            result[name] = change(result[name])
-    return result
+def _rule(path: str, prefix: str, rules: Mapping[str, str]) -> str | None:
+    """The rule of a path, or the longest one above it that no key above it was looked up by."""
+    for one, rule in rules.items():
+        if len(one) >= len(prefix) and f"{path}.".startswith(f"{one}."):
+            return rule
+    return None
 
 
 def _nothing(leaf: Leaf) -> Any:
@@ -204,7 +219,7 @@ class Redactor:
             self._known[name] = found
         return found
 
-    def event(self, event: wire.Event, rules: PolicyRules | None) -> wire.Event:
+    def event(self, event: E, rules: PolicyRules | None) -> E:
         """The event without what the rules' policy takes out. Raises Refusal."""
         redaction = None if rules is None else self.of(rules)
         return event if redaction is None else redaction.event(event)

@@ -55,6 +55,25 @@ def leaf_rules(redact: Mapping[str, str], observation: Space) -> list[tuple[Leaf
     return [found[leaf.path] for leaf in leaves(observation) if leaf.path in found]
 
 
+def rules_for_earlier(
+    earlier: Mapping[str, str], today: Mapping[str, str], observation: Space
+) -> dict[str, str]:
+    """The rules of episodes that began under an earlier declaration: its own and those of today.
+
+    `observation` is the earlier space. Of today's rules for observations those hold whose field is
+    there; what has no pseudonym in that space is dropped.
+    """
+    found = dict(earlier)
+    for path, rule in today.items():
+        part, _, rest = path.partition(".")
+        below = list(_below(rest, observation)) if part == "obs" else []
+        if part == "obs" and not below:
+            continue
+        kept = rule == "drop" or all(_has_pseudonyms(leaf) for leaf in below)
+        found[path] = rule if kept else "drop"
+    return found
+
+
 def _below(path: str, space: Space) -> Iterator[Leaf]:
     for leaf in leaves(space):
         if not path or leaf.path == path or leaf.path.startswith(path + "."):

@@ -49,6 +49,8 @@ REDACT = {
     "tags.user": "hash",
     "tags.note": "drop",
 }
+HASHED = pseudonym(KEY, "1")
+AB = {"ab": 1, "b": {"a.b": 1}}
 OBS = {"age": 42, "user": SECRET, "x": [0.5, 0.25]}
 
 
@@ -127,6 +129,12 @@ def test_what_is_put_in_place_is_always_valid(data: st.DataObject) -> None:
         ({"infos.a.b": "drop"}, {"a": [{"b": SECRET}, {"c": 1}, 5]}, {"a": [{}, {"c": 1}, 5]}),
         ({"infos.a.b": "drop"}, {"a.b": SECRET, "a": {"c": 1}}, {"a": {"c": 1}}),
         ({"infos.a.b.c": "drop"}, {"a": {"b.c": SECRET}, "a.b": {"c": 1}}, {"a": {}, "a.b": {}}),
+        ({"infos.a": "drop"}, {"a": {"b": SECRET}, "a.b": SECRET, "ab": 1, "b": {"a.b": 1}}, AB),
+        ({"infos.a": "hash"}, {"a.b": SECRET}, {"a.b": pseudonym(KEY, SECRET)}),
+        ({"infos.a": "drop", "infos.a.b": "hash"}, {"a.b": 1, "a.c": 2}, {"a.b": HASHED}),
+        ({"infos.a": "hash", "infos.a.b": "hash"}, {"a.b": 1}, {"a.b": HASHED}),
+        ({"infos.a.b": "drop"}, {"a": [{"b.c": SECRET}], "a.b.c": SECRET}, {"a": [{}]}),
+        ({"infos.a.7": "drop"}, {"a": {7: SECRET, 8: 1}}, {"a": {8: 1}}),
         ({"infos.a.b": "drop"}, {"a": SECRET[:3]}, {"a": SECRET[:3]}),
         ({"infos": "drop"}, {"a": SECRET}, {}),
         ({"infos.a": "hash"}, {"a": {"deep": SECRET}}, {"a": pseudonym(KEY, {"deep": SECRET})}),
@@ -138,9 +146,28 @@ def test_infos_are_redacted_wherever_the_path_leads(
     redact: dict[str, str], info: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     """Into lists and through keys that hold dots: what is named does not slip through."""
-    before = json.dumps(info)
+    before = repr(info)
     assert info_after(redact, info) == expected
-    assert json.dumps(info) == before
+    assert repr(info) == before
+
+
+@pytest.mark.parametrize(
+    ("redact", "expected"),
+    [
+        ({"tags.user": "drop"}, {"users": "c"}),
+        ({"tags.user": "drop", "tags.user.id": "hash"}, {"user.id": HASHED, "users": "c"}),
+        (
+            {"tags.user": "hash"},
+            {"user": pseudonym(KEY, "a"), "user.id": HASHED, "users": "c"},
+        ),
+    ],
+)
+def test_tags_below_a_name_are_meant_too(redact: dict[str, str], expected: dict[str, str]) -> None:
+    """A tag `user.id` lies below `tags.user`; a rule of its own comes first."""
+    tags = {"user": "a", "user.id": "1", "users": "c"}
+    event = wire.Start(episode_id="e", tags=tags)
+    assert redaction(redact).event(event).tags == expected
+    assert event.tags == {"user": "a", "user.id": "1", "users": "c"}
 
 
 @pytest.mark.parametrize("value", [{b"key": SECRET}, float("nan"), [SECRET, b"\xff"], "\ud800"])

@@ -1,0 +1,238 @@
+"""Redaction over an episode's whole life: late, under new rules, by strangers, with odd content."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ingest import wire
+from ingest.assembler import EpisodeAssembler
+from ingest.collector import Collector
+from ingest.events import Acted, Rewarded, RewardedStep, decode_row
+from storage.declarations import PolicyDeclaration
+from storage.journal import MemoryJournal
+from storage.redaction_rules import rules_for_earlier
+from storage.spaces import Box, Dict, Discrete, Text, parse_space
+from tests.ingest.simulated_collector import MemoryWriter
+
+SECRET = "SECRET-alice@example.com"
+INFO = {"email": SECRET}
+OBS, ACTION = [0.0, 1.0], 1
+EMAIL = {"infos.email": "drop"}
+
+
+def declared(observation: str = "box:2", **rules: Any) -> PolicyDeclaration:
+    space = parse_space(observation)
+    return PolicyDeclaration(observation=space, action=parse_space("discrete:2"), **rules)
+
+
+class KeptJournal(MemoryJournal):
+    """All rows that were ever committed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blobs: list[bytes] = []
+
+    def commit(self, rows: Sequence[tuple[int, bytes]] = (), **change: Any) -> None:
+        self.blobs += [blob for _, blob in rows]
+        super().commit(rows, **change)
+
+    @property
+    def infos(self) -> list[str]:
+        """What infos the events of all rows have."""
+        events = [event for blob in self.blobs for event in decode_row(blob).events]
+        return [one.info for one in events if isinstance(one, (Acted, Rewarded, RewardedStep))]
+
+
+def during(
+    body: Callable[[Collector], Awaitable[None]],
+    policy: PolicyDeclaration,
+    journal: MemoryJournal | None = None,
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            collector = Collector(
+                journal or MemoryJournal(),
+                MemoryWriter(),
+                {"default": policy},
+                redaction_key=b"k" * 32,
+            )
+            collector.start()
+            try:
+                await body(collector)
+            finally:
+                await collector.drain()
+
+    asyncio.run(main())
+
+
+async def sent(collector: Collector, *events: wire.Event, instance: str | None = None) -> list[Any]:
+    """(code, message) of each refused event, once the rest is durable."""
+    reply, row = collector.accept(wire.Batch(instance=instance, events=list(events)))
+    await collector.durable(row)
+    return [(item.error["code"], item.error["message"]) for item in reply.refused]
+
+
+def action(seq: int | None = None, **given: Any) -> wire.LogAction:
+    return wire.LogAction(episode_id="e", seq=seq, **{"obs": OBS, "action": ACTION, **given})
+
+
+def named_reward(**given: Any) -> wire.LogReturns:
+    return wire.LogReturns(episode_id="e", reward=1.0, step=0, **given)
+
+
+# --- late --------------------------------------------------------------------------------------
+
+
+def test_a_reward_after_the_end_is_redacted() -> None:
+    """In its reward window an episode that is over has the rules that it had."""
+    journal = KeptJournal()
+
+    async def body(collector: Collector) -> None:
+        events = [wire.Start(episode_id="e"), action(info=INFO), wire.End(episode_id="e")]
+        assert await sent(collector, *events) == []
+        assert await sent(collector, named_reward(reward_id="a", info={**INFO, "n": 1})) == []
+
+    during(body, declared(redact=EMAIL, reward_window=60.0), journal)
+    assert journal.infos == ["", '{"n": 1}']
+
+
+def test_without_a_redactor_nothing_with_rules_is_judged() -> None:
+    """An assembler that nobody gave one refuses to work rather than keep what came."""
+    assembler = EpisodeAssembler({"default": declared(redact=EMAIL)})
+    with pytest.raises(TypeError, match="expected a redactor"):
+        assembler.judge(None, wire.Start(episode_id="e"))
+    assert EpisodeAssembler({"default": declared()}).judge(None, wire.Start(episode_id="e"))
+
+
+# --- under new rules ---------------------------------------------------------------------------
+
+
+def test_new_rules_hold_for_an_open_episode_of_an_earlier_space() -> None:
+    """The space has changed with the rules: the episode keeps its space, and heeds the rules."""
+    journal = KeptJournal()
+
+    async def before(collector: Collector) -> None:
+        events = [wire.Start(episode_id="e"), action(obs=[*OBS, 2.0], info={"old": 1, **INFO})]
+        assert await sent(collector, *events) == []
+
+    async def after(collector: Collector) -> None:
+        late = wire.LogReturns(episode_id="e", reward=1.0, info={"new": 1, **INFO})
+        assert await sent(collector, late, action(obs=[*OBS, 3.0], info=INFO)) == []
+
+    during(before, declared("box:3", redact={"infos.old": "drop"}), journal)
+    assert journal.infos == [f'{{"email": "{SECRET}"}}']
+    during(after, declared("box:2", redact=EMAIL), journal)
+    assert journal.infos[1:] == ['{"new": 1}', ""]
+
+
+def test_what_rules_mean_in_an_earlier_space() -> None:
+    """Its own hold on; today's come to them where the field is there; dropped if not hashable."""
+    space = Dict((("user", Text(8)), ("age", Discrete(9)), ("x", Box(shape=(2,)))))
+    earlier = {"obs.x": "drop", "infos.a": "drop", "tags.t": "hash"}
+    today = {
+        "obs.user": "hash",  # no room for a pseudonym here
+        "obs.age": "hash",
+        "obs.elsewhere": "drop",
+        "infos.a": "hash",
+        "tags": "drop",
+    }
+    found = rules_for_earlier(earlier, today, space)
+    assert found == {
+        "obs.x": "drop",
+        "obs.user": "drop",
+        "obs.age": "hash",
+        "infos.a": "hash",
+        "tags.t": "hash",
+        "tags": "drop",
+    }
+    PolicyDeclaration(observation=space, action=Discrete(2), redact=found)
+
+
+# --- by strangers ------------------------------------------------------------------------------
+
+BAD_OBS = {"obs": [0.0, 1.0, 2.0]}
+
+
+@pytest.mark.parametrize("redact", [{}, {"obs": "drop", **EMAIL}])
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        (action(2, **BAD_OBS), "conflict"),
+        (wire.End(episode_id="e", seq=2, obs=[0.0]), "conflict"),
+        (wire.LogReturns(episode_id="e", seq=2, reward=float("nan")), "conflict"),
+        (named_reward(reward_id="r", info={"x": float("nan")}), "invalid"),
+        (wire.LogReturns(episode_id="e", reward=1.0, step=7), "invalid"),
+    ],
+)
+def test_nobody_breaks_the_episode_of_another_client(
+    redact: dict[str, str], event: wire.Event, code: str
+) -> None:
+    """Whatever a stranger sends, its owner goes on; the owner's own bad event breaks it."""
+
+    async def body(collector: Collector) -> None:
+        mine, other = [collector.register(wire.Register())[0].instance for _ in range(2)]
+        started = wire.Start(episode_id="e", start=0)
+        assert await sent(collector, started, action(1), instance=mine) == []
+        for stranger in (other, None):
+            ((heard, text),) = await sent(collector, event, instance=stranger)
+            assert heard == code
+            assert ("another client" in text) is (code == "conflict")
+        assert (collector.stats.broken, "e" in collector.assembler.episodes) == (0, True)
+        assert await sent(collector, action(2, env_t=1), instance=mine) != []
+        assert (collector.stats.broken, "e" in collector.assembler.episodes) == (1, False)
+
+    during(body, declared(redact=redact))
+
+
+# --- odd content -------------------------------------------------------------------------------
+
+
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize("redact", [{}, {"infos.user.email": "drop"}, {"infos.user": "hash"}])
+@pytest.mark.parametrize(
+    "event",
+    [
+        action(info={"user": nested(490)}),
+        wire.LogReturns(episode_id="e", reward=1.0, info={"user": nested(490)}),
+        named_reward(info={"user": nested(490)}),
+    ],
+)
+def test_a_deep_info_is_refused_as_such(redact: dict[str, str], event: wire.Event) -> None:
+    """Its depth is looked at before what lies in it: the state need not be rebuilt for anybody."""
+
+    async def body(collector: Collector) -> None:
+        assert await sent(collector, wire.Start(episode_id="e"), action()) == []
+        ((code, text),) = await sent(collector, event)
+        assert (code, collector.stats.rebuilt) == ("invalid", 0)
+        assert "at most 32 lists and objects within each other" in text
+
+    during(body, declared(redact=redact))
+
+
+def test_rules_over_a_change_of_the_file_alone() -> None:
+    """The same space with other rules: today's, and they alone, hold for what is open."""
+    journal = KeptJournal()
+
+    async def before(collector: Collector) -> None:
+        assert (
+            await sent(collector, wire.Start(episode_id="e"), action(info={"a": 1, "b": 2})) == []
+        )
+
+    async def after(collector: Collector) -> None:
+        assert await sent(collector, action(info={"a": 1, "b": 2})) == []
+
+    policy = declared(redact={"infos.a": "drop"})
+    during(before, policy, journal)
+    during(after, replace(policy, redact={"infos.b": "drop"}), journal)
+    assert journal.infos == ['{"b": 2}', '{"a": 1}']
