@@ -136,11 +136,11 @@ def _plain_messages(arrow: Any, body: bytes) -> list[Any]:
     Refuses compressed ones, and more rows than a request may have.
     """
     rows, messages = 0, []
-    reader = arrow.ipc.MessageReader.open_stream(body)
+    stream, read = arrow.BufferReader(body), arrow.ipc.read_message
     while True:
         try:
-            message = reader.read_next_message()
-        except StopIteration:
+            message = read(stream)
+        except EOFError:
             break
         messages.append(message)
         batch = _record_batch(message.metadata.to_pybytes())

@@ -7,6 +7,7 @@
 - a header must be complete within a time, a size and a count; the framing of a body (chunk
   extensions, trailers) is bounded by the body, and its chunks are not all tiny;
 - a peer that does not read its answer, and one that goes on sending after it, are cut off;
+- an answer's head and body are one write;
 - what is no HTTP is answered in the one JSON shape of errors.
 
 A `ConnectionWatch` looks at all connections once a second, so that a request costs no timer.
@@ -38,6 +39,9 @@ MANY_CHUNKS, SMALL_CHUNK = 1_000, 64
 
 LINGER_SECONDS = 2.0
 """How long an early answer (413, say) waits to be read by a client that still sends."""
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""What goes ahead of an answer, to a client that asks whether to send its body."""
 
 
 class Phase(Enum):
@@ -135,6 +139,39 @@ class ConnectionWatch:
                 self.cut_off[why] += 1
             elif why is not None:
                 self.cut(connection, why)
+
+
+class _OneWrite(asyncio.Transport):
+    """What one answer is written to: its head waits for its body, which follows at once.
+
+    Two writes are two calls of the system and two packets, for every request.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._head: bytes | None = None
+        self._begun = False
+
+    def write(self, data: Any) -> None:
+        if self._begun:
+            self._transport.write(self._taken() + data)
+        elif data == _CONTINUE:
+            self._transport.write(data)
+        else:
+            self._begun, self._head = True, data
+
+    def close(self) -> None:
+        self._transport.write(self._taken())
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _taken(self) -> bytes:
+        """The head, once."""
+        head, self._head = self._head or b"", None
+        return head
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -268,6 +305,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle  # in a pipeline, `cycle` of the base is the latest, not this one
+        if cycle.scope["method"] != "HEAD":  # whose answer has a head only
+            cycle.transport = _OneWrite(self.transport)
         super()._start_asgi_task(cycle, app)
 
     def on_chunk_header(self) -> None:
