@@ -12,8 +12,10 @@ closes its episode as broken at the last good step, is named in the reply by col
 leaves the other episodes alone.
 
 With an `Idempotency-Key` the import may be repeated: episodes that are known under it are skipped,
-and counted as duplicates. A digest of the rows that came with a key is kept as long as the numbers
-of its episodes are; other rows under it are a conflict. A key is its token's.
+and counted as duplicates, but those that were broken or abandoned (see `import_known`). A digest of
+the rows that came with a key is kept as long as the numbers of its episodes are; other rows under
+it are a conflict. A key is its token's.
+
 Each batch of episodes is one journal row, so that a killed import has whole episodes only; small
 imports that arrive together share one (see `gathering`). A long episode that goes row by row is
 taken in pieces, for which it needs a key: a repetition goes on where a killed import stopped.
@@ -25,7 +27,7 @@ import asyncio
 import contextlib
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import partial
 from time import perf_counter, time
 from typing import Any, TypeVar
@@ -42,6 +44,7 @@ from ingest.events import Receipt
 from ingest.gathering import ROW_EPISODES, ROW_STEPS, Gathering
 from ingest.http import MOSTLY, Request
 from ingest.idempotency import key_of
+from ingest.import_known import events_of, still_open, tell_torn
 from ingest.import_reply import ImportReply
 from ingest.import_rows import ImportRows
 from ingest.importing import accept_runs, tell
@@ -63,9 +66,6 @@ A call of somebody else waits for one turn or two, which should not be felt.
 
 REST_TURNS = 2
 """Others have so many times a turn after it, while an import is refused for the most part."""
-
-REFUSED_EVENTS = 5_000
-"""After so many refused ones, which are most of it, an import is not looked at any further."""
 
 FEW_ROWS = 100
 """Of the way row by row, what is made events on the event loop, some 3 ms."""
@@ -144,14 +144,22 @@ async def _alone(
     opened = partial(_opened, request, collector, key, receipt, content)
     reply = ImportReply(durable=collector.keeps)
     if isinstance(found, Runs):
-        await _take_runs(found, await opened(), collector, reply, request.caller)
-        return reply
+        before = await opened()
+        if not still_open(found, before[0], collector.assembler):
+            await _take_runs(found, before, collector, reply, request.caller)
+            return reply
+        found = await in_thread(_by_row, request.body, collector)
     async with _turn(found, request, gathering):
         request.caller.require_live(time())
         kept = await _beside(found, _looked_at, found)
-        known = _ended(found, await opened(), collector)
-        await _take_rows(found, kept, known, collector, reply, request.caller)
+        await _take_rows(found, kept, await opened(), collector, reply, request.caller)
     return reply
+
+
+def _by_row(body: bytes, collector: Collector) -> BulkColumns:
+    """An import with a key for the way row by row. Raises Refusal."""
+    table = read_table(body)
+    return BulkColumns(table, policy_of(table, collector.policies), numbered=True)
 
 
 def _turn(
@@ -186,26 +194,6 @@ async def _opened(
     return registered.instance, RangeSet(registered.starts)
 
 
-def _ended(
-    found: BulkColumns, opened: tuple[str | None, RangeSet], collector: Collector
-) -> tuple[str | None, RangeSet]:
-    """`opened` without the long episodes that a request before has begun and not ended.
-
-    Their events are numbered: those that are known are told as duplicates.
-    """
-    instance, starts = opened
-    if not starts:
-        return opened
-    assembler, known = collector.assembler, starts.copy()
-    for number, name in found.long():
-        episode, over = assembler.episodes.get(name), assembler.finished.get(name)
-        begun = over if episode is None else episode.started
-        torn = episode is not None or (over is not None and over.how == "abandoned")
-        if torn and begun is not None and (begun.instance, begun.start) == (instance, number):
-            known.discard_range(number, number)
-    return instance, known
-
-
 async def _take_runs(
     found: Runs,
     opened: tuple[str | None, RangeSet],
@@ -215,15 +203,28 @@ async def _take_runs(
 ) -> None:
     """Accept whole episodes whose steps stay columns."""
     instance, known = opened
-    fresh, repeated = found.episodes, 0
+    fresh = found.episodes
     if known:  # beside the loop: an import may have hundreds of thousands
-        fresh, repeated = await asyncio.to_thread(_unknown, found.episodes, known)
-    reply.take(0, repeated)
+        fresh = await asyncio.to_thread(_unknown, found.episodes, known)
+        await _tell_known(found, opened, collector, reply)
     for some in _grouped(fresh):
         await _room(collector, reply)
         outcomes, row = accept_runs(collector, found, some, instance, caller)
         await collector.durable(row)
         tell(reply, zip(some, outcomes, strict=True))
+
+
+async def _tell_known(
+    found: BulkColumns | Runs,
+    opened: tuple[str | None, RangeSet],
+    collector: Collector,
+    reply: ImportReply,
+) -> None:
+    """Tell of what a request before has taken, once all of that is on disk."""
+    instance, known = opened
+    reply.take(0, await asyncio.to_thread(events_of, found, known))
+    tell_torn(found, instance, collector.assembler, reply)
+    await collector.durable(collector.submitted_row)
 
 
 async def _take_rows(
@@ -234,35 +235,45 @@ async def _take_rows(
     reply: ImportReply,
     caller: Caller,
 ) -> None:
-    """Accept the events that rows are made of, those that were kept or made now."""
-    instance, known = opened
-    reply.take(0, found.events_of(known))
-    pace, journal, named = _Pace(), ImportRows(collector), set[int]()
-    groups = _groups(found.episodes(known) if kept is None else kept, known, pace)
+    """Accept the events that rows are made of, those that were kept or made now.
+
+    Of an episode that is open the events are numbered: those that are known are duplicates.
+    """
+    instance, starts = opened
+    known = starts.difference(still_open(found, instance, collector.assembler))
+    if known:
+        await _tell_known(found, (instance, known), collector, reply)
+    pace, journal, over = _Pace(), ImportRows(collector), _Over(known)
+    groups = _groups(found.episodes(over) if kept is None else kept, over, pace)
     while group := await _beside(found, next, groups, None):
         await _room(collector, reply)
         journal.require()
         began = perf_counter()
-        row = _accept(group, instance, collector, reply, caller, named)
+        row = _accept(group, instance, collector, reply, caller, over)
         took = perf_counter() - began
         pace.took(sum(len(episode.events) for episode in group), took)
         await journal.wrote(row)
+        try:
+            reply.require_hope()
+        except Refusal:
+            await journal.durable()  # it says how much was taken
+            raise
         if reply.wasted > MOSTLY:
-            if reply.refused > REFUSED_EVENTS:
-                await journal.durable()
-                raise _stopped(reply)
             await asyncio.sleep(REST_TURNS * took)
     await journal.durable()
 
 
-def _stopped(reply: ImportReply) -> Refusal:
-    """What an import hears whose rest nobody looks at."""
-    taken, first = reply.message.accepted, reply.message.refused[0].error
-    text = (
-        f"stopped after {reply.refused} refused events, when {taken} were taken; the first one "
-        f"was refused: {first['message']}"
-    )
-    return Refusal("invalid", text, first.get("path"))
+class _Over:
+    """The numbers of the episodes of which nothing is taken any more: the known, the refused."""
+
+    def __init__(self, known: RangeSet) -> None:
+        self._known, self._refused = known, set[int]()
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._refused or (isinstance(number, int) and number in self._known)
+
+    def add(self, number: int) -> None:
+        self._refused.add(number)
 
 
 async def _beside(found: BulkColumns, function: Callable[..., T], *args: Any) -> T:
@@ -361,27 +372,26 @@ class _Pace:
 
 
 def _groups(
-    episodes: Iterable[BulkEpisode], known: RangeSet, pace: _Pace
+    episodes: Iterable[BulkEpisode], over: Container[int], pace: _Pace
 ) -> Iterator[list[BulkEpisode]]:
-    """Whole episodes, of about so many events as others may wait for, but those that are known."""
+    """Whole episodes, of about so many events as others may wait for, but those that are over."""
     group: list[BulkEpisode] = []
     size = 0
     for episode in episodes:
-        if episode.number in known:
-            continue
         if group and size + len(episode.events) > pace.events:
             yield group
             group, size = [], 0
+        if episode.number in over:  # perhaps since the group before
+            continue
         group.append(episode)
         size += len(episode.events)
     if group:
         yield group
 
 
-def _unknown(runs: list[Run], known: RangeSet) -> tuple[list[Run], int]:
-    """The episodes whose numbers are not known, and how many events the others have."""
-    fresh = [run for run in runs if run.number not in known]
-    return fresh, sum(run.events for run in runs) - sum(run.events for run in fresh)
+def _unknown(runs: list[Run], known: RangeSet) -> list[Run]:
+    """The episodes whose numbers are not known."""
+    return [run for run in runs if run.number not in known]
 
 
 def _grouped(runs: list[Run]) -> Iterator[list[Run]]:
@@ -410,11 +420,12 @@ def _accept(
     collector: Collector,
     reply: ImportReply,
     caller: Caller,
-    named: set[int],
+    over: _Over,
 ) -> int:
     """Accept the events of some episodes as one batch; the row that must be durable for it.
 
-    `named`: the refused episodes that the reply has.
+    What follows a refused event of an episode is refused, too: those that come in a later batch are
+    counted now.
     """
     batch = wire.Batch(
         instance=instance, events=[event for episode in group for event in episode.events]
@@ -423,10 +434,12 @@ def _accept(
     reply.take(answer.accepted, answer.duplicates)
     reply.refused += len(answer.refused)
     owners = [(episode, index) for episode in group for index in range(len(episode.events))]
+    last = {episode.number: episode for episode in group}
     for item in answer.refused:
         episode, index = owners[item.index]
-        if episode.number not in named:  # what follows a refused row is refused because of it
-            named.add(episode.number)
+        if episode.number not in over:
+            over.add(episode.number)
+            reply.refused += last[episode.number].rest
             _, field = place_of(item.error.get("path"))
             reply.refuse(episode.row(index), item.error, episode.place(index, field))
     return row

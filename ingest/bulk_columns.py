@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from typing import Any, TypeAlias
@@ -27,7 +27,6 @@ from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
 from storage.episode import DEFAULT_AGENT, DEFAULT_POLICY
 from storage.leaf import Leaf
-from storage.ranges import RangeSet
 from storage.spaces import Dict, Space, Tuple
 
 Array: TypeAlias = NDArray[Any]
@@ -74,6 +73,11 @@ class BulkEpisode:
     end: int
     events: list[wire.Event]
     first: int = 0
+
+    @property
+    def rest(self) -> int:
+        """How many events of the episode come after these."""
+        return self.end - self.begin + 2 - self.first - len(self.events)
 
     def row(self, index: int) -> int:
         """The row that event `index` of these came from; an episode's start is event 0."""
@@ -130,13 +134,14 @@ class BulkColumns:
             for _ in self._pieces(*place):
                 continue
 
-    def episodes(self, skip: RangeSet | None = None) -> Iterator[BulkEpisode]:
+    def episodes(self, skip: Container[int] = ()) -> Iterator[BulkEpisode]:
         """The episodes but those of the numbers to skip, long ones in pieces.
 
-        Raises Refusal as `check` does.
+        What is skipped may grow meanwhile: an episode's next piece is not made then. Raises Refusal
+        as `check` does.
         """
         for number, begin, end in self._places():
-            if skip is not None and number in skip:
+            if number in skip:
                 continue
             if end - begin <= WHOLE_ROWS:
                 pieces = self._pieces(number, begin, end)
@@ -146,29 +151,38 @@ class BulkColumns:
             for events in self._pieces(number, begin, end, PIECE_EVENTS):
                 yield BulkEpisode(number, begin, end, events, first)
                 first += len(events)
+                if number in skip:
+                    break
 
-    def long(self) -> list[tuple[int, str]]:
-        """Number and id of each episode that comes in pieces."""
-        ids = self._columns["eps_id"]
-        return [(number, ids[self._begins[number]].as_py()) for number in self._long()]
+    @property
+    def count(self) -> int:
+        """How many episodes there are."""
+        return len(self._begins)
 
-    def _long(self) -> list[int]:
+    def bounds(self, number: int) -> tuple[int, int]:
+        """The rows [begin, end) of an episode."""
+        begins, after = self._begins, number + 1
+        return begins[number], begins[after] if after < len(begins) else self.rows
+
+    def name(self, number: int) -> str:
+        """The id of an episode."""
+        text: str = self._columns["eps_id"][self._begins[number]].as_py()
+        return text
+
+    def long(self) -> list[int]:
+        """The numbers of the episodes that come in pieces."""
         lengths = np.diff([*self._begins, self.rows])
         return [int(number) for number in np.flatnonzero(lengths > WHOLE_ROWS)]
 
     def _require_short(self) -> None:
         """Refuse what would be taken in pieces, and could not be gone on with by a repetition."""
-        for number in self._long()[:1]:
+        for number in self.long()[:1]:
             row = self._begins[number]
             text = (
                 f"expected an Idempotency-Key, or at most {WHOLE_ROWS} rows of an episode whose "
                 f"rows are looked at one by one, got more for episode {number} of the body"
             )
             raise Refusal("too_large", text, f"$.eps_id[{row}]")
-
-    def events_of(self, numbers: RangeSet) -> int:
-        """How many events the episodes of these numbers have."""
-        return sum(end - begin + 2 for number, begin, end in self._places() if number in numbers)
 
     def _places(self) -> Iterator[tuple[int, int, int]]:
         """Number and rows [begin, end) of each episode."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingest import wire
-from ingest.bulk_columns import NEEDED, OPTIONAL
+from ingest.bulk_columns import NEEDED, OPTIONAL, WHOLE_ROWS
 from ingest.bulk_stream import MAX_ROWS, is_list, load_arrow
 from ingest.judgements import LOGP_TOLERANCE
 from ingest.open_episode import PolicyRules
@@ -70,6 +70,24 @@ class Runs:
     episodes: list[Run]
     rows: int
     columns: Mapping[str, bytes]
+
+    @property
+    def count(self) -> int:
+        """How many episodes there are."""
+        return len(self.episodes)
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """The rows [begin, end) of an episode."""
+        run = self.episodes[number]
+        return run.begin, run.end
+
+    def name(self, number: int) -> str:
+        """The id of an episode."""
+        return self.episodes[number].start.episode_id
+
+    def long(self) -> list[int]:
+        """The numbers of the episodes that would come in pieces on the way row by row."""
+        return [run.number for run in self.episodes if run.steps > WHOLE_ROWS]
 
     def columns_of(self, some: Sequence[Run]) -> dict[str, bytes]:
         """The columns over the rows of some of the episodes only, in their order."""

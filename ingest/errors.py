@@ -154,6 +154,6 @@ def already_started(episode_id: str, agent_id: str | None = None) -> Refusal:
 def disk_full() -> Refusal:
     return Refusal(
         "disk_full",
-        "the disk is full: nothing of this request was kept, try again later",
+        "the disk is full: nothing of this was acknowledged, send it again later",
         retry_after=2.0,
     )

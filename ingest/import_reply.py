@@ -6,10 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingest import wire
-from ingest.errors import STATUS
+from ingest.errors import STATUS, Refusal
 
 NAMED = 100
 """Refused episodes that a reply names; it counts those beyond."""
+
+REFUSED_EVENTS = 5_000
+"""After so many refused ones, which are most of it, an import is not looked at any further."""
+
+_UNFIT = (400, 422)
+"""Statuses of what does not fit its policy, whatever else is so."""
 
 
 class ImportReply:
@@ -22,7 +28,9 @@ class ImportReply:
         self.message = wire.EventsReply(durable=durable, accepted=0)
         self.refused = 0
         self._episodes = 0
-        self._hostile = False  # some did not fit their policy, whatever the others met
+        self._unfit = 0  # of them did not fit their policy, whatever the others met
+        self._futile = 0  # of them were refused for what others will be refused for as well
+        self._first: Mapping[str, Any] = {}  # why, of those
 
     def take(self, accepted: int, duplicates: int = 0) -> None:
         """Count events that were not refused."""
@@ -31,18 +39,41 @@ class ImportReply:
 
     def refuse(self, row: int, error: Mapping[str, Any], path: str) -> None:
         """Name a refused episode by its first refused row, as long as a reply does so."""
+        status, named = STATUS[error["code"]], {**error, "path": path}
         self._episodes += 1
-        self._hostile |= STATUS[error["code"]] in (400, 422)
+        self._unfit += status in _UNFIT
+        if status in (*_UNFIT, 429):
+            self._futile += 1
+            self._first = self._first or named
         if len(self.message.refused) < NAMED:
-            named = wire.ItemError(index=row, error={**error, "path": path})
-            self.message.refused.append(named)
+            self.message.refused.append(wire.ItemError(index=row, error=named))
         else:
             self.message.refused_count = self._episodes
 
     @property
+    def _fine(self) -> int:
+        return self.message.accepted + self.message.duplicates
+
+    @property
     def wasted(self) -> float:
         """The part that did not fit its policy, 0 to 1; all of it where nothing was taken."""
-        fine = self.message.accepted + self.message.duplicates
-        if not self.refused or (fine and not self._hostile):
+        if not self.refused or (self._fine and not self._unfit):
             return 0.0
-        return self.refused / (self.refused + fine)
+        return self.refused / (self.refused + self._fine)
+
+    def require_hope(self) -> None:
+        """Raise Refusal where the rest of an import is not worth to be looked at.
+
+        Most was refused, and for what the rest would be refused for as well: it does not fit (422),
+        or there is no room for it (429). Of episodes that are known that cannot be said.
+        """
+        most = self.refused > max(REFUSED_EVENTS, self._fine)
+        if not most or self._futile <= max(NAMED, self._episodes // 2):
+            return
+        text = (
+            f"stopped after {self.refused} refused events, when {self.message.accepted} were "
+            f"taken; the first one was refused: {self._first['message']}"
+        )
+        fits = STATUS[self._first["code"]] not in _UNFIT
+        code, again = (self._first["code"], 1.0) if fits else ("invalid", None)
+        raise Refusal(code, text, self._first["path"], retry_after=again)

@@ -19,9 +19,12 @@ class ImportRows:
     def require(self) -> None:
         """Raise Refusal if a row that was not on disk was thrown away: its number is another's.
 
+        It says why as long as the collector takes nothing for that reason.
+
         To be called before each turn.
         """
         if self._waiting and self._collector.epoch != self._epoch:
+            self._collector.known(None)  # why, if that is still so
             text = "the state was rebuilt, and not all that was taken is kept: send it again"
             raise Refusal("busy", text, retry_after=1.0)
         self._epoch = self._collector.epoch

@@ -16,11 +16,15 @@ import msgspec
 from ingest.events import Opened, Receipt
 from storage.ranges import RangeSet
 
+MOST_BROKEN = 1_000
+"""Of so many broken episodes of an import it is known that they are; of abandoned ones always."""
+
 
 class Instance(msgspec.Struct):
     """A client instance and the numbers of the episodes that it has started.
 
-    `receipt` is what the key of a bulk import stands for: it lives as long as the numbers do.
+    `receipt` is what the key of a bulk import stands for, `torn` has the numbers of its episodes
+    that were broken or abandoned: they live as long as the numbers do.
     """
 
     number: int
@@ -29,6 +33,7 @@ class Instance(msgspec.Struct):
     open: int = 0  # its episodes that are open now
     owner: str = ""  # the id of the token whose name it is
     receipt: Receipt | None = None
+    torn: RangeSet = msgspec.field(default_factory=RangeSet)
 
 
 class Instances:
@@ -86,6 +91,15 @@ class Instances:
         known.starts.add(start)
         self._known.move_to_end(instance)
         self.touched.add(instance)
+
+    def torn(self, instance: str, start: int, how: str) -> None:
+        """Note that an episode was `broken` or `abandoned`, if it is one of an import."""
+        known = self._known.get(instance)
+        if known is None or known.name is None:
+            return
+        if how == "abandoned" or len(known.torn) < MOST_BROKEN:
+            known.torn.add(start)
+            self.touched.add(instance)
 
     def count_open(self, instance: str, change: int) -> None:
         """Count an episode of the instance that is open from now on (+1), or no longer (-1)."""

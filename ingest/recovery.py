@@ -140,6 +140,7 @@ def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:
         if known.get("receipt"):
             content, rows = known["receipt"]
             instance.receipt = Receipt(name, bytes.fromhex(content), rows)
+        instance.torn = RangeSet.from_json(known.get("torn", []))
         assembler.instances.restore(name, instance)
     found.keys.restore((key, blob) for key, blob in state.items() if key.startswith(STATE))
     ended: list[Finished] = []
@@ -233,6 +234,7 @@ def assembler_state(assembler: EpisodeAssembler, totals: Totals) -> dict[str, by
                 "used": assembler.next_key,
                 "owner": known.owner,
                 "receipt": known.receipt and [known.receipt.digest.hex(), known.receipt.rows],
+                "torn": known.torn.to_json(),
             }
             put[INSTANCE + name] = json.dumps(document).encode()
     instances.touched.clear()

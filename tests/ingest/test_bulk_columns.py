@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest import wire
-from ingest.bulk_columns import WINDOW_BYTES, WINDOW_ROWS, WINDOW_VALUES, BulkColumns
+from ingest.bulk_columns import WHOLE_ROWS, WINDOW_BYTES, WINDOW_ROWS, WINDOW_VALUES, BulkColumns
 from ingest.errors import Refusal
+from ingest.import_known import events_of
 from storage.declarations import PolicyDeclaration
 from storage.ranges import RangeSet
 from storage.spaces import parse_space
@@ -114,12 +115,25 @@ def test_rows_of_many_values_among_short_ones_are_not_looked_at_together() -> No
     assert size < most <= WINDOW_VALUES
 
 
+def test_the_final_observation_has_its_place_in_a_later_piece() -> None:
+    """A refusal names the last row of the episode and the column, whatever piece it comes in."""
+    rows = 3 * WHOLE_ROWS
+    table = steps({"x": 2, "long": rows})
+    finals = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(2 * len(table)), pa.float32()), 2)
+    found = columns(table.append_column("final_obs", finals))
+    *_, last = found.episodes()
+    assert last.first > 0
+    assert last.place(len(last.events) - 1, "obs") == f"$.final_obs[{rows + 1}]"
+    assert last.place(len(last.events) - 2, "obs") == f"$.obs[{rows + 1}]"
+    assert last.rest == 0
+
+
 def test_known_episodes_are_left_out_and_counted() -> None:
     """The others keep their numbers."""
     found = columns(steps({"a": 3, "b": 1, "c": 2}))
     known = RangeSet.of([0, 2, 7])
     assert [episode.number for episode in found.episodes(known)] == [1]
-    assert found.events_of(known) == 5 + 4
+    assert events_of(found, known) == 5 + 4
 
 
 @pytest.mark.parametrize(

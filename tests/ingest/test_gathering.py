@@ -16,18 +16,18 @@ from msgspec.structs import replace
 
 from ingest import wire
 from ingest.auth import LOCAL, Allowance, Caller
-from ingest.bulk import REFUSED_EVENTS, import_steps
+from ingest.bulk import import_steps
 from ingest.bulk_runs import runs_of
 from ingest.errors import Refusal
 from ingest.events import Imported, decode_row
 from ingest.gathering import CROWD, ROW_EPISODES, ROW_STEPS, Gathering
 from ingest.http import Request
-from ingest.import_reply import NAMED
+from ingest.import_reply import NAMED, REFUSED_EVENTS
 from storage.declarations import PolicyDeclaration
 from storage.memory_journal import MemoryJournal
 from storage.spaces import parse_space
 from tests.ingest.test_bulk import PLAIN, body, steps
-from tests.ingest.test_collector import running
+from tests.ingest.test_collector import GatedJournal, running
 
 PATIENT = PolicyDeclaration(
     observation=parse_space("box:2"),
@@ -173,6 +173,49 @@ def test_what_is_refused_for_the_most_part_is_not_read_to_its_end() -> None:
     )
     ((accepted, _, refused),), _, _ = run([good], one_by_one)
     assert (accepted, len(refused)) == (3 * (count // 2 + 1) + count // 2, NAMED)
+
+
+def test_what_has_no_room_for_now_is_no_bad_import() -> None:
+    """A token with its quota of open episodes hears 429, which it may send again, not 422."""
+    table = steps({f"e{n}": 1 for n in range(REFUSED_EVENTS)}, infos=["{}"] * REFUSED_EVENTS)
+
+    async def main() -> None:
+        caller = Caller("t", open_episodes=1)
+        asked = replace(request(table), caller=caller)
+        async with running(MemoryJournal(), policy=PATIENT) as collector:
+            gathering = Gathering(collector)
+            collector.accept(wire.Batch(events=[wire.Start(episode_id="x")]), caller=caller)
+            with pytest.raises(Refusal, match="t may have 1 open episodes") as refused:
+                await import_steps(asked, collector, gathering)
+            assert (refused.value.status, refused.value.retry_after) == (429, 1.0)
+            collector.accept(wire.Batch(events=[wire.End(episode_id="x")]), caller=caller)
+            reply, _ = await import_steps(asked, collector, gathering)
+            assert reply.accepted == 3 * REFUSED_EVENTS
+
+    asyncio.run(main())
+
+
+def test_an_import_without_a_key_may_be_sent_again_with_more_behind() -> None:
+    """However many of its episodes are known: what is new comes last, and is reached."""
+    lengths = {f"e{n}": 1 for n in range(REFUSED_EVENTS)}
+    both = [steps(some, infos=["{}"] * len(some)) for some in (lengths, lengths | {"new": 1})]
+    _, (accepted, _, refused) = run(both, one_by_one)[0]
+    assert (accepted, {code for _, code in refused}) == (3, {"completed"})
+
+
+def test_who_is_stopped_hears_what_is_on_disk() -> None:
+    """It is told how much was taken: that has to be there after a crash."""
+    table = steps({f"e{n}": 1 for n in range(REFUSED_EVENTS)}, actions=[9] * REFUSED_EVENTS)
+
+    async def main() -> None:
+        journal = GatedJournal()
+        async with running(journal, policy=PATIENT) as collector:
+            call = import_steps(request(table), collector, Gathering(collector))
+            with pytest.raises(Refusal, match="stopped after"):
+                await call
+            assert collector.durable_row == collector.submitted_row
+
+    asyncio.run(main())
 
 
 def test_rewards_of_single_precision_go_the_quick_way() -> None:

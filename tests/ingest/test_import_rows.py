@@ -64,6 +64,28 @@ def test_what_was_thrown_away_is_not_acknowledged() -> None:
     run(body)
 
 
+def test_while_the_disk_is_full_that_is_what_an_import_hears() -> None:
+    """It says 507, as every other request does, not that the state was rebuilt."""
+
+    async def body() -> None:
+        journal = GatedJournal()
+        async with running(journal) as collector:
+            instance, rows = await registered(collector), ImportRows(collector)
+            journal.gate.clear()
+            journal.entered.clear()
+            await rows.wrote(collector.accept(batch(instance, "lost", 0))[1])
+            await closed(journal.entered)
+            journal.errors, epoch = [JournalFull("no space")], collector.epoch
+            journal.gate.set()
+            while collector.epoch == epoch:
+                await asyncio.sleep(0)
+            with pytest.raises(Refusal) as refused:
+                rows.require()
+            assert refused.value.status == 507
+
+    run(body)
+
+
 async def _rebuilt(collector: Collector) -> None:
     """Wait until the state is that of the journal, after what was not durable was thrown away."""
     epoch = collector.epoch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,25 +12,27 @@ import pytest
 from msgspec.structs import replace
 
 from ingest.bulk import import_steps
-from ingest.bulk_columns import WHOLE_ROWS
+from ingest.bulk_columns import WHOLE_ROWS, BulkColumns
 from ingest.collector import Collector
 from ingest.errors import Refusal
 from ingest.gathering import Gathering
 from ingest.http import Request
+from ingest.import_known import still_open
+from ingest.import_reply import REFUSED_EVENTS
+from ingest.sealed import Limits
 from storage.memory_journal import MemoryJournal
 from tests.ingest.test_bulk import steps
 from tests.ingest.test_collector import running
 from tests.ingest.test_gathering import PATIENT, request
 
 ROWS = 3 * WHOLE_ROWS
+LENGTHS = {"before": 2, "long": ROWS, "behind": 2}
+SHORT_PARTS = dataclasses.replace(PATIENT, part_steps=WHOLE_ROWS)
 
 
 def long(**columns: Any) -> Request:
     """Two short episodes and a long one between them, in a request with a key."""
-    lengths = {"before": 2, "long": ROWS, "behind": 2}
-    table = steps(lengths, infos=["{}"] * sum(lengths.values()), **columns)
-    plain = request(table)
-    return replace(plain, headers={**plain.headers, b"idempotency-key": b"k"})
+    return keyed(steps(LENGTHS, infos=["{}"] * (ROWS + 4), **columns))
 
 
 def stored(collector: Collector) -> dict[str, np.ndarray[Any, Any]]:
@@ -78,6 +81,121 @@ def test_a_repetition_goes_on_where_it_stopped() -> None:
             assert (again.accepted + again.duplicates, again.refused) == (ROWS + 4 + 6, [])
             assert again.duplicates == taken + 1 + 2  # two starts, and the end of the first
             assert len(stored(collector)["long"]) == ROWS
+
+    asyncio.run(main())
+
+
+def keyed(table: pa.Table, key: bytes = b"k") -> Request:
+    plain = request(table)
+    return replace(plain, headers={**plain.headers, b"idempotency-key": key})
+
+
+async def begun(collector: Collector, asked: Request) -> int:
+    """Take an import until some of its long episode is there; answers how many steps."""
+    call = asyncio.ensure_future(import_steps(asked, collector, Gathering(collector)))
+    while collector.steps < WHOLE_ROWS:
+        await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait([call])
+    return collector.steps
+
+
+def test_what_would_go_as_columns_by_now_goes_on_row_by_row() -> None:
+    """Under a policy of longer parts, say: the rest of the episode is no duplicate."""
+    asked = keyed(steps(LENGTHS))
+
+    async def main() -> None:
+        journal = MemoryJournal()
+        async with running(journal, policy=SHORT_PARTS) as collector:
+            assert await begun(collector, asked) < ROWS
+            crashed = journal.crash()
+        async with running(crashed, policy=PATIENT) as collector:
+            told, _ = await import_steps(asked, collector, Gathering(collector))
+            assert (told.accepted + told.duplicates, told.refused) == (ROWS + 4 + 6, [])
+            assert collector.steps == ROWS + 4
+
+    asyncio.run(main())
+
+
+def test_one_that_was_abandoned_is_never_taken_for_whole() -> None:
+    """Not even where the episode is forgotten, and its import is all that is remembered."""
+    limits, now = Limits(finished=1), 0.0
+    asked = long()
+
+    async def told(collector: Collector) -> tuple[int, list[tuple[int, str]]]:
+        reply, _ = await import_steps(asked, collector, Gathering(collector))
+        return reply.duplicates, [(item.index, item.error["code"]) for item in reply.refused]
+
+    async def main() -> None:
+        nonlocal now
+        journal = MemoryJournal()
+        given = {"policy": PATIENT, "limits": limits, "clock": lambda: now}
+        async with running(journal, **given) as collector:
+            await begun(collector, asked)
+            now = 10 * PATIENT.episode_timeout
+            collector.tick()
+            assert collector.stats.abandoned == 1
+            assert await told(collector) == (4, [(2, "abandoned")])
+            await import_steps(request(steps({"other": 1})), collector, Gathering(collector))
+            assert "long" not in collector.assembler.finished
+            assert await told(collector) == (8, [(2, "broken")])
+            await collector.drain()
+        async with running(journal.crash(), **given) as collector:
+            assert await told(collector) == (8, [(2, "broken")])
+
+    asyncio.run(main())
+
+
+def test_one_that_was_broken_is_told_so_again() -> None:
+    """Whoever did not hear the first answer hears of what was not taken, long or short."""
+    actions = np.zeros(ROWS + 4, np.int64)
+    actions[[1, 100]] = 9
+
+    async def main() -> None:
+        async with running(MemoryJournal(), policy=PATIENT) as collector:
+            for taken in (2 + 99 + 4, 0):
+                asked = long(actions=actions)
+                reply, _ = await import_steps(asked, collector, Gathering(collector))
+                named = [(item.index, item.error["code"]) for item in reply.refused]
+                assert reply.accepted == taken
+                assert [index for index, _ in named] == ([1, 100] if taken else [0, 2])
+            assert {code for _, code in named} == {"broken"}
+            assert reply.duplicates == 4
+
+    asyncio.run(main())
+
+
+def test_another_episode_of_its_name_is_not_gone_on_with() -> None:
+    """Only that of the same import and number, and that is open."""
+
+    async def main() -> None:
+        async with running(MemoryJournal(), policy=PATIENT) as collector:
+            await begun(collector, long())
+            instance = collector.assembler.episodes["long"].started.instance
+            found = BulkColumns(steps({"x": 1, "long": ROWS}), PATIENT, numbered=True)
+            for given, numbers in ((instance, [1]), ("another", []), (None, [])):
+                assert [*still_open(found, given, collector.assembler)] == numbers
+            moved = BulkColumns(steps({"long": ROWS}), PATIENT, numbered=True)
+            assert not still_open(moved, instance, collector.assembler)
+
+    asyncio.run(main())
+
+
+def test_a_bad_row_of_a_long_episode_leaves_the_others_alone() -> None:
+    """The rows behind it are not looked at, and count as refused; they stop no import."""
+    rows = 3 * REFUSED_EVENTS
+    actions = np.zeros(rows + 20, np.int64)
+    actions[100] = 9
+    lengths = {"long": rows} | {f"e{n}": 1 for n in range(20)}
+
+    async def main() -> None:
+        async with running(MemoryJournal(), policy=PATIENT) as collector:
+            asked, gathering = keyed(steps(lengths, actions=actions)), Gathering(collector)
+            reply, wasted = await import_steps(asked, collector, gathering)
+            assert [item.index for item in reply.refused] == [100]
+            assert reply.accepted == 1 + 100 + 20 * 3
+            refused = rows + 2 - 101
+            assert wasted == refused / (refused + reply.accepted)
 
     asyncio.run(main())
 
