@@ -2,7 +2,7 @@
 
 Requests that arrive while a forward runs are answered by the next one: there is no timer, and a
 lone request waits for nobody. A policy that is held by flow control is waited for, as long as its
-caller says; then it acts with what is live.
+caller says; then it acts with what is live. What is wrong with one of them is its own answer alone.
 
 A reply that does not wait for the disk may be lost with the collector. It says up to which event
 its episode is durable, and the client sends what lies behind that again (see `wire.ActionBatch`).
@@ -11,10 +11,11 @@ its episode is durable, and the client sends what lies behind that again (see `w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from ingest.auth import NOBODY, Caller
 from ingest.collector import Collector
 from ingest.errors import Refusal, disk_full
 from ingest.idempotency import Given
+from ingest.open_episode import OpenEpisode
 from ingest.remote_inference import Choice, LivePolicies
 from ingest.tracks import Name, label_of, name_of
 from storage.spaces import SpaceError
@@ -51,6 +53,29 @@ class _Request:
             wire.ActionReply(episode_id=call.episode_id, agent_id=call.agent_id)
             for call in self.calls
         ]
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for it any more: it failed, or its caller has gone."""
+        return self.done.done()
+
+    def fail(self, error: Exception) -> None:
+        if not self.over:
+            self.done.set_exception(error)
+
+    def refuse(self, index: int, refusal: Refusal) -> None:
+        """Answer one of the calls with a refusal."""
+        call = self.calls[index]
+        named = replace(refusal, episode_id=call.episode_id, agent_id=call.agent_id)
+        self.answers[index].error = named.to_json()
+
+
+class _Group(msgspec.Struct, frozen=True):
+    """What one forward can answer together."""
+
+    policy_id: str
+    schema_id: str
+    explore: bool
 
 
 class _Question(msgspec.Struct, frozen=True):
@@ -132,47 +157,50 @@ class Acting:
         """Answer every request that waits."""
         waiting, self._waiting = self._waiting, []
         try:
-            self._answer(waiting)
-        except Exception as error:
+            self._answer([request for request in waiting if not request.over])
+        except Exception as error:  # of none in particular: nobody may be left waiting
             for request in waiting:
-                if not request.done.done():
-                    request.done.set_exception(error)
+                request.fail(error)
 
     def _answer(self, waiting: list[_Request]) -> None:
+        """Answer each request for itself: what fails in one is not the others' trouble."""
         self._live.refresh()
-        groups: dict[tuple[str, bool], list[_Question]] = {}
+        groups: dict[_Group, list[_Question]] = {}
         for request in waiting:
-            named: set[Name] = set()
-            for index, call in enumerate(request.calls):
-                try:
-                    if name_of(call) in named:
-                        text = f"Episode {label_of(call)}: expected once in a request"
-                        raise Refusal("invalid", text, "episode_id", call.episode_id)
-                    named.add(name_of(call))
-                    policy_id, obs = self._observed(call)
-                except Refusal as refusal:
-                    refusal.agent_id = call.agent_id
-                    request.answers[index].error = refusal.to_json()
-                    continue
-                if not self._repeat(request, call, obs, request.answers[index]):
-                    question = _Question(request, index, obs)
-                    groups.setdefault((policy_id, call.explore), []).append(question)
+            with _alone(request):
+                self._ask(request, groups)
         chosen: dict[_Request, list[tuple[_Question, Choice]]] = {}
-        for (policy_id, explore), questions in groups.items():
-            for question, choice in self._choose(policy_id, explore, questions):
+        for group, questions in groups.items():
+            for question, choice in self._choose(group, questions):
                 chosen.setdefault(question.request, []).append((question, choice))
         for request in waiting:
-            try:
+            if request.over:
+                continue
+            with _alone(request):
                 row = self._decide(request, chosen.get(request, []))
-            except Exception as error:
-                request.done.set_exception(error)
-            else:
                 if not request.durable:
                     self._mark(request.answers, row)
                 request.done.set_result(row)
 
-    def _observed(self, call: wire.GetAction) -> tuple[str, bytes]:
-        """The policy of a call's episode, and its observation in canonical bytes."""
+    def _ask(self, request: _Request, groups: dict[_Group, list[_Question]]) -> None:
+        """Put a request's calls to the groups that answer them, but those answered at once."""
+        named: set[Name] = set()
+        for index, call in enumerate(request.calls):
+            try:
+                if name_of(call) in named:
+                    text = f"Episode {label_of(call)}: expected once in a request"
+                    raise Refusal("invalid", text, "episode_id", call.episode_id)
+                named.add(name_of(call))
+                episode, obs = self._observed(call)
+            except Refusal as refusal:
+                request.refuse(index, refusal)
+                continue
+            if not self._repeat(request, call, obs, request.answers[index]):
+                group = _Group(episode.started.policy_id, episode.rules.schema_id, call.explore)
+                groups.setdefault(group, []).append(_Question(request, index, obs))
+
+    def _observed(self, call: wire.GetAction) -> tuple[OpenEpisode, bytes]:
+        """The episode of a call, and the call's observation in canonical bytes."""
         assembler = self._collector.assembler
         episode = assembler.episodes.get(name_of(call))
         if episode is None:
@@ -180,26 +208,37 @@ class Acting:
             raise ended.refusal() if ended else assembler.missing(call.episode_id, call.agent_id)
         redaction = self._collector.redactor.of(episode.rules)
         if redaction is not None and redaction.of_observations:
-            return episode.started.policy_id, redaction.checked(call, call.obs)
+            return episode, redaction.checked(call, call.obs)
         try:
             obs = episode.rules.observation.from_wire(call.obs, "obs")
         except SpaceError as error:
             place, _, text = str(error).partition(": ")
             text = f"Episode {label_of(call)}: {text}"
             raise Refusal("invalid", text, place, call.episode_id) from error
-        return episode.started.policy_id, obs
+        return episode, obs
 
-    def _choose(
-        self, policy_id: str, explore: bool, questions: list[_Question]
-    ) -> list[tuple[_Question, Choice]]:
+    def _choose(self, group: _Group, questions: list[_Question]) -> list[tuple[_Question, Choice]]:
+        """The choices for those questions that have one; the others are answered or failed."""
+        answers: Sequence[Choice | Refusal]
         try:
-            choices = self._live.act(policy_id, [item.obs for item in questions], explore)
+            answers = self._live.act(
+                group.policy_id, group.schema_id, [item.obs for item in questions], group.explore
+            )
+            self.forwards += 1
         except Refusal as refusal:
-            for item in questions:
-                item.request.answers[item.index].error = refusal.to_json()
+            answers = [refusal] * len(questions)
+        except Exception as error:
+            if len(questions) > 1:  # one of them, and the others can be answered
+                return [found for item in questions for found in self._choose(group, [item])]
+            questions[0].request.fail(error)
             return []
-        self.forwards += 1
-        return list(zip(questions, choices, strict=True))
+        chosen = []
+        for question, answer in zip(questions, answers, strict=True):
+            if isinstance(answer, Refusal):
+                question.request.refuse(question.index, answer)
+            else:
+                chosen.append((question, answer))
+        return chosen
 
     def _decide(self, request: _Request, chosen: list[tuple[_Question, Choice]]) -> int:
         """Accept a request's decisions; answers the row that makes its answers durable."""
@@ -231,7 +270,7 @@ class Acting:
             call.seq, self._collector.redactor.observation(obs, episode.rules)
         ):
             return False
-        sent = self._live.sent(episode.started.policy_id, episode.open_action())
+        sent = self._live.sent(episode.rules.action, episode.open_action())
         answer.action = plain(sent)
         self._fill(answer, request)
         return True
@@ -256,6 +295,15 @@ class Acting:
                 answer.action_dist_inputs = episode.open_dist_inputs()
                 episode.replied(row, episode.open_seq)
                 answer.durable_seq = episode.synced(self._collector.durable_row)
+
+
+@contextlib.contextmanager
+def _alone(request: _Request) -> Iterator[None]:
+    """Keep what fails in a request from the others."""
+    try:
+        yield
+    except Exception as error:
+        request.fail(error)
 
 
 def _decision(call: wire.GetAction, obs: bytes, choice: Choice) -> wire.Decision:

@@ -11,6 +11,7 @@ from time import monotonic, time_ns
 from typing import Any
 
 from ingest.client_book import ClientEpisode, ClientPolicy
+from ingest.errors import Refusal
 from ingest.local_inference import LocalPolicy
 from ingest.outbox import Outbox
 from ingest.sender import Sender
@@ -69,7 +70,11 @@ class LocalActor:
         local = self._policies.get(policy.policy_id) or self.policy(policy.policy_id)
         if policy.paced:
             self._pace(policy, local)
-        chosen, version = local.act(observation)
+        try:
+            chosen, version = local.act(observation)
+        except Refusal as refusal:
+            refusal.episode_id, refusal.agent_id = episode.episode_id, episode.agent_id
+            raise
         event = Decision(
             episode_id=episode.episode_id,
             agent_id=episode.agent_id,

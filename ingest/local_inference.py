@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 
 from ingest.errors import CollectorUnavailable, Refusal
-from ingest.published import Published, no_version
+from ingest.published import Published, no_version, not_finite
 from ingest.transport import Answer, Backoff, Transport
-from policy.numpy_policy import Action, NumpyPolicy
+from policy.numpy_policy import Action, NotFinite, NumpyPolicy
 from storage.errors import StorageError
 from storage.manifest import Manifest
 
@@ -81,7 +81,10 @@ class LocalPolicy:
         return -1 if policy is None else policy.version
 
     def act(self, observation: Any) -> tuple[Action, int]:
-        """An action and the version that chose it. Raises Refusal `no_version`."""
+        """An action and the version that chose it.
+
+        Raises Refusal: `no_version`, and `invalid` for an observation that overflows.
+        """
         policy = self.current
         if policy is None or self._thread is None or self._interval == 0:
             self._ensure()
@@ -91,7 +94,14 @@ class LocalPolicy:
         rng = getattr(self._local, "rng", None)
         if rng is None:
             rng = self._local.rng = np.random.default_rng()
-        return policy.act_one(observation, rng), policy.version
+        try:
+            try:
+                return policy.act_one(observation, rng), policy.version
+            except RuntimeWarning:  # numpy's of an overflow, in a program where warnings are errors
+                with np.errstate(over="ignore", invalid="ignore"):
+                    return policy.act_one(observation, rng), policy.version
+        except NotFinite as error:
+            raise not_finite(self.policy_id, policy.version) from error
 
     def _ensure(self) -> None:
         """Fetch what is due, and start the poll."""

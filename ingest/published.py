@@ -22,6 +22,25 @@ class Published(msgspec.Struct):
     signature: bytes | None = None
 
 
+def other_spaces(policy_id: str) -> Refusal:
+    """The refusal where an episode outlived the declaration that it began under."""
+    return Refusal(
+        "no_version",
+        f"policy {policy_id!r} is not declared any more with the spaces that this episode began "
+        "with: no version of it can act here; log_action, or go on in a new episode",
+    )
+
+
+def not_finite(policy_id: str, version: int) -> Refusal:
+    """The refusal of an observation that is legal, and too large for a network's numbers."""
+    return Refusal(
+        "invalid",
+        f"policy {policy_id!r}, version {version}: expected an observation on which it gives "
+        "finite numbers, got one that overflows",
+        "obs",
+    )
+
+
 def no_version(policy_id: str) -> Refusal:
     """The refusal where nothing is live yet."""
     return Refusal(

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ingest.published import Published, no_version
+from ingest.errors import Refusal
+from ingest.published import Published, no_version, not_finite, other_spaces
 from storage.codec import Codec
 from storage.declarations import PolicyDeclaration
 from storage.errors import StorageError
@@ -50,6 +51,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 class _Live(msgspec.Struct):
     store: WeightStore | MemoryWeightStore
+    schema_id: str
     observation: Codec
     action: Codec
     stamp: Hashable = None
@@ -78,7 +80,8 @@ class LivePolicies:
     def _follow(self, policy: PolicyDeclaration) -> _Live:
         name = policy.policy_id
         store = MemoryWeightStore(name) if self.root is None else WeightStore(self.root, name)
-        return _Live(store, Codec(policy.observation), Codec(policy.action))
+        codecs = Codec(policy.observation), Codec(policy.action)
+        return _Live(store, policy.schema_id, *codecs)
 
     def refresh(self) -> None:
         """Take up newly published versions. What cannot be loaded is logged; the last one stays."""
@@ -160,11 +163,10 @@ class LivePolicies:
         """The live generation, -1 when nothing is published."""
         return self._live[policy_id].generation
 
-    def sent(self, policy_id: str, action: bytes) -> Any:
+    def sent(self, codec: Codec, action: bytes) -> Any:
         """A stored action as it goes to a client: Box values clipped to their bounds."""
         from policy.preprocessors import assemble
 
-        codec = self._live[policy_id].action
         columns = {
             leaf.path: np.clip(column, leaf.space.low, leaf.space.high)
             if isinstance(leaf.space, Box)
@@ -173,25 +175,46 @@ class LivePolicies:
         }
         return assemble(codec.space, columns, 0)
 
-    def act(self, policy_id: str, observations: Sequence[bytes], explore: bool) -> list[Choice]:
-        """Actions for encoded observations, one forward for all.
+    def act(
+        self, policy_id: str, schema_id: str, observations: Sequence[bytes], explore: bool
+    ) -> list[Choice | Refusal]:
+        """Actions for encoded observations of a schema, one forward for all.
 
-        Raises Refusal: 503 `no_version` while nothing is published.
+        In place of an action stands the Refusal (422) of an observation that overflows. Raises
+        Refusal: 503 `no_version` while nothing is published that acts in these spaces.
         """
-        live = self._live[policy_id]
-        policy = live.policy
-        if policy is None:
+        live = self._live.get(policy_id)
+        if live is None or live.schema_id != schema_id:
+            raise other_spaces(policy_id)
+        if live.policy is None:
             raise no_version(policy_id)
         if len(observations) == 1:
-            value = live.observation.decode(observations[0])
-            one = policy.act_one(value, self._rng, explore=explore)
-            stored = live.action.encode(one.action, "action", check_range=False)
-            dist_inputs, version = one.dist_inputs.tobytes(), policy.version
-            return [Choice(stored, one.action_env, float(one.logp), dist_inputs, version)]
+            return [self._act_one(live, live.policy, observations[0], explore)]
+        return self._act_many(live, live.policy, observations, explore)
+
+    def _act_one(
+        self, live: _Live, policy: NumpyPolicy, obs: bytes, explore: bool
+    ) -> Choice | Refusal:
+        from policy.numpy_policy import NotFinite
+
+        value = live.observation.decode(obs)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                one = policy.act_one(value, self._rng, explore=explore)
+        except NotFinite:
+            return not_finite(live.store.policy_id, policy.version)
+        stored = live.action.encode(one.action, "action", check_range=False)
+        dist_inputs, version = one.dist_inputs.tobytes(), policy.version
+        return Choice(stored, one.action_env, float(one.logp), dist_inputs, version)
+
+    def _act_many(
+        self, live: _Live, policy: NumpyPolicy, observations: Sequence[bytes], explore: bool
+    ) -> list[Choice | Refusal]:
         columns = live.observation.columns(b"".join(observations), len(observations))
-        actions = policy.act(policy.flatten(columns), self._rng, explore=explore)
-        encoded = live.action.encode_columns(actions.columns, len(observations))
-        return [
+        flat = policy.flatten(columns)
+        finite, actions = policy.act_where_finite(flat, self._rng, explore=explore)
+        encoded = live.action.encode_columns(actions.columns, len(actions))
+        choices = (
             Choice(
                 encoded[i],
                 actions.actions_env[i],
@@ -199,5 +222,7 @@ class LivePolicies:
                 actions.dist_inputs[i].tobytes(),
                 policy.version,
             )
-            for i in range(len(observations))
-        ]
+            for i in range(len(actions))
+        )
+        name, version = live.store.policy_id, policy.version
+        return [next(choices) if fine else not_finite(name, version) for fine in finite]

@@ -24,11 +24,26 @@ import numpy.typing as npt
 from policy.action_layout import ActionLayout, Component
 from storage.spaces import Array, Box, SpaceError
 
-__all__ = ["Bernoulli", "Categoricals", "DiagGaussian", "Product", "choice_index", "product"]
+__all__ = [
+    "Bernoulli",
+    "Categoricals",
+    "DiagGaussian",
+    "NotFinite",
+    "Product",
+    "choice_index",
+    "product",
+]
 
 FloatArray = npt.NDArray[np.float64]
 Columns = Mapping[str, Array]
 _LOG_2PI = math.log(2 * math.pi)
+
+
+class NotFinite(ValueError):
+    """What goes into a policy, or what its weights make of it, is NaN or infinite."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: expected finite numbers, got NaN or infinity")
 
 
 class Distribution(Protocol):
@@ -180,7 +195,7 @@ class Product:
                 f"dist_inputs: expected shape (B, {self.layout.size}), got {rows.shape}"
             )
         if not np.isfinite(rows).all():
-            raise ValueError("dist_inputs: expected finite numbers, got NaN or infinity")
+            raise NotFinite("dist_inputs")
         return rows
 
 

@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from policy.action_layout import LOG_STD_RANGE
 from policy.filters import make_filter
-from policy.numpy_distributions import Product
+from policy.numpy_distributions import NotFinite, Product
 from policy.preprocessors import assemble
 from policy.spec import PolicySpec
 from storage.manifest import WEIGHTS_FILE, Manifest, decode_weights
 from storage.spaces import Array, Discrete, Space
 
-__all__ = ["Action", "Actions", "NumpyPolicy", "check_weights"]
+__all__ = ["Action", "Actions", "NotFinite", "NumpyPolicy", "check_weights"]
 
 FlatArray = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
@@ -129,10 +129,24 @@ class NumpyPolicy:
     def act(self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True) -> Actions:
         """Draw an action for each flat observation (B, D), or take the most likely one.
 
-        Raises ValueError when an observation gives numbers that are not finite.
+        Raises NotFinite when an observation gives numbers that are not finite.
         """
         inputs = self.dist_inputs(flat)
         return choose(self.spec, self._product, inputs, rng, explore=explore)
+
+    def act_where_finite(
+        self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True
+    ) -> tuple[npt.NDArray[np.bool_], Actions]:
+        """(B,) which observations give finite numbers, and the actions of those, in order.
+
+        One that overflows float32 on its way through the network is nobody else's trouble.
+        """
+        finite = np.asarray(np.isfinite(flat).all(axis=1))
+        with np.errstate(over="ignore", invalid="ignore"):
+            inputs = self.dist_inputs(flat[finite])
+        fits = np.isfinite(inputs).all(axis=1)
+        finite[finite] = fits
+        return finite, choose(self.spec, self._product, inputs[fits], rng, explore=explore)
 
     def dist_inputs(self, flat: FlatArray) -> FlatArray:
         """(B, K) float32 parameters of the action distributions."""
@@ -163,8 +177,8 @@ class NumpyPolicy:
     def act_one(self, obs: Any, rng: np.random.Generator, *, explore: bool = True) -> Action:
         """Draw an action for one raw observation; the same as `act` on a batch of it.
 
-        Raises SpaceError for an observation of another shape, ValueError for numbers that are not
-        finite.
+        Raises SpaceError for an observation of another shape, NotFinite for numbers that are not
+        finite, in it or in what the network makes of it.
         """
         flat = self._flatten_one(obs)
         if not (
@@ -172,7 +186,7 @@ class NumpyPolicy:
             if flat.size <= _FEW_NUMBERS
             else np.isfinite(flat).all()
         ):
-            raise _not_finite()
+            raise NotFinite("observation")
         if self._few_options:
             return self._act_discrete(flat, rng, explore)
         one = self.act(flat[None], rng, explore=explore)
@@ -200,7 +214,7 @@ class NumpyPolicy:
                 f"got {rows.shape}"
             )
         if not np.isfinite(rows).all():
-            raise _not_finite()
+            raise NotFinite("observation")
         return self._filter(rows)
 
     def _run(self, tower: list[tuple[FlatArray, FlatArray]], rows: FlatArray) -> FlatArray:
@@ -259,17 +273,13 @@ def _tower(
     ]
 
 
-def _not_finite() -> ValueError:
-    return ValueError("observation: expected finite numbers, got NaN or infinity")
-
-
 def _choose(logits: list[float], uniform: float | None) -> tuple[int, float]:
     """(index, logp) by the inverse of the cumulated probabilities; the mode without a uniform."""
+    if not math.isfinite(sum(logits)):  # float32 each: finite ones have a finite sum
+        raise NotFinite("dist_inputs")
     largest = max(logits)
     parts = [math.exp(x - largest) for x in logits]
     total = sum(parts)
-    if not math.isfinite(total):
-        raise ValueError("dist_inputs: expected finite numbers, got NaN or infinity")
     if uniform is None:
         return logits.index(largest), 0.0
     threshold, cumulated = uniform * total, 0.0
