@@ -98,6 +98,11 @@ class KeyBook:
     def __len__(self) -> int:
         return len(self._known)
 
+    @property
+    def chunks(self) -> int:
+        """Entries of the journal's state that hold them."""
+        return len(self._chunks)
+
     def find(self, given: Given) -> Keyed | None:
         """The key as it is known, None for a new one. Raises Refusal: with other content."""
         known = self._known.get((given.episode_id, given.name))

@@ -92,4 +92,4 @@ def damage_texts(damage: DamageReport) -> list[str]:
     told = [f"{count} {text}" for text, count in texts.items() if count]
     if damage.set_aside is not None:
         told.append(f"the database cannot be read: {damage.reason}")
-    return told
+    return [*told, *damage.lost_state]

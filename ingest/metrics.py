@@ -87,6 +87,7 @@ def _journal(collector: Collector, root: Path | None) -> Iterator[Metric]:
         "missing": damage.missing_rows,
         "lost": damage.lost_rows,
         "damaged": damage.damaged_rows,
+        "state": len(damage.lost_state),
         "set_aside": int(damage.set_aside is not None),
     }
     yield _gauges("headrace_journal_damage", "Rows, and journals, found damaged.", "kind", found)

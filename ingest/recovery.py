@@ -32,6 +32,16 @@ CARRY, COUNTERS, DONE, FINISHED, INSTANCE, POLICY, TOTALS = (
     "totals",
 )
 
+_LOST = {
+    TOTALS: "the counts of what was accepted are gone ({} entry)",
+    DONE: "the list of the episodes that are over is gone ({} entry)",
+    COUNTERS: "the counters of episodes and client instances are gone ({} entry)",
+    FINISHED: "{} entries with the ids of ended episodes are gone",
+    STATE: "{} entries with Idempotency-Keys are gone",
+    INSTANCE: "{} client instances are gone",
+}
+"""What has to be in the state, by the beginning of its key, and what to say when some is not."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_finished = msgspec.msgpack.Decoder(list[Finished]).decode
 decode_carry = msgspec.msgpack.Decoder(Carry).decode
@@ -48,6 +58,7 @@ class Totals(msgspec.Struct):
     restored: int = 0  # steps of a backup that were found in shards
     episodes: int = 0  # ended, and recorded
     empty: int = 0  # of them without a step
+    kept: dict[str, int] = msgspec.field(default_factory=dict)  # entries of the state, by name
 
 
 class Recovered(msgspec.Struct):
@@ -60,6 +71,7 @@ class Recovered(msgspec.Struct):
     finished: list[tuple[str, int]] = msgspec.field(default_factory=list)  # (state key, episodes)
     episode_ordinals: dict[int, dict[str, int]] = msgspec.field(default_factory=dict)  # see Sealing
     totals: Totals = msgspec.field(default_factory=Totals)
+    lost: dict[str, int] = msgspec.field(default_factory=dict)  # entries of the state that are gone
     next_plan: int = 0
     collector_id: str = ""
     last_row: int = 0
@@ -90,6 +102,7 @@ def recover(
     assembler = EpisodeAssembler(policies, past=past, limits=limits)
     found = Recovered(assembler, next_plan=journal.next_plan_id())
     found.totals = msgspec.json.decode(state.get(TOTALS, b"{}"), type=Totals)
+    found.lost = _lost(state, found.totals)
     _restore(found, state, journal.collector_id)
     steps = found.totals.steps
     for number, blob in journal.replay():
@@ -123,7 +136,23 @@ def recover(
     found.last_row = journal.last_row
     found.ordinals = journal.streams()
     found.damage = journal.damage
+    if found.lost:
+        texts = tuple(_LOST[name].format(count) for name, count in found.lost.items())
+        found.damage = msgspec.structs.replace(found.damage, lost_state=texts)
     return found
+
+
+def _lost(state: Mapping[str, bytes], totals: Totals) -> dict[str, int]:
+    """Entries of the state that were counted when it was written, and are not there.
+
+    A checksum tells that an entry is another one, and nothing of one that is gone.
+    """
+    found = {name: sum(key.startswith(name) for key in state) for name in _LOST}
+    expected = totals.kept  # empty: an earlier release wrote them last
+    if TOTALS not in state and (found[DONE] or found[COUNTERS]):
+        expected = {TOTALS: 1}
+    lost = {name: expected.get(name, 0) - found[name] for name in _LOST if name in expected}
+    return {name: count for name, count in lost.items() if count}
 
 
 def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:

@@ -252,12 +252,15 @@ class _Restoring(msgspec.Struct):
         totals.shards += len(infos)
         totals.episodes += ended - self.ended  # those are counted when they are let go
         totals.restored += kept_back
-        put = {TOTALS: msgspec.json.encode(totals)}
+        put: dict[str, bytes] = {}
         over = self._over(self.recovered.assembler)
         if over:
             known = self.recovered.finished
             last = int(known[-1][0].removeprefix(FINISHED)) if known else -1
             put[f"{FINISHED}{last + 1:012}"] = encode_finished(over)
+            if totals.kept:
+                totals.kept[FINISHED] += 1
+        put[TOTALS] = msgspec.json.encode(totals)
         for key, blob in self.journal.state(CARRY).items():
             carry: Carry = decode_carry(blob)
             if not carry.collector_id:

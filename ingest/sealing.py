@@ -20,10 +20,14 @@ import msgspec
 
 from ingest.assembler import EpisodeAssembler
 from ingest.committer import Transaction
+from ingest.idempotency import STATE
 from ingest.recovery import (
     CARRY,
+    COUNTERS,
+    DONE,
     FINISHED,
     INSTANCE,
+    TOTALS,
     Recovered,
     assembler_state,
     encode_carry,
@@ -97,7 +101,7 @@ class Sealing:
         self.unrecorded: dict[int, int] = {}  # plan id -> steps of the shard that is not recorded
         self._next_plan = recovered.next_plan
         self._ordinals = dict(recovered.ordinals)
-        self._finished = deque(recovered.finished)
+        self._finished, self._lost = deque(recovered.finished), recovered.lost
         self._remembered = sum(count for _, count in recovered.finished)
         last = recovered.finished[-1:]
         self._next_finished = int(last[0][0].removeprefix(FINISHED)) + 1 if last else 0
@@ -287,9 +291,22 @@ class Sealing:
             name = f"{FINISHED}{self._next_finished:012}"
             put[name] = encode_finished(finished)
             delete.extend(self._remember(name, len(finished)))
+        self.totals.kept = self._kept()
         put.update(assembler_state(assembler, self.totals) | keys)
         change = Transaction(record=record, put=put, delete=delete, drop_rows=sorted(free))
         self._transact(change, lambda: self._count(-1, -nbytes))
+
+    def _kept(self) -> dict[str, int]:
+        """How many entries the journal's state has from here on; those lost once are lost still."""
+        kept = {
+            TOTALS: 1,
+            DONE: 1,
+            COUNTERS: 1,
+            FINISHED: len(self._finished),
+            STATE: self._keys.chunks,
+            INSTANCE: len(self._assembler.instances),
+        }
+        return {name: count + self._lost.get(name, 0) for name, count in kept.items()}
 
     def _carry(self, item: Sealed, owner: str, put: dict[str, bytes], delete: list[str]) -> None:
         """Note where an episode that goes on was cut; forget it once the episode is over."""

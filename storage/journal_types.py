@@ -48,7 +48,8 @@ class DamageReport(msgspec.Struct, frozen=True):
 
     `missing_rows`: acknowledged rows behind the end of the database, or in one that was set aside
     (then at most so many: some of them may be in shards); `lost_rows`: gaps inside it;
-    `damaged_rows`: rows whose checksum does not fit. `set_aside`: where a malformed database was
+    `damaged_rows`: rows whose checksum does not fit; `lost_state`: what is gone of the state, by
+    whoever knows what has to be there. `set_aside`: where a malformed database was
     moved, with the `reason`. `previous_collector_id`: set when the journal had to take a new one.
     """
 
@@ -58,10 +59,15 @@ class DamageReport(msgspec.Struct, frozen=True):
     set_aside: Path | None = None
     reason: str = ""
     previous_collector_id: str | None = None
+    lost_state: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(
-            self.missing_rows or self.lost_rows or self.damaged_rows or self.set_aside is not None
+            self.missing_rows
+            or self.lost_rows
+            or self.damaged_rows
+            or self.lost_state
+            or self.set_aside is not None
         )
 
 

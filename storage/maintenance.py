@@ -9,7 +9,9 @@ What it checks:
 * every stream: ordinals dense from 0, none in two files, no record without its file, no file
   without its record;
 * the sum: steps acknowledged == rows in shards + steps in the journal;
-* weights: digests of all versions, and the ordinals that the live one was trained on.
+* weights: digests of all versions, that something is live once something was, and the ordinals
+  that the live one and a canary were trained on;
+* quarantine: that what was set aside is as it was then.
 
 Nothing is changed, unless `quarantine` moves damaged shards out of the readers' way.
 """
@@ -26,6 +28,7 @@ from storage.declarations import DeclarationError
 from storage.errors import StorageError
 from storage.files import make_directory, sync_directory
 from storage.journal_types import Plan, ShardRecord
+from storage.quarantine import changed_since, note_digest
 from storage.ranges import RangeSet
 from storage.shard_check import as_text, check_shard, entries, reason
 from storage.shard_files import SUFFIX, ShardDamaged, ShardName
@@ -45,7 +48,7 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Told what is done, how far, of how much."""
 
 Kind: TypeAlias = Literal[
-    "damaged",  # bytes or content of a shard are not what was written
+    "damaged",  # bytes or content of a shard, set aside or not, are not what was written
     "missing",  # a recorded shard is not there
     "doubled",  # the same ordinals in two files
     "unrecorded",  # a shard that the journal does not know
@@ -265,8 +268,7 @@ class _Audit:
         if found is None:
             aside = self.root / "quarantine" / record.stream / record.name
             if aside.is_file():
-                self.in_quarantine += record.rows
-                self.notes.append(f"{self._place(aside)}: {record.rows} rows are set aside")
+                self._look_aside(aside, record)
             elif path not in self.damaged:
                 self._find("missing", path, f"recorded with {record.rows} rows, but not there")
             return
@@ -276,6 +278,18 @@ class _Audit:
             self.damaged.append(path)
         if rows != record.rows:
             self._find("damaged", path, f"recorded with {record.rows} rows, found {rows}")
+
+    def _look_aside(self, path: Path, record: ShardRecord) -> None:
+        """A damaged shard keeps its rows' place in the sum as long as it is what was set aside."""
+        try:
+            why = changed_since(path)
+        except OSError as error:
+            why = reason(path, error)
+        if why:
+            self._find("damaged", path, why)
+        else:
+            self.in_quarantine += record.rows
+            self.notes.append(f"{self._place(path)}: {record.rows} rows are set aside")
 
     def find_holes(self) -> None:
         """Ordinals are dense from 0; only plans without a file yet may be open."""
@@ -354,22 +368,39 @@ class _Audit:
                 self._find("weights", where, str(error))
 
     def note_lineage(self) -> None:
-        """Remember what the live versions were trained on."""
+        """Remember what the live versions, and canaries, were trained on."""
         for folder in sorted((self.root / "weights").glob("*")):
             where = f"weights/{folder.name}/live.json"
             try:
                 store = WeightStore(self.root, folder.name)
                 live = store.live()
                 if live is None:
+                    self._ask_for_live(where, store)
                     continue
-                if live.version not in store.versions():
-                    self._find("weights", where, f"version {live.version} is live, but not there")
-                    continue
-                self.lineages.append((where, live.version, store.lineage(live.version)))
+                for version, role in ((live.version, "live"), (live.canary_version, "the canary")):
+                    if version is not None and version not in store.versions():
+                        self._find("weights", where, f"version {version} is {role}, but not there")
+                    elif version is not None:
+                        self.lineages.append((where, version, store.lineage(version)))
             except DeclarationError:
                 continue  # no policy's folder: check_weights notes it
             except (StorageError, ValueError, OSError) as error:
                 self._find("weights", where, str(error))
+
+    def _ask_for_live(self, where: str, store: WeightStore) -> None:
+        """A version that followed another one, or is a copy of it, tells that one was live.
+
+        A first version may wait to be made live.
+        """
+        versions = store.versions()
+        if not versions:
+            return
+        text = f"expected what is live of versions {as_text(RangeSet.of(versions))}, got no file"
+        manifests = [store.manifest(version) for version in versions]
+        if any(m.parent is not None or m.copy_of is not None for m in manifests):
+            self._find("weights", where, text)
+        else:
+            self.notes.append(f"{where}: {text}: none was live yet")
 
     def check_lineage(self) -> None:
         """All that the live versions were trained on is in whole shards, or is another root's."""
@@ -397,6 +428,7 @@ class _Audit:
         for path in self.damaged:
             target = self.root / "quarantine" / path.parent.name / path.name
             make_directory(target.parent)
+            note_digest(path, target)
             os.replace(path, target)
             sync_directory(target.parent)
             sync_directory(path.parent)

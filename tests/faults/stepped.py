@@ -176,6 +176,7 @@ class World:
                     wall=lambda: 1_000 + int(self.now),
                 )
                 self.collector._resume()
+                assert self.collector.damage.lost_state == ()  # no kill loses any of it
                 return
             except (Crash, JournalFull):
                 continue

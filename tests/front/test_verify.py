@@ -150,6 +150,23 @@ def test_quarantine_moves_what_is_damaged_and_nothing_else(root: Path) -> None:
     assert report.acknowledged == report.in_shards + report.in_journal + report.in_quarantine
 
 
+@pytest.mark.parametrize("noted", ["noted", "by an earlier release"])
+def test_what_is_set_aside_keeps_its_rows_place_only_as_it_was(root: Path, noted: str) -> None:
+    """Law: rows that were lost since they were set aside are lost, and no longer counted."""
+    path = shards(root)[0]
+    flip_a_byte(path)
+    (moved,) = verified(root, quarantine=True).quarantined
+    aside, note = root / moved, root / f"{moved}.sha256"
+    assert note.read_text() == f"{hashlib.sha256(aside.read_bytes()).hexdigest()}  {aside.name}\n"
+    if noted != "noted":
+        note.unlink()
+    assert kinds(verified(root)) == ["weights"]
+    aside.write_bytes(b"" if noted != "noted" else aside.read_bytes()[:-1])
+    report = verified(root)
+    assert (kinds(report), report.in_quarantine) == (["count", "damaged", "weights"], 0)
+    assert any(found.where == moved for found in report.findings)
+
+
 def test_a_doubled_shard_is_found(root: Path) -> None:
     """A copy under any name that a reader would take: rows would be learned from twice."""
     first, second = shards(root)[:2]
@@ -201,6 +218,71 @@ def test_lost_rows_of_the_journal_are_found(root: Path) -> None:
         database.execute("DELETE FROM rows")
     database.close()
     assert {"journal", "count"} & set(kinds(verified(root)))
+
+
+STATE = ("totals", "done", "counters", "finished:", "idem:", "inst:")
+
+
+@pytest.fixture(scope="module")
+def stateful(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root whose journal has every kind of state, written in several turns."""
+    root = tmp_path_factory.mktemp("stateful") / "root"
+    declare(root, seal_seconds=0.01)
+    step = {"obs": [0.5] * 4, "action": 1}
+    for run in range(2):
+        with CollectorProcess(root) as collector:
+            for _ in range(2):
+                _, started = collector.post("/v1/instances")
+                name = f"{started['instance']}"
+                first = {"type": "start", "episode_id": name, "start": 0}
+                events = [first, {"type": "log_action", "episode_id": name, "seq": 1, **step}]
+                events.append({"type": "end", "episode_id": name, "seq": 2})
+                collector.post("/v1/events", {"instance": name, "events": events})
+                key = {"idempotency-key": "k"}
+                collector.post("/v1/episodes", {"episode_id": f"keyed {name}"}, **key)
+                collector.post(f"/v1/episodes/keyed {name}/log_action".replace(" ", "%20"), step)
+            collector.settle(2 * (run + 1))
+            assert collector.stop() == 0
+    return root
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_journal_state_that_is_gone_is_found(stateful: Path, tmp_path: Path, name: str) -> None:
+    """Law: ids, keys and instances are not forgotten silently; live, and after later work, too."""
+    assert verified(stateful).findings == ()
+    root = tmp_path / "root"
+    shutil.copytree(stateful, root)
+    with contextlib.closing(sqlite3.connect(root / "journal" / "journal.db")) as database:
+        found = database.execute(
+            "DELETE FROM state WHERE key = (SELECT min(key) FROM state WHERE key LIKE ?)",
+            (f"{name}%",),
+        )
+        assert found.rowcount == 1
+        database.commit()
+    assert kinds(verified(root)) == ["journal"]
+    if name not in ("finished:", "inst:"):
+        return
+    with CollectorProcess(root) as collector:
+        collector.post("/v1/events", batch("later", STEPS, end=True))
+        assert kinds(verified(root)) == ["journal"]
+        assert collector.stop() == 0
+    assert kinds(verified(root)) == ["journal"]
+
+
+def test_a_journal_of_an_earlier_release_lacks_nothing(stateful: Path, tmp_path: Path) -> None:
+    """It counted no entries; nor does one that an earlier release has written since."""
+    root = tmp_path / "root"
+    shutil.copytree(stateful, root)
+    with contextlib.closing(sqlite3.connect(root / "journal" / "journal.db")) as database:
+        (blob,) = database.execute("SELECT value FROM state WHERE key = 'totals'").fetchone()
+        totals = json.loads(blob)
+        assert totals.pop("kept")
+        data = json.dumps(totals).encode()
+        sealed = (data, checksum("totals", data))
+        database.execute("UPDATE state SET value = ?, checksum = ? WHERE key = 'totals'", sealed)
+        database.execute("DELETE FROM state WHERE key LIKE 'idem:%'")
+        database.commit()
+    assert verified(root).findings == ()
 
 
 def test_damage_that_a_start_has_dealt_with_is_still_told(root: Path) -> None:
@@ -277,11 +359,45 @@ def test_weights_that_are_missing_or_damaged_are_found(root: Path) -> None:
     assert finding.text == "version 1 is live, but not there"
 
 
+def candidate(root: Path, lineage: dict[str, list[list[int]]]) -> str:
+    weights = {"pi.0.weight": np.zeros((2, 4), np.float32)}
+    store = WeightStore(root, "default")
+    return store.add_candidate(weights, spec={}, metrics={}, lineage=lineage)
+
+
 def publish(root: Path, lineage: dict[str, list[list[int]]]) -> None:
     """Make a version live that was trained on these ordinals."""
+    WeightStore(root, "default").publish(candidate(root, lineage))
+
+
+def test_versions_of_which_none_is_live_any_more_are_found(root: Path) -> None:
+    """A version that followed another one says that one was live; a lone first one may wait."""
+    live = root / "weights" / "default" / "live.json"
+    pointer = live.read_bytes()
+    live.unlink()
+    report = verified(root)
+    assert report.findings == ()
+    assert "none was live yet" in "; ".join(report.notes)
+    live.write_bytes(pointer)
+    publish(root, {})
+    assert verified(root).findings == ()
+    live.unlink()
+    (finding,) = verified(root).findings
+    assert (finding.kind, finding.where) == ("weights", "weights/default/live.json")
+    assert finding.text == "expected what is live of versions 1-2, got no file"
+
+
+def test_a_canary_is_looked_at_as_what_is_live_is(root: Path) -> None:
+    """It is there, and what it was trained on too."""
+    (stream,) = (path.name for path in (root / "shards").iterdir())
     store = WeightStore(root, "default")
-    weights = {"pi.0.weight": np.zeros((2, 4), np.float32)}
-    store.publish(store.add_candidate(weights, spec={}, metrics={}, lineage=lineage))
+    number = store.promote(candidate(root, {stream: [[0, 99]]}))
+    store.set_live(1, canary=(number, 0.5))
+    (finding,) = verified(root).findings
+    assert (finding.kind, "version 2 was trained on ordinals" in finding.text) == ("weights", True)
+    shutil.rmtree(root / "weights" / "default" / "versions" / "2")
+    (finding,) = verified(root).findings
+    assert finding.text == "version 2 is the canary, but not there"
 
 
 @pytest.mark.parametrize("schema", ["its own", "another"])

@@ -12,7 +12,7 @@ import pytest
 
 from ingest import wire
 from ingest.collector import Collector
-from ingest.recovery import CARRY, FINISHED, INSTANCE
+from ingest.recovery import CARRY, FINISHED, INSTANCE, recover
 from ingest.sealed import Limits
 from storage.declarations import PolicyDeclaration
 from storage.episode import Part
@@ -258,6 +258,7 @@ def test_the_state_of_a_journal_is_bounded_by_its_limits() -> None:
             instance = await simulation.register()
             await simulation.send(instance, numbered(f"e{number}", 0, steps=number % 4))
             await simulation.advance(1.5)
+            assert recover(simulation.journal, POLICIES, limits).lost == {}
             if number % 25 == 24:
                 await simulation.crash()
         sealing = simulation.collector._sealing
