@@ -266,9 +266,9 @@ class BulkColumns:
         except (TypeError, msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
             value = None
         if not isinstance(value, dict):
-            raise Refusal(
-                "invalid", f"expected a JSON object, got {text!r:.80}", f"$.{name}[{row}]"
-            )
+            hidden = any(path.partition(".")[0] == name for path in self.policy.redact)
+            came = "other text, not shown because it is redacted" if hidden else f"{text!r:.80}"
+            raise Refusal("invalid", f"expected a JSON object, got {came}", f"$.{name}[{row}]")
         return value
 
     def _events(self, begin: int, end: int, start: int | None) -> Iterator[Mapping[str, Any]]:

@@ -11,13 +11,16 @@ import pytest
 
 from ingest import wire
 from ingest.assembler import EpisodeAssembler
+from ingest.bulk_columns import BulkColumns
 from ingest.collector import Collector
+from ingest.errors import Refusal
 from ingest.events import Acted, Rewarded, RewardedStep, decode_row
 from storage.declarations import PolicyDeclaration
 from storage.journal import MemoryJournal
 from storage.redaction_rules import rules_for_earlier
 from storage.spaces import Box, Dict, Discrete, Text, parse_space
 from tests.ingest.simulated_collector import MemoryWriter
+from tests.ingest.test_bulk import steps
 
 SECRET = "SECRET-alice@example.com"
 INFO = {"email": SECRET}
@@ -236,3 +239,18 @@ def test_rules_over_a_change_of_the_file_alone() -> None:
     during(before, policy, journal)
     during(after, replace(policy, redact={"infos.b": "drop"}), journal)
     assert journal.infos == ['{"b": 2}', '{"a": 1}']
+
+
+@pytest.mark.parametrize("column", ["infos", "tags"])
+@pytest.mark.parametrize("path", ["infos.email", "infos", "tags.email", "obs", None])
+def test_a_bad_cell_of_an_import_is_not_shown_where_it_is_redacted(
+    column: str, path: str | None
+) -> None:
+    """What no rule can be applied to, as it is no JSON, might hold what the rules name."""
+    policy = declared(redact={} if path is None else {path: "drop"})
+    cells = [f'{{"email":"{SECRET}","n":NaN}}', None]
+    found = BulkColumns(steps({"e": 2}, **{column: cells}), policy, numbered=True)
+    with pytest.raises(Refusal, match="expected a JSON object, got") as refused:
+        list(found.episodes())
+    assert refused.value.path == f"$.{column}[0]"
+    assert (SECRET in str(refused.value)) is not (path or "").startswith(column)
