@@ -56,7 +56,7 @@ from ingest.events import (
 from ingest.imported import sealed_episodes
 from ingest.judge import Judge
 from ingest.judgements import ON_POLICY
-from ingest.open_episode import Carry, OpenEpisode
+from ingest.open_episode import WORTH_CUTTING, Carry, OpenEpisode
 from ingest.sealed import Finished, Limits, Sealed
 from ingest.tracks import Name, Whole
 from storage.declarations import PolicyDeclaration
@@ -107,17 +107,20 @@ class EpisodeAssembler(Judge):
         episode = self._by_key.get(key)
         if episode is None or episode.ended is not None or not episode.is_long:
             return None
-        return episode.cut_due(now)
+        return episode.cut_due(now, WORTH_CUTTING)
 
     def torn_episodes(self) -> list[Name]:
         """Open episodes whose history lacks journal rows, so that their clients cannot go on."""
         return [self._by_key[key].started.name for key in self.torn if key in self._by_key]
 
-    def cuts(self, policies: Collection[str], now: float) -> Iterator[Cut]:
-        """The cuts that make parts of all closed steps of some policies' open episodes."""
+    def cuts(self, policies: Collection[str], now: float, *, least: float = 0.0) -> Iterator[Cut]:
+        """The cuts that make parts of all closed steps of some policies' open episodes.
+
+        `least`: of those only of which such a share is closed.
+        """
         for episode in self.episodes.values():
             if episode.started.policy_id in policies:
-                cut = episode.cut_due(now)
+                cut = episode.cut_due(now, least)
                 if cut is not None:
                     yield cut
 

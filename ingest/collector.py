@@ -31,6 +31,7 @@ from ingest.few_lines import BrokenLines
 from ingest.flow import FlowControl
 from ingest.histogram import Histogram
 from ingest.idempotency import Given
+from ingest.open_episode import WORTH_CUTTING
 from ingest.ownership import owned
 from ingest.recovery import POLICY, Recovered, Totals, policies_state, recover
 from ingest.redaction import Redactor
@@ -568,6 +569,6 @@ class Collector:
                 self.stats.abandoned += 1
             self._apply(event, encode_event(event), encoded, row, received)
         if self.assembler.open_bytes > self._max_open * 3 // 4:
-            for cut in list(self.assembler.cuts(self.policies, now)):
+            for cut in list(self.assembler.cuts(self.policies, now, least=WORTH_CUTTING)):
                 self._apply(cut, encode_event(cut), encoded, row, received)
         self._append(encoded, received, ticks=self.assembler.waits)

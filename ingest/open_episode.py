@@ -29,6 +29,9 @@ ON_POLICY = SOURCES.index("on_policy")
 OPEN_BYTES = 2_500
 """What an open episode takes beside its columns: its buffers' own sizes, its place in the maps."""
 
+WORTH_CUTTING = 0.25
+"""The share of its steps that an episode is cut for by its size; a cut copies those that stay."""
+
 
 @dataclass(frozen=True)
 class PolicyRules:
@@ -325,10 +328,10 @@ class OpenEpisode:
         policy = self.rules.declaration
         return self.steps > policy.part_steps or self.nbytes > policy.part_bytes
 
-    def cut_due(self, running: float) -> Cut | None:
-        """The cut that makes a part of the closed steps, if there are any."""
+    def cut_due(self, running: float, least: float = 0.0) -> Cut | None:
+        """The cut that makes a part of the closed steps, if any are, and that share of all."""
         closed = self.closed(running)
-        if closed == 0:
+        if closed == 0 or closed < least * self.steps:
             return None
         windowed = self.rules.declaration.reward_window > 0
         return Cut(self.started.key, self.part, closed if windowed else -1)

@@ -1,0 +1,71 @@
+"""Steps that wait for late rewards: when an episode is cut meanwhile, and when it is abandoned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ingest import wire
+from tests.ingest.test_assembler import STEPS, Shell
+
+NAME = "e"
+
+
+def action(seq: int) -> wire.LogAction:
+    return wire.LogAction(episode_id=NAME, seq=seq, obs=[float(seq), 0.0], action=0)
+
+
+def windowed(window: float, steps: int) -> Shell:
+    """An episode with an action each second, under `part_steps=8`, and its end."""
+    policy = replace(STEPS, part_steps=8, reward_window=window, part_seconds=10_000.0)
+    shell = Shell({"default": policy})
+    shell.send(wire.Start(episode_id=NAME, start=0))
+    for number in range(1, steps + 1):
+        shell.now += 1.0
+        shell.send(action(number))
+    return shell
+
+
+def test_a_long_window_does_not_make_a_part_of_every_step() -> None:
+    """A cut leaves at most three times what it takes, so that copying is linear in the steps."""
+    shell = windowed(100.0, 400)
+    sizes = [part.steps for part in shell.parts(NAME)]
+    assert len(sizes) < 10
+    assert all(3 * size >= 100 - 1 for size in sizes)
+    assert shell.assembler.episodes[NAME].steps <= 100 * 4 // 3 + 1
+
+
+@pytest.mark.parametrize(("window", "expected"), [(0.0, 8), (2.0, 7), (6.0, 3)])
+def test_a_cut_for_size_takes_all_closed_steps_of_what_is_too_long(
+    window: float, expected: int
+) -> None:
+    """As soon as one step more is there than a part is to hold, where the window is shorter."""
+    shell = windowed(window, 30)
+    sizes = [part.steps for part in shell.parts(NAME)]
+    assert sizes == [expected] * len(sizes)
+    assert len(sizes) >= 3
+
+
+@pytest.mark.parametrize("least", [0.0, 0.5])
+def test_cuts_can_ask_for_a_share_of_closed_steps(least: float) -> None:
+    """So that a lack of memory does not make small parts each second."""
+    shell = windowed(5.0, 7)
+    cuts = list(shell.assembler.cuts(["default"], shell.now, least=least))
+    assert len(cuts) == (least == 0.0)
+
+
+def test_rewards_for_named_steps_put_off_the_time_out() -> None:
+    """Abandoned is an episode of which nothing came; after a replay as before."""
+    shell = windowed(10_000.0, 1)
+    for number in range(4):
+        shell.tick(shell.now + 400.0)
+        late = wire.LogReturns(episode_id=NAME, step=0, reward_id=str(number), reward=1.0)
+        assert shell.send(late) == ["accepted"]
+        assert NAME in shell.assembler.episodes
+    shell.tick(shell.now + 599.0)
+    assert NAME in shell.assembler.episodes
+    assert shell.send(late) == ["retry"]  # it is known: nothing new came
+    shell.tick(shell.now + 1.0)
+    assert NAME not in shell.assembler.episodes
+    assert shell.send(action(2)) == ["abandoned"]
