@@ -195,7 +195,7 @@ class EpisodeAssembler(Judge):
         elif isinstance(event, Imported):
             self._apply_imported(event, row, received)
         elif isinstance(event, RewardedStep):
-            self._apply_rewarded_step(event, encoded, row)
+            self._apply_rewarded_step(event, encoded, row, now)
         elif isinstance(event, Redecided):
             self._apply_redecided(event, row, received, now)
         elif isinstance(event, Opened):
@@ -302,14 +302,16 @@ class EpisodeAssembler(Judge):
         carry = Carry(episode.started, episode.first_seq, episode.t0, episode.part, -1)
         self.sealed.append(Sealed(event.key, part, tuple(sorted(rows)), carry=carry))
 
-    def _apply_rewarded_step(self, event: RewardedStep, encoded: bytes, row: int) -> None:
+    def _apply_rewarded_step(
+        self, event: RewardedStep, encoded: bytes, row: int, now: float
+    ) -> None:
         episode = self._by_key.get(event.key)
         if episode is None or event.t < episode.t0:
             return  # its part is recorded already
         if event.t >= episode.t_next:  # only when the journal has lost rows
             self.torn.add(event.key)
         else:
-            if episode.reward_step(event, digest(encoded), row):
+            if episode.reward_step(event, digest(encoded), row, now):
                 self._need(row)
             self._count_bytes(episode)
 

@@ -205,10 +205,14 @@ class OpenEpisode:
         """Note that event `seq` was applied from `row`; answers whether that row is new here."""
         self.digests += digest
         self.next_seq = seq + 1
+        self.see(now)
+        return self.hold(row)
+
+    def see(self, now: float) -> None:
+        """Note that something came of it, for its time-out and for that of the whole episode."""
         self.seen = now
         if self.whole is not None:
             self.whole.seen = now
-        return self.hold(row)
 
     def correct(self, seq: int, digest: bytes, row: int, now: float) -> bool:
         """Note that event `seq`, the latest, was replaced from `row`; is that row new here?"""
@@ -395,12 +399,13 @@ class OpenEpisode:
         self.info_bytes += sign * len(info)
         self.info_keys += 0 if isinstance(info, str) else sign * info.keys
 
-    def reward_step(self, event: RewardedStep, digest: bytes, row: int) -> bool:
+    def reward_step(self, event: RewardedStep, digest: bytes, row: int, now: float) -> bool:
         """Apply a reward for a named step from `row`; answers whether that row is new here."""
         self.reward(event.reward, event.info, event.t - self.t0)
         if event.reward_id:
             self.reward_ids[event.t, event.reward_id] = digest
         self.late_rows.add(row)
+        self.see(now)
         return self.hold(row)
 
     def hold(self, row: int) -> bool:
