@@ -38,7 +38,10 @@ NOBODY_NEEDED: frozenset[str] = frozenset()
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"[0-9a-f]{8}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SENT = re.compile(r"(hr_[0-9a-f]{8})_[A-Za-z0-9_-]+")
+_BAR = "(?:_|%(?:25)*5f)"  # as it is, or escaped for an address as often as it was pasted
+_SENT = re.compile(
+    rf"(hr{_BAR}[0-9a-f]{{8}}){_BAR}[a-z0-9_%-]+|\b([0-9a-f]{{8}}){_BAR}[a-z0-9_%-]{{40,}}", re.I
+)
 _NOTHING = "0" * 64
 
 
@@ -103,7 +106,7 @@ def bearer(token_id: str, secret: str) -> str:
 
 def masked(text: str) -> str:
     """A text without the secrets in it: a token's place is a header, but people paste."""
-    return _SENT.sub(r"\1_***", text)
+    return _SENT.sub(lambda found: f"{found[1] or found[2]}_***", text)
 
 
 @dataclass

@@ -79,6 +79,13 @@ def key_of(given: bytes | None) -> str | None:
     return given.decode("latin-1")
 
 
+def require_none(given: bytes | None, instead: str) -> None:
+    """Raise Refusal for a key where it would do nothing: its caller counts on it."""
+    if given is not None:
+        text = f"expected none on this call, where it would be no protection: {instead}"
+        raise Refusal("invalid", text, "Idempotency-Key")
+
+
 def episode_of(name: str, token_id: str) -> str:
     """The id of an episode that is started without one: with the same key it is the same."""
     return hashlib.blake2b(f"{token_id}\n{name}".encode(), digest_size=16).hexdigest()

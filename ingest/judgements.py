@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
 
 from ingest import wire
 from ingest.errors import Refusal
@@ -103,6 +104,8 @@ def judge_action(
         dist_inputs = event.action_dist_inputs or b""
         if len(dist_inputs) % 4:
             raise invalid(event, "action_dist_inputs: expected float32 bytes")
+        if dist_inputs and not np.isfinite(np.frombuffer(dist_inputs, "<f4")).all():
+            raise invalid(event, "action_dist_inputs: expected finite numbers")
     else:
         logp, dist_inputs, pass_prob = _logged_logp(event), b"", event.pass_prob
         source = REPLAYED if event.replayed else LOGGED

@@ -8,6 +8,7 @@ another generation is live, or so many seconds passed (304).
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from urllib.parse import parse_qs
@@ -21,7 +22,10 @@ from ingest.remote_inference import LivePolicies
 from ingest.wire import MSGPACK
 from storage.errors import StorageError
 
+log = logging.getLogger("headrace.publication")
+
 MAX_WAIT_SECONDS = 60.0
+_NUMBER = re.compile(r"[0-9]{1,16}")
 _WAIT = re.compile(r"\bwait=(\d{1,4})\b")
 
 
@@ -76,9 +80,13 @@ class Publication:
     def _version(self, policy_id: str, text: str) -> Response:
         """One version by its number, whatever is live."""
         store = self._live.store(policy_id)
+        number = int(text) if _NUMBER.fullmatch(text) else 0
+        if number not in store.versions():
+            raise Refusal("not_found", f"policy {policy_id!r} has no version {text[:20]!r}")
         try:
-            manifest, weights = store.read(int(text))
-        except (StorageError, ValueError) as error:
-            raise Refusal("not_found", f"version {text[:20]!r}: {error}") from error
+            manifest, weights = store.read(number)
+        except StorageError as error:  # its text names files of ours
+            log.error("policy %s: version %d cannot be sent: %s", policy_id, number, error)
+            raise Refusal("not_found", f"version {number} cannot be read: see the log") from error
         body = msgspec.msgpack.encode(Published(manifest.to_json(), -1, weights))
         return Response(200, body, MSGPACK)

@@ -30,6 +30,10 @@ from ingest.route_table import ROUTES
 from ingest.tracks import name_of
 from storage.spaces import space_to_json
 
+_NUMBER_EVENTS = (
+    "register an instance and number the events (start, seq), or send them as single calls"
+)
+
 
 class Routes:
     """Binds a collector and its live policies to the routes of `route_table`.
@@ -77,6 +81,7 @@ class Routes:
     # --- logging ---------------------------------------------------------------------------
 
     async def events(self, request: Request) -> Response:
+        idempotency.require_none(request.headers.get(b"idempotency-key"), _NUMBER_EVENTS)
         batch = request.decode(wire.Batch)
         _require_events(request.caller, batch.events)
         reply, row = self.collector.accept(batch, caller=request.caller)
@@ -84,6 +89,8 @@ class Routes:
         return Response.of(reply, request, wasted=_wasted(reply, batch, request))
 
     async def instances(self, request: Request) -> Response:
+        instead = "a name in the body finds the same instance again"
+        idempotency.require_none(request.headers.get(b"idempotency-key"), instead)
         message = request.decode(wire.Register)
         if message.name is not None and message.name.startswith(bulk.NAMES):
             text = f"expected a name that does not begin with {bulk.NAMES!r}: those are the keys'"
@@ -182,6 +189,7 @@ class Routes:
         return msgspec.structs.replace(call, seq=known.seq)
 
     async def actions(self, request: Request) -> Response:
+        idempotency.require_none(request.headers.get(b"idempotency-key"), _NUMBER_EVENTS)
         message = request.decode(wire.ActionBatch)
         _require_events(request.caller, message.events)
         request.caller.charge(len(message.actions))

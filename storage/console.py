@@ -81,7 +81,13 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 def moment(micros: int | None) -> str:
-    """A time (microseconds since the epoch) for people, UTC; None is nothing."""
+    """A time (microseconds since the epoch) for people, UTC; None is nothing.
+
+    One that no calendar has is its number: clients send any.
+    """
     if micros is None:
         return ""
-    return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"{micros} us"

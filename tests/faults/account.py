@@ -82,6 +82,7 @@ class Account:
             "doubled": len(self.doubled),
             "stored_of_tracks": sum(step in self.places for step in self.found),
         }
+        verdict.require(bool(self.acknowledged), "idle", "nothing was acknowledged")
         for kind in ("lost", "doubled", "unknown", "misplaced", "refused", "partial"):
             found = getattr(self, kind)
             verdict.require(not found, kind, f"{len(found)}, such as {found[:3]}")

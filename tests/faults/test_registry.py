@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.faults import mutants, scenario
 from tests.faults.__main__ import judge, runs
+from tests.faults.account import Account
 from tests.faults.mutants import Mutant, MutantError, Patch
 from tests.faults.scenario import Scenario, Verdict
 
 HERE = Path(__file__).parent
+
+
+def test_a_run_in_which_nothing_was_acknowledged_holds_nothing() -> None:
+    """Law: no account is good because it is empty."""
+    verdict, empty = Verdict(), Account()
+    empty.judge(verdict)
+    assert set(verdict.faults) == {"idle"}
+    some = Account(*(Counter([1.0]) for _ in range(3)))
+    some.judge(verdict := Verdict())
+    assert verdict.faults == {}
+
+
+def test_every_scenario_is_told_of() -> None:
+    """docs/faults.md has a row for each."""
+    page = (HERE.parent.parent / "docs" / "faults.md").read_text()
+    assert [name for name in scenario.NAMES if f"\n| `{name}` |" not in page] == []
 
 
 @pytest.mark.parametrize("name", scenario.NAMES)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -358,6 +360,18 @@ def test_a_part_never_outgrows_its_limit(taken: list[Any], limit: int) -> None:
     assert set(sizes[:-1]) <= {limit}
     assert 1 <= sizes[-1] <= limit
     assert sum(sizes) == len(taken)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_decision_of_numbers_that_are_not_finite_is_refused(value: float) -> None:
+    """The distribution's inputs are values like any other."""
+    inputs = np.array([0.5, value], "<f4").tobytes()
+    shell = _in_state("IDLE")
+    decision = msgspec.structs.replace(EVENTS["decision"], action_dist_inputs=inputs, seq=1)
+    with pytest.raises(Refusal, match="expected finite numbers"):
+        shell.assembler.judge(shell.instance, decision)
+    decision.action_dist_inputs = inputs[:4]  # type: ignore[union-attr]
+    assert shell.assembler.judge(shell.instance, decision) is not None
 
 
 # --- the table --------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from ingest.auth import (
     TokenError,
     bearer,
     hashed,
+    masked,
     require_allowance,
 )
 from ingest.errors import CollectorFailed, Refusal
@@ -472,6 +473,29 @@ def test_a_header_that_is_there_twice_is_refused() -> None:
     """Which of two a proxy looked at cannot be known."""
     with pytest.raises(Refusal, match="expected one header host"):
         Hosts("127.0.0.1").check([(b"host", b"localhost"), (b"host", b"localhost")])
+
+
+SECRET = "zebraZEBRA-0123456789_zebraZEBRA-0123456789"
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        f"hr_0a1b2c3d_{SECRET}",
+        f"HR_0A1B2C3D_{SECRET.upper()}",
+        f"hr%5F0a1b2c3d%5f{SECRET.replace('_', '%5F')}",
+        f"hr%255F0a1b2c3d%255F{SECRET.replace('_', '%255F')}",
+        f"hr%25255F0a1b2c3d%25255F{SECRET}",
+        f"0a1b2c3d_{SECRET}",
+    ],
+)
+def test_a_token_is_masked_however_it_was_pasted(pasted: str) -> None:
+    """Its id stays, for whoever has to revoke it."""
+    shown = masked(f'{{"path":"/v1/episodes/{pasted}/end"}}')
+    assert "zebra" not in shown.lower()
+    assert "0a1b2c3d_***" in shown.lower()
+    assert shown.endswith('/end"}')
+    assert masked("/v1/episodes/0a1b2c3d_short/end") == "/v1/episodes/0a1b2c3d_short/end"
 
 
 # --- the client ----------------------------------------------------------------------------------

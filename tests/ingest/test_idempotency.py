@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,32 @@ def test_a_repeated_call_is_known_whatever_other_policies_there_are(tmp_path: Pa
         assert statuses() == [201, 200, 200, 200]
         assert call(collector, "/e/end", {"obs": [0.0] * 3}, "3")[0] != 200
         assert collector.get("/readyz")[1]["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "instead"),
+    [
+        ("events", {"events": []}, "number the events"),
+        ("actions", {"actions": []}, "number the events"),
+        ("instances", {}, "a name in the body"),
+    ],
+)
+def test_a_key_is_refused_where_it_would_do_nothing(
+    house: CollectorProcess, path: str, body: Any, instead: str
+) -> None:
+    """Law: nobody counts on a key that is not looked at; the answer says what to do instead."""
+    assert house.post(f"/v1/{path}", body)[0] in (200, 201)
+    status, answer = house.post(f"/v1/{path}", body, **{"idempotency-key": "k"})
+    assert (status, answer["error"]["path"]) == (422, "Idempotency-Key")
+    assert instead in answer["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
+    root = tmp_path_factory.mktemp("house")
+    declare(root)
+    with CollectorProcess(root) as collector:
+        yield collector
 
 
 def test_a_key_with_other_content_is_a_conflict(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class House:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     root = tmp_path_factory.mktemp("root")
     declare(root)
-    token = create_token(root, "trainer", ["weights:publish"])[1]
+    token = create_token(root, "trainer", ["weights:publish", "weights:read"])[1]
     with CollectorProcess(root, log=root / "log") as process:
         yield House(process, WeightStore(root, "default"), token)
 
@@ -173,6 +173,16 @@ def test_a_rollback_happens_once(house: House) -> None:
     assert house.store.manifest(now["version"]).metrics == {"seed": 20}
     assert house.post("/rollback", body)[0] == 409
     status, answer = house.post("/rollback", {"generation": house.generation, "to": 10_000})
+    assert (status, answer["error"]["code"]) == (404, "not_found")
+    assert str(house.process.root) not in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("version", ["9" * 300, "-1", "0", "1/../2", "%00", "10000"])
+def test_a_version_that_is_not_there_tells_nothing_of_the_disk(house: House, version: str) -> None:
+    """404, and the answer names no folder of the server's."""
+    path = f"{PATH}/weights?version={version}"
+    header = {"authorization": f"Bearer {house.token}"}
+    status, answer = house.process.request("GET", path, None, header)
     assert (status, answer["error"]["code"]) == (404, "not_found")
     assert str(house.process.root) not in answer["error"]["message"]
 
