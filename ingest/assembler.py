@@ -263,6 +263,8 @@ class EpisodeAssembler(Judge):
             episode.whole = self._whole(started.episode_id, started.instance)
             episode.whole.open[started.agent_id] = None
             episode.whole.seen = max(episode.whole.seen, episode.seen)
+            if episode.t0:
+                episode.whole.acted.add(started.agent_id)
         self._by_key[started.key] = episode
         self._count_bytes(episode)
         self.instances.count_open(started.instance, 1)
@@ -376,6 +378,8 @@ class EpisodeAssembler(Judge):
         if finished.agent_id is not None:
             whole = self._whole(finished.episode_id, finished.instance)
             whole.ended[finished.agent_id] = None
+            if finished.has_steps:
+                whole.acted.add(finished.agent_id)
             whole.agents = max(whole.agents, finished.agents)
             if finished.how in ("abandoned", "broken"):
                 whole.stopped = finished.agent_id
@@ -391,6 +395,7 @@ class EpisodeAssembler(Judge):
         whole = self.wholes.get(finished.episode_id)
         if finished.agent_id is not None and whole is not None:
             whole.ended.pop(finished.agent_id, None)
+            whole.acted.discard(finished.agent_id)
             if not whole.open and not whole.ended:
                 del self.wholes[finished.episode_id]
 

@@ -29,6 +29,7 @@ from ingest.events import (
 from ingest.instances import Instances
 from ingest.judgements import (
     Values,
+    agents_of,
     check_rewarded_step,
     check_values,
     decision_unknown,
@@ -37,6 +38,7 @@ from ingest.judgements import (
     judge_action,
     judge_reward,
     require_info_room,
+    require_part,
     tags_of,
     window_closed,
 )
@@ -317,12 +319,11 @@ class Judge:
                 if event.obs is not None:
                     final = episode.rules.observation.from_wire(event.obs, "obs")
                 how = "truncated" if event.truncated else "terminated"
-                agents = -1 if event.agents is None else event.agents
-                if agents > 0 and event.agent_id is None:
-                    raise invalid(event, f"agents: expected none without agent_id, got {agents}")
+                agents = agents_of(episode, event)
                 return Ended(
                     episode.started.key, seq, how, final, waits=episode.waits, agents=agents
                 )
+            require_part(episode, event)
             return judge_action(episode, event, seq, values)
         except SpaceError as error:
             raise invalid(event, str(error)) from error

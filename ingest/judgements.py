@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from ingest import wire
-from ingest.errors import Refusal
+from ingest.errors import Refusal, completed
 from ingest.events import UNKNOWN_LOGP, Acted, Rewarded
 from ingest.merged_info import MAX_MERGED
 from ingest.open_episode import OpenEpisode, PolicyRules
@@ -244,6 +244,27 @@ def decision_unknown(episode: OpenEpisode) -> Refusal:
 def invalid(event: Any, text: str) -> Refusal:
     place, _, rest = text.partition(": ")
     return Refusal("invalid", f"Episode {label_of(event)}: {rest}", place, event.episode_id)
+
+
+def agents_of(episode: OpenEpisode, event: wire.End) -> int:
+    """How many agents an end says that its whole episode had, -1: nothing. Raises Refusal."""
+    told, whole = event.agents, episode.whole
+    if told is None:
+        return -1
+    if whole is None:
+        raise invalid(event, f"agents: expected none without agent_id, got {told}")
+    if 0 <= whole.agents != told:
+        raise invalid(event, f"agents: expected {whole.agents}, as an end told before, got {told}")
+    if told < len(whole.acted):
+        expected = f"expected at least {len(whole.acted)}, which have acted"
+        raise invalid(event, f"agents: {expected}, got {told}")
+    return told
+
+
+def require_part(episode: OpenEpisode, event: Any) -> None:
+    """Raise Refusal for a first action where as many agents acted as an end told."""
+    if episode.whole is not None and not episode.t_next and episode.whole.has_all_acted:
+        raise completed(event.episode_id, event.agent_id)
 
 
 def info_of(event: Any) -> str:

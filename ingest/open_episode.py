@@ -307,6 +307,8 @@ class OpenEpisode:
         self.received.append(received)
         if self.started.agent_id is not None:
             self.env_t.append(event.env_t)
+            if self.whole is not None:
+                self.whole.acted.add(self.started.agent_id)
         if event.dist_inputs or self.dist_lengths:
             self.dist_inputs += event.dist_inputs
             self.dist_lengths.append(len(event.dist_inputs))

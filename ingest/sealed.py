@@ -52,6 +52,11 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
         )
 
     @property
+    def has_steps(self) -> bool:
+        """Whether it has any, or may have had: the start and the end are two numbers."""
+        return self.next_seq != 2
+
+    @property
     def client_seq(self) -> int:
         """The first number that the client has no acknowledgement for."""
         by_client = self.how in ("terminated", "truncated")

@@ -41,14 +41,16 @@ def label_of(event: Any) -> str:
 class Whole:
     """An episode of several agents: its client instance, who is in it, how it stands.
 
-    `ended` are agents whose tracks are over, as far as they are remembered. `agents` is how many
-    there are in all once an end has told it, `stopped` the agent whose track was abandoned or
-    broken, and the whole episode with it. `seen` is the running time of the latest event.
+    `ended` are agents whose tracks are over, as far as they are remembered, and `acted` those of
+    all that took a step. `agents` is how many of these there are in all once an end has told it,
+    `stopped` the agent whose track was abandoned or broken, and the whole episode with it. `seen`
+    is the running time of the latest event.
     """
 
     instance: str
     open: dict[str, None] = field(default_factory=dict)
     ended: dict[str, None] = field(default_factory=dict)
+    acted: set[str] = field(default_factory=set)
     agents: int = -1
     stopped: str | None = None
     seen: float = field(default=0.0, compare=False)
@@ -57,3 +59,8 @@ class Whole:
     def is_complete(self) -> bool:
         """Whether every agent that it ever had is known, so that no other may join."""
         return 0 <= self.agents <= len(self.open) + len(self.ended)
+
+    @property
+    def has_all_acted(self) -> bool:
+        """Whether as many agents acted as an end told, so that no other may begin to."""
+        return 0 <= self.agents <= len(self.acted)

@@ -134,6 +134,7 @@ class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_
     """The end of an episode or of a track; the final observation may be absent.
 
     `agents`: the whole episode ends with this track, and had so many agents in all that acted.
+    All ends that tell it tell the same number.
     """
 
     episode_id: OptionalId = ""

@@ -87,9 +87,16 @@ class Whole:
         return found[-1] if found else ""
 
     @property
+    def told(self) -> int:
+        return max(track.agents for track in self.tracks.values())
+
+    @property
+    def acted(self) -> int:
+        return sum(bool(track.rewards) for track in self.tracks.values())
+
+    @property
     def is_complete(self) -> bool:
-        told = max(track.agents for track in self.tracks.values())
-        return 0 <= told <= len(self.tracks)
+        return 0 <= self.told <= len(self.tracks)
 
 
 class OddAgents(RuleBasedStateMachine):
@@ -169,6 +176,10 @@ class OddAgents(RuleBasedStateMachine):
         track, expected = self.track(name, agent), self.expected(name, agent, who)
         latest = track.env_t[-1] if track is not None and track.env_t else -1
         env_t = None if agent is None else max(0, latest + ahead)
+        whole = self.model.get(name)
+        begins = expected == "accepted" and track is not None and not track.rewards
+        if begins and whole is not None and 0 <= whole.told <= whole.acted:
+            expected = "completed"
         if expected == "accepted" and env_t is not None and env_t <= latest:
             expected = "invalid"
         event = wire.LogAction(
@@ -190,8 +201,10 @@ class OddAgents(RuleBasedStateMachine):
     def end(self, name: str, agent: str | None, who: int, told: int | None) -> None:
         """An agent leaves; `told` is how many there were, where the episode is over."""
         expected = self.expected(name, agent, who)
-        if expected == "accepted" and agent is None and told is not None:
-            expected = "invalid"
+        if expected == "accepted" and told is not None:
+            whole = self.model[name]
+            if agent is None or told < whole.acted or 0 <= whole.told != told:
+                expected = "invalid"
         event = wire.End(episode_id=name, agent_id=agent, seq=self.seq(name, agent), agents=told)
         assert self.send(event, who) == expected
         if expected == "accepted":
@@ -204,7 +217,7 @@ class OddAgents(RuleBasedStateMachine):
         whole = self.model.get(name)
         if whole is None or whole.is_lone:
             return
-        agents = max(1, sum(bool(track.rewards) for track in whole.tracks.values()))
+        agents = max(1, whole.acted)
         for agent in [agent for agent, track in whole.tracks.items() if not track.how]:
             self.end(name, agent, self.instances.index(whole.instance), agents if told else None)
 
@@ -229,6 +242,7 @@ class OddAgents(RuleBasedStateMachine):
         assert self.send(event, who) == expected
         if expected == "accepted" and track is not None:
             track.rewards[t] += 0.25
+            self.model[name].seen = self.shell.now
 
     # --- what nobody sends -------------------------------------------------------------------
 

@@ -283,6 +283,7 @@ class OddEvents(RuleBasedStateMachine):
         if found is not None and expected == "accepted":
             found.rewards[t].append(amount)
             found.keys[t, key] = amount
+            found.seen = self.shell.now
 
     # --- what nobody sends -------------------------------------------------------------------
 

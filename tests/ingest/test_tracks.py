@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest import wire
+from ingest.assembler import EpisodeAssembler
 from ingest.episode_state import episode_state
 from ingest.errors import Refusal
 from ingest.recovery import recover
 from ingest.sealed import Finished, Limits
 from storage.errors import JournalFailed, JournalFull
 from storage.journal import MemoryJournal
+from storage.ranges import RangeSet
 from tests.collector_process import CollectorProcess, shard_rows
 from tests.ingest.simulated_collector import Fault, Simulation
 from tests.ingest.test_assembler import POLICIES, Shell, episodes, interleaved, picture, requests
@@ -94,6 +96,41 @@ def test_nobody_joins_an_episode_that_is_whole() -> None:
         "accepted",
         *["completed"] * 2,
     ]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_ends_tell_one_number_of_agents_and_no_fewer_than_acted(restarts: bool) -> None:
+    """What they tell is the number that readers put an episode together by."""
+    shell = Shell()
+    shell.send(start("a", 0), act("a", 1, 0), start("b", 1), act("b", 1, 0), start("idle", 2))
+    if restarts:
+        shell.restart()
+    with pytest.raises(Refusal, match="expected at least 2, which have acted, got 1") as caught:
+        shell.assembler.judge(shell.instance, end("a", 2, 1))
+    assert (caught.value.code, caught.value.path) == ("invalid", "agents")
+    assert shell.send(end("a", 2, 2)) == ["accepted"]
+    if restarts:
+        shell.restart()
+    with pytest.raises(Refusal, match="expected 2, as an end told before, got 5"):
+        shell.assembler.judge(shell.instance, end("b", 2, 5))
+    assert shell.send(act("idle", 1, 1), act("b", 2, 1)) == ["completed", "accepted"]
+    assert shell.send(end("b", 3, 2), end("idle", 1)) == ["accepted"] * 2
+    assert shell.send(start("c", 3)) == ["completed"]
+    assert [shell.parts(("e", agent))[-1].agents for agent in "ab"] == [2, 2]
+
+
+def test_who_acted_is_known_when_the_steps_are_in_shards() -> None:
+    """After a cut and a restart, of an agent that goes on and of one that has left."""
+    shell = Shell()
+    for number, agent in enumerate("ab"):
+        shell.send(start(agent, number), act(agent, 1, 0), act(agent, 2, 1))
+    shell.tick(61.0)
+    shell.send(end("a", 3))
+    whole = shell.assembler.wholes["e"]
+    found = EpisodeAssembler(POLICIES)
+    carries = [one.carry for one in shell.assembler.sealed if one.carry is not None]
+    found.restore(RangeSet(), shell.assembler.finished.values(), carries[1:])
+    assert found.wholes["e"].acted == whole.acted == {"a", "b"}
 
 
 def test_env_t_grows_and_belongs_to_several_agents_only() -> None:
