@@ -20,7 +20,7 @@ from ingest.http import Request, Response
 from ingest.published import Published, no_version
 from ingest.remote_inference import LivePolicies
 from ingest.wire import MSGPACK
-from storage.errors import StorageError
+from storage.errors import StorageError, WeightsNotFound
 
 log = logging.getLogger("headrace.publication")
 
@@ -81,10 +81,11 @@ class Publication:
         """One version by its number, whatever is live."""
         store = self._live.store(policy_id)
         number = int(text) if _NUMBER.fullmatch(text) else 0
-        if number not in store.versions():
-            raise Refusal("not_found", f"policy {policy_id!r} has no version {text[:20]!r}")
         try:
             manifest, weights = store.read(number)
+        except WeightsNotFound as error:
+            text = f"policy {policy_id!r} has no version {text[:20]!r}"
+            raise Refusal("not_found", text) from error
         except StorageError as error:  # its text names files of ours
             log.error("policy %s: version %d cannot be sent: %s", policy_id, number, error)
             raise Refusal("not_found", f"version {number} cannot be read: see the log") from error
