@@ -194,6 +194,8 @@ class OpenEpisode:
         """Bytes that this takes in memory, about."""
         return (
             OPEN_BYTES
+            + len(self.started.tags)
+            + (0 if self.ended is None else len(self.ended.final_obs or b""))
             + self.nbytes
             + len(self.digests)
             + 40 * len(self.rows)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ingest import wire
+from storage.spaces import parse_space
 from tests.ingest.test_assembler import STEPS, Shell
 
 NAME = "e"
@@ -69,3 +70,20 @@ def test_rewards_for_named_steps_put_off_the_time_out() -> None:
     shell.tick(shell.now + 1.0)
     assert NAME not in shell.assembler.episodes
     assert shell.send(action(2)) == ["abandoned"]
+
+
+def test_tags_and_the_last_observation_are_memory_too() -> None:
+    """An episode without a step, and one whose end waits for its windows, hold what came."""
+    policies = {"default": replace(STEPS, observation=parse_space("box:1000"), reward_window=9.0)}
+    plain, tagged = Shell(policies), Shell(policies)
+    plain.send(wire.Start(episode_id=NAME, start=0))
+    tagged.send(wire.Start(episode_id=NAME, start=0, tags={"k": "v" * 200}))
+    grown = tagged.assembler.open_bytes - plain.assembler.open_bytes
+    assert grown == len('{"k":""}') + 200 - len("{}")
+    obs = [0.5] * 1000
+    plain.send(wire.LogAction(episode_id=NAME, obs=obs, action=0))
+    before = plain.assembler.open_bytes
+    plain.send(wire.End(episode_id=NAME, obs=obs))
+    assert plain.assembler.open_bytes >= before + 4 * 1000
+    plain.tick(10.0)
+    assert plain.assembler.open_bytes == 0
