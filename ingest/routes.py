@@ -191,8 +191,7 @@ class Routes:
     async def actions(self, request: Request) -> Response:
         idempotency.require_none(request.headers.get(b"idempotency-key"), _NUMBER_EVENTS)
         message = request.decode(wire.ActionBatch)
-        _require_events(request.caller, message.events)
-        request.caller.charge(len(message.actions))
+        _require_events(request.caller, message.events, actions=len(message.actions))
         return Response.of(await self.acting.act(message, request.caller), request)
 
     # --- asking ----------------------------------------------------------------------------
@@ -325,13 +324,16 @@ def _wasted(reply: wire.EventsReply, batch: wire.Batch, request: Request) -> flo
     return min(1.0, size / len(request.body))
 
 
-def _require_events(caller: Caller, events: Sequence[wire.Event]) -> None:
-    """Raise Refusal unless the caller may log, and send the decisions among them; count them."""
+def _require_events(caller: Caller, events: Sequence[wire.Event], *, actions: int = 0) -> None:
+    """Raise Refusal unless the caller may log, and send the decisions among them.
+
+    Counts them, and the actions that are asked for with them, as one request's.
+    """
     if events:
         caller.require(LOGGING, "an event")
     if not caller.may(ACTING) and any(type(event) is wire.Decision for event in events):
         caller.require(ACTING, "a decision")
-    caller.charge(len(events))
+    caller.charge(len(events) + actions)
 
 
 def _named(request: Request, kind: type[wire.M]) -> wire.M:
