@@ -196,6 +196,10 @@ class LocalPolicy:
             self.refused += 1
             log.warning("policy %s: refused published weights: %s", self.policy_id, error)
             return
+        except Exception:  # the last good ones stay, and the poll goes on
+            self.refused += 1
+            log.exception("policy %s: refused published weights", self.policy_id)
+            return
         with self._changed:
             if manifest.store_id == self._store_id and published.generation <= self._generation:
                 return  # another thread took up a newer one meanwhile

@@ -1,7 +1,8 @@
 """Publishing over HTTP, by callers with the scope `weights:publish` alone.
 
 What comes is checked before anything of it is kept: its digest, that it is safetensors of finite
-numbers, and that a policy of the declared spaces can act with it. The publisher proposes the
+numbers, that a policy of the declared spaces gives finite numbers with it, and that all that goes
+with it can be sent again, in JSON and in msgpack. The publisher proposes the
 number, and hears 409 with the next one when that is not it; the same request again has the same
 answer.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -19,10 +21,12 @@ from ingest.errors import Refusal
 from ingest.http import Request, Response
 from ingest.remote_inference import LivePolicies
 from storage.errors import GenerationConflict, StorageError, WeightsNotFound
-from storage.manifest import Live, decode_weights
+from storage.manifest import Live, decode_weights, plain_document
 from storage.weights import WeightStore
 
 T = TypeVar("T")
+
+_FIELDS = frozenset(wire.Publish.__struct_fields__)
 
 
 class Publishing:
@@ -59,6 +63,9 @@ class Publishing:
         return store
 
     def _publish(self, store: WeightStore, message: wire.Publish) -> Live:
+        for field in ("spec", "filter_state", "metrics"):  # before anybody looks deeper into them
+            if (document := getattr(message, field)) is not None:
+                plain_document(document, field)
         weights = decode_weights(message.weights, message.sha256, "weights")
         self._live.require_usable(store.policy_id, message.spec, weights, message.filter_state)
         digest = store.add_candidate(
@@ -84,7 +91,7 @@ class Publishing:
         except (StorageError, ValueError, TypeError, KeyError, OverflowError) as error:
             if isinstance(error.__cause__, OSError):
                 raise _disk_full(error.__cause__) from error
-            raise Refusal("invalid", str(error)) from error
+            raise Refusal("invalid", str(error), _path_of(str(error))) from error
         except OSError as error:
             raise _disk_full(error) from error
 
@@ -107,6 +114,12 @@ def _versions(store: WeightStore) -> wire.Versions:
         next=store.next_version,
         versions=[store.manifest(number).to_json() for number in store.versions()],
     )
+
+
+def _path_of(text: str) -> str | None:
+    """The field of a publication that an error's text begins with."""
+    place = text.partition(": ")[0].replace(" ", "_")
+    return f"$.{place}" if re.split(r"[.\[]", place)[0] in _FIELDS else None
 
 
 def _disk_full(error: OSError) -> Refusal:

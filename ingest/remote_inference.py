@@ -94,6 +94,8 @@ class LivePolicies:
                 self._load(live)
             except (StorageError, ValueError, OSError) as error:
                 log.warning("policy %s: the published weights cannot be used: %s", name, error)
+            except Exception:  # following goes on, for this policy and the others
+                log.exception("policy %s: the published weights cannot be used", name)
 
     def _load(self, live: _Live) -> None:
         pointer = live.store.live()
@@ -102,7 +104,9 @@ class LivePolicies:
         from policy.numpy_policy import NumpyPolicy
 
         manifest, weights = live.store.read(pointer.version)
-        live.policy = NumpyPolicy.published(manifest, weights)
+        found = NumpyPolicy.published(manifest, weights)
+        _require_usable(live, found)
+        live.policy = found
         live.generation = pointer.generation
         live.published = Published(manifest.to_json(), pointer.generation, weights)
         live.etag = f'"{manifest.store_id}-{pointer.generation}"'
@@ -140,11 +144,12 @@ class LivePolicies:
         from policy.numpy_policy import NumpyPolicy
         from policy.spec import PolicySpec
 
-        found = PolicySpec.from_json(dict(spec))
-        declared = self.policies[policy_id]
-        if schema_id(found.observation, found.action) != declared.schema_id:
-            raise ValueError("spec: expected the spaces that the policy is declared with")
-        NumpyPolicy(found, weights, filter_state=filter_state)
+        try:
+            found = PolicySpec.from_json(dict(spec))
+        except ValueError as error:
+            raise ValueError(f"spec: {error}") from error
+        usable = NumpyPolicy(found, weights, filter_state=filter_state)
+        _require_usable(self._live[policy_id], usable)
 
     def etag(self, policy_id: str) -> str | None:
         """Names the live generation, None when nothing is published."""
@@ -226,3 +231,10 @@ class LivePolicies:
         )
         name, version = live.store.policy_id, policy.version
         return [next(choices) if fine else not_finite(name, version) for fine in finite]
+
+
+def _require_usable(live: _Live, policy: NumpyPolicy) -> None:
+    """Raise ValueError unless the policy acts in the declared spaces, with finite numbers."""
+    if schema_id(policy.spec.observation, policy.spec.action) != live.schema_id:
+        raise ValueError("spec: expected the spaces that the policy is declared with")
+    policy.require_finite()

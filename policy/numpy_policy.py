@@ -24,7 +24,7 @@ import numpy.typing as npt
 from policy.action_layout import LOG_STD_RANGE
 from policy.filters import make_filter
 from policy.numpy_distributions import NotFinite, Product
-from policy.preprocessors import assemble
+from policy.preprocessors import assemble, plausible_columns
 from policy.spec import PolicySpec
 from storage.manifest import WEIGHTS_FILE, Manifest, decode_weights
 from storage.spaces import Array, Discrete, Space
@@ -147,6 +147,16 @@ class NumpyPolicy:
         fits = np.isfinite(inputs).all(axis=1)
         finite[finite] = fits
         return finite, choose(self.spec, self._product, inputs[fits], rng, explore=explore)
+
+    def require_finite(self) -> None:
+        """Raise ValueError unless it acts on plausible observations: finite weights may not do."""
+        columns = plausible_columns(self.spec.observation)
+        finite, _ = self.act_where_finite(self.flatten(columns), np.random.default_rng(0))
+        if not finite.all():
+            raise ValueError(
+                "weights: expected some that act on an observation next to zero, got NaN or "
+                "infinity from the network"
+            )
 
     def dist_inputs(self, flat: FlatArray) -> FlatArray:
         """(B, K) float32 parameters of the action distributions."""

@@ -18,13 +18,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from storage.codec import Leaf, leaves
+from storage.leaf import Leaf, bounds_of, leaves
 from storage.spaces import Array, Box, Dict, Discrete, MultiDiscrete, Space, SpaceError, Tuple
 
-__all__ = ["Flattener", "assemble", "columns_of", "flatten_observation", "leaf_values"]
+__all__ = [
+    "Flattener",
+    "assemble",
+    "columns_of",
+    "flatten_observation",
+    "leaf_values",
+    "plausible_columns",
+]
 
 FloatArray = npt.NDArray[np.float32]
 _FLOAT32 = np.dtype("float32")
+_PLAUSIBLE = 8
+"""Observations of `plausible_columns`."""
 
 
 class Flattener:
@@ -93,6 +102,30 @@ def columns_of(space: Space, prefix: str, batch: Mapping[str, Any]) -> dict[str,
     Raises KeyError that names the column that is missing.
     """
     return {leaf.path: batch[leaf.column(prefix)] for leaf in leaves(space)}
+
+
+def plausible_columns(space: Space) -> dict[str, Array]:
+    """A few observations that anybody may meet, as columns: the first next to zero.
+
+    In the others integers lie within 255 of zero and other numbers are standard normal, as far as
+    the space's bounds allow. The same ones each time.
+    """
+    rng = np.random.default_rng(0)
+    return {leaf.path: _plausible(leaf, rng) for leaf in leaves(space)}
+
+
+def _plausible(leaf: Leaf, rng: np.random.Generator) -> Array:
+    whole = leaf.dtype.kind in "iub"
+    shape = (_PLAUSIBLE, *leaf.shape)
+    values = rng.integers(-255, 256, shape) if whole else rng.standard_normal(shape)
+    values[0] = 0
+    bounds = bounds_of(leaf.space)
+    if bounds is None:  # all numbers of its dtype
+        bounds = (np.array(0), np.array(1))
+        if leaf.dtype.kind != "b":
+            limits = np.iinfo(leaf.dtype)
+            bounds = np.array(limits.min), np.array(limits.max)
+    return np.clip(values, *bounds).astype(leaf.dtype)
 
 
 def assemble(space: Space, columns: Mapping[str, Array], row: int) -> Any:

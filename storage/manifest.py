@@ -24,6 +24,8 @@ import safetensors.numpy
 from storage.errors import WeightsDamaged
 
 FORMAT_VERSION = 1
+MAX_DEPTH = 32
+"""Lists and objects within each other, in what comes with weights."""
 WEIGHTS_FILE = "weights.safetensors"
 LINEAGE_FILE = "lineage.json"
 
@@ -32,7 +34,10 @@ Json: TypeAlias = Any
 
 
 def canonical(document: Json, what: str = "document") -> bytes:
-    """The one JSON text of a document. Raises ValueError for NaN, infinity and unknown types."""
+    """The one JSON text of a document.
+
+    Raises ValueError for NaN, infinity, unknown types, and what is nested beyond reason.
+    """
     try:
         text = json.dumps(
             document, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False
@@ -40,6 +45,40 @@ def canonical(document: Json, what: str = "document") -> bytes:
         return text.encode()
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what}: expected JSON without NaN or infinity: {error}") from error
+    except RecursionError as error:
+        raise _too_deep(what) from error
+
+
+def plain_document(document: Json, what: str) -> dict[str, Json]:
+    """The document as it will be read back, and as JSON and msgpack alike can carry it.
+
+    Raises ValueError that names the place.
+    """
+    if not isinstance(document, dict):
+        raise ValueError(f"{what}: expected a dict, got {document!r:.80}")
+    plain: dict[str, Json] = json.loads(canonical(document, what))
+    level: list[tuple[str, Json]] = [(what, plain)]
+    for _ in range(MAX_DEPTH + 1):
+        level = [item for place, value in level for item in _items(place, value)]
+    if level:
+        raise _too_deep(level[0][0])
+    return plain
+
+
+def _items(place: str, value: Json) -> list[tuple[str, Json]]:
+    """What is in a list or an object, with the place of each. Raises ValueError."""
+    if isinstance(value, dict):
+        return [(f"{place}.{key}", item) for key, item in value.items()]
+    if isinstance(value, list):
+        return [(f"{place}[{index}]", item) for index, item in enumerate(value)]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise ValueError(f"{place}: expected an integer of 64 bits, got {value!r:.40}")
+    return []
+
+
+def _too_deep(place: str) -> ValueError:
+    text = f"expected at most {MAX_DEPTH} lists and objects within each other"
+    return ValueError(f"{place:.80}: {text}")
 
 
 def sha256(data: bytes) -> str:

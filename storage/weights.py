@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import secrets
 import shutil
@@ -36,10 +35,10 @@ from storage.manifest import (
     Live,
     Manifest,
     Weights,
-    canonical,
     decode_weights,
     encode_weights,
     open_document,
+    plain_document,
     seal_document,
     sha256,
 )
@@ -65,6 +64,7 @@ class WeightStore:
         self._candidates = self.directory / "candidates"
         self._versions = self.directory / "versions"
         self._clock = clock
+        self._live_file = str(self.directory / "live.json")  # a follower looks many times a second
 
     @property
     def store_id(self) -> str:
@@ -210,7 +210,7 @@ class WeightStore:
     def stamp(self) -> Hashable:
         """Changes when something else is live, as cheap as a look at one file's dates."""
         try:
-            status = os.stat(self.directory / "live.json")
+            status = os.stat(self._live_file)
         except OSError:
             return None
         return status.st_mtime_ns, status.st_ino
@@ -433,9 +433,9 @@ def candidate_files(
     }
     candidate = Candidate(
         policy_id=policy_id,
-        spec=_plain(spec, "spec"),
-        filter_state=None if filter_state is None else _plain(filter_state, "filter_state"),
-        metrics=_plain(metrics, "metrics"),
+        spec=plain_document(spec, "spec"),
+        filter_state=None if filter_state is None else plain_document(filter_state, "filter_state"),
+        metrics=plain_document(metrics, "metrics"),
         checkpoint=checkpoint,
         digests={name: sha256(data) for name, data in files.items()},
     )
@@ -464,19 +464,15 @@ def _read(path: Path) -> bytes:
         raise WeightsNotFound(f"expected {path}, which does not exist") from error
 
 
-def _plain(document: dict[str, Json], what: str) -> dict[str, Json]:
-    if not isinstance(document, dict):
-        raise ValueError(f"{what}: expected a dict, got {document!r:.80}")
-    plain: dict[str, Json] = json.loads(canonical(document, what))  # as it will be read back
-    return plain
-
-
 def _ranges_of(lineage: Lineage) -> dict[str, list[list[int]]]:
-    return {
-        stream: (ranges if isinstance(ranges, RangeSet) else RangeSet((a, b) for a, b in ranges))
-        .to_json()
-        for stream, ranges in lineage.items()
-    }  # fmt: skip
+    found = {}
+    for stream, ranges in lineage.items():
+        try:
+            known = ranges if isinstance(ranges, RangeSet) else RangeSet((a, b) for a, b in ranges)
+        except ValueError as error:
+            raise ValueError(f"lineage.{stream:.80}: {error}") from error
+        found[stream] = known.to_json()
+    return found
 
 
 def _publish_directory(target: Path, files: Mapping[str, bytes]) -> None:

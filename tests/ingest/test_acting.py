@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from ingest.acting import Acting
 from ingest.client import PolicyClient
 from ingest.errors import Refusal
 from ingest.remote_inference import Choice, LivePolicies
+from ingest.token_file import create_token
 from policy.spec import ModuleSpec, PolicySpec
 from storage.declarations import PolicyDeclaration
 from storage.journal import MemoryJournal
@@ -125,6 +128,66 @@ def test_a_client_hears_of_an_overflow_and_goes_on(tmp_path: Path, mode: str) ->
             client.end_episode(episode)
         assert collector.stop() == 0
     assert [list(row["obs"]) for row in shard_rows(tmp_path)] == [[0.0, 0.0], [0.0, 1.0]]
+
+
+def test_following_outlives_weights_that_nobody_foresaw(tmp_path: Path) -> None:
+    """What cannot be taken up is logged, the last version acts on, and the next one arrives."""
+    root, log = tmp_path / "root", tmp_path / "log"
+    declare(root, observation="box:2")
+    store, pause = WeightStore(root, "default"), threading.Event()
+    publish(store)
+    filtered = replace(SPEC, observation_filter="MeanStdFilter").to_json()
+    stats = {"n": 1, "mean": {}, "s": [0.0, 0.0]}  # a TypeError for whoever reads its mean
+    state = {"kind": "MeanStdFilter", "clip": None, "stats": stats}
+    with CollectorProcess(root, log=log) as collector, PolicyClient(collector.address) as client:
+        episode = client.start_episode()
+        client.get_action(episode, [0.0, 0.0])
+        odd = store.add_candidate(
+            WEIGHTS, spec=filtered, filter_state=state, metrics={}, lineage={}
+        )
+        store.publish(odd)
+        for _ in range(1000):
+            if "cannot be used" in log.read_text() or pause.wait(0.01):
+                break
+        collector.post("/v1/episodes", {"episode_id": "e"})
+        reply = collector.post("/v1/episodes/e/action", {"obs": [0, 0]})
+        assert (reply[0], reply[1]["policy_version"]) == (200, 1)
+        store.publish(store.add_candidate(WEIGHTS, spec=SPEC.to_json(), metrics={}, lineage={}))
+        local = client._actor.policy("default")  # its long poll is answered by whoever follows
+        assert local.wait_newer(1, 10.0)
+        assert local.version == 3
+
+
+@pytest.mark.parametrize("cause", ["overflow", "spaces"])
+def test_live_weights_that_cannot_act_are_not_taken_up(tmp_path: Path, cause: str) -> None:
+    """Published by file, where nobody asked them, or before the policy's spaces changed."""
+    declare(tmp_path, observation="box:2" if cause == "overflow" else "box:3")
+    weights = {**WEIGHTS, "pi.0.bias": np.array([3e38, 0], np.float32)}
+    if cause == "overflow":
+        weights["pi.0.weight"] = np.full((2, 2), 3e38, np.float32)
+    store = WeightStore(tmp_path, "default")
+    store.publish(store.add_candidate(weights, spec=SPEC.to_json(), metrics={}, lineage={}))
+    with CollectorProcess(tmp_path) as collector:
+        collector.post("/v1/episodes", {"episode_id": "e"})
+        obs = [1, 1] if cause == "overflow" else [1, 1, 1]
+        status, answer = collector.post("/v1/episodes/e/action", {"obs": obs})
+        assert (status, answer["error"]["code"]) == (503, "no_version")
+
+
+def test_an_action_counts_beside_the_events_that_it_brings(tmp_path: Path) -> None:
+    """A request of an event and an action is two against the rate: the next waits twice as long."""
+    declare(tmp_path, observation="box:2")
+    publish(WeightStore(tmp_path, "default"))
+    token = create_token(tmp_path, "slow", ["log", "act"], rate=0.01)[1]
+    headers = {"authorization": f"Bearer {token}"}
+    start = {"type": "start", "episode_id": "e"}
+    body = {"events": [start], "actions": [ask("e")]}
+    with CollectorProcess(tmp_path) as collector:
+        status, reply = collector.request("POST", "/v1/actions", body, headers)
+        assert (status, list(map(outcome, reply["actions"]))) == (200, ["acted"])
+        status, answer = collector.request("GET", "/v1/spec", None, headers)
+        assert (status, answer["error"]["code"]) == (429, "busy")
+        assert 150 < answer["error"]["retry_after"] <= 200
 
 
 # --- in one turn --------------------------------------------------------------------------------

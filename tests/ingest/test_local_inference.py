@@ -192,6 +192,12 @@ def test_damaged_and_older_weights_are_refused(tmp_path: Path) -> None:
     assert (policy.version, policy.refused) == (2, 2)
     take(1, 6)
     assert policy.version == 1
+    stats = {"n": 1, "mean": {}, "s": [0.0] * 4}  # a TypeError for whoever reads its mean
+    manifest, weights = store.read(2)
+    odd = {**manifest.to_json(), "spec": {**SPEC.to_json(), "observation_filter": "MeanStdFilter"}}
+    odd["filter_state"] = {"kind": "MeanStdFilter", "clip": None, "stats": stats}
+    policy._take(Answer(200, {}, msgspec.msgpack.encode(Published(odd, 7, weights))))
+    assert (policy.version, policy.refused) == (1, 3)
     transport.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import safetensors.numpy
 
 from ingest.client import PolicyClient
 from ingest.token_file import create_token
+from ingest.wire import Publish
 from policy.policy import Policy
 from policy.spec import PolicySpec
 from storage.spaces import parse_space
@@ -136,9 +138,27 @@ def packed(arrays: dict[str, Any]) -> dict[str, Any]:
     return {"weights": data, "sha256": hashlib.sha256(data).hexdigest()}
 
 
+def nested(depth: int) -> Any:
+    """So many lists within each other."""
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+HUGE = {
+    name: np.full_like(array, 3e38) for name, array in Policy(SPEC, seed=1).get_weights().items()
+}
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
+        (broken(metrics={"x": nested(32)}), "metrics.x[0]"),
+        (broken(metrics={"x": nested(900)}), "metrics"),
+        (broken(spec={**SPEC.to_json(), "module": nested(900)}), "spec"),
+        (broken(filter_state={"x": nested(900)}), "filter_state"),
+        (broken(**packed(HUGE)), "weights"),  # finite, and no action comes of them
         (broken(sha256="0" * 64), "SHA-256"),
         (broken(weights=b"\x80\x04cpickle"), "SHA-256"),
         (broken(weights=b"x", sha256=hashlib.sha256(b"x").hexdigest()), "weights"),
@@ -160,7 +180,27 @@ def test_what_nobody_could_act_with_is_refused(
     status, answer = house.post("/versions", {**body, "version": house.next()})
     assert (status, answer["error"]["code"]) == (422, "invalid"), answer
     assert text in answer["error"]["message"]
+    if text in Publish.__struct_fields__:
+        assert answer["error"]["path"].startswith(f"$.{text}")
     assert (house.generation, house.store.versions(), house.store.candidates()) == before
+
+
+@pytest.mark.parametrize("number", [2**64, 2**70, -(2**63) - 1])
+@pytest.mark.parametrize("field", ["metrics", "spec", "filter_state"])
+def test_a_number_that_msgpack_cannot_carry_is_refused(
+    house: House, number: int, field: str
+) -> None:
+    """JSON can bring it. Clients fetch weights in msgpack, and publishers the list of versions."""
+    body = {**candidate(9), "version": house.next()}
+    body |= {field: {"x": [1, number]}, "weights": base64.b64encode(body["weights"]).decode()}
+    if field == "spec":
+        body["spec"] = {**SPEC.to_json(), "version": number}
+    headers = {"authorization": f"Bearer {house.token}"}
+    before = house.generation, house.store.candidates()
+    status, answer = house.process.request("POST", PATH + "/versions", body, headers)
+    assert (status, answer["error"]["code"]) == (422, "invalid")
+    assert answer["error"]["path"].startswith(f"$.{field}")
+    assert (house.generation, house.store.candidates()) == before
 
 
 def test_a_rollback_happens_once(house: House) -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.numpy_policy import NumpyPolicy
+from policy.numpy_policy import NotFinite, NumpyPolicy
 from policy.policy import Policy
 from policy.spec import ModuleSpec, PolicySpec
 from storage.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, SpaceError, Tuple
@@ -138,6 +138,49 @@ def test_an_observation_that_is_not_finite_is_refused(action, bad):
     obs = np.array([bad, 0.0], np.float32)
     with pytest.raises(ValueError, match="expected finite numbers"):
         twin.act_one(obs, np.random.default_rng(0))
+
+
+def overflowing():
+    """Weights of normal size that are beyond float32 on an observation of 3e38."""
+    spec = PolicySpec(Box((2,)), Discrete(2), ModuleSpec(hidden=(), value_head=False))
+    weights = {
+        "pi.0.weight": np.array([[2, 2], [-2, -2]], np.float32),
+        "pi.0.bias": np.zeros(2, np.float32),
+    }
+    return NumpyPolicy(spec, weights)
+
+
+def test_an_observation_that_overflows_keeps_no_other_from_its_action():
+    """Each of a batch for itself, and in order; a float64 beyond float32 likewise."""
+    flat = np.array([[0, 0], [3e38, 3e38], [0, 1], [np.inf, 0], [1, 0]], np.float32)
+    rng = np.random.default_rng(0)
+    finite, actions = overflowing().act_where_finite(flat, rng, explore=False)
+    assert finite.tolist() == [True, False, True, False, True]
+    assert actions.dist_inputs.tolist() == [[0, 0], [2, -2], [2, -2]]
+    none, nothing = overflowing().act_where_finite(flat[1:2], rng)
+    assert (none.tolist(), len(nothing)) == ([False], 0)
+
+
+@pytest.mark.parametrize("explore", [True, False])
+def test_one_observation_that_overflows_is_refused(explore):
+    with np.errstate(over="ignore", invalid="ignore"), pytest.raises(NotFinite):
+        overflowing().act_one([3e38, 3e38], np.random.default_rng(0), explore=explore)
+    half = PolicySpec(Box((1,)), Discrete(2), ModuleSpec(hidden=(), value_head=False))
+    weights = {
+        "pi.0.weight": np.array([[1], [-2]], np.float32),
+        "pi.0.bias": np.zeros(2, np.float32),
+    }
+    with np.errstate(over="ignore"), pytest.raises(NotFinite):  # the other logit is minus infinite
+        NumpyPolicy(half, weights).act_one([3e38], np.random.default_rng(0), explore=explore)
+
+
+def test_weights_that_act_nowhere_are_named():
+    """Finite ones, whose sums are not; weights of normal size act next to zero."""
+    overflowing().require_finite()
+    spec = PolicySpec(Box((4,)), Discrete(2))
+    huge = {name: np.full(shape, 3e38, np.float32) for name, shape in spec.weight_shapes().items()}
+    with pytest.raises(ValueError, match=r"^weights: expected some that act"):
+        NumpyPolicy(spec, huge).require_finite()
 
 
 def test_wrong_shapes_are_refused():

@@ -5,9 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.preprocessors import Flattener, assemble, columns_of, flatten_observation
+from policy.preprocessors import (
+    Flattener,
+    assemble,
+    columns_of,
+    flatten_observation,
+    plausible_columns,
+)
 from storage.codec import Codec, leaves
 from storage.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, SpaceError, Text, Tuple
+from tests.storage.space_strategies import spaces as any_spaces
 
 leaf_spaces = st.one_of(
     st.builds(
@@ -65,6 +72,23 @@ def test_assemble_is_what_the_codec_decodes(space, seed):
     codec = Codec(space)
     for i, data in enumerate(codec.encode_columns(columns, 2)):
         assert codec.encode(assemble(space, columns, i)) == data
+
+
+@given(any_spaces.filter(lambda space: not any(leaf.is_text for leaf in leaves(space))))
+def test_plausible_observations_are_legal(space):
+    """Bounds far from zero, without zero, or absent."""
+    codec = Codec(space)
+    columns = plausible_columns(space)
+    count = len(next(iter(columns.values())))
+    rows = codec.encode_columns(columns, count)
+    assert codec.find_invalid(b"".join(rows), count) is None
+
+
+def test_plausible_observations_lie_about_zero():
+    columns = plausible_columns(Box((50,)))
+    assert (columns[""][0] == 0.0).all()
+    assert 0.5 < columns[""][1:].std() < 2.0
+    assert set(plausible_columns(Discrete(3, start=7))[""]) <= {7, 8, 9}
 
 
 def test_leaves_follow_each_other_in_canonical_order():

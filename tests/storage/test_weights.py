@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from storage.manifest import (
     decode_weights,
     encode_weights,
     open_document,
+    plain_document,
     seal_document,
     sha256,
 )
@@ -269,6 +271,57 @@ def test_any_bytes_are_damaged(data: bytes) -> None:
         open_document("live", data, "live.json")
     with pytest.raises(WeightsDamaged):
         decode_weights(data, sha256(data))
+
+
+def nested(value: Any, depth: int) -> Any:
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=3),
+        st.recursive(
+            st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=3) | st.booleans(),
+            lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner),
+            max_leaves=4,
+        ).flatmap(lambda value: st.integers(0, 40).map(lambda depth: nested(value, depth))),
+        max_size=2,
+    )
+)
+def test_what_goes_with_weights_can_be_sent_in_both_encodings(document: dict[str, Any]) -> None:
+    """It is refused with its place, or JSON and msgpack alike carry it, and bring it back."""
+    try:
+        plain = plain_document(document, "metrics")
+    except ValueError as error:
+        place = str(error)
+    else:
+        place = ""
+    if place:
+        assert place.startswith("metrics")
+        return
+    assert plain == document
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plain)) == plain
+    assert msgspec.json.decode(msgspec.json.encode(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (2**64, "metrics.a"),
+        (-(2**63) - 1, "metrics.a"),
+        ({"b": [0, 2**70]}, "metrics.a.b[1]"),
+        (nested(1, 32), "metrics.a[0]"),
+        (nested(1, 100_000), "metrics"),
+    ],
+)
+def test_what_cannot_be_sent_is_not_kept(store: WeightStore, value: Any, place: str) -> None:
+    with pytest.raises(ValueError, match="expected") as caught:
+        add(store, 1.0, metrics={"a": value})
+    assert str(caught.value).startswith(place)
+    assert store.candidates() == []
+    add(store, 1.0, metrics={"a": nested([2**64 - 1, -(2**63)], 30)})
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.integers() | st.text(max_size=5)))
