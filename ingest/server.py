@@ -57,6 +57,9 @@ COLLECT_EVERY = 10_000
 hardly any; to look so often takes a twentieth of the event loop's time.
 """
 
+FOLLOW_AGAIN_SECONDS = 1.0
+"""Between an error that nobody foresaw in what is followed, and the next try."""
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -77,6 +80,19 @@ class _Follower(Protocol):
 
     async def follow(self) -> None:
         """Until cancelled."""
+
+
+async def keep_following(one: _Follower, again: float = FOLLOW_AGAIN_SECONDS) -> None:
+    """Follow until cancelled. An error that nobody foresaw is told, and does not end it.
+
+    Without it revoked tokens would be let in, or new versions not taken up, and nobody would know.
+    """
+    while True:
+        try:
+            await one.follow()
+        except Exception:
+            log.exception("%s failed, and goes on", type(one).__name__)
+        await asyncio.sleep(again)
 
 
 class Server:
@@ -151,7 +167,7 @@ class Server:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop` is set or the collector fails; answers the exit status."""
         self.collector.start()
-        following = [asyncio.create_task(one.follow()) for one in self._following]
+        following = [asyncio.create_task(keep_following(one)) for one in self._following]
         serving = asyncio.create_task(self._server.serve(sockets=[self.socket]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.002)
