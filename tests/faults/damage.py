@@ -383,7 +383,7 @@ def run(trial: Trial) -> Verdict:
 async def _in_process(trial: Trial, folder: Path, verdict: Verdict) -> None:
     """Within a loop, which a collector asks for, though nothing here waits."""
     seed = trial.seed * 1_000
-    while verdict.counts.get("journals", 0) < trial.size and trial.in_time:
+    while trial.goes_on(verdict.counts.get("journals", 0), verdict):
         seed += 1
         home = folder / str(seed)
         for image in images(seed, home, IMAGES):
@@ -400,7 +400,7 @@ SCENARIO = Scenario(
     unit="journals",
     quick=1_200,
     long=12_000,
-    planted=300,
+    planted=1_800,
     run=run,
     seconds=35.0,
 )

@@ -16,7 +16,7 @@ import storage.shards
 from ingest import recovery, wire
 from ingest.assembler import EpisodeAssembler
 from ingest.collector import Collector
-from ingest.events import RewardedStep, encode_event
+from ingest.events import encode_event
 from ingest.judge import Judge
 from ingest.open_episode import OpenEpisode
 from ingest.recovery import Recovered
@@ -229,8 +229,8 @@ def keys_of_late_rewards_forgotten(patch: Patch) -> None:
     """A reward for a named step counts each time that it is sent."""
     reward = patch.original(OpenEpisode, "reward_step")
 
-    def forgotten(self: OpenEpisode, event: RewardedStep, digest: bytes, row: int) -> Any:
-        new = reward(self, event, digest, row)
+    def forgotten(self: OpenEpisode, *event: Any) -> Any:
+        new = reward(self, *event)
         self.reward_ids.clear()
         return new
 
@@ -242,9 +242,9 @@ def rows_of_late_rewards_not_needed(patch: Patch) -> None:
     """A journal row with a reward for a named step is dropped while its part is not recorded."""
     reward = patch.original(OpenEpisode, "reward_step")
 
-    def unneeded(self: OpenEpisode, event: RewardedStep, digest: bytes, row: int) -> bool:
+    def unneeded(self: OpenEpisode, *event: Any) -> bool:
         rows = list(self.rows)
-        reward(self, event, digest, row)
+        reward(self, *event)
         self.rows = rows
         self.late_rows.clear()
         return False
