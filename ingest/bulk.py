@@ -48,14 +48,12 @@ from ingest.import_known import events_of, still_open, tell_torn
 from ingest.import_reply import ImportReply
 from ingest.import_rows import ImportRows
 from ingest.importing import accept_runs, tell
+from ingest.instances import IMPORT
 from ingest.toll import in_thread, shared
 from storage.declarations import PolicyDeclaration
 from storage.ranges import RangeSet
 
 T = TypeVar("T")
-
-NAMES = "bulk:"
-"""Begins the name of a keyed import's instance, and no name that a client chooses."""
 
 _KEY = "Idempotency-Key"
 TURN_EVENTS, TURN_SECONDS = (20, 500), 0.002
@@ -189,7 +187,7 @@ async def _opened(
     if _receipt(collector, key, owner) != receipt:
         text = "another import with this key is being read"
         raise Refusal("busy", text, _KEY, retry_after=1.0)
-    registered, row = collector.register(wire.Register(name=NAMES + key), owner, content)
+    registered, row = collector.register(wire.Register(name=IMPORT + key), owner, content)
     await collector.durable(row)
     return registered.instance, RangeSet(registered.starts)
 
@@ -223,7 +221,7 @@ async def _tell_known(
     """Tell of what a request before has taken, once all of that is on disk."""
     instance, known = opened
     reply.take(0, await asyncio.to_thread(events_of, found, known))
-    tell_torn(found, instance, collector.assembler, reply)
+    tell_torn(found, instance, known, collector.assembler, reply)
     await collector.durable(collector.submitted_row)
 
 
@@ -297,7 +295,7 @@ def _receipt(collector: Collector, key: str | None, owner: str) -> Receipt | Non
     That may be so of an import that an earlier release took.
     """
     instances = collector.assembler.instances
-    name = None if key is None else instances.named(NAMES + key, owner)
+    name = None if key is None else instances.named(IMPORT + key, owner)
     known = None if name is None else instances.get(name)
     if known is not None and known.receipt is None and known.starts:
         text = "expected a new key: of an earlier import with this one the rows are not known"

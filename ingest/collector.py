@@ -51,7 +51,10 @@ T = TypeVar("T")
 CHECK_TOGETHER = 32
 """From so many events on, validating a batch's values at once is cheaper than one by one."""
 
-_GROWING = (wire.Start, wire.LogAction, wire.Decision, wire.LogReturns)
+_GROWING = (wire.Start, wire.LogAction, wire.Decision)
+
+REWARDS_SHARE = 1.25
+"""Of the memory for open episodes, until which plain rewards are taken."""
 
 TICK_SECONDS = 0.1
 TIMEOUT_CHECK_SECONDS = 1.0
@@ -405,9 +408,22 @@ class Collector:
             raise Refusal("busy", "nobody reads what is here already", retry_after=0.5)
 
     def _require_room(self, batch: wire.Batch) -> None:
-        """Refuse what makes open episodes larger while they fill their memory; ends may come."""
+        """Refuse what makes open episodes larger while they fill their memory.
+
+        Ends may come, with any rewards in the same batch; for a while also rewards alone, which a
+        client may have to send ahead of an end, and of which little is kept beside a sum.
+        """
         held = self.assembler.open_bytes
-        if held > self._max_open and any(isinstance(event, _GROWING) for event in batch.events):
+        if held <= self._max_open:
+            return
+        ends = {name_of(event) for event in batch.events if isinstance(event, wire.End)}
+        far = held > REWARDS_SHARE * self._max_open
+        if any(
+            (event.grows or far) and name_of(event) not in ends
+            if isinstance(event, wire.LogReturns)
+            else isinstance(event, _GROWING)
+            for event in batch.events
+        ):
             text = f"open episodes hold {held} bytes, at most {self._max_open} are set aside"
             raise Refusal("busy", text, retry_after=1.0)
 

@@ -43,6 +43,9 @@ LINGER_SECONDS = 2.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """What goes ahead of an answer, to a client that asks whether to send its body."""
 
+_ONE_WRITE = 16_384
+"""Bytes of a body that goes with its head."""
+
 
 class Phase(Enum):
     """What is being read from a connection."""
@@ -154,7 +157,10 @@ class _OneWrite(asyncio.Transport):
         self._begun = False
 
     def write(self, data: Any) -> None:
-        if self._begun:
+        if self._begun and len(data) > _ONE_WRITE:  # one for all who ask: no copy for each
+            self._transport.write(self._taken())
+            self._transport.write(data)
+        elif self._begun:
             self._transport.write(self._taken() + data)
         elif data == _CONTINUE:
             self._transport.write(data)

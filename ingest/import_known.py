@@ -58,7 +58,11 @@ def still_open(found: Outline, instance: str | None, assembler: EpisodeAssembler
 
 
 def tell_torn(
-    found: Outline, instance: str | None, assembler: EpisodeAssembler, reply: ImportReply
+    found: Outline,
+    instance: str | None,
+    known: RangeSet,
+    assembler: EpisodeAssembler,
+    reply: ImportReply,
 ) -> None:
     """Name the known episodes that were not taken whole: duplicates to the reply until now."""
     before = None if instance is None else assembler.instances.get(instance)
@@ -67,6 +71,8 @@ def tell_torn(
     for number in before.torn:
         if number >= found.count:
             break
+        if number not in known:  # until just now, when this request was to go on with it
+            continue
         begin, end = found.bounds(number)
         reply.take(0, -(end - begin + 2))
         reply.refused += end - begin + 2

@@ -16,6 +16,9 @@ import msgspec
 from ingest.events import Opened, Receipt
 from storage.ranges import RangeSet
 
+IMPORT = "bulk:"
+"""Begins the name of a keyed import's instance, and no name that a client chooses."""
+
 MOST_BROKEN = 1_000
 """Of so many broken episodes of an import it is known that they are; of abandoned ones always."""
 
@@ -95,7 +98,7 @@ class Instances:
     def torn(self, instance: str, start: int, how: str) -> None:
         """Note that an episode was `broken` or `abandoned`, if it is one of an import."""
         known = self._known.get(instance)
-        if known is None or known.name is None:
+        if known is None or known.name is None or not known.name.startswith(IMPORT):
             return
         if how == "abandoned" or len(known.torn) < MOST_BROKEN:
             known.torn.add(start)

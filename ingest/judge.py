@@ -37,7 +37,6 @@ from ingest.judgements import (
     invalid,
     judge_action,
     judge_reward,
-    require_info_room,
     require_part,
     tags_of,
     window_closed,
@@ -147,7 +146,6 @@ class Judge:
                 answered = isinstance(event, wire.Decision) and event.answered
                 latest = seq == episode.open_seq == episode.next_seq - 1
                 if answered and latest and isinstance(judged, Acted) and episode.decision():
-                    require_info_room(episode, event, judged.info)
                     return Redecided(judged)
         raise Refusal(
             "conflict",

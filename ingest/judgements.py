@@ -104,8 +104,9 @@ def judge_action(
         dist_inputs = event.action_dist_inputs or b""
         if len(dist_inputs) % 4:
             raise invalid(event, "action_dist_inputs: expected float32 bytes")
-        if dist_inputs and not np.isfinite(np.frombuffer(dist_inputs, "<f4")).all():
-            raise invalid(event, "action_dist_inputs: expected finite numbers")
+        if dist_inputs and not (np.frombuffer(dist_inputs, "<f4") < np.inf).all():
+            text = "expected finite numbers, or minus infinity for what is masked out"
+            raise invalid(event, f"action_dist_inputs: {text}")
     else:
         logp, dist_inputs, pass_prob = _logged_logp(event), b"", event.pass_prob
         source = REPLAYED if event.replayed else LOGGED

@@ -184,6 +184,9 @@ def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:
         found.episode_ordinals[carry.started.key] = first
     done = RangeSet.from_json(json.loads(state.get(DONE, b"[]")))
     assembler.restore(done, ended, carries)
+    for over in ended:  # earlier releases did not note it with the instance
+        if over.how in ("abandoned", "broken"):
+            assembler.instances.torn(over.instance, over.start, over.how)
     counters = json.loads(state.get(COUNTERS, b"{}"))
     assembler.instances.next_number = counters.get("instances", 0)
     assembler.anonymous_starts = counters.get("anonymous", 0)

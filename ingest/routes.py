@@ -22,6 +22,7 @@ from ingest.errors import STATUS, Refusal, not_found
 from ingest.gathering import Gathering
 from ingest.http import Admit, Request, Response, Router
 from ingest.idempotency import Given
+from ingest.instances import IMPORT
 from ingest.limits import Budget, ServerLimits
 from ingest.publication import Publication
 from ingest.publishing import Publishing
@@ -92,8 +93,8 @@ class Routes:
         instead = "a name in the body finds the same instance again"
         idempotency.require_none(request.headers.get(b"idempotency-key"), instead)
         message = request.decode(wire.Register)
-        if message.name is not None and message.name.startswith(bulk.NAMES):
-            text = f"expected a name that does not begin with {bulk.NAMES!r}: those are the keys'"
+        if message.name is not None and message.name.startswith(IMPORT):
+            text = f"expected a name that does not begin with {IMPORT!r}: those are the keys'"
             raise Refusal("invalid", f"{text} of /v1/steps", "$.name")
         registered, row = self.collector.register(message, request.caller.token_id)
         await self.collector.durable(row)

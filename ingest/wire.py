@@ -129,6 +129,11 @@ class LogReturns(
     decided: bytes | None = None
     agent_id: Id | None = None
 
+    @property
+    def grows(self) -> bool:
+        """Whether its episode has to keep more for it than a sum."""
+        return self.info is not None or self.step is not None
+
 
 class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """The end of an episode or of a track; the final observation may be absent.

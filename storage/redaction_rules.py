@@ -71,7 +71,8 @@ def rules_for_earlier(
             continue
         kept = rule == "drop" or all(_has_pseudonyms(leaf) for leaf in below)
         found[path] = rule if kept else "drop"
-    return found
+    dropped = tuple(f"{path}." for path, rule in today.items() if rule == "drop")
+    return {path: rule for path, rule in found.items() if not path.startswith(dropped)}
 
 
 def _below(path: str, space: Space) -> Iterator[Leaf]:

@@ -79,6 +79,15 @@ def test_an_answer_is_one_write() -> None:
     assert answer.endswith(b"\r\n\r\nabc")
 
 
+def test_a_long_answer_is_not_copied() -> None:
+    """A version of the weights is one for all who fetch it, not one for each connection."""
+    body = bytes(100_000)
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    first, second = heard(head + body).writes
+    assert first.endswith(b"\r\n\r\n")
+    assert second == body
+
+
 def test_answers_of_a_pipeline_stay_apart_and_in_order() -> None:
     answers = heard(BODY + b"\r\nabc" + BODY + b"\r\ndef").writes
     assert [answer[-7:] for answer in answers] == [b"\r\n\r\nabc", b"\r\n\r\ndef"]

@@ -239,18 +239,25 @@ def test_open_episodes_share_one_bound(tmp_path: Path) -> None:
 
 
 def test_rewards_and_infos_find_the_bound_too(tmp_path: Path) -> None:
-    """What a step keeps of them is memory as any other; the end is taken and gives it back."""
+    """What a step keeps of them is memory as any other; the end is taken and gives it back.
+
+    What a client sends ahead of its end comes with it: else there would be no end.
+    """
     declare(tmp_path)
     with limited(tmp_path, "max_open=20000") as collector:
         collector.post("/v1/episodes", {"episode_id": "a"})
         collector.post("/v1/episodes/a/log_action", {"obs": [0, 0, 0, 0], "action": 0})
         late = {"type": "log_returns", "episode_id": "a", "step": 0, "reward": 1.0}
-        many = [{**late, "reward_id": str(i)} for i in range(100)]
+        many = [{**late, "reward_id": str(i)} for i in range(90)]
         assert collector.post("/v1/events", {"events": many})[0] == 200
-        for body in ({"step": 0, "reward_id": "x"}, {"info": {"page": 3}}, {}):
+        for body in ({"step": 0, "reward_id": "x"}, {"info": {"page": 3}}):
             status, answer = collector.post("/v1/episodes/a/log_returns", {"reward": 1.0, **body})
             assert (status, answer["error"]["code"]) == (429, "busy")
-        assert collector.post("/v1/episodes/a/end", {})[0] == 200
+        assert collector.post("/v1/episodes/a/log_returns", {"reward": 1.0})[0] == 200
+        last = {"type": "log_returns", "episode_id": "a", "reward": 1.0, "info": {"page": 4}}
+        end = {"type": "end", "episode_id": "a"}
+        assert collector.post("/v1/events", {"events": [last]})[0] == 429
+        assert collector.post("/v1/events", {"events": [last, end]})[0] == 200
         collector.post("/v1/episodes", {"episode_id": "b"})
         collector.post("/v1/episodes/b/log_action", {"obs": [0, 0, 0, 0], "action": 0})
         assert collector.post("/v1/episodes/b/log_returns", {"reward": 1.0})[0] == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from ingest.collector import Collector
 from ingest.errors import Refusal
 from ingest.gathering import Gathering
 from ingest.http import Request
-from ingest.import_known import still_open
-from ingest.import_reply import REFUSED_EVENTS
+from ingest.import_known import still_open, tell_torn
+from ingest.import_reply import REFUSED_EVENTS, ImportReply
+from ingest.recovery import INSTANCE
 from ingest.sealed import Limits
 from storage.memory_journal import MemoryJournal
+from storage.ranges import RangeSet
 from tests.ingest.test_bulk import steps
 from tests.ingest.test_collector import running
 from tests.ingest.test_gathering import PATIENT, request
@@ -142,6 +145,51 @@ def test_one_that_was_abandoned_is_never_taken_for_whole() -> None:
             await collector.drain()
         async with running(journal.crash(), **given) as collector:
             assert await told(collector) == (8, [(2, "broken")])
+
+    asyncio.run(main())
+
+
+def test_what_an_earlier_release_left_torn_is_not_taken_for_whole() -> None:
+    """Its journal says so of the episode, not of the import."""
+    asked, now = long(), 0.0
+
+    async def main() -> None:
+        nonlocal now
+        journal = MemoryJournal()
+        async with running(journal, policy=PATIENT, clock=lambda: now) as collector:
+            await begun(collector, asked)
+            now = 10 * PATIENT.episode_timeout
+            collector.tick()
+            await collector.drain()
+        state = {key: json.loads(blob) for key, blob in journal.state(INSTANCE).items()}
+        (key,) = (key for key, known in state.items() if known.pop("torn"))
+        journal.commit(put={key: json.dumps(state[key]).encode()})
+        async with running(journal, policy=PATIENT, clock=lambda: now) as collector:
+            reply, _ = await import_steps(asked, collector, Gathering(collector))
+            assert [(item.index, item.error["code"]) for item in reply.refused] == [
+                (2, "abandoned")
+            ]
+            assert reply.duplicates == 4
+
+    asyncio.run(main())
+
+
+def test_one_that_ends_while_it_is_gone_on_with_is_not_told_twice() -> None:
+    """It was no duplicate before; what follows of it is refused, once."""
+
+    async def main() -> None:
+        actions = np.zeros(ROWS + 4, np.int64)
+        actions[100] = 9
+        async with running(MemoryJournal(), policy=PATIENT) as collector:
+            await import_steps(long(actions=actions), collector, Gathering(collector))
+            found = BulkColumns(steps(LENGTHS), PATIENT, numbered=True)
+            (instance,) = [*collector.assembler.instances]
+            for known, told in ((RangeSet.of([0, 1, 2]), [2]), (RangeSet.of([0]), [])):
+                reply = ImportReply(durable=True)
+                reply.take(0, ROWS + 10)
+                tell_torn(found, instance, known, collector.assembler, reply)
+                assert [item.index for item in reply.message.refused] == told
+                assert reply.message.duplicates == (8 if told else ROWS + 10)
 
     asyncio.run(main())
 
