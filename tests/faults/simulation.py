@@ -256,11 +256,18 @@ def play(seed: int, crash: int | None) -> History:
     return history
 
 
+ALONE = 10
+"""One history of so many comes without a crash, before the others: each is a script of its own."""
+
+
 def run(trial: Trial) -> Verdict:
     verdict = Verdict(counts={"histories": 0, "crashes": 0, "scripts": 0})
 
     async def main() -> None:
         seed = trial.seed * 1_000_000
+        while trial.goes_on(ALONE * verdict.counts["histories"], verdict):
+            seed += 1
+            _one(seed, None, verdict)
         while trial.goes_on(verdict.counts["histories"], verdict):
             seed += 1
             verdict.count("scripts")
