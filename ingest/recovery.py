@@ -152,7 +152,7 @@ def _lost(state: Mapping[str, bytes], totals: Totals) -> dict[str, int]:
     if TOTALS not in state and (found[DONE] or found[COUNTERS]):
         expected = {TOTALS: 1}
     lost = {name: expected.get(name, 0) - found[name] for name in _LOST if name in expected}
-    return {name: count for name, count in lost.items() if count}
+    return {name: count for name, count in lost.items() if count > 0}
 
 
 def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:
