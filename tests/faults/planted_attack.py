@@ -38,7 +38,7 @@ def containers_are_not_counted(patch: Patch) -> None:
     patch.replace(Request, "decode", decode)
 
 
-@mutant(costly_bodies="slowed")
+@mutant(costly_bodies=("slowed", "memory"))
 def refused_work_is_free(patch: Patch) -> None:
     """Who sends what is dear to refuse may send the next at once."""
     patch.replace(Toll, "refused", lambda self, payer, cost, now: 0.0)
