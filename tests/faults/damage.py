@@ -400,7 +400,7 @@ SCENARIO = Scenario(
     unit="journals",
     quick=1_200,
     long=12_000,
-    planted=1_800,
+    planted=1_200,
     run=run,
     seconds=35.0,
 )
