@@ -44,13 +44,7 @@ def test_what_was_thrown_away_is_not_acknowledged() -> None:
         journal = GatedJournal()
         async with running(journal) as collector:
             instance, rows = await registered(collector), ImportRows(collector)
-            journal.gate.clear()
-            journal.entered.clear()
-            _, lost = collector.accept(batch(instance, "lost", 0))
-            await rows.wrote(lost)
-            await closed(journal.entered)
-            journal.errors = [JournalFull("no space")]
-            journal.gate.set()
+            lost = await _filled(journal, collector, instance, rows)
             await _rebuilt(collector)
             _, others = collector.accept(batch(instance, "other", 1))
             await collector.durable(others)
@@ -71,12 +65,8 @@ def test_while_the_disk_is_full_that_is_what_an_import_hears() -> None:
         journal = GatedJournal()
         async with running(journal) as collector:
             instance, rows = await registered(collector), ImportRows(collector)
-            journal.gate.clear()
-            journal.entered.clear()
-            await rows.wrote(collector.accept(batch(instance, "lost", 0))[1])
-            await closed(journal.entered)
-            journal.errors, epoch = [JournalFull("no space")], collector.epoch
-            journal.gate.set()
+            epoch = collector.epoch
+            await _filled(journal, collector, instance, rows)
             while collector.epoch == epoch:
                 await asyncio.sleep(0)
             with pytest.raises(Refusal) as refused:
@@ -84,6 +74,20 @@ def test_while_the_disk_is_full_that_is_what_an_import_hears() -> None:
             assert refused.value.status == 507
 
     run(body)
+
+
+async def _filled(
+    journal: GatedJournal, collector: Collector, instance: str, rows: ImportRows
+) -> int:
+    """Let the disk be full when an import's row is written; answers that row."""
+    journal.gate.clear()
+    journal.entered.clear()
+    _, lost = collector.accept(batch(instance, "lost", 0))
+    await rows.wrote(lost)
+    await closed(journal.entered)
+    journal.errors = [JournalFull("no space")]
+    journal.gate.set()
+    return lost
 
 
 async def _rebuilt(collector: Collector) -> None:
