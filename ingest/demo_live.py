@@ -144,7 +144,7 @@ def run_live(
             stack.enter_context(_running(_player(live.address, seed, i), live.player_says))
             for i in range(PLAYERS)
         ]
-        killed = _watch(live, [up, *players], began, say, goal, kill_at_version)
+        killed, mean = _watch(live, [up, *players], began, say, goal, kill_at_version)
         seconds = time.monotonic() - began
         for player in players:
             _stop(player, "a player")
@@ -152,8 +152,8 @@ def run_live(
     return {
         "root": str(root),
         "seed": seed,
-        "reached": live.mean >= goal,
-        "mean_return": live.mean,
+        "reached": mean >= goal,
+        "mean_return": mean,
         "steps": live.steps,
         "seconds": round(seconds, 1),
         "version": live.version,
@@ -176,17 +176,21 @@ def _watch(
     say: Callable[[str], None],
     goal: float,
     kill_at_version: int,
-) -> int:
-    """Print a line a second until the goal or a limit; kill the collector once."""
+) -> tuple[int, float]:
+    """Print a line a second until the goal or a limit; kill the collector once.
+
+    Answers the kills and the mean return that ended the watch: the players play on until they
+    are stopped, and what they play then may be worse.
+    """
     killed, before = 0, 0
-    while live.mean < goal and live.steps < MAX_STEPS:
+    while (mean := live.mean) < goal and live.steps < MAX_STEPS:
         time.sleep(1.0)
         seconds = time.monotonic() - began
         if any(process.poll() is not None for process in processes):
             raise LiveFailed("a process ended before the goal; its message stands above")
         say(
             f"  {seconds:5.0f} s  {live.steps:6} steps  {live.steps - before:5} steps/s  "
-            f"return {live.mean:6.1f}  version {live.version:4}  policy lag {live.lag:.2f}"
+            f"return {mean:6.1f}  version {live.version:4}  policy lag {live.lag:.2f}"
         )
         before = live.steps
         if not killed and live.version >= kill_at_version:
@@ -195,7 +199,7 @@ def _watch(
             killed += 1
         if seconds > MAX_SECONDS:
             break
-    return killed
+    return killed, mean
 
 
 def _plot(live: Live, path: Path) -> Path:

@@ -14,7 +14,7 @@ def test_clients_act_with_what_they_taught_and_no_step_is_lost(tmp_path: Path) -
     said: list[str] = []
     root = tmp_path / "cartpole"
     found = run_live(root, seed=1, say=said.append, goal=40.0, kill_at_version=3)
-    assert found["reached"], said
+    assert found["reached"], "\n".join(said)
     assert found["killed"] == 1
     assert found["version"] > 3
     checked = json.loads(headrace("verify", "--root", root, "--json").stdout.splitlines()[-1])
