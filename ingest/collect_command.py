@@ -26,6 +26,7 @@ def run(arguments: list[str] | None = None) -> int:
     collect.add_argument("--tls-key", type=Path)
     collect.add_argument("--allow-host", action="append", default=[])
     collect.add_argument("--insecure-no-tls", action="store_true")
+    collect.add_argument("--supervise", action="store_true")
     collect.add_argument("--limit", action="append", default=[], metavar="NAME=NUMBER")
     collect.add_argument("--log-format", choices=("text", "json"), default="text")
     collect.add_argument("--log-level", choices=LEVELS, default="warning")
@@ -45,6 +46,7 @@ def run(arguments: list[str] | None = None) -> int:
             compression=given.compression,
             announce=lambda address, _: print(f"ready {address}", flush=True),
             limits=ServerLimits.of(given.limit),
+            supervise=given.supervise,
         )
         return serve(options)
     except (ServeError, StorageError, ValueError) as error:

@@ -77,6 +77,7 @@ def collect(
         list[str] | None,
         typer.Option(help="NAME=NUMBER, such as max_connections=200; see docs/operations.md."),
     ] = None,
+    supervise: Annotated[bool, typer.Option("--supervise", help="Outlive its kills.")] = False,
     log_format: Annotated[str, typer.Option(help="text or json, a line for an event.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     as_json: Json = False,
@@ -107,8 +108,8 @@ def collect(
         _greet(address, collector, root, as_json)
 
     where = Listening(host, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_host or ()))
-    limits = ServerLimits.of(limit or ())
-    status = serve(ServeOptions(root, where, compression, version("headrace"), announce, limits))
+    own, limits = version("headrace"), ServerLimits.of(limit or ())
+    status = serve(ServeOptions(root, where, compression, own, announce, limits, supervise))
     if running and not as_json:
         steps, rows = running[0].steps, running[0].totals.rows
         print(f"Stopped: {steps} steps acknowledged so far, {rows} in shards.")

@@ -3,7 +3,7 @@
 One process, one event loop, one journal. It binds to loopback unless there are tokens and TLS
 (`ingest.listening`). SIGTERM and SIGINT drain: new events get 503, what has ended
 becomes shards, and the exit status is 0. When the journal fails it exits with status 1 and leaves
-recovery to its next start.
+recovery to its next start. `ServeOptions.supervise` has a process that starts it again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -41,6 +41,7 @@ from ingest.live_address import say_address
 from ingest.memory import MemoryWatch
 from ingest.routes import Routes
 from ingest.stores import Stores, stores_under
+from ingest.supervisor import Supervisor
 from ingest.tap import Tap
 from storage.files import FileLock
 from storage.policy_files import load_declarations
@@ -65,7 +66,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where and how a collector serves. Without a root there are no tokens: loopback alone."""
+    """Where and how a collector serves. Without a root there are no tokens: loopback alone.
+
+    `listener` is bound already, to what `listening` says.
+    """
 
     root: Path | None
     listening: Listening = field(default_factory=Listening)
@@ -73,6 +77,8 @@ class ServeOptions:
     version: str = ""
     announce: Callable[[str, Collector], None] | None = None
     limits: ServerLimits = field(default_factory=ServerLimits)
+    supervise: bool = False
+    listener: socket.socket | None = None
 
 
 class _Follower(Protocol):
@@ -106,7 +112,7 @@ class Server:
     ) -> None:
         self.options = options
         self.access = Access(options.root, options.listening)
-        self.socket = bind(options.listening)
+        self.socket = options.listener or bind(options.listening)
         try:
             kept = stores()
         except BaseException:
@@ -229,9 +235,11 @@ class _Server(uvicorn.Server):
 
 
 def serve(options: ServeOptions) -> int:
-    """Run a collector in this process until a signal; answers the exit status.
+    """Run a collector until a signal; answers the exit status.
 
-    What it writes is for its account and, as far as the umask lets it, the account's group.
+    With `options.supervise` this process forks the one that serves, and both come out of here: each
+    child with its own status, then this one with the last child's. What is written is for this
+    account and, as far as the umask lets it, the account's group.
     Raises ServeError, which has an exit status, and what tells of bad input.
     """
     os.umask(os.umask(0o077) | 0o007)
@@ -239,8 +247,26 @@ def serve(options: ServeOptions) -> int:
     gc.set_threshold(COLLECT_EVERY)
     allow_all_descriptors()
     return_memory_early()
+    if options.supervise:
+        supervisor = Supervisor()
+        options = _supervised(options, supervisor)
+        ended = supervisor.stay_up()
+        if ended is not None:
+            return ended
     with starting(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve_until_signal(options))
+
+
+def _supervised(options: ServeOptions, supervisor: Supervisor) -> ServeOptions:
+    """The same with a socket that outlives each child, which says when it serves."""
+
+    def announce(address: str, collector: Collector) -> None:
+        supervisor.serving()
+        if options.announce is not None:
+            options.announce(address, collector)
+
+    with starting():
+        return replace(options, listener=bind(options.listening), announce=announce)
 
 
 class _Stopped(BaseException):

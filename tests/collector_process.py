@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -40,7 +41,8 @@ class CollectorProcess:
     """`python -m ingest collect` on a root; `kill` is SIGKILL, `stop` is SIGTERM.
 
     `program` is what runs in place of `-m ingest`; `options` are further options of `collect`; `ca`
-    is what `request` trusts; `log` takes what the process writes to stderr.
+    is what `request` trusts; `log` takes what the process writes to stderr. With `supervise` the
+    process that serves is the child of `process`, and `kill_serving` has it followed by another.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class CollectorProcess:
         options: Sequence[str] = (),
         ca: Path | None = None,
         log: Path | None = None,
+        supervise: bool = False,
     ) -> None:
         self.root = root
+        self.supervise = supervise
         self.port = port
         self._options = list(options)
         self._log = log
@@ -68,6 +72,7 @@ class CollectorProcess:
     def _spawn(self) -> subprocess.Popen[str]:
         command = [sys.executable, *self._program, "collect", "--root", str(self.root)]
         command += ["--port", str(self.port), *self._options]
+        command += ["--supervise"] if self.supervise else []
         with contextlib.ExitStack() as files:
             told = None if self._log is None else files.enter_context(self._log.open("a"))
             process = subprocess.Popen(
@@ -78,6 +83,11 @@ class CollectorProcess:
                 env=self._env,
                 cwd=Path(__file__).parent.parent,
             )
+        self._hear(process)
+        return process
+
+    def _hear(self, process: subprocess.Popen[str]) -> None:
+        """Wait until it says that it is ready."""
         if process.stdout is None:
             raise RuntimeError("the collector has no output")
         line = process.stdout.readline()
@@ -87,7 +97,6 @@ class CollectorProcess:
             raise RuntimeError(f"the collector did not start: {line!r}")
         self.address = line.split()[1]
         self.port = int(self.address.rpartition(":")[2])
-        return process
 
     def restart(self) -> None:
         """Start again on the same port, after `kill` or `stop`."""
@@ -95,7 +104,18 @@ class CollectorProcess:
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
+        if self.supervise and self.process.stdout is not None:
+            select.select([self.process.stdout], [], [], READY_SECONDS)  # the end, by its child
         self.wait()
+
+    def kill_serving(self) -> None:
+        """SIGKILL of the process that serves; waits until its supervisor's next one is ready."""
+        os.kill(self.serving_pid(), signal.SIGKILL)
+        self._hear(self.process)
+
+    def serving_pid(self) -> int:
+        """The process id of what answers: of the supervisor's only child where there is one."""
+        return _children(self.process.pid)[0] if self.supervise else self.process.pid
 
     def stop(self) -> int:
         """SIGTERM; answers the exit status."""
@@ -111,8 +131,7 @@ class CollectorProcess:
 
     def writer_pid(self) -> int | None:
         """The process id of the shard writer, the collector's only child."""
-        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        found = [int(pid) for path in children for pid in path.read_text().split()]
+        found = _children(self.serving_pid())
         return found[0] if found else None
 
     def request(
@@ -149,6 +168,11 @@ class CollectorProcess:
         if self.process.poll() is None:
             self.process.kill()
             self.wait()
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in tasks for child in path.read_text().split()]
 
 
 def shard_rows(root: Path) -> list[dict[str, Any]]:

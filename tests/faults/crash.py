@@ -1,4 +1,4 @@
-"""SIGKILL of the collector or its shard writer at random moments, under eight clients.
+"""SIGKILL of the collector, its supervisor or its shard writer at random moments, under load.
 
 Nothing acknowledged is lost, nothing is doubled, no reader ever sees half a shard, and `headrace
 verify` agrees in the end. A client sends a batch again, unchanged, until it is answered.
@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 PROCESSES, CLIENTS_EACH = 2, 4
 SETTLE_SECONDS = 30.0
 PAUSES = ((0.0, 0.1), (0.1, 0.3), (0.3, 1.0))  # short, and long enough for a shard to be written
+TARGETS = ("collector", "collector", "collector", "supervisor", "writer", "writer")
 PLANTED_PAUSE = (0.5, 1.5)  # longer than a planted fault keeps its window open
 
 
@@ -41,15 +42,16 @@ class Traffic:
         *,
         episode_timeout: float = 20.0,
         env: Mapping[str, str] | None = None,
+        supervise: bool = False,
     ) -> None:
         self.root, self._folder = folder / "root", folder
         declare(self.root, part_steps=3, seal_seconds=0.3, episode_timeout=episode_timeout)
         self._random = random.Random(seed)
         self._stack = ExitStack()
         self.collector = self._stack.enter_context(
-            CollectorProcess(self.root, program=program, env=env)
+            CollectorProcess(self.root, program=program, env=env, supervise=supervise)
         )
-        self.restart_seconds: list[float] = []
+        self.seconds: dict[str, list[float]] = {"ready_again": [], "started_again": []}
         self.watch = ShardWatch(self.root)
         self._notes: list[Path] = []
         self._processes = [self._clients() for _ in range(PROCESSES)]
@@ -83,14 +85,22 @@ class Traffic:
         return set(self.root.glob("shards/*/*"))
 
     def kill(self, target: str, after: tuple[float, float] = (0.05, 0.5)) -> None:
-        """SIGKILL after so many seconds of traffic, at random within the two."""
+        """SIGKILL after so many seconds of traffic, at random within the two.
+
+        A supervised collector is ready again by itself, from the kill on; what is not supervised,
+        as a supervisor itself, is started from here.
+        """
         threading.Event().wait(self._random.uniform(*after))
-        if target == "collector":
+        if target == "collector" and self.collector.supervise:
+            began = time.monotonic()
+            self.collector.kill_serving()
+            self.seconds["ready_again"].append(time.monotonic() - began)
+        elif target in ("collector", "supervisor"):
             self.collector.kill()
             self.watch.look()
             began = time.monotonic()
             self.collector.restart()
-            self.restart_seconds.append(time.monotonic() - began)
+            self.seconds["started_again"].append(time.monotonic() - began)
         elif target == "writer":
             pid = self.collector.writer_pid()
             if pid is not None:
@@ -153,28 +163,31 @@ def judge_root(root: Path, verdict: Verdict) -> None:
 def run(trial: Trial) -> Verdict:
     verdict, chance = Verdict(), random.Random(trial.seed)
     timeout = 2.0 if trial.mutant else 20.0  # a fault may make clients forget their episodes
-    with Traffic(trial.folder, trial.seed, trial.program, episode_timeout=timeout) as traffic:
+    with Traffic(
+        trial.folder, trial.seed, trial.program, episode_timeout=timeout, supervise=True
+    ) as traffic:
         traffic.warm_up()
         verdict.counts["clients"] = PROCESSES * CLIENTS_EACH
         for _ in range(trial.size):
             if not trial.in_time:
                 break
-            target = "collector" if trial.mutant else chance.choice(("collector", "writer"))
+            target = "collector" if trial.mutant else chance.choice(TARGETS)
             if trial.mutant:
                 traffic.wait_for_shards()
             traffic.kill(target, PLANTED_PAUSE if trial.mutant else chance.choice(PAUSES))
             verdict.count(f"{target}_kills")
         traffic.judge(verdict)
-        _tell_restarts(verdict, traffic.restart_seconds)
+        _tell_restarts(verdict, traffic.seconds)
     judge_root(traffic.root, verdict)
     return verdict
 
 
-def _tell_restarts(verdict: Verdict, seconds: list[float]) -> None:
-    """How long a killed collector took until it was ready again: reported, not judged."""
-    if len(seconds) > 1:
-        verdict.counts["ready_again_p50"] = statistics.median(seconds)
-        verdict.counts["ready_again_p95"] = statistics.quantiles(seconds, n=20)[-1]
+def _tell_restarts(verdict: Verdict, seconds: Mapping[str, list[float]]) -> None:
+    """How long until a killed collector was ready again: reported, not judged."""
+    for what, all_of in seconds.items():
+        if len(all_of) > 1:
+            verdict.counts[f"{what}_p50"] = statistics.median(all_of)
+            verdict.counts[f"{what}_p95"] = statistics.quantiles(all_of, n=20)[-1]
 
 
 SCENARIO = Scenario(

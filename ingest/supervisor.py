@@ -1,0 +1,101 @@
+"""`collect --supervise`: the collector in a child that is forked again as soon as it is killed.
+
+To load its modules takes a collector longer than to read its journal. So this process has loaded
+them, holds the socket, and does nothing else: a child that dies is followed by the next one in the
+time that the journal takes, and who connects meanwhile waits in the backlog and is answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import signal
+import time
+from collections import deque
+
+from storage.parent_death import die_with_parent
+
+__all__ = ["Deaths", "Supervisor"]
+
+log = logging.getLogger("headrace.supervisor")
+
+BURST, WITHIN_SECONDS, PAUSE_SECONDS = 15, 5.0, 1.0
+
+_STOP = (signal.SIGTERM, signal.SIGINT)
+_HEARD = {*_STOP, signal.SIGCHLD}
+
+
+class Deaths:
+    """How long to wait before the next child: not at all, unless they die one after the other."""
+
+    def __init__(self) -> None:
+        self._at: deque[float] = deque(maxlen=BURST)
+
+    def pause(self, now: float) -> float:
+        """Seconds, after a death at `now` (seconds of a clock that never goes back)."""
+        self._at.append(now)
+        many = len(self._at) == BURST and now - self._at[0] < WITHIN_SECONDS
+        return PAUSE_SECONDS if many else 0.0
+
+
+class Supervisor:
+    """Forks the process that serves. To be used by the main thread, before there are others."""
+
+    def __init__(self) -> None:
+        self._served = mmap.mmap(-1, 1)  # a byte that the child and this process share
+        self._stopped = False
+
+    def serving(self) -> None:
+        """To be called by the child once it serves: its death from then on is followed by another
+        child. A start that fails would fail again."""
+        self._served[0] = 1
+
+    def stay_up(self) -> int | None:
+        """None in each child, which serves and ends; in this process the last child's exit status.
+
+        SIGTERM and SIGINT are passed on. A child that is killed, or that ends with an error after
+        it served, is followed by the next one; any other end is the end. The child is killed when
+        this process ends.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        deaths = Deaths()
+        while True:
+            self._served[0] = 0
+            parent, child = os.getpid(), os.fork()
+            if child == 0:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                die_with_parent(parent)
+                return None
+            status = self._watch(child)
+            if status >= 0 and (status == 0 or not self._served[0]):
+                return status
+            if self._stopped:
+                return 0 if -status in _STOP else 1
+            if not self._served[0]:
+                log.error("the collector was killed by signal %d before it served", -status)
+                return 1
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
+            log.error("the collector (process %d) %s; the next one starts", child, how)
+            time.sleep(deaths.pause(time.monotonic()))
+
+    def _watch(self, child: int) -> int:
+        """Wait for the child's end; its exit status, or the signal's number below zero.
+
+        Signals are taken one at a time, so that none reaches a process id that is free again.
+        """
+        while True:
+            number = signal.sigwait(_HEARD)
+            if number in _STOP:
+                self._stopped = True
+                os.kill(child, number)
+                continue
+            while True:  # in a container this may be process 1: others' orphans end here, too
+                try:
+                    ended, code = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:
+                    break
+                if ended == child:
+                    return os.waitstatus_to_exitcode(code)
+                if ended == 0:
+                    break

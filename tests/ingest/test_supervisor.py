@@ -1,0 +1,161 @@
+"""`collect --supervise`: real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingest.supervisor import BURST, PAUSE_SECONDS, WITHIN_SECONDS, Deaths
+from tests.collector_process import READY_SECONDS, CollectorProcess, declare, shard_rows
+
+OBSERVATION = [0.0, 0.0, 0.0, 0.0]
+PROJECT = Path(__file__).parents[2]
+
+
+def act(collector: CollectorProcess, episode_id: str) -> None:
+    """Log one step of an episode, begun when it is not there."""
+    collector.post("/v1/episodes", {"episode_id": episode_id})
+    path = f"/v1/episodes/{episode_id}"
+    logged = {"obs": OBSERVATION, "action": 1}
+    assert collector.post(f"{path}/log_action", logged)[0] == 200
+    assert collector.post(f"{path}/log_returns", {"reward": 1.0})[0] == 200
+
+
+def ends(pid: int) -> bool:
+    """Wait for the end of a process that need be no child of ours; False when it does not end."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(process):
+        return bool(select.select([process], [], [], READY_SECONDS)[0])
+
+
+def test_what_is_killed_goes_on_where_it_was(tmp_path):
+    """Five kills: the address stays, the open episode as well, and no step is lost or doubled."""
+    declare(tmp_path)
+    with CollectorProcess(tmp_path, supervise=True) as collector:
+        address, served = collector.address, {collector.serving_pid()}
+        for _ in range(5):
+            act(collector, "one")
+            collector.kill_serving()
+            served.add(collector.serving_pid())
+        path = "/v1/episodes/one/end"
+        assert collector.post(path, {"obs": OBSERVATION})[0] == 200
+        collector.settle(5)
+        assert collector.address == address
+        assert len(served) == 6
+        assert collector.stop() == 0
+    assert len(shard_rows(tmp_path)) == 5
+
+
+def test_who_connects_between_two_children_waits_and_is_answered(tmp_path):
+    """The socket is the supervisor's: a connection is taken before there is anybody to answer."""
+    declare(tmp_path)
+    with CollectorProcess(tmp_path, supervise=True) as collector:
+        # stopped, so that it cannot start the next child before we have connected
+        collector.process.send_signal(signal.SIGSTOP)
+        dead = collector.serving_pid()
+        os.kill(dead, signal.SIGKILL)
+        assert ends(dead)
+        with socket.create_connection(("127.0.0.1", collector.port), timeout=30.0) as link:
+            link.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            collector.process.send_signal(signal.SIGCONT)
+            assert link.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_supervisor_that_is_killed_leaves_nobody_behind(tmp_path):
+    """Port and root are free: the next start has both, and what was acknowledged."""
+    declare(tmp_path)
+    with CollectorProcess(tmp_path, supervise=True) as collector:
+        act(collector, "one")
+        child = collector.serving_pid()
+        collector.kill()
+        assert ends(child)
+        collector.restart()
+        assert collector.get("/readyz")[1]["episodes_open"] == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_ends_both(tmp_path, number):
+    declare(tmp_path)
+    with CollectorProcess(tmp_path, supervise=True) as collector:
+        act(collector, "one")
+        child = collector.serving_pid()
+        collector.process.send_signal(number)
+        assert collector.wait() == 0
+        assert ends(child)
+
+
+def test_a_child_that_is_asked_to_end_is_not_followed(tmp_path):
+    declare(tmp_path)
+    with CollectorProcess(tmp_path, supervise=True) as collector:
+        os.kill(collector.serving_pid(), signal.SIGTERM)
+        assert collector.wait() == 0
+
+
+def started(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A supervised start that has to end by itself."""
+    words = [sys.executable, "-m", "ingest", "collect", "--supervise", "--root", str(root)]
+    return subprocess.run(
+        [*words, *options], cwd=PROJECT, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_a_start_that_fails_is_the_end_and_says_why(tmp_path):
+    """Once: no second child tries the same."""
+    wrong = started(tmp_path, "--port", "0")
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("no policy is declared") == 1
+    declare(tmp_path)
+    with CollectorProcess(tmp_path) as other:
+        root_taken = started(tmp_path, "--port", "0")
+        port_taken = started(tmp_path, "--port", str(other.port))
+    assert (root_taken.returncode, port_taken.returncode) == (3, 3)
+    assert str(other.process.pid) in root_taken.stderr
+
+
+def test_a_collector_that_fails_is_followed_and_the_failed_start_ends_it(tmp_path):
+    """A moved root: the child ends with 1 after it served, the next finds no policy there."""
+    root, log = tmp_path / "root", tmp_path / "log"
+    declare(root)
+    with CollectorProcess(root, supervise=True, log=log) as collector:
+        root.rename(tmp_path / "elsewhere")
+        collector.post("/v1/episodes", {"episode_id": "one"})
+        assert collector.wait() == 2
+    assert "ended with 1; the next one starts" in log.read_text()
+
+
+def test_it_is_the_same_for_the_front_door(tmp_path):
+    """`headrace collect --supervise --json` names the process that serves, each time."""
+    declare(tmp_path)
+    words = ["collect", "--supervise", "--root", str(tmp_path), "--port", "0", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "headrace", *words], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        if process.stdout is None:
+            raise RuntimeError("it has no output")
+        first = json.loads(process.stdout.readline())
+        os.kill(first["pid"], signal.SIGKILL)
+        second = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert first["pid"] != second["pid"] != process.pid
+    assert {**first, "pid": 0} == {**second, "pid": 0}
+
+
+def test_deaths_one_after_the_other_are_followed_by_a_pause():
+    deaths = Deaths()
+    apart = WITHIN_SECONDS / BURST
+    assert not any(deaths.pause(number * 0.9 * apart) for number in range(BURST - 1))
+    assert deaths.pause((BURST - 1) * 0.9 * apart) == PAUSE_SECONDS
+    slow = Deaths()
+    assert not any(slow.pause(number * 1.1 * apart) for number in range(3 * BURST))
