@@ -29,6 +29,9 @@ _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]+)?")
 _NAME = re.compile(r"(?:[a-z0-9_-]+\.)*[a-z0-9_-]+")
 """Labels of letters, digits and hyphens; some private networks have underscores in them."""
 
+_MET = 16
+"""Of so many headers that were right it is remembered that they were."""
+
 AUDIT_RATE = 10.0
 """Refusals told in the log a second at most; those beyond are counted."""
 
@@ -50,9 +53,18 @@ class Hosts:
         self._names = {"localhost", "127.0.0.1", "::1", bound.lower(), *told}
         address = _address(bound)
         self._any_address = address is not None and address.is_unspecified
+        self._met: set[str] = set()
 
     def known(self, host: str) -> bool:
         """Whether a `Host` header, with or without its port, names this collector."""
+        if host in self._met:
+            return True
+        found = self._is_known(host)
+        if found and len(self._met) < _MET:
+            self._met.add(host)
+        return found
+
+    def _is_known(self, host: str) -> bool:
         name = _name(host)
         if name is None:
             return False

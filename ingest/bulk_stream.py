@@ -23,8 +23,8 @@ from ingest.errors import Refusal
 MAX_ROWS = 1_000_000
 MAX_EXPANDED = 4
 
-LONG_SCHEMA = 8_192
-"""Bytes of a schema that is not remembered."""
+LONG_METADATA = 8_192
+"""Bytes of what stands ahead of columns that is not remembered."""
 
 VALUES = ("obs", "actions", "final_obs")
 """Columns that may hold lists."""
@@ -95,10 +95,10 @@ def _malformed(arrow: Any) -> Iterator[None]:
 def _schema_of(message: Any) -> tuple[Any, bool]:
     """The schema of a stream's first message, and whether it has dictionaries. Raises Refusal.
 
-    The senders of small requests repeat theirs, so that the latest are kept.
+    The senders of small requests repeat theirs, so that the latest are kept, as by `_known_batch`.
     """
     encoded = message.metadata.to_pybytes()
-    return (_known_schema if len(encoded) <= LONG_SCHEMA else _read_schema)(encoded)
+    return (_known_schema if len(encoded) <= LONG_METADATA else _read_schema)(encoded)
 
 
 def _read_schema(encoded: bytes) -> tuple[Any, bool]:
@@ -143,7 +143,9 @@ def _plain_messages(arrow: Any, body: bytes) -> list[Any]:
         except EOFError:
             break
         messages.append(message)
-        batch = _record_batch(message.metadata.to_pybytes())
+        metadata = message.metadata.to_pybytes()
+        short = len(metadata) <= LONG_METADATA
+        batch = (_known_batch if short else _record_batch)(metadata)
         if batch is None:
             continue
         length, compressed = batch
@@ -176,6 +178,9 @@ def _record_batch(metadata: bytes) -> tuple[int, bool] | None:
     length = struct.unpack_from("<q", metadata, at)[0] if at else 0
     rows = length if kind == _RECORD_BATCH else 0
     return rows, bool(_field(metadata, header, _COMPRESSION))
+
+
+_known_batch = lru_cache(maxsize=64)(_record_batch)
 
 
 def _field(buffer: bytes, table: int, number: int) -> int:

@@ -67,6 +67,7 @@ class Connection(Protocol):
     def overdue(self, now: float) -> str | None: ...
     def refuse(self, refusal: Refusal) -> None: ...
     def let_go(self) -> None: ...
+    def nudge(self) -> None: ...
 
 
 class ConnectionWatch:
@@ -135,7 +136,9 @@ class ConnectionWatch:
     def sweep(self, now: float) -> None:
         for connection in list(self.open):
             why = connection.overdue(now)
-            if why == "header" and connection.answering is False:
+            if why == "slow":
+                connection.nudge()
+            elif why == "header" and connection.answering is False:
                 connection.refuse(
                     Refusal("too_slow", "expected the header within its time; see header_seconds")
                 )
@@ -247,7 +250,10 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._raw - self._body > self._limits.max_header + 16 * self._body
 
     def overdue(self, now: float) -> str | None:
-        """Why this connection should be closed now, None when it should not."""
+        """Why this connection should be closed now, None when it should not.
+
+        "slow": not yet, it is to hear of it first.
+        """
         limits, waited = self._limits, now - self.since
         if self._is_stuck(now):
             return "send"
@@ -259,6 +265,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return "linger"
         if self._phase is Phase.BODY and waited > limits.body_seconds + LINGER_SECONDS:
             return "body"
+        if self._phase is Phase.BODY and waited > limits.body_seconds:
+            return "slow"
         if self._phase is Phase.WAITING and not self.answering:
             if self.cycle is None and waited > limits.header_seconds:
                 return "idle"
@@ -321,8 +329,15 @@ class BoundedProtocol(HttpToolsProtocol):
             raise self._refused("malformed", f"expected chunks of {SMALL_CHUNK} bytes in the mean")
 
     def on_body(self, body: bytes) -> None:
+        """A piece of a body. The first is kept as it came: uvicorn would copy it twice."""
         self._body += len(body)
-        super().on_body(body)
+        cycle = self.cycle
+        if cycle.body:
+            cycle.body = bytearray(cycle.body) if isinstance(cycle.body, bytes) else cycle.body
+            super().on_body(body)
+        elif not cycle.response_complete:
+            cycle.body = body  # type: ignore[assignment]  # bytes of it, which is asked for next, is itself
+            super().on_body(b"")
 
     def on_message_complete(self) -> None:
         self._enter(Phase.WAITING)
@@ -351,6 +366,11 @@ class BoundedProtocol(HttpToolsProtocol):
             if cycle is not None:
                 cycle.disconnected = True
                 cycle.message_event.set()
+
+    def nudge(self) -> None:
+        """Wake whoever waits for the rest of a body, and sees then that it took too long."""
+        if self._running is not None:
+            self._running.message_event.set()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to what its parser refuses, in our words.

@@ -72,5 +72,8 @@ class Handshake(asyncio.Protocol):
         """There is no answer before the handshake is over."""
         self.transport.abort()
 
+    def nudge(self) -> None:
+        """Nobody waits for a body here."""
+
     def let_go(self) -> None:
         """Nobody works for this connection yet."""

@@ -13,6 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote
 
@@ -40,6 +41,11 @@ OF_CONTENT = frozenset({400, 404, 405, 413, 415, 422})
 """Statuses that say: this request was wrong in itself."""
 
 
+@lru_cache(maxsize=16)
+def _media_type(header: bytes) -> str:
+    return header.decode("latin-1").partition(";")[0].strip().lower() or wire.JSON
+
+
 class Request(msgspec.Struct, frozen=True):
     """One HTTP request with its whole body; header names are lower case."""
 
@@ -56,8 +62,7 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def content_type(self) -> str:
         """The media type without its parameters; JSON when the client names none."""
-        text = self.headers.get(b"content-type", b"").decode("latin-1")
-        return text.partition(";")[0].strip().lower() or wire.JSON
+        return _media_type(self.headers.get(b"content-type", b""))
 
     @property
     def instance(self) -> str | None:
@@ -330,21 +335,21 @@ class Router:
         raise Refusal("no_route", f"there is nothing at {'/'.join(given)[:MAX_REFUSED_PATH]!r}")
 
     async def _body(self, receive: Receive, held: _Held, limit: int) -> bytes:
+        """All of a body. One that comes too slowly is seen when a piece comes, or a nudge."""
         chunks: list[bytes] = []
         size, more = 0, True
-        try:
-            async with asyncio.timeout(self._limits.body_seconds):
-                while more:
-                    message = await receive()
-                    chunks.append(message.get("body", b""))
-                    size += len(chunks[-1])
-                    if size > limit:
-                        raise _too_large(limit, f"{size} or more")
-                    held.take(len(chunks[-1]))
-                    more = message.get("more_body", False)
-        except TimeoutError as error:
-            text = f"expected the whole body within {self._limits.body_seconds:.0f} s"
-            raise Refusal("too_slow", text) from error
+        until = time.monotonic() + self._limits.body_seconds
+        while more:
+            message = await receive()
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > limit:
+                raise _too_large(limit, f"{size} or more")
+            held.take(len(chunks[-1]))
+            more = message.get("more_body", False)
+            if more and time.monotonic() > until:
+                text = f"expected the whole body within {self._limits.body_seconds:.0f} s"
+                raise Refusal("too_slow", text)
         if message["type"] == "http.disconnect":
             raise Refusal("malformed", "the client went away within its body")
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
