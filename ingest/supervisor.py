@@ -58,6 +58,8 @@ class Supervisor:
         it served, is followed by the next one; any other end is the end. The child is killed when
         this process ends.
         """
+        # who started this may ignore it, and then no child's end would be told
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         deaths = Deaths()
         while True:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,22 +135,40 @@ def test_a_collector_that_fails_is_followed_and_the_failed_start_ends_it(tmp_pat
     assert "ended with 1; the next one starts" in log.read_text()
 
 
-def test_it_is_the_same_for_the_front_door(tmp_path):
+def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line of its output, if there is one soon."""
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], READY_SECONDS)[0]
+    document: dict[str, Any] = json.loads(process.stdout.readline())
+    return document
+
+
+IGNORE = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+IGNORING = [sys.executable, "-c", IGNORE + "os.execv(sys.argv[1], sys.argv[1:])"]
+"""Runs a command whose children's ends are not told, unless it asks for it."""
+
+
+@pytest.mark.parametrize("first", [[], IGNORING])
+def test_it_is_the_same_for_the_front_door(tmp_path, first):
     """`headrace collect --supervise --json` names the process that serves, each time."""
     declare(tmp_path)
     words = ["collect", "--supervise", "--root", str(tmp_path), "--port", "0", "--json"]
     with subprocess.Popen(
-        [sys.executable, "-m", "headrace", *words], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+        [*first, sys.executable, "-m", "headrace", *words],
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
-        if process.stdout is None:
-            raise RuntimeError("it has no output")
-        first = json.loads(process.stdout.readline())
-        os.kill(first["pid"], signal.SIGKILL)
-        second = json.loads(process.stdout.readline())
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    assert first["pid"] != second["pid"] != process.pid
-    assert {**first, "pid": 0} == {**second, "pid": 0}
+        try:
+            one = said(process)
+            os.kill(one["pid"], signal.SIGKILL)
+            other = said(process)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(READY_SECONDS) == 0
+        finally:
+            process.kill()
+    assert one["pid"] != other["pid"] != process.pid
+    assert {**one, "pid": 0} == {**other, "pid": 0}
 
 
 def test_deaths_one_after_the_other_are_followed_by_a_pause():
