@@ -182,10 +182,10 @@ def _watch(
     Answers the kills and the mean return that ended the watch: the players play on until they
     are stopped, and what they play then may be worse.
     """
-    killed, before = 0, 0
-    while (mean := live.mean) < goal and live.steps < MAX_STEPS:
+    killed, before, mean = 0, 0, live.mean
+    while mean < goal and live.steps < MAX_STEPS:
         time.sleep(1.0)
-        seconds = time.monotonic() - began
+        seconds, mean = time.monotonic() - began, live.mean
         if any(process.poll() is not None for process in processes):
             raise LiveFailed("a process ended before the goal; its message stands above")
         say(

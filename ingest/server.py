@@ -248,9 +248,10 @@ def serve(options: ServeOptions) -> int:
     allow_all_descriptors()
     return_memory_early()
     if options.supervise:
-        supervisor = Supervisor()
-        options = _supervised(options, supervisor)
-        ended = supervisor.stay_up()
+        with starting():
+            supervisor = Supervisor()
+            options = _supervised(options, supervisor)
+            ended = supervisor.stay_up()
         if ended is not None:
             return ended
     with starting(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -258,15 +259,24 @@ def serve(options: ServeOptions) -> int:
 
 
 def _supervised(options: ServeOptions, supervisor: Supervisor) -> ServeOptions:
-    """The same with a socket that outlives each child, which says when it serves."""
+    """The same with a socket that outlives each child, which says when it serves.
+
+    Raises ServeError for what a child would refuse to start with, before anything is bound.
+    """
+    _require_startable(options.root)
+    Access(options.root, options.listening)
 
     def announce(address: str, collector: Collector) -> None:
         supervisor.serving()
-        if options.announce is not None:
+        if options.announce is None:
+            return
+        try:
             options.announce(address, collector)
+        except OSError as error:  # who read it is gone since an earlier child said it
+            log.warning("nobody hears where this serves: %s", error)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    with starting():
-        return replace(options, listener=bind(options.listening), announce=announce)
+    return replace(options, listener=bind(options.listening), announce=announce)
 
 
 class _Stopped(BaseException):
@@ -285,6 +295,7 @@ async def _serve_until_signal(options: ServeOptions) -> int:
     try:
         for number in SIGNALS:
             signal.signal(number, interrupt)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a supervisor's child has them blocked
         server = _started(options)
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
@@ -295,7 +306,13 @@ async def _serve_until_signal(options: ServeOptions) -> int:
 
 
 def _started(options: ServeOptions) -> Server:
-    root = options.root
+    root = _require_startable(options.root)
+    with loading():
+        return Server(options, lambda: stores_under(root, options.compression))
+
+
+def _require_startable(root: Path | None) -> Path:
+    """The root, where a policy is declared. Raises ServeError."""
     if root is not None:
         _require_folders(root)
     if root is None or not load_declarations(root):
@@ -303,8 +320,7 @@ def _started(options: ServeOptions) -> Server:
             f"no policy is declared under {(root or Path()) / 'policies'}: start with "
             "--observation box:4 --action discrete:2, --env CartPole-v1 or --policy FILE"
         )
-    with loading():
-        return Server(options, lambda: stores_under(root, options.compression))
+    return root
 
 
 def _require_folders(root: Path) -> None:

@@ -21,6 +21,7 @@ __all__ = ["Deaths", "Supervisor"]
 log = logging.getLogger("headrace.supervisor")
 
 BURST, WITHIN_SECONDS, PAUSE_SECONDS = 15, 5.0, 1.0
+TRIES = 5
 
 _STOP = (signal.SIGTERM, signal.SIGINT)
 _HEARD = {*_STOP, signal.SIGCHLD}
@@ -47,39 +48,39 @@ class Supervisor:
         self._stopped = False
 
     def serving(self) -> None:
-        """To be called by the child once it serves: its death from then on is followed by another
-        child. A start that fails would fail again."""
+        """To be called by the child once it serves."""
         self._served[0] = 1
 
     def stay_up(self) -> int | None:
         """None in each child, which serves and ends; in this process the last child's exit status.
 
-        SIGTERM and SIGINT are passed on. A child that is killed, or that ends with an error after
-        it served, is followed by the next one; any other end is the end. The child is killed when
-        this process ends.
+        SIGTERM and SIGINT are passed on; a child begins with both blocked, until it can take them.
+        A child that is killed, or that ends with an error after it served, is followed by the next
+        one. A start that fails is the end, unless one before it served: then it is tried again,
+        TRIES times in a row. The child is killed when this process ends. Raises OSError when there
+        can be no process.
         """
         # who started this may ignore it, and then no child's end would be told
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
-        deaths = Deaths()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        deaths, failed = Deaths(), TRIES  # the first start has one try
         while True:
             self._served[0] = 0
-            parent, child = os.getpid(), os.fork()
+            parent, child = os.getpid(), _fork(once=failed == TRIES)
             if child == 0:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
                 die_with_parent(parent)
                 return None
-            status = self._watch(child)
-            if status >= 0 and (status == 0 or not self._served[0]):
-                return status
-            if self._stopped:
-                return 0 if -status in _STOP else 1
-            if not self._served[0]:
-                log.error("the collector was killed by signal %d before it served", -status)
-                return 1
+            status = self._watch(child) if child > 0 else 1
+            if status == 0 or (self._stopped and -status in _STOP):
+                return 0
             how = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
+            failed = 0 if self._served[0] else failed + 1
+            if self._stopped or failed > TRIES:
+                log.error("the collector (process %d) %s", child, how)
+                return max(status, 1)
             log.error("the collector (process %d) %s; the next one starts", child, how)
-            time.sleep(deaths.pause(time.monotonic()))
+            time.sleep(PAUSE_SECONDS if failed else deaths.pause(time.monotonic()))
 
     def _watch(self, child: int) -> int:
         """Wait for the child's end; its exit status, or the signal's number below zero.
@@ -93,11 +94,19 @@ class Supervisor:
                 os.kill(child, number)
                 continue
             while True:  # in a container this may be process 1: others' orphans end here, too
-                try:
-                    ended, code = os.waitpid(-1, os.WNOHANG)
-                except ChildProcessError:
-                    break
+                ended, code = os.waitpid(-1, os.WNOHANG)
                 if ended == child:
                     return os.waitstatus_to_exitcode(code)
                 if ended == 0:
                     break
+
+
+def _fork(*, once: bool) -> int:
+    """`os.fork`; -1 when there can be no process now. Raises OSError instead when it is `once`."""
+    try:
+        return os.fork()
+    except OSError as error:
+        if once:
+            raise
+        log.error("no process can be made: %s", error)
+        return -1

@@ -1,8 +1,7 @@
 """`headrace up`: a collector and its trainer as two processes, each started again when it dies.
 
-The collector has a supervisor (`ingest.supervisor`), which keeps its port, so that clients find it
-again. A child that dies more than a few times within a minute is not started again: then everything
-stops, and the exit status is 1.
+The collector keeps its port, so that clients find it again. A child that dies more than a few times
+within a minute is not started again: then everything stops, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class Up:
         self._told = threading.Event()
         self._on_line = on_line
         self.address = ""
-        self._first = ["collect", "--supervise", "--root", str(root), "--port", str(port)]
+        self._first = ["collect", "--root", str(root), "--port", str(port)]
         self.collector = Child(self._first, self._collector_says)
         if not self._told.wait(STOP_SECONDS):
             self.collector.stop()

@@ -115,7 +115,9 @@ class CollectorProcess:
 
     def serving_pid(self) -> int:
         """The process id of what answers: of the supervisor's only child where there is one."""
-        return _children(self.process.pid)[0] if self.supervise else self.process.pid
+        if not self.supervise:
+            return self.process.pid
+        return next(iter(_children(self.process.pid)), 0)  # 0: between two
 
     def stop(self) -> int:
         """SIGTERM; answers the exit status."""

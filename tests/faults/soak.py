@@ -129,7 +129,7 @@ def run(trial: Trial) -> Verdict:
                 rounds.send(trial.size // ROUNDS)
             rounds.rest()
             samples.append((rounds.episodes, ask(trial.folder)))
-            if number % 5 == 4 and writer is not None:
+            if number % 5 == 3 and writer is not None:
                 os.kill(writer, signal.SIGKILL)
         totals = collector.get("/readyz")[1]
         status = collector.stop()

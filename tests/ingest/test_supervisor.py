@@ -120,7 +120,9 @@ def test_a_start_that_fails_is_the_end_and_says_why(tmp_path):
     with CollectorProcess(tmp_path) as other:
         root_taken = started(tmp_path, "--port", "0")
         port_taken = started(tmp_path, "--port", str(other.port))
+        first_of_two = started(tmp_path / "other", "--port", str(other.port))
     assert (root_taken.returncode, port_taken.returncode) == (3, 3)
+    assert first_of_two.returncode == 2  # no policy, and the port is taken: as without a supervisor
     assert str(other.process.pid) in root_taken.stderr
 
 
@@ -133,6 +135,65 @@ def test_a_collector_that_fails_is_followed_and_the_failed_start_ends_it(tmp_pat
         collector.post("/v1/episodes", {"episode_id": "one"})
         assert collector.wait() == 2
     assert "ended with 1; the next one starts" in log.read_text()
+
+
+def test_a_later_start_that_fails_is_tried_again(tmp_path):
+    """What stands in its way may be gone in a moment: here a policy's file that is half-written."""
+    log = tmp_path / "log"
+    declare(tmp_path)
+    (policy,) = (tmp_path / "policies").glob("*.json")
+    whole = policy.read_bytes()
+    with CollectorProcess(tmp_path, supervise=True, log=log) as collector:
+        act(collector, "one")
+        policy.write_bytes(whole[:20])
+        os.kill(collector.serving_pid(), signal.SIGKILL)
+        while "ended with 2; the next one starts" not in log.read_text():
+            assert collector.process.poll() is None
+        policy.write_bytes(whole)
+        assert collector.get("/readyz")[1]["episodes_open"] == 1
+        assert collector.stop() == 0
+
+
+def test_nobody_needs_to_read_what_it_says(tmp_path):
+    """A starter script that took the first line and went away ends no later child."""
+    declare(tmp_path)
+    with CollectorProcess(tmp_path, supervise=True) as collector:
+        assert collector.process.stdout is not None
+        collector.process.stdout.close()
+        for _ in range(2):
+            os.kill(collector.serving_pid(), signal.SIGKILL)
+            asked = collector.request("GET", "/healthz", None, {"connection": "close"})
+            assert asked[0] == 200
+        assert collector.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_next_child_starts_ends_both(tmp_path, number):
+    log = tmp_path / "log"
+    declare(tmp_path)
+    with CollectorProcess(tmp_path, supervise=True, log=log) as collector:
+        dead = collector.serving_pid()
+        os.kill(dead, signal.SIGKILL)
+        while collector.serving_pid() in (0, dead):
+            os.sched_yield()
+        collector.process.send_signal(number)
+        assert collector.wait() == 0
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_stop_that_finds_a_killed_child_says_so(tmp_path):
+    """It was not drained, so that the status is not 0; the next start has all of it."""
+    log = tmp_path / "log"
+    declare(tmp_path)
+    with CollectorProcess(tmp_path, supervise=True, log=log) as collector:
+        child = collector.serving_pid()
+        collector.process.send_signal(signal.SIGSTOP)
+        os.kill(child, signal.SIGKILL)
+        assert ends(child)
+        collector.process.send_signal(signal.SIGTERM)
+        collector.process.send_signal(signal.SIGCONT)
+        assert collector.wait() == 1
+    assert f"(process {child}) was killed by signal 9" in log.read_text()
 
 
 def said(process: subprocess.Popen[str]) -> dict[str, Any]:
