@@ -115,17 +115,20 @@ class Committer:
 
     def _run(self) -> None:
         try:
-            running = True
-            while running:
-                group = [self._tasks.get()]
-                while not self._tasks.empty():
-                    group.append(self._tasks.get())
-                running = None not in group
-                self._commit([task for task in group if task is not None])
+            while self._commit_next():
+                continue
         except Exception as error:  # whatever it is, the journal's state is no longer known
             self._notify(self._on_failed, error)
         finally:
             self._journal.close()
+
+    def _commit_next(self) -> bool:
+        """Commit what waits; False when that was the last. Who waits for it holds no rows."""
+        group = [self._tasks.get()]
+        while not self._tasks.empty():
+            group.append(self._tasks.get())
+        self._commit([task for task in group if task is not None])
+        return None not in group
 
     def _commit(self, group: list[_Task]) -> None:
         rows: list[tuple[int, bytes]] = []

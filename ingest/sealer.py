@@ -110,7 +110,7 @@ class Sealer:
     def _run(self) -> None:
         self._try(self._writer.start)
         try:
-            while (job := self._next()) is not None and self._seal(job):
+            while self._seal_next():
                 continue
         except FolderMoved as error:
             self._notify(self._on_moved, error)
@@ -125,12 +125,17 @@ class Sealer:
             except Empty:
                 self._try(self._writer.check)
 
-    def _seal(self, job: SealJob) -> bool:
-        """Write a plan's shard, then tell; answers False when it waits for the next start."""
-        shard = self._write(job)
-        if shard is not None:
-            self._notify(job.done, shard)
-        return shard is not None
+    def _seal_next(self) -> bool:
+        """Write the next plan's shard, then tell; False for none, or one for the next start.
+
+        Who waits for a job holds none: its parts are megabytes.
+        """
+        job = self._next()
+        shard = None if job is None else self._write(job)
+        if job is None or shard is None:
+            return False
+        self._notify(job.done, shard)
+        return True
 
     def _write(self, job: SealJob) -> WrittenShard | None:
         while True:

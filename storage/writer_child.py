@@ -43,10 +43,19 @@ def write_shards(
 def serve(writer: ShardWriter, requests: IO[bytes], replies: IO[bytes]) -> None:
     """Answer each request until the input ends, or the parent is gone."""
     try:
-        while (frames := read_message(requests)) is not None:
-            write_message(replies, [[encode_reply(_answer(writer, frames))]])
+        while _serve_next(writer, requests, replies):
+            continue
     except (EOFError, BrokenPipeError):
         return
+
+
+def _serve_next(writer: ShardWriter, requests: IO[bytes], replies: IO[bytes]) -> bool:
+    """Answer one request; False at the end. Who waits for one holds no parts of the last."""
+    frames = read_message(requests)
+    if frames is None:
+        return False
+    write_message(replies, [[encode_reply(_answer(writer, frames))]])
+    return True
 
 
 def _answer(writer: ShardWriter, frames: list[bytes]) -> Reply:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,11 +22,14 @@ from hypothesis import strategies as st
 
 from storage import writer_process
 from storage.episode import Part
+from storage.part_block import frames_of
 from storage.shard_files import ShardError, ShardInfo, ShardName, ShardWriteError, WriterDied
 from storage.shards import ShardWriter, find_shard, read_shard
 from storage.spaces import Box, Discrete, canonical_json, schema_id
+from storage.writer_child import serve
 from storage.writer_process import (
     Reply,
+    WriteRequest,
     WriterProcess,
     decode_reply,
     encode_reply,
@@ -38,6 +42,7 @@ CANONICAL = canonical_json(OBS, ACT)
 SCHEMA = schema_id(OBS, ACT)
 OWNER = "0123456789ab"
 STREAM = f"{OWNER}-{SCHEMA}"
+HEAD = 8  # bytes ahead of a message
 PATIENCE = 60  # seconds until a test gives up on a process; never waited for when all is well
 
 
@@ -421,3 +426,41 @@ def test_a_reply_keeps_a_path_of_any_bytes() -> None:
     path = Path(os.fsdecode(b"/a/\xff\xfe"))
     reply = Reply(ShardInfo(path, "s", 1, 2, "d", 3, 4, 5))
     assert decode_reply(encode_reply(reply)) == reply
+
+
+class Remembered(io.BytesIO):
+    """Input that looks, before each message, who else holds what was read for the one before."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._given: list[bytes] = []
+        self.held: list[int] = []
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size == HEAD:
+            own = [bytes(size)]
+            alone = max(sys.getrefcount(frame) for frame in own)
+            self.held += [sys.getrefcount(frame) - alone for frame in self._given]
+            self._given = []
+        given = super().read(size)
+        if len(given) > HEAD:  # the smallest are shared by all
+            self._given.append(given)
+        return given
+
+
+def test_a_writer_that_waits_holds_no_parts(tmp_path: Path) -> None:
+    """They are as large as a shard, and the next would come beside them."""
+    asked = io.BytesIO()
+    request = msgspec.msgpack.encode(WriteRequest(STREAM, CANONICAL))
+    for first in (0, 2):
+        parts = [make_part(first, 500), make_part(first + 1, 500)]
+        write_message(asked, [[request], *frames_of(parts)])
+    requests, replies = Remembered(asked.getvalue()), io.BytesIO()
+    serve(ShardWriter(tmp_path), requests, replies)
+    replies.seek(0)
+    for _ in range(2):
+        reply = read_message(replies)
+        assert reply is not None
+        assert decode_reply(reply[0]).info is not None
+    assert len(requests.held) > 2
+    assert set(requests.held) == {0}

@@ -1,0 +1,56 @@
+"""A thread that waits for work holds nothing of the last: parts and rows are megabytes."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from ingest.committer import Committer
+from ingest.sealer import Sealer, SealJob
+from storage.journal import Plan
+from storage.memory_journal import MemoryJournal
+from tests.ingest.simulated_collector import MemoryWriter
+from tests.storage.test_shards import make_part
+
+WAIT_SECONDS = 10.0
+
+
+def at_once(action: Callable[..., Any], *arguments: Any) -> None:
+    action(*arguments)
+
+
+def watched() -> tuple[Callable[[Any], None], threading.Event]:
+    """What is to be called when a task is done, and what is set once nobody holds the task."""
+    gone = threading.Event()
+
+    def done(result: Any) -> None:
+        """Nothing more to do."""
+
+    weakref.finalize(done, gone.set)
+    return done, gone
+
+
+def test_the_sealer_lets_go_of_a_shard_that_is_written():
+    sealer = Sealer(MemoryWriter(), notify=at_once, on_moved=lambda error: None)
+    sealer.start()
+    done, gone = watched()
+    parts = [make_part(0, 1).with_ordinals(0, 0)]
+    sealer.submit(SealJob(Plan(0, "s", "schema", 0, 0, b""), "{}", parts, done))
+    del done
+    assert gone.wait(WAIT_SECONDS)
+    sealer.stop()
+
+
+def test_the_committer_lets_go_of_what_is_committed():
+    nothing: list[Any] = []
+    told = {"on_durable": nothing.append, "on_full": nothing.append, "on_failed": nothing.append}
+    committer = Committer(MemoryJournal(), notify=at_once, **told)
+    committer.start()
+    done, gone = watched()
+    committer.append(b"row")
+    committer.call(lambda journal: None, done)
+    del done
+    assert gone.wait(WAIT_SECONDS)
+    committer.stop()
