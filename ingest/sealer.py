@@ -117,6 +117,14 @@ class Sealer:
         finally:
             self._writer.close()
 
+    def _seal_next(self) -> bool:
+        """Seal the next job; False when that was the last, or waits for the next start.
+
+        Who waits for a job holds none: its parts are megabytes.
+        """
+        job = self._next()
+        return job is not None and self._seal(job)
+
     def _next(self) -> SealJob | None:
         """The next job; None when there will be none. Raises FolderMoved."""
         while True:
@@ -125,17 +133,12 @@ class Sealer:
             except Empty:
                 self._try(self._writer.check)
 
-    def _seal_next(self) -> bool:
-        """Write the next plan's shard, then tell; False for none, or one for the next start.
-
-        Who waits for a job holds none: its parts are megabytes.
-        """
-        job = self._next()
-        shard = None if job is None else self._write(job)
-        if job is None or shard is None:
-            return False
-        self._notify(job.done, shard)
-        return True
+    def _seal(self, job: SealJob) -> bool:
+        """Write a plan's shard, then tell; answers False when it waits for the next start."""
+        shard = self._write(job)
+        if shard is not None:
+            self._notify(job.done, shard)
+        return shard is not None
 
     def _write(self, job: SealJob) -> WrittenShard | None:
         while True:
