@@ -3,8 +3,8 @@
 Episodes, one in five of two agents, come in batches over ever new connections and client instances,
 and the shard writer is killed now and then. At rest, between rounds, the collector is asked what it
 holds (observed.py). In the first fifth the writer stands still while a round is sent: so much waits
-then as never again, and what a backlog takes (SQLite's cache, the arenas of small objects), and is
-kept for the next, is taken before anything is judged. From there on
+then as never again, and the memory that a backlog takes and leaves to the next (SQLite's cache, the
+arenas of small objects) is taken before anything is judged. From there on
 
     objects and blocks of memory   less than 0.1 more per episode
     files and threads              none more
