@@ -173,8 +173,11 @@ class CollectorProcess:
 
 
 def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for path in tasks for child in path.read_text().split()]
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that ends meanwhile
+            found += map(int, path.read_text().split())
+    return found
 
 
 def shard_rows(root: Path) -> list[dict[str, Any]]:

@@ -5,12 +5,14 @@ At times the shard writer does not answer at that moment; then its plan waits fo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 
 from tests.faults.crash import Traffic
 from tests.faults.scenario import Scenario, Trial, Verdict
@@ -40,18 +42,32 @@ def run(trial: Trial) -> Verdict:
 def _drain(traffic: Traffic, stuck: bool, verdict: Verdict) -> float:
     """SIGTERM; how long the collector took to end."""
     process, writer = traffic.collector.process, traffic.collector.writer_pid()
-    if stuck and writer is not None:
-        os.kill(writer, signal.SIGSTOP)
-    began = time.monotonic()
-    process.terminate()
-    try:
-        status = process.wait(2 * LIMIT_SECONDS)
-        verdict.require(status == 0, "status", f"expected exit status 0, got {status}")
-    except subprocess.TimeoutExpired:
-        traffic.collector.kill()
-    seconds = time.monotonic() - began
+    with contextlib.ExitStack() as stack:
+        if stuck and writer is not None:
+            stack.enter_context(_stopped(writer))
+        began = time.monotonic()
+        process.terminate()
+        try:
+            status = process.wait(2 * LIMIT_SECONDS)
+            verdict.require(status == 0, "status", f"expected exit status 0, got {status}")
+        except subprocess.TimeoutExpired:
+            traffic.collector.kill()
+        seconds = time.monotonic() - began
     verdict.require(seconds <= LIMIT_SECONDS, "slow", f"it took {seconds:.1f} s; stuck: {stuck}")
     return seconds
+
+
+@contextlib.contextmanager
+def _stopped(pid: int) -> Iterator[None]:
+    """The process does not run; at the end it is killed, where nobody else has done so."""
+    process = os.pidfd_open(pid)  # its number may be another's by then
+    try:
+        signal.pidfd_send_signal(process, signal.SIGSTOP)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        os.close(process)
 
 
 SCENARIO = Scenario(
