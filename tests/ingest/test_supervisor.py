@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 
 from ingest.supervisor import BURST, PAUSE_SECONDS, WITHIN_SECONDS, Deaths
 from tests.collector_process import READY_SECONDS, CollectorProcess, declare, shard_rows
@@ -40,20 +41,32 @@ def ends(pid: int) -> bool:
         return bool(select.select([process], [], [], READY_SECONDS)[0])
 
 
+def start_time(collector: CollectorProcess) -> str:
+    """When the process that serves was started, as /metrics tells it."""
+    lines = urllib3.request("GET", f"{collector.address}/metrics").data.decode().splitlines()
+    [told] = [line for line in lines if line.startswith("process_start_time_seconds ")]
+    return told
+
+
 def test_what_is_killed_goes_on_where_it_was(tmp_path):
-    """Five kills: the address stays, the open episode as well, and no step is lost or doubled."""
+    """Five kills: the address stays, the open episode as well, and no step is lost or doubled.
+
+    Each start can be told from the one before it by who watches /metrics.
+    """
     declare(tmp_path)
     with CollectorProcess(tmp_path, supervise=True) as collector:
         address, served = collector.address, {collector.serving_pid()}
+        starts = {start_time(collector)}
         for _ in range(5):
             act(collector, "one")
             collector.kill_serving()
             served.add(collector.serving_pid())
+            starts.add(start_time(collector))
         path = "/v1/episodes/one/end"
         assert collector.post(path, {"obs": OBSERVATION})[0] == 200
         collector.settle(5)
         assert collector.address == address
-        assert len(served) == 6
+        assert len(served) == len(starts) == 6
         assert collector.stop() == 0
     assert len(shard_rows(tmp_path)) == 5
 
