@@ -8,6 +8,9 @@ STAMP := .venv/setup-$(shell cat pyproject.toml constraints.txt | cksum | tr ' '
 AIRFLOW := .venv-airflow/bin
 AIRFLOW_STAMP := .venv-airflow/setup-$(shell cksum < airflow_dags/constraints.txt | tr ' ' '-')
 
+# The tests start hundreds of processes: what one has compiled is there for the next.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Of the fault suite: the same seed draws the same faults.
 SEED ?= 7
 
@@ -73,4 +76,4 @@ bench: setup  ## one table of ratios, each against a named baseline
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove what was built; data/run stays
-	rm -rf .venv .venv-airflow .make build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-airflow .make build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis .import_linter_cache
