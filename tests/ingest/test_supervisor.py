@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +118,19 @@ def test_a_child_that_is_asked_to_end_is_not_followed(tmp_path):
         assert collector.wait() == 0
 
 
-def started(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def started(
+    root: Path, *options: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """A supervised start that has to end by itself."""
     words = [sys.executable, "-m", "ingest", "collect", "--supervise", "--root", str(root)]
     return subprocess.run(
-        [*words, *options], cwd=PROJECT, capture_output=True, text=True, check=False, timeout=60
+        [*words, *options],
+        cwd=PROJECT,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
 
@@ -163,6 +173,48 @@ def test_a_later_start_that_fails_is_tried_again(tmp_path):
         while "ended with 2; the next one starts" not in log.read_text():
             assert collector.process.poll() is None
         policy.write_bytes(whole)
+        assert collector.get("/readyz")[1]["episodes_open"] == 1
+        assert collector.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def no_fork(tmp_path_factory) -> dict[str, str]:
+    """An environment in which no process can be forked while the file NO_FORK is there."""
+    folder = tmp_path_factory.mktemp("no_fork")
+    library, source = folder / "no_fork.so", Path(__file__).with_name("no_fork.c")
+    command = ["gcc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    return {"LD_PRELOAD": str(library), "NO_FORK": str(folder / "now")}
+
+
+@pytest.fixture
+def forbidden(no_fork) -> Iterator[Path]:
+    """That file. It is not there yet."""
+    path = Path(no_fork["NO_FORK"])
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_a_first_start_without_a_process_to_be_had_is_the_end(tmp_path, no_fork, forbidden):
+    declare(tmp_path)
+    forbidden.touch()
+    ended = started(tmp_path, "--port", "0", env=no_fork)
+    assert ended.returncode == 1
+    assert os.strerror(errno.EAGAIN) in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_later_start_waits_for_a_process_to_be_had(tmp_path, no_fork, forbidden):
+    """Who connects meanwhile waits; nothing that was acknowledged is lost."""
+    log = tmp_path / "log"
+    declare(tmp_path)
+    with CollectorProcess(tmp_path, supervise=True, log=log, env=no_fork) as collector:
+        act(collector, "one")
+        forbidden.touch()
+        os.kill(collector.serving_pid(), signal.SIGKILL)
+        while "no process can be made" not in log.read_text():
+            assert collector.process.poll() is None
+        forbidden.unlink()
         assert collector.get("/readyz")[1]["episodes_open"] == 1
         assert collector.stop() == 0
 
