@@ -57,8 +57,8 @@ class Supervisor:
         SIGTERM and SIGINT are passed on; a child begins with both blocked, until it can take them.
         A child that is killed, or that ends with an error after it served, is followed by the next
         one. A start that fails is the end, unless one before it served: then it is tried again,
-        TRIES times in a row. The child is killed when this process ends. Raises OSError when there
-        can be no process.
+        TRIES times in a row; to find no process for it is such a failure. The child is killed when
+        this process ends.
         """
         # who started this may ignore it, and then no child's end would be told
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -66,7 +66,7 @@ class Supervisor:
         deaths, failed = Deaths(), TRIES  # the first start has one try
         while True:
             self._served[0] = 0
-            parent, child = os.getpid(), _fork(once=failed == TRIES)
+            parent, child = os.getpid(), _fork()
             if child == 0:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
                 die_with_parent(parent)
@@ -74,12 +74,14 @@ class Supervisor:
             status = self._watch(child) if child > 0 else 1
             if status == 0 or (self._stopped and -status in _STOP):
                 return 0
-            how = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
             failed = 0 if self._served[0] else failed + 1
-            if self._stopped or failed > TRIES:
-                log.error("the collector (process %d) %s", child, how)
+            over = self._stopped or failed > TRIES
+            if child > 0:
+                how = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
+                then = "" if over else "; the next one starts"
+                log.error("the collector (process %d) %s%s", child, how, then)
+            if over:
                 return max(status, 1)
-            log.error("the collector (process %d) %s; the next one starts", child, how)
             time.sleep(PAUSE_SECONDS if failed else deaths.pause(time.monotonic()))
 
     def _watch(self, child: int) -> int:
@@ -101,12 +103,10 @@ class Supervisor:
                     break
 
 
-def _fork(*, once: bool) -> int:
-    """`os.fork`; -1 when there can be no process now. Raises OSError instead when it is `once`."""
+def _fork() -> int:
+    """`os.fork`; -1, and a line in the log, when there can be no process now."""
     try:
         return os.fork()
     except OSError as error:
-        if once:
-            raise
         log.error("no process can be made: %s", error)
         return -1
