@@ -57,6 +57,10 @@ STATUS = {
 """Every code of the wire protocol and its HTTP status."""
 
 
+MESSAGE_CHARACTERS, PATH_CHARACTERS = 1_000, 200
+"""What a refusal says is kept, logged and sent, and may be made of what came: so long at most."""
+
+
 @dataclass(eq=False)
 class Refusal(IngestError, ValueError):
     """One refused request or event.
@@ -74,6 +78,11 @@ class Refusal(IngestError, ValueError):
     retry_after: float | None = None
     agent_id: str | None = None
     token_id: str | None = None
+
+    def __post_init__(self) -> None:
+        self.message = _cut(self.message, MESSAGE_CHARACTERS)
+        if self.path is not None:
+            self.path = _cut(self.path, PATH_CHARACTERS)
 
     @property
     def status(self) -> int:
@@ -99,6 +108,10 @@ class Refusal(IngestError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else text[: characters - 4] + " ..."
 
 
 class ClientError(IngestError):

@@ -353,16 +353,16 @@ def _from_parts(value: dict[str, Any], leaf: Leaf, where: str) -> Array:
     if set(value) != {"dtype", "shape", "data"}:
         raise SpaceError(
             f"{where}: expected {describe(leaf.space)} or the keys dtype, shape, data, "
-            f"got the keys {sorted(map(str, value))[:8]}"
+            f"got the keys {_shown(sorted(map(str, value)))}"
         )
     data, shape = value["data"], value["shape"]
     if value["dtype"] != leaf.dtype.name or not isinstance(shape, (list, tuple)):
         raise SpaceError(
             f"{where}: expected dtype {leaf.dtype.name} and a list as shape, got "
-            f"{value['dtype']!r:.40} and {shape!r:.80}"
+            f"{_shown(value['dtype'])} and {_shown(shape)}"
         )
     if tuple(shape) != leaf.shape:
-        raise SpaceError(f"{where}: expected shape {list(leaf.shape)}, got {shape!r:.80}")
+        raise SpaceError(f"{where}: expected shape {list(leaf.shape)}, got {_shown(shape)}")
     if isinstance(data, str):
         try:
             data = base64.b64decode(data, validate=True)

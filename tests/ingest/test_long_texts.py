@@ -1,0 +1,87 @@
+"""What a refusal repeats of what came is short: it is answered, logged and kept."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.collector_process import CollectorProcess, declare
+
+LONG = "x" * 1_000_000
+ENOUGH = 4_096
+
+EVENTS = {
+    "a key": {"type": "log_action", "obs": {LONG: 1}, "action": 1},
+    "a key of the action": {"type": "log_action", "obs": [0.0] * 4, "action": {LONG: 1}},
+    "a dtype": {
+        "type": "log_action",
+        "obs": {"dtype": LONG, "shape": [4], "data": ""},
+        "action": 1,
+    },
+    "a shape": {
+        "type": "log_action",
+        "obs": {"dtype": "float32", "shape": [[LONG]], "data": ""},
+        "action": 1,
+    },
+    "a list": {"type": "log_action", "obs": [LONG], "action": 1},
+    "an end": {"type": "end", "obs": {LONG: 1}},
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """Its log."""
+    return tmp_path_factory.mktemp("told") / "log"
+
+
+@pytest.fixture(scope="module")
+def collector(tmp_path_factory, told):
+    root = tmp_path_factory.mktemp("root")
+    declare(root)
+    with CollectorProcess(root, log=told) as process:
+        yield process
+        assert process.stop() == 0
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_episode_that_breaks_on_a_long_text(collector, told, name):
+    """Its answer, its cause and its line are short, and the journal keeps no copy: of no track."""
+    instance = collector.post("/v1/instances", {})[1]["instance"]
+    agents = [f"agent {number}" for number in range(20)]
+    starts = [
+        {"type": "start", "episode_id": name, "agent_id": agent, "start": number}
+        for number, agent in enumerate(agents)
+    ]
+    begun = collector.post("/v1/events", {"instance": instance, "events": starts})
+    assert begun == (200, {"durable": True, "accepted": 20})
+    before = journal_bytes(collector)
+    bad = {**EVENTS[name], "episode_id": name, "agent_id": agents[0], "seq": 1}
+    status, reply = collector.post("/v1/events", {"instance": instance, "events": [bad]})
+    assert (status, reply["refused"][0]["error"]["code"]) == (200, "invalid")
+    assert len(json.dumps(reply)) < ENOUGH
+    known = collector.get(f"/v1/episodes/{name}")[1]
+    assert known["agents"][agents[0]]["state"] == "broken"
+    assert len(known["agents"][agents[0]]["cause"]) < ENOUGH
+    assert max(map(len, told.read_text().splitlines())) < ENOUGH
+    assert journal_bytes(collector) - before < len(LONG)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"events": [], LONG: 1},
+        {"events": [{"type": LONG}]},
+        {"events": [{"type": "start", "episode_id": LONG, "start": 0}]},
+        {"events": [{"type": "start", "episode_id": "one", "start": 0, "tags": {LONG: LONG}}]},
+    ],
+)
+def test_a_request_that_is_refused_for_a_long_text(collector, body):
+    instance = collector.post("/v1/instances", {})[1]["instance"]
+    status, reply = collector.post("/v1/events", {"instance": instance, **body})
+    assert status == 422 or reply["refused"]
+    assert len(json.dumps(reply)) < ENOUGH
+
+
+def journal_bytes(collector: CollectorProcess) -> int:
+    return sum(path.stat().st_size for path in (collector.root / "journal").rglob("*"))
