@@ -206,7 +206,7 @@ async def _take_runs(
         fresh = await asyncio.to_thread(_unknown, found.episodes, known)
         await _tell_known(found, opened, collector, reply)
     for some in _grouped(fresh):
-        await _room(collector, reply)
+        await _room(collector, reply, caller)
         outcomes, row = accept_runs(collector, found, some, instance, caller)
         await collector.durable(row)
         tell(reply, zip(some, outcomes, strict=True))
@@ -244,7 +244,7 @@ async def _take_rows(
     pace, journal, over = _Pace(), ImportRows(collector), _Over(known)
     groups = _groups(found.episodes(over) if kept is None else kept, over, pace)
     while group := await _beside(found, next, groups, None):
-        await _room(collector, reply)
+        await _room(collector, reply, caller)
         journal.require()
         began = perf_counter()
         row = _accept(group, instance, collector, reply, caller, over)
@@ -406,10 +406,14 @@ def _grouped(runs: list[Run]) -> Iterator[list[Run]]:
         yield group
 
 
-async def _room(collector: Collector, reply: ImportReply) -> None:
-    """Wait for the shard writer in the middle of a request: what has begun is not told to wait."""
+async def _room(collector: Collector, reply: ImportReply, caller: Caller) -> None:
+    """Wait for the shard writer in the middle of a request: what has begun is not told to wait.
+
+    Raises Refusal (401) once the caller's token has ended; what was taken before stays.
+    """
     while reply.message.accepted and collector.is_behind and collector.failure is None:
         await asyncio.sleep(ROOM_SECONDS)
+    caller.require_live(time())
 
 
 def _accept(

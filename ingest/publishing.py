@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -38,19 +39,19 @@ class Publishing:
 
     async def versions(self, request: Request) -> Response:
         store = self._store(request.params["id"])
-        return Response.of(await self._change(lambda: _versions(store)), request)
+        return Response.of(await self._change(request, lambda: _versions(store)), request)
 
     async def publish(self, request: Request) -> Response:
         store = self._store(request.params["id"])
         message = request.decode(wire.Publish)
-        now = await self._change(lambda: self._publish(store, message))
+        now = await self._change(request, lambda: self._publish(store, message))
         return self._tell("published", request, store, now, sha256=message.sha256)
 
     async def rollback(self, request: Request) -> Response:
         store = self._store(request.params["id"])
         message = request.decode(wire.Rollback)
         now = await self._change(
-            lambda: store.rollback(message.to, expected_generation=message.generation)
+            request, lambda: store.rollback(message.to, expected_generation=message.generation)
         )
         return self._tell("rolled_back", request, store, now, to=message.to)
 
@@ -79,21 +80,22 @@ class Publishing:
         )
         return store.publish_as(digest, message.version)
 
-    async def _change(self, change: Callable[[], T]) -> T:
+    async def _change(self, request: Request, change: Callable[[], T]) -> T:
         """Run a change in a thread, for it waits for the disk. Raises Refusal."""
-        try:
-            async with self._one_at_a_time:
+        async with self._one_at_a_time:
+            request.caller.require_live(time.time())  # its turn may come late
+            try:
                 return await asyncio.to_thread(change)
-        except GenerationConflict as error:
-            raise Refusal("conflict", str(error)) from error
-        except WeightsNotFound as error:
-            raise Refusal("not_found", "there is no such version") from error
-        except (StorageError, ValueError, TypeError, KeyError, OverflowError) as error:
-            if isinstance(error.__cause__, OSError):
-                raise _disk_full(error.__cause__) from error
-            raise Refusal("invalid", str(error), _path_of(str(error))) from error
-        except OSError as error:
-            raise _disk_full(error) from error
+            except GenerationConflict as error:
+                raise Refusal("conflict", str(error)) from error
+            except WeightsNotFound as error:
+                raise Refusal("not_found", "there is no such version") from error
+            except (StorageError, ValueError, TypeError, KeyError, OverflowError) as error:
+                if isinstance(error.__cause__, OSError):
+                    raise _disk_full(error.__cause__) from error
+                raise Refusal("invalid", str(error), _path_of(str(error))) from error
+            except OSError as error:
+                raise _disk_full(error) from error
 
     def _tell(
         self, event: str, request: Request, store: WeightStore, now: Live, **more: str | int | None

@@ -1,0 +1,76 @@
+"""A token that is revoked while its import is being taken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ingest import wire
+from ingest.token_file import create_token, revoke_token
+from tests.collector_process import CollectorProcess, declare
+from tests.faults.power_loss import wait_until
+
+EPISODES, MAX_PENDING = 4_000, 300_000
+
+
+def body(*, quickly: bool) -> bytes:
+    columns = {
+        "eps_id": [f"one-{number}" for number in range(EPISODES)],
+        "obs": pa.array([[0.0] * 4] * EPISODES, pa.list_(pa.float32(), 4)),
+        "actions": pa.array([1] * EPISODES, pa.int64()),
+        "rewards": pa.array([1.0] * EPISODES, pa.float64()),
+    }
+    table = pa.table(columns if quickly else {**columns, "infos": ["{}"] * EPISODES})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+@pytest.mark.parametrize("quickly", [True, False])
+def test_a_revoked_tokens_import_goes_no_further(tmp_path: Path, quickly: bool) -> None:
+    """401 before the next group of its rows; what was taken until then stays, and is whole.
+
+    The shard writer does not run meanwhile, so that the import waits for it half way.
+    """
+    declare(tmp_path, seal_seconds=0.2)
+    made, text = create_token(tmp_path, "import", ["log"])
+    own = {"authorization": f"Bearer {text}"}
+    other = {"authorization": "Bearer " + create_token(tmp_path, "other", ["log"])[1]}
+    data, answers = body(quickly=quickly), []
+    with CollectorProcess(tmp_path, options=["--limit", f"max_pending={MAX_PENDING}"]) as collector:
+        sent = {**own, "content-type": wire.ARROW, "headrace-crc32": f"{zlib.crc32(data):08x}"}
+
+        def post() -> None:
+            answers.append(collector.request("POST", "/v1/steps", data, sent))
+
+        def waiting() -> bool:
+            told = collector.request("GET", "/readyz", None, other)[1]
+            return bool(told["bytes_waiting"] >= MAX_PENDING)
+
+        writer = collector.writer_pid()
+        assert writer is not None
+        os.kill(writer, signal.SIGSTOP)
+        thread = threading.Thread(target=post)
+        thread.start()
+        try:
+            assert wait_until(waiting)
+            revoke_token(tmp_path, made.id)
+            assert wait_until(lambda: collector.request("GET", "/v1/spec", None, own)[0] == 401)
+            assert answers == []
+        finally:
+            os.kill(writer, signal.SIGCONT)
+            thread.join()
+        [(status, reply)] = answers
+        assert (status, reply["error"]["code"]) == (401, "unauthorized")
+        told = collector.request("GET", "/readyz", None, other)[1]
+        assert 0 < told["steps"] < EPISODES
+        collector.settle(told["steps"], **other)
+        assert collector.stop() == 0
