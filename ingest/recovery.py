@@ -39,6 +39,7 @@ _LOST = {
     FINISHED: "{} entries with the ids of ended episodes are gone",
     STATE: "{} entries with Idempotency-Keys are gone",
     INSTANCE: "{} client instances are gone",
+    CARRY: "{} cuts of open episodes are gone: steps that were sealed may be sealed again",
 }
 """What has to be in the state, by the beginning of its key, and what to say when some is not."""
 
@@ -69,6 +70,7 @@ class Recovered(msgspec.Struct):
     waiting: list[Sealed] = msgspec.field(default_factory=list)
     idle_rows: list[int] = msgspec.field(default_factory=list)  # needed by nothing
     finished: list[tuple[str, int]] = msgspec.field(default_factory=list)  # (state key, episodes)
+    carried: list[str] = msgspec.field(default_factory=list)  # state keys of the cuts
     episode_ordinals: dict[int, dict[str, int]] = msgspec.field(default_factory=dict)  # see Sealing
     totals: Totals = msgspec.field(default_factory=Totals)
     lost: dict[str, int] = msgspec.field(default_factory=dict)  # entries of the state that are gone
@@ -177,7 +179,8 @@ def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:
         episodes = _decode_finished(state[key])
         found.finished.append((key, len(episodes)))
         ended += episodes
-    carries = [decode_carry(blob) for key, blob in state.items() if key.startswith(CARRY)]
+    found.carried = [key for key in state if key.startswith(CARRY)]
+    carries = [decode_carry(state[key]) for key in found.carried]
     for carry in carries:
         collector_id = carry.collector_id or own  # what older releases wrote has none
         first = {collector_id: carry.episode_ordinal} if carry.episode_ordinal >= 0 else {}

@@ -102,6 +102,7 @@ class Sealing:
         self._next_plan = recovered.next_plan
         self._ordinals = dict(recovered.ordinals)
         self._finished, self._lost = deque(recovered.finished), recovered.lost
+        self._carried = set(recovered.carried)
         self._remembered = sum(count for _, count in recovered.finished)
         last = recovered.finished[-1:]
         self._next_finished = int(last[0][0].removeprefix(FINISHED)) + 1 if last else 0
@@ -305,6 +306,7 @@ class Sealing:
             FINISHED: len(self._finished),
             STATE: self._keys.chunks,
             INSTANCE: len(self._assembler.instances),
+            CARRY: len(self._carried),
         }
         return {name: count + self._lost.get(name, 0) for name, count in kept.items()}
 
@@ -314,11 +316,13 @@ class Sealing:
         if item.carry is not None:
             first = self._episode_ordinals.get(item.key, {}).get(owner, -1)
             put[key] = encode_carry(item.carry.with_ordinal(first, owner))
+            self._carried.add(key)
         elif item.finished is not None:
             first_part = item.part is not None and item.part.part == 0
             if not first_part:
                 put.pop(key, None)
                 delete.append(key)
+                self._carried.discard(key)
             self._episode_ordinals.pop(item.key, None)
 
     def _remember(self, name: str, count: int) -> list[str]:

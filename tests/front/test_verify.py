@@ -285,6 +285,82 @@ def test_a_journal_of_an_earlier_release_lacks_nothing(stateful: Path, tmp_path:
     assert verified(root).findings == ()
 
 
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with an open episode of five steps, of which two parts are in a shard."""
+    root = tmp_path_factory.mktemp("cut") / "root"
+    declare(root, seal_seconds=0.01, part_steps=2)
+    with CollectorProcess(root) as collector:
+        collector.post("/v1/events", batch("long", 5, end=False))
+        collector.settle(2)
+        assert collector.stop() == 0
+    assert verified(root).findings == ()
+    return root
+
+
+def counted(root: Path, change: Callable[[dict[str, int]], None]) -> None:
+    """Change how many entries the journal's state is said to have."""
+    with contextlib.closing(sqlite3.connect(root / "journal" / "journal.db")) as database:
+        (blob,) = database.execute("SELECT value FROM state WHERE key = 'totals'").fetchone()
+        totals = json.loads(blob)
+        change(totals["kept"])
+        data = json.dumps(totals).encode()
+        sealed = (data, checksum("totals", data))
+        database.execute("UPDATE state SET value = ?, checksum = ? WHERE key = 'totals'", sealed)
+        database.commit()
+
+
+def test_the_cut_of_an_open_episode_that_is_gone_is_told_at_the_start(
+    cut: Path, tmp_path: Path
+) -> None:
+    """Law: steps that are sealed a second time for want of it are not doubled silently."""
+    root = tmp_path / "root"
+    shutil.copytree(cut, root)
+    with contextlib.closing(sqlite3.connect(root / "journal" / "journal.db")) as database:
+        assert database.execute("DELETE FROM state WHERE key LIKE 'carry:%'").rowcount == 1
+        database.commit()
+    assert "journal" in kinds(verified(root))
+    for _ in range(2):  # for good, whatever is recorded since
+        with CollectorProcess(root) as collector:
+            account = journal_account(root)
+            assert account is not None
+            assert account.damage == (
+                "1 cuts of open episodes are gone: steps that were sealed may be sealed again",
+            )
+            assert collector.stop() == 0
+
+
+def test_a_journal_of_an_earlier_release_lacks_no_cut(cut: Path, tmp_path: Path) -> None:
+    """It counted other entries and no cuts; those of now are counted from the next record on."""
+    root = tmp_path / "root"
+    shutil.copytree(cut, root)
+    counted(root, lambda kept: kept.pop("carry:"))
+    assert verified(root).findings == ()
+    with CollectorProcess(root) as collector:
+        collector.post("/v1/events", batch("later", 1, end=True))
+        assert verified(root).findings == ()
+        assert collector.stop() == 0
+    assert verified(root).findings == ()
+    seen: list[int] = []
+    counted(root, lambda kept: seen.append(kept["carry:"]))
+    assert seen == [1]
+
+
+def test_a_cut_is_counted_as_long_as_its_episode_is_open(cut: Path, tmp_path: Path) -> None:
+    """Its end takes the entry away, and nothing is missed."""
+    root = tmp_path / "root"
+    shutil.copytree(cut, root)
+    with CollectorProcess(root) as collector:
+        end = {"type": "end", "episode_id": "long"}
+        assert collector.post("/v1/events", {"events": [end]})[0] == 200
+        collector.settle(5)
+        assert collector.stop() == 0
+    assert verified(root).findings == ()
+    seen: list[int] = []
+    counted(root, lambda kept: seen.append(kept["carry:"]))
+    assert seen == [0]
+
+
 def test_damage_that_a_start_has_dealt_with_is_still_told(root: Path) -> None:
     """Acknowledged rows are gone for good, though the journal that goes on is in order."""
     database = root / "journal" / "journal.db"
