@@ -35,7 +35,14 @@ from storage.files import FileLock
 from storage.journal import Plan, ShardRecord, SqliteJournal
 from storage.journal_damage import past_damage
 from storage.journal_database import DATABASE
-from storage.maintenance import JournalAccount, Progress, VerifyReport, no_progress, verify
+from storage.maintenance import (
+    JournalAccount,
+    Progress,
+    Trained,
+    VerifyReport,
+    no_progress,
+    verify,
+)
 from storage.policy_files import load_declarations
 
 LEDGER_SECONDS = 60.0
@@ -62,8 +69,9 @@ def verified(
         return _set_aside(root, directory, on_progress)
     for _ in range(LOOKS):
         before = stamps(directory)
+        trained = Trained.of(root)
         account = journal_account(root, token=token, ca=ca)
-        report = verify(root, account, on_progress=on_progress)
+        report = verify(root, account, trained, on_progress=on_progress)
         still = account is None or account.live or stamps(directory) == before
         if report.ok or still:
             break
@@ -73,7 +81,7 @@ def verified(
 def _set_aside(root: Path, directory: Path, on_progress: Progress) -> VerifyReport:
     """`verify` that may move shards: nobody starts until it is done."""
     if not (directory / DATABASE).exists():
-        return verify(root, None, quarantine=True, on_progress=on_progress)
+        return verify(root, None, Trained.of(root), quarantine=True, on_progress=on_progress)
     lock = FileLock(directory / "lock")
     if not lock.acquire(blocking=False):
         raise ValueError(
@@ -84,7 +92,7 @@ def _set_aside(root: Path, directory: Path, on_progress: Progress) -> VerifyRepo
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             _copy(directory, Path(folder))
             account = _account(root, directory, Path(folder))
-        return verify(root, account, quarantine=True, on_progress=on_progress)
+        return verify(root, account, Trained.of(root), quarantine=True, on_progress=on_progress)
     finally:
         lock.release()
 
@@ -169,18 +177,22 @@ def live_account(
     transport = Transport(live.address, token=sent, ca=ca, timeout=LEDGER_SECONDS, named=named)
     try:
         told = Delivery(transport, "GET", "/v1/ledger").run(wire.Ledger)
-        return JournalAccount(
+        account = JournalAccount(
             collector_id=told.collector_id,
             accepted=told.accepted,
-            records=tuple(_records(transport)),
+            records=(),
             plans={_plan(plan): plan.steps for plan in told.plans},
             next_ordinals=told.next_ordinals,
             waiting_steps=told.waiting_steps,
             open_steps=told.open_steps,
             open_episodes=told.open_episodes,
             damage=tuple(told.damage),
+            waiting_ordinals=told.waiting_ordinals,
             live=True,
         )
+        # the pages come later than the ledger, and may know of shards that it does not
+        records = (r for r in _records(transport) if not account.is_behind(r.stream, r.first))
+        return replace(account, records=tuple(records))
     finally:
         transport.close()
 
@@ -225,11 +237,22 @@ def _told(journal: SqliteJournal, found: Recovered, past: tuple[str, ...]) -> Jo
         open_steps=sum(len(episode.rewards) for episode in episodes),
         open_episodes=dict(Counter(episode.started.policy_id for episode in episodes)),
         damage=(*past, *damage_texts(found.damage)),
+        waiting_ordinals=_ordinals(journal, found.waiting),
     )
 
 
 def _past(directory: Path) -> tuple[str, ...]:
     return tuple(f"{kept.name}: {text}" for kept, text in past_damage(directory))
+
+
+def _ordinals(journal: SqliteJournal, waiting: list[Sealed]) -> dict[str, int]:
+    """Stream -> where the ordinals end that a start gives its waiting parts; see `Sealing`."""
+    ends = journal.streams()
+    for item in waiting:
+        if item.part is not None and not item.stored:
+            stream = f"{journal.collector_id}-{item.part.schema_id}"
+            ends[stream] = ends.get(stream, 0) + 1
+    return ends
 
 
 def _steps(sealed: list[Sealed]) -> int:

@@ -36,6 +36,7 @@ async def ledger(collector: Collector) -> wire.Ledger:
         open_steps=sum(len(episode.rewards) for episode in held),
         open_episodes=dict(Counter(episode.started.policy_id for episode in held)),
         damage=damage_texts(collector.damage),
+        waiting_ordinals=sealing.next_ordinals,
     )
     plans, found.next_ordinals = await _ask(collector, _plans_and_streams)
     for plan in plans:

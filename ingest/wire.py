@@ -400,7 +400,8 @@ class Ledger(Struct, kw_only=True):
     open_episodes: dict[str, int]
     damage: list[str]
     plans: list[LedgerPlan] = []
-    next_ordinals: dict[str, int] = {}
+    next_ordinals: dict[str, int] = {}  # of each stream, behind its plans
+    waiting_ordinals: dict[str, int] = {}  # behind the parts that wait for a plan, too
 
 
 class LedgerPage(Struct, kw_only=True):

@@ -1,6 +1,7 @@
 """`verify`: is every acknowledged step in the shards or the journal, exactly once?
 
-    report = verify(root, account)        # account: what the journal says, or None
+    trained = Trained.of(root)               # before the account: it then knows all of it
+    report = verify(root, account, trained)  # account: what the journal says, or None
     for finding in report.findings: ...
 
 What it checks:
@@ -9,8 +10,8 @@ What it checks:
 * every stream: ordinals dense from 0, none in two files, no record without its file, no file
   without its record;
 * the sum: steps acknowledged == rows in shards + steps in the journal;
-* weights: digests of all versions, that something is live once something was, and the ordinals
-  that the live one and a canary were trained on;
+* weights: digests of all versions, that something is live once something was, and that the
+  ordinals that the live one and a canary were trained on are in shards or in the journal;
 * quarantine: that what was set aside is as it was then.
 
 Nothing is changed, unless `quarantine` moves damaged shards out of the readers' way.
@@ -39,6 +40,7 @@ __all__ = [
     "JournalAccount",
     "Progress",
     "StreamReport",
+    "Trained",
     "VerifyReport",
     "no_progress",
     "verify",
@@ -73,7 +75,21 @@ class JournalAccount:
     open_steps: int  # in episodes that have not ended
     open_episodes: Mapping[str, int]  # policy -> episodes that have not ended
     damage: tuple[str, ...] = ()
+    waiting_ordinals: Mapping[str, int] = field(default_factory=dict)  # where those parts' end
     live: bool = False  # of a running collector at one moment: what it wrote since is left out
+
+    def is_behind(self, stream: str, first: int) -> bool:
+        """Whether a shard of this collector's stream was planned after the account."""
+        ours = stream.startswith(f"{self.collector_id}-")
+        return ours and first >= self.next_ordinals.get(stream, 0)
+
+    def in_journal(self, stream: str) -> RangeSet:
+        """The ordinals of parts that are durable and have no recorded shard yet."""
+        found = RangeSet((plan.first, plan.last) for plan in self.plans if plan.stream == stream)
+        first, end = self.next_ordinals.get(stream, 0), self.waiting_ordinals.get(stream, 0)
+        if end > first:
+            found.add_range(first, end - 1)
+        return found
 
 
 @dataclass(frozen=True)
@@ -120,6 +136,62 @@ class VerifyReport:
         return {"ok": self.ok, **asdict(self)}
 
 
+@dataclass
+class Trained:
+    """What live versions, and canaries, were trained on, and what is wrong with what is live.
+
+    Taken before a collector's account: what was trained on by then, the account knows.
+    """
+
+    lineages: list[tuple[str, int, Mapping[str, RangeSet]]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, root: Path) -> Trained:
+        """All policies of a root."""
+        found = cls()
+        for folder in sorted((root / "weights").glob("*")):
+            found._note(root, folder.name)
+        return found
+
+    def _note(self, root: Path, policy: str) -> None:
+        where = f"weights/{policy}/live.json"
+        try:
+            store = WeightStore(root, policy)
+            live = store.live()
+            if live is None:
+                self._ask_for_live(where, store)
+                return
+            for version, role in ((live.version, "live"), (live.canary_version, "the canary")):
+                if version is not None and version not in store.versions():
+                    self._find(where, f"version {version} is {role}, but not there")
+                elif version is not None:
+                    self.lineages.append((where, version, store.lineage(version)))
+        except DeclarationError:
+            return  # no policy's folder: check_weights notes it
+        except (StorageError, ValueError, OSError) as error:
+            self._find(where, str(error))
+
+    def _ask_for_live(self, where: str, store: WeightStore) -> None:
+        """A version that followed another one, or is a copy of it, tells that one was live.
+
+        A first version may wait to be made live.
+        """
+        versions = store.versions()
+        if not versions:
+            return
+        text = f"expected what is live of versions {as_text(RangeSet.of(versions))}, got no file"
+        manifests = [store.manifest(version) for version in versions]
+        if any(m.parent is not None or m.copy_of is not None for m in manifests):
+            self._find(where, text)
+        else:
+            self.notes.append(f"{where}: {text}: none was live yet")
+
+    def _find(self, where: str, text: str) -> None:
+        self.findings.append(Finding("weights", where, text))
+
+
 def no_progress(what: str, done: int, total: int | None) -> None:
     """A `Progress` that tells nobody."""
 
@@ -127,17 +199,18 @@ def no_progress(what: str, done: int, total: int | None) -> None:
 def verify(
     root: Path,
     account: JournalAccount | None,
+    trained: Trained,
     *,
     quarantine: bool = False,
     on_progress: Progress = no_progress,
 ) -> VerifyReport:
     """Check all that is at rest under `root`; what a collector writes meanwhile is left out.
 
-    `quarantine` moves damaged shards to `quarantine/{stream}/`. Raises OSError for trouble that is
-    no finding, such as a folder that may not be listed.
+    `trained` was taken before the account. `quarantine` moves damaged shards to
+    `quarantine/{stream}/`. Raises OSError for trouble that is no finding, such as a folder that may
+    not be listed.
     """
-    audit = _Audit(root, account)
-    audit.note_lineage()  # before the shards: what is trained on later may be newer than they
+    audit = _Audit(root, account, trained)
     paths = list(entries(root / "shards"))
     for done, path in enumerate(paths, 1):
         audit.look_at(path)
@@ -164,17 +237,17 @@ class _Stream:
 class _Audit:
     """Collects findings; one method a question."""
 
-    def __init__(self, root: Path, account: JournalAccount | None) -> None:
+    def __init__(self, root: Path, account: JournalAccount | None, trained: Trained) -> None:
         self.root = root
         self.account = account
-        self.findings: list[Finding] = []
-        self.notes: list[str] = []
+        self.findings = list(trained.findings)
+        self.notes = list(trained.notes)
         self.streams: dict[str, _Stream] = {}
         self.damaged: list[Path] = []
         self.in_journal = 0
         self.in_quarantine = 0
         self.newer = 0
-        self.lineages: list[tuple[str, int, Mapping[str, RangeSet]]] = []
+        self.lineages = trained.lineages
 
     # shards, one by one
 
@@ -224,11 +297,7 @@ class _Audit:
     def _is_newer(self, stream: str, name: ShardName) -> bool:
         """Whether a running collector wrote a shard after it gave its account."""
         account = self.account
-        if account is None or not account.live:
-            return False
-        if not stream.startswith(f"{account.collector_id}-"):
-            return False
-        return name.first >= account.next_ordinals.get(stream, 0)
+        return account is not None and account.live and account.is_behind(stream, name.first)
 
     def _take(self, path: Path, name: ShardName, stream: _Stream) -> None:
         digest, metadata = check_shard(path, name)
@@ -367,52 +436,27 @@ class _Audit:
             if not told and not (pruned and version not in store.versions()):
                 self._find("weights", where, str(error))
 
-    def note_lineage(self) -> None:
-        """Remember what the live versions, and canaries, were trained on."""
-        for folder in sorted((self.root / "weights").glob("*")):
-            where = f"weights/{folder.name}/live.json"
-            try:
-                store = WeightStore(self.root, folder.name)
-                live = store.live()
-                if live is None:
-                    self._ask_for_live(where, store)
-                    continue
-                for version, role in ((live.version, "live"), (live.canary_version, "the canary")):
-                    if version is not None and version not in store.versions():
-                        self._find("weights", where, f"version {version} is {role}, but not there")
-                    elif version is not None:
-                        self.lineages.append((where, version, store.lineage(version)))
-            except DeclarationError:
-                continue  # no policy's folder: check_weights notes it
-            except (StorageError, ValueError, OSError) as error:
-                self._find("weights", where, str(error))
-
-    def _ask_for_live(self, where: str, store: WeightStore) -> None:
-        """A version that followed another one, or is a copy of it, tells that one was live.
-
-        A first version may wait to be made live.
-        """
-        versions = store.versions()
-        if not versions:
-            return
-        text = f"expected what is live of versions {as_text(RangeSet.of(versions))}, got no file"
-        manifests = [store.manifest(version) for version in versions]
-        if any(m.parent is not None or m.copy_of is not None for m in manifests):
-            self._find("weights", where, text)
-        else:
-            self.notes.append(f"{where}: {text}: none was live yet")
-
     def check_lineage(self) -> None:
-        """All that the live versions were trained on is in whole shards, or is another root's."""
+        """All that the live versions were trained on is in whole shards, in the journal, or is
+        another root's. A trainer in the collector's process reads parts before their shard."""
         ours = self._collectors()
         for where, version, lineage in self.lineages:
             for stream, ordinals in lineage.items():
                 absent = ordinals.difference(self.streams.get(stream, _Stream()).covered)
-                text = f"version {version} was trained on ordinals {as_text(absent)} of {stream}, "
+                waiting = RangeSet()
+                if self.account is not None:
+                    waiting = absent.intersection(self.account.in_journal(stream))
+                absent = absent.difference(waiting)
+                text = f"version {version} was trained on ordinals {{}} of {stream}, which "
+                if waiting:
+                    told = text.format(as_text(waiting))
+                    self.notes.append(f"{where}: {told}are in the journal, in no shard yet")
                 if absent and stream.rpartition("-")[0] in ours:
-                    self._find("weights", where, f"{text}which are in no whole shard")
+                    told = text.format(as_text(absent))
+                    self._find("weights", where, f"{told}are in no whole shard")
                 elif absent:
-                    self.notes.append(f"{where}: {text}which this root never had")
+                    told = text.format(as_text(absent))
+                    self.notes.append(f"{where}: {told}this root never had")
 
     def _collectors(self) -> set[str]:
         """The ids of the collectors that this root is known to have had."""

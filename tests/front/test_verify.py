@@ -8,12 +8,14 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -491,6 +493,58 @@ def test_a_lineage_of_ordinals_that_never_were_is_found(
     assert (finding.kind, f"ordinals 900-901 of {named}" in finding.text) == ("weights", True)
 
 
+def lineage_texts(root: Path) -> tuple[list[str], str]:
+    """(findings, notes)."""
+    report = verified(root)
+    return [finding.text for finding in report.findings], "; ".join(report.notes)
+
+
+def test_a_lineage_of_parts_that_wait_for_their_shard_is_noted(root: Path) -> None:
+    """A trainer in the collector's process reads parts once they are durable. Ordinals behind
+    those are a finding, of a collector that runs too."""
+    declare(root, seal_seconds=3600.0)
+    (stream,) = (path.name for path in (root / "shards").iterdir())
+    first = 2 * EPISODES
+    waits = f"was trained on ordinals {first}-{first + 1} of {stream}, which are in the journal"
+    beyond = f"was trained on ordinals {first + 2} of {stream}, which are in no whole shard"
+    with CollectorProcess(root) as collector:
+        for name in ("w-0", "w-1"):
+            assert collector.post("/v1/events", batch(name, STEPS, end=True))[0] == 200
+        publish(root, {stream: [[0, first + 1]]})
+        findings, notes = lineage_texts(root)
+        assert (findings, waits in notes) == ([], True)
+        publish(root, {stream: [[0, first + 2]]})
+        findings, notes = lineage_texts(root)
+        assert (findings, waits in notes) == ([f"version 3 {beyond}"], True)
+        collector.kill()
+    findings, notes = lineage_texts(root)
+    assert (findings, waits in notes) == ([f"version 3 {beyond}"], True)
+    publish(root, {stream: [[0, first + 1]]})
+    assert lineage_texts(root)[0] == []
+    with CollectorProcess(root) as collector:
+        assert collector.stop() == 0  # and seals them
+    assert lineage_texts(root) == ([], "")
+
+
+def test_a_lineage_of_parts_that_are_planned_and_not_written_is_noted(root: Path) -> None:
+    """Killed between plan and shard; the writer that is stopped writes none before."""
+    (stream,) = (path.name for path in (root / "shards").iterdir())
+    with CollectorProcess(root) as collector:
+        writer = collector.writer_pid()
+        assert writer is not None
+        os.kill(writer, signal.SIGSTOP)
+        assert collector.post("/v1/events", batch("planned", STEPS, end=True))[0] == 200
+        pause = threading.Event()
+        while not collector.get("/v1/ledger")[1]["plans"]:
+            pause.wait(0.02)
+        publish(root, {stream: [[0, 2 * EPISODES]]})
+        findings, notes = lineage_texts(root)
+        assert (findings, "which are in the journal" in notes) == ([], True)
+        collector.kill()
+    findings, notes = lineage_texts(root)
+    assert (findings, "which are in the journal" in notes) == ([], True)
+
+
 @pytest.mark.parametrize("journal", ["there", "lost"])
 def test_a_lineage_over_another_root_is_noted_and_no_finding(root: Path, journal: str) -> None:
     """A trainer may read several roots, and anybody who may publish may say so."""
@@ -557,6 +611,60 @@ def test_a_running_collector_is_asked_while_it_works(running: CollectorProcess) 
     finally:
         stop.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def passed_on(
+    collector: CollectorProcess, meanwhile: Mapping[str, Callable[[], None]]
+) -> Iterator[None]:
+    """A server before a collector, in its place: what is to happen once before it asks a path."""
+    left = dict(meanwhile)
+
+    class PassOn(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            left.pop(self.path.partition("?")[0], lambda: None)()
+            status, document = collector.get(self.path)
+            body = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *said: object) -> None:
+            """Nothing."""
+
+    said = collector.root / "journal" / ADDRESS
+    with ThreadingHTTPServer(("127.0.0.1", 0), PassOn) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:  # written in place: the lock that proves the collector alive stays on it
+            said.write_text(
+                said.read_text().replace(f":{collector.port}", f":{server.server_port}")
+            )
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+    assert left == {}
+
+
+def test_what_is_sealed_and_trained_on_while_a_collector_is_asked_is_newer(
+    running: CollectorProcess,
+) -> None:
+    """Between its ledger and the records: no shard is missed, and nothing it was trained on."""
+    (stream,) = (path.name for path in (running.root / "shards").iterdir())
+
+    def work() -> None:
+        running.post("/v1/events", batch("meanwhile", STEPS, end=True))
+        running.settle((2 * EPISODES + 1) * STEPS)
+        publish(running.root, {stream: [[0, 2 * EPISODES]]})
+
+    with passed_on(running, {"/v1/ledger/records": work}):
+        report = verified(running.root)
+    assert report.findings == ()
+    assert report.notes == ("1 shards are newer than the account, and whole",)
+    assert report.in_journal == OPEN_STEPS
 
 
 @pytest.mark.parametrize("plant", [Path.unlink, flip_a_byte, double])
