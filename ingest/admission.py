@@ -164,10 +164,13 @@ class Admission:
         if not self.book.required:
             return LOCAL
         text = _only(headers, b"authorization")
-        if text is None and not needed:
-            return NOBODY
         given = None if text is None else text.encode("latin-1")
-        return self.book.caller(given, self._wall())
+        try:
+            return self.book.caller(given, self._wall())
+        except Refusal:
+            if needed:
+                raise
+            return NOBODY  # a probe whose token has ended is not about the collector's health
 
     def tell(self, scope: MutableMapping[str, Any], refusal: Refusal) -> None:
         """An audit line of who may not, but no flood of them."""

@@ -139,6 +139,16 @@ def test_what_operates_the_collector_needs_no_token(house: House) -> None:
     assert "steps" in told
 
 
+def test_a_probe_with_a_useless_token_hears_that_the_collector_works(house: House) -> None:
+    """Where none is asked for it is as good as none: nobody restarts a collector for it."""
+    forged = bearer(house.tokens["log"] + "x")["authorization"]
+    for text in (forged, "Bearer nonsense", "Basic YTpi"):
+        headers = {"authorization": text}
+        assert house.process.request("GET", "/healthz", None, headers) == (200, {"status": "ok"})
+        assert house.process.request("GET", "/readyz", None, headers) == (200, {"ready": True})
+        assert house.process.request("GET", "/v1/spec", None, headers)[0] == 401
+
+
 def test_a_refused_caller_hears_how_to_come_in(house: House) -> None:
     """401 names the scheme in WWW-Authenticate, as RFC 6750 asks."""
     answer = requests.get(house.process.address + "/v1/spec", timeout=10)
@@ -207,6 +217,9 @@ def test_a_revoked_token_is_refused_within_two_seconds(house: House) -> None:
     took = wait_until(lambda: house.status("GET", "/v1/spec", "short") == 401, REVOKED_SECONDS)
     assert took < REVOKED_SECONDS
     assert house.status("GET", "/v1/spec", "log") == 200
+    assert (
+        house.status("GET", "/readyz", "short") == house.status("GET", "/healthz", "brief") == 200
+    )
     del house.tokens["short"], house.tokens["brief"]
 
 
