@@ -20,7 +20,8 @@ What each event means in each state of its episode:
 
 A repeated sequence number with equal content is a retry in every state; with other content it is a
 conflict; a number too far on is a gap. Content is compared back to the episode's latest cut: what
-lies before it, or in an episode that is over, counts as a retry by its number alone.
+lies before it, or in an episode that is over, counts as a retry by its number alone. A start is
+compared for as long as its episode is open, its number's episode for as long as that is known.
 
 The episodes of this table are those of one agent, and the tracks of those that have several
 (ingest.tracks). What holds for a whole episode of several agents: one client instance starts its
@@ -268,6 +269,7 @@ class EpisodeAssembler(Judge):
         self._by_key[started.key] = episode
         self._count_bytes(episode)
         self.instances.count_open(started.instance, 1)
+        self.instances.knows(started.instance, started.start, started.name)
         if started.owner:
             self.open_of[started.owner] += 1
 
@@ -375,6 +377,7 @@ class EpisodeAssembler(Judge):
     def remember_finished(self, finished: Finished) -> None:
         """Keep what late events need to know; the oldest is forgotten beyond the limit."""
         self.finished[finished.name] = finished
+        self.instances.knows(finished.instance, finished.start, finished.name)
         if finished.agent_id is not None:
             whole = self._whole(finished.episode_id, finished.instance)
             whole.ended[finished.agent_id] = None
@@ -384,7 +387,9 @@ class EpisodeAssembler(Judge):
             if finished.how in ("abandoned", "broken"):
                 whole.stopped = finished.agent_id
         while len(self.finished) > self.limits.finished:
-            self._forget_track(self.finished.popitem(last=False)[1])
+            gone = self.finished.popitem(last=False)[1]
+            self.instances.unknow(gone.instance, gone.start)
+            self._forget_track(gone)
 
     def _whole(self, episode_id: str, instance: str) -> Whole:
         """What the tracks of an episode have in common, from its first one on."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ingest.events import Opened, Receipt
+from ingest.tracks import Name
 from storage.ranges import RangeSet
 
 IMPORT = "bulk:"
@@ -26,6 +27,7 @@ MOST_BROKEN = 1_000
 class Instance(msgspec.Struct):
     """A client instance and the numbers of the episodes that it has started.
 
+    `names` has the episodes of these that are known: the open, and the latest ended.
     `receipt` is what the key of a bulk import stands for, `torn` has the numbers of its episodes
     that were broken or abandoned: they live as long as the numbers do.
     """
@@ -33,6 +35,7 @@ class Instance(msgspec.Struct):
     number: int
     name: str | None = None
     starts: RangeSet = msgspec.field(default_factory=RangeSet)
+    names: dict[int, Name] = msgspec.field(default_factory=dict)
     open: int = 0  # its episodes that are open now
     owner: str = ""  # the id of the token whose name it is
     receipt: Receipt | None = None
@@ -94,6 +97,18 @@ class Instances:
         known.starts.add(start)
         self._known.move_to_end(instance)
         self.touched.add(instance)
+
+    def knows(self, instance: str, start: int, name: Name) -> None:
+        """Note what a start began, for as long as it is known."""
+        known = self._known.get(instance)
+        if known is not None:
+            known.names[start] = name
+
+    def unknow(self, instance: str, start: int) -> None:
+        """Note that the episode of a start is not known any more."""
+        known = self._known.get(instance)
+        if known is not None:
+            known.names.pop(start, None)
 
     def torn(self, instance: str, start: int, how: str) -> None:
         """Note that an episode was `broken` or `abandoned`, if it is one of an import."""

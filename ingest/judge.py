@@ -9,10 +9,13 @@ table of states and events, does so, by applying journal events.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
+
+from msgspec.structs import replace as replace_fields
 
 from ingest import wire
 from ingest.errors import Refusal, already_started, completed, not_found
@@ -175,7 +178,7 @@ class Judge:
             if event.start is None:
                 raise Refusal("invalid", "expected a start number, got none", "start", name)
             if event.start in known.starts:
-                self._judge_repeated_start(instance, event)
+                self._judge_repeated_start(instance, known.names.get(event.start), event)
                 return None
             start = event.start
         self._require_free(instance or "", event)
@@ -227,17 +230,55 @@ class Judge:
         if whole.is_complete:
             raise completed(episode_id)
 
-    def _judge_repeated_start(self, instance: str, event: wire.Start) -> None:
-        """A start number that is known: a retry, unless it named another episode."""
-        episode = self.episodes.get(name_of(event))
-        known = self.finished.get(name_of(event)) if episode is None else episode.started
-        if known is not None and (known.instance, known.start) != (instance, event.start):
-            raise Refusal(
-                "conflict",
-                f"start {event.start} of this client instance was another episode's",
-                "start",
-                event.episode_id,
+    def _judge_repeated_start(self, instance: str, began: Name | None, event: wire.Start) -> None:
+        """A start number that is known: a retry, as far as what it `began` is.
+
+        Of an open episode all is known, of one that is over its name, of earlier ones nothing.
+        """
+        name = name_of(event)
+        episode = self.episodes.get(name)
+        known = self.finished.get(name) if episode is None else episode.started
+        text = ""
+        if began not in (None, name):
+            text = f"start {event.start} of this client instance was that of episode {label(began)}"
+        elif known is not None and (known.instance, known.start) != (instance, event.start):
+            text = f"start {event.start} of this client instance was another episode's"
+        elif episode is not None and (fields := self._other_fields(episode, event)):
+            others = " and ".join(fields)
+            text = (
+                f"Episode {label(name)}: start {event.start} was acknowledged with other {others}"
             )
+        if text:
+            raise Refusal("conflict", text, "start", event.episode_id)
+
+    def _other_fields(self, episode: OpenEpisode, event: wire.Start) -> list[str]:
+        """The fields in which a start is not the one that an open episode began with.
+
+        Its time is none of them: who calls again after a lost answer may give another.
+        """
+        started, policy_id = episode.started, self._named(event.policy_id)
+        # without a name it meant the only policy, which may have been another before a restart
+        named = event.policy_id is not None or policy_id in self.rules
+        same = {
+            "policy_id": policy_id == started.policy_id or not named,
+            "training_enabled": event.training_enabled == started.training_enabled,
+            "tags": self._has_tags(episode, event),
+            "continues": event.continues == started.continues,
+        }
+        return [field for field, holds in same.items() if not holds]
+
+    def _has_tags(self, episode: OpenEpisode, event: wire.Start) -> bool:
+        """Whether a start's tags are an open episode's, by the rules that it began with, or by
+        today's: these may take more out of both."""
+        kept = episode.started.tags
+        try:
+            tags = tags_of(self._redacted(event, episode.rules))
+        except Refusal:  # what is refused now was not taken then
+            return False
+        if tags == kept or not episode.rules.declaration.redact:
+            return tags == kept
+        before = replace_fields(event, tags=json.loads(kept))
+        return tags == tags_of(self._redacted(before, episode.rules))
 
     def _policy(self, event: wire.Start) -> tuple[str, PolicyRules]:
         name = self._named(event.policy_id)

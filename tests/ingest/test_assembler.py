@@ -547,6 +547,83 @@ def test_starts_are_known_by_instance_and_number() -> None:
     ]
 
 
+@pytest.mark.parametrize("agent", [None, "b"])
+@pytest.mark.parametrize("kept", ["open", "restarted", "cut"])
+@pytest.mark.parametrize("field", ["tags", "training_enabled", "continues", "policy_id"])
+def test_a_start_again_with_other_content_is_a_conflict(
+    field: str, kept: str, agent: str | None
+) -> None:
+    """An open episode's start is known to its last field, also from the journal; not its time."""
+    shell = Shell()
+    first = wire.Start(
+        episode_id=NAME, start=0, tags={"b": "2", "a": "1"}, continues="x", ts=1, agent_id=agent
+    )
+    shell.send(first)
+    if kept == "cut":
+        steps = range(1, 6)
+        env = {n: None if agent is None else n for n in steps}
+        acts = [msgspec.structs.replace(_action(n), agent_id=agent, env_t=env[n]) for n in steps]
+        assert shell.send(*acts) == ["accepted"] * 5
+    if kept != "open":
+        shell.restart()
+    said = msgspec.structs.replace(
+        first, tags={"a": "1", "b": "2"}, policy_id="default", training_enabled=True, ts=9
+    )
+    assert shell.send(first, said) == ["retry", "retry"]
+    others: dict[str, list[Any]] = {
+        "tags": [None, {"a": "1"}, {"a": "1", "b": "3"}, {"a": "x" * 257}],
+        "training_enabled": [False],
+        "continues": [None, "y"],
+        "policy_id": ["texts", "nobody's"],
+    }
+    for value in others[field]:
+        other = msgspec.structs.replace(first, **{field: value})
+        assert shell.send(other) == ["conflict"]
+        with pytest.raises(Refusal, match=f"start 0 was acknowledged with other {field}"):
+            shell.assembler.judge(shell.instance, other)
+    assert shell.send(first) == ["retry"]
+
+
+def test_a_start_that_named_no_policy_is_a_retry_when_there_are_more_by_now() -> None:
+    """It meant the only one that there was then."""
+    shell = Shell({"texts": TEXTS})
+    shell.journal.commit(put=policies_state(shell.policies))
+    start = wire.Start(episode_id=NAME, start=0)
+    assert shell.send(start) == ["accepted"]
+    wide = replace(TEXTS, policy_id="wide")
+    shell.policies = {"texts": TEXTS, "wide": wide}
+    shell.restart()
+    assert shell.send(start) == ["retry"]
+    assert shell.send(msgspec.structs.replace(start, policy_id="wide")) == ["conflict"]
+
+
+@pytest.mark.parametrize("how", ["open", "ended", "restarted", "in its window"])
+def test_a_start_number_is_one_episode_s(how: str) -> None:
+    """Nothing of another one is acknowledged under it, for as long as the first is known."""
+    window = 60.0 if how == "in its window" else 0.0
+    shell = Shell({"default": replace(STEPS, reward_window=window)}, Limits(finished=1))
+    shell.send(wire.Start(episode_id=NAME, start=0), _action(1))
+    if how != "open":
+        shell.send(wire.End(episode_id=NAME, seq=2))
+    if how == "restarted":
+        shell.restart()
+    for other in (
+        wire.Start(episode_id="other", start=0),
+        wire.Start(episode_id=NAME, start=0, agent_id="b"),
+    ):
+        assert shell.send(other) == ["conflict"]
+        with pytest.raises(Refusal, match=f"was that of episode {NAME}"):
+            shell.assembler.judge(shell.instance, other)
+    assert shell.send(wire.Start(episode_id=NAME, start=0)) == ["retry"]
+    if how == "open":
+        return
+    shell.send(wire.Start(episode_id="f", start=1), wire.End(episode_id="f", seq=1))
+    assert shell.send(wire.Start(episode_id="other", start=0)) == ["retry"]  # nothing is known
+    known = shell.assembler.instances.get(shell.instance)
+    assert known is not None
+    assert known.names == {1: "f"}  # and nothing is kept
+
+
 def test_events_without_an_instance_are_taken_as_they_come() -> None:
     """The calls of curl: no instance, no numbers, no protection against a repeated call."""
     assembler = EpisodeAssembler({"default": STEPS})

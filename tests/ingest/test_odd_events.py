@@ -50,6 +50,12 @@ POLICIES = {
     "first": declared("first", reward_combination="first"),
     "max": declared("max", reward_window=WINDOW, reward_combination="max", reward_default=0.5),
 }
+STARTS: list[dict[str, Any]] = [
+    {},
+    {"tags": {"k": "1"}},
+    {"tags": {"k": "2"}, "continues": "e0"},
+    {"training_enabled": False},
+]
 ENDED = {"terminated": "completed", "truncated": "completed"}
 
 
@@ -61,6 +67,7 @@ class Episode:
     start: int
     policy: PolicyDeclaration
     seen: float
+    begun: dict[str, Any]  # what its start said beside its number
     sent: list[Any] = field(default_factory=lambda: [None])  # content by seq; the start is 0
     rewards: list[list[float]] = field(default_factory=list)
     opened: list[float] = field(default_factory=list)
@@ -111,7 +118,7 @@ class OddEvents(RuleBasedStateMachine):
             return [*self.model, "nobody"][-1 - pick % (len(self.model) + 1)]
         if not self.model or (pick < 8 and self.model[[*self.model][-1]].how):
             fresh = f"e{len(self.model)}"
-            self.start_as(fresh, pick % 2, sorted(POLICIES)[pick % len(POLICIES)], None)
+            self.start_as(fresh, pick % 2, sorted(POLICIES)[pick % len(POLICIES)], None, {})
             for action in range(pick % 3 if fresh in self.model else 0):
                 self.send_action(fresh, self.model[fresh].instance, 0, action)
             return fresh
@@ -135,16 +142,32 @@ class OddEvents(RuleBasedStateMachine):
         who=st.integers(0, 1),
         policy=st.sampled_from(sorted(POLICIES)),
         number=st.sampled_from([None, None, None, 0, 1]),
+        given=st.sampled_from(STARTS),
     )
-    def start(self, pick: int, who: int, policy: str, number: int | None) -> None:
+    def start(
+        self, pick: int, who: int, policy: str, number: int | None, given: dict[str, Any]
+    ) -> None:
         """A fresh id or a known one, with the next number or a used one."""
         name = f"e{len(self.model)}" if pick < 7 else self.named(pick)
-        self.start_as(name, who, policy, number)
+        self.start_as(name, who, policy, number, given)
 
-    def start_as(self, name: str, who: int, policy: str, number: int | None) -> None:
+    @rule(pick=picks, other=st.sampled_from([None, None, *STARTS]))
+    def start_again(self, pick: int, other: dict[str, Any] | None) -> None:
+        """The start that was, or one with its number and name and another content."""
+        found = self.model.get(name := self.named(pick))
+        if found is None or found.instance not in self.instances:
+            return
+        who, policy = self.instances.index(found.instance), found.policy.policy_id
+        self.start_as(name, who, policy, found.start, found.begun if other is None else other)
+
+    def start_as(
+        self, name: str, who: int, policy: str, number: int | None, given: dict[str, Any]
+    ) -> None:
         instance, found = self.instances[who], self.model.get(name)
         number = len(self.starts[instance]) if number is None else number
-        event = wire.Start(episode_id=name, start=number, policy_id=policy, agent_id=self.agent)
+        event = wire.Start(
+            episode_id=name, start=number, policy_id=policy, agent_id=self.agent, **given
+        )
         if self.shell.assembler.instances.get(instance) is None:
             expected = "unknown_instance"
             self.instances[who] = self.shell.register()  # for what comes
@@ -153,7 +176,12 @@ class OddEvents(RuleBasedStateMachine):
             assert answer == [expected]
             return
         if number in self.starts[instance]:
-            other = found is not None and (found.instance, found.start) != (instance, number)
+            known = [
+                n for n, e in self.model.items() if (e.instance, e.start) == (instance, number)
+            ]
+            other = known != [name] if known or found is not None else False
+            if found is not None and not other and not found.how:
+                other = (found.policy.policy_id, found.begun) != (policy, given)
             expected = "conflict" if other else "retry"
         elif found is not None and not found.how:
             expected = "already_started"
@@ -162,7 +190,7 @@ class OddEvents(RuleBasedStateMachine):
         else:
             expected = "accepted"
             self.starts[instance].add(number)
-            self.model[name] = Episode(instance, number, POLICIES[policy], self.shell.now)
+            self.model[name] = Episode(instance, number, POLICIES[policy], self.shell.now, given)
         assert self.send(event, self.instances[who]) == expected
 
     @rule(chance=st.integers(0, 5))

@@ -192,6 +192,49 @@ def test_nobody_breaks_the_episode_of_another_client(
     during(body, declared(redact=redact))
 
 
+# --- starts again ---
+
+
+DROP, HASH, ALL = {"tags.user": "drop"}, {"tags.user": "hash"}, {"tags": "drop"}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "answer"),
+    [
+        *(({}, rules, []) for rules in (DROP, HASH, ALL)),
+        *((rules, rules, []) for rules in (DROP, HASH, ALL)),
+        (HASH, DROP, []),
+        (DROP, ALL, []),
+        (DROP, HASH, ["conflict"]),
+        (ALL, DROP, ["conflict"]),
+        (DROP, {}, ["conflict"]),
+    ],
+)
+def test_a_start_again_is_compared_by_what_the_rules_leave_of_it(
+    first: dict[str, str], then: dict[str, str], answer: list[str]
+) -> None:
+    """By the rules that it came under, and by today's where these take out more."""
+    journal, mine = KeptJournal(), list[str]()
+
+    def start(experiment: str) -> wire.Start:
+        tags = {"user": "alice@example.com", "experiment": experiment}
+        return wire.Start(episode_id="e", start=0, tags=tags)
+
+    async def before(collector: Collector) -> None:
+        mine.append(collector.register(wire.Register())[0].instance)
+        assert await sent(collector, start("b"), start("b"), instance=mine[0]) == []
+
+    async def after(collector: Collector) -> None:
+        told = await sent(collector, start("b"), instance=mine[0])
+        assert [code for code, _ in told] == answer
+        other = await sent(collector, start("c"), instance=mine[0])
+        assert [code for code, _ in other] == ([] if then == ALL else ["conflict"])
+        assert not any("alice" in text for _, text in told + other)
+
+    during(before, declared(redact=first), journal)
+    during(after, declared(redact=then), journal)
+
+
 # --- odd content -------------------------------------------------------------------------------
 
 
