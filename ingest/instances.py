@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from ingest.errors import Refusal
 from ingest.events import Opened, Receipt
 from ingest.tracks import Name
 from storage.ranges import RangeSet
@@ -22,6 +23,10 @@ IMPORT = "bulk:"
 
 MOST_BROKEN = 1_000
 """Of so many broken episodes of an import it is known that they are; of abandoned ones always."""
+
+MOST_RANGES, MOST_NAMED_RANGES = 1_000, 100_000
+"""So many ranges may the start numbers of an instance make: all are written down again after each
+start. A named one has more: an import leaves out the numbers of what it cannot send."""
 
 
 class Instance(msgspec.Struct):
@@ -148,3 +153,20 @@ class Instances:
             if gone.name is not None:
                 del self._imports[gone.owner, gone.name]
         return dropped
+
+
+def require_range(instance: str, known: Instance, start: int, episode_id: str) -> None:
+    """Raise Refusal for a new start number that would make one range too many.
+
+    A client goes on under a new instance. An import has its name, and would find the same again.
+    """
+    most = MOST_RANGES if known.name is None else MOST_NAMED_RANGES
+    if known.starts.pieces < most or known.starts.touching(start, start):
+        return
+    text = (
+        f"client instance {instance!r}: expected a start number beside those that it has used, in "
+        f"{most} ranges with gaps between them, such as {(known.starts.last or 0) + 1}, got {start}"
+    )
+    if known.name is None:
+        raise Refusal("unknown_instance", f"{text}: register a new one", "start", episode_id)
+    raise Refusal("gap", text, "start", episode_id)

@@ -29,7 +29,7 @@ from ingest.events import (
     digest,
     encode_event,
 )
-from ingest.instances import Instances
+from ingest.instances import Instances, require_range
 from ingest.judgements import (
     Values,
     agents_of,
@@ -180,6 +180,7 @@ class Judge:
             if event.start in known.starts:
                 self._judge_repeated_start(instance, known.names.get(event.start), event)
                 return None
+            require_range(instance, known, event.start, name)
             start = event.start
         self._require_free(instance or "", event)
         if len(self.episodes) >= self.limits.open_episodes:

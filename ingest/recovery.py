@@ -265,13 +265,13 @@ def assembler_state(assembler: EpisodeAssembler, totals: Totals) -> dict[str, by
             document = {
                 "number": known.number,
                 "name": known.name,
-                "starts": known.starts.to_json(),
+                "starts": known.starts.ranges(),
                 "used": assembler.next_key,
                 "owner": known.owner,
                 "receipt": known.receipt and [known.receipt.digest.hex(), known.receipt.rows],
                 "torn": known.torn.to_json(),
             }
-            put[INSTANCE + name] = json.dumps(document).encode()
+            put[INSTANCE + name] = msgspec.json.encode(document)  # a tenth of json's time
     instances.touched.clear()
     return put
 

@@ -49,7 +49,10 @@ Version: TypeAlias = Annotated[int, Meta(ge=-1, le=2**53)]
 
 
 class Start(Struct, tag="start", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Start an episode. `start` numbers the starts of one client instance, densely from 0."""
+    """Start an episode. `start` numbers the starts of one client instance, densely from 0.
+
+    A number is one episode's for good. Gaps are allowed, up to 1,000 ranges of numbers in all.
+    """
 
     episode_id: OptionalId = ""
     start: Count | None = None

@@ -130,6 +130,11 @@ class RangeSet:
         return RangeSet([(first, last)] if first <= last else []).difference(self)
 
     @property
+    def pieces(self) -> int:
+        """How many ranges there are."""
+        return len(self._firsts)
+
+    @property
     def first(self) -> int | None:
         """The smallest member."""
         return self._firsts[0] if self._firsts else None

@@ -20,6 +20,7 @@ from ingest import wire
 from ingest.assembler import EpisodeAssembler
 from ingest.errors import Refusal
 from ingest.events import Event, encode_event, encode_row
+from ingest.instances import MOST_NAMED_RANGES, MOST_RANGES
 from ingest.open_episode import Carry
 from ingest.recovery import policies_state, recover
 from ingest.sealed import Limits
@@ -765,6 +766,39 @@ def test_idle_instances_are_forgotten_and_busy_ones_kept() -> None:
     assert shell.send(start, instance=later[0]) == ["unknown_instance"]
     assert shell.send(start, instance=busy) == ["accepted"]
     assert shell.assembler.forget_instances() == []
+
+
+def test_start_numbers_with_too_many_gaps_are_refused() -> None:
+    """What an instance's starts take is bounded; a gap that is filled makes room again."""
+    shell = Shell()
+
+    def start(number: int) -> wire.Start:
+        return wire.Start(episode_id=f"e{number}", start=number, policy_id="default")
+
+    apart = [start(2 * n) for n in range(MOST_RANGES)]
+    assert shell.send(*apart) == ["accepted"] * MOST_RANGES
+    last = 2 * MOST_RANGES - 2
+    assert shell.send(start(last + 2), start(10**9)) == ["unknown_instance"] * 2
+    with pytest.raises(Refusal, match=rf"such as {last + 1}, got {last + 2}: register a new one"):
+        shell.assembler.judge(shell.instance, start(last + 2))
+    assert shell.send(start(last), start(4)) == ["retry", "retry"]
+    assert shell.send(start(last + 1), start(5), start(last + 4)) == ["accepted"] * 3
+    assert shell.send(start(last + 6)) == ["unknown_instance"]
+    shell.restart()
+    assert shell.send(start(last + 6)) == ["unknown_instance"]
+    assert shell.send(start(last + 6), instance=shell.register()) == ["accepted"]
+
+
+def test_an_import_may_leave_out_many_more_numbers_and_has_a_bound_too() -> None:
+    """A named instance would be found again under its name: it is told of the gap."""
+    shell = Shell()
+    shell._commit([opened := shell.assembler.open_instance("import", "log")])
+    known = shell.assembler.instances.get(opened.instance)
+    assert known is not None
+    known.starts.update([(2 * n, 2 * n) for n in range(MOST_NAMED_RANGES - 1)])
+    last = 2 * MOST_NAMED_RANGES
+    starts = [wire.Start(episode_id=f"e{n}", start=last + 2 * n) for n in range(2)]
+    assert shell.send(*starts, instance=opened.instance) == ["accepted", "gap"]
 
 
 def test_so_many_episodes_may_be_open() -> None:

@@ -15,7 +15,10 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 import pytest
+import requests
 
+from ingest.client import PolicyClient
+from ingest.instances import MOST_RANGES
 from policy.policy import Policy
 from policy.spec import PolicySpec
 from storage.spaces import parse_space
@@ -212,6 +215,34 @@ def test_an_unknown_instance_is_refused(collector: CollectorProcess) -> None:
     events = [{"type": "start", "episode_id": "late", "start": 0}]
     answer = collector.post("/v1/events", {"instance": "77-beef", "events": events})[1]
     assert answer["refused"][0]["error"]["code"] == "unknown_instance"
+
+
+def test_a_client_whose_start_numbers_have_too_many_gaps_goes_on(
+    collector: CollectorProcess,
+) -> None:
+    """Each refused start leaves one: a new instance takes what comes, the old one what is open."""
+
+    def instances() -> float:
+        text = requests.get(collector.address + "/metrics", timeout=10).text
+        (line,) = (x for x in text.splitlines() if x.startswith("headrace_instances "))
+        return float(line.partition(" ")[2])
+
+    with PolicyClient(collector.address, timeout=30.0) as client:
+        collector.post("/v1/episodes", {"episode_id": "taken"})
+        names = [client.start_episode()]
+        client.flush()
+        before = instances()
+        for _ in range(MOST_RANGES + 1):
+            with pytest.raises(ValueError, match="already started"):
+                client.start_episode("taken")
+            names.append(client.start_episode())
+        client.flush()
+        for name in names:
+            client.log_action(name, OBS, 1)
+            client.end_episode(name)
+        client.flush()
+        assert sum(client.stats.refused.values()) == 0
+    assert instances() == before + 1
 
 
 @pytest.mark.parametrize(

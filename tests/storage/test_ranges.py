@@ -48,6 +48,7 @@ def test_adding_and_discarding_equals_a_set(changes: list[tuple[bool, tuple[int,
     assert [n for n in range(-15, 60) if n in ranges] == sorted(model)
     assert ranges.first == min(model, default=None)
     assert ranges.last == max(model, default=None)
+    assert ranges.pieces == len(ranges.ranges())
 
 
 @given(st.lists(small, max_size=40))
