@@ -9,6 +9,7 @@ from ingest.assembler import EpisodeAssembler
 from ingest.collector import Collector
 from ingest.sealed import Sealed
 from ingest.sealer import Sealer
+from ingest.supervisor import PAUSE_SECONDS, Deaths
 from storage.files import FileLock
 from tests.faults.mutants import Patch, mutant
 
@@ -17,6 +18,12 @@ from tests.faults.mutants import Patch, mutant
 def drain_waits_for_the_writer(patch: Patch) -> None:
     """A shard writer that does not answer holds up the end."""
     patch.replace(Sealer, "kill", lambda self: None)
+
+
+@mutant(crash="slow")
+def every_death_is_one_of_many(patch: Patch) -> None:
+    """A supervisor waits after each death as if its children died one after the other."""
+    patch.replace(Deaths, "pause", lambda self, now: PAUSE_SECONDS)
 
 
 @mutant(two_collectors="unclear")

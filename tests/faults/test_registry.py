@@ -10,6 +10,7 @@ import pytest
 from tests.faults import mutants, scenario
 from tests.faults.__main__ import judge, runs
 from tests.faults.account import Account
+from tests.faults.crash import tell_restarts
 from tests.faults.mutants import Mutant, MutantError, Patch
 from tests.faults.scenario import Scenario, Verdict
 
@@ -85,6 +86,16 @@ def test_only_its_own_symptom_catches_a_mutant() -> None:
         verdict.require(not kind, kind, "text")
         words.append((judge(law, None, verdict), judge(law, mutant, verdict)))
     assert words == [("held", "missed"), ("failed", "caught"), ("failed", "missed")]
+
+
+def test_a_slow_restart_is_a_fault_in_the_median_only() -> None:
+    """Of a supervised collector, on a build that has to be ready again in time."""
+    said = []
+    for seconds, judged in (([0.1, 0.2, 9.0], True), ([0.1, 0.6, 0.7], True), ([1.0] * 3, False)):
+        verdict = Verdict()
+        tell_restarts(verdict, {"ready_again": seconds, "started_again": [9.0] * 3}, judged=judged)
+        said.append(set(verdict.faults))
+    assert said == [set(), {"slow"}, set()]
 
 
 def test_all_pairs_run_without_a_name() -> None:
