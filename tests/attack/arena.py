@@ -3,7 +3,8 @@
 The laws of every attack: no answer of 500 and above, no hang, no end of the process; its memory
 grows by 32 MB at most; whoever behaves is served, and hardly slower: the p99 of his calls under
 attack is at most three times that of the quiet time before it, in the median over paired windows.
-What else the machine does falls into both windows of a pair, or makes one pair of several odd.
+What else the machine does falls into both windows of a pair, or makes one pair of several odd: with
+fewer than three pairs nothing is judged, which is a fault of its own.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import urllib3
 
@@ -36,6 +38,7 @@ QUIET_SECONDS = 2.0
 PAUSE_SECONDS = 0.002
 PAIRS = 3
 
+C = TypeVar("C")
 Window: TypeAlias = tuple[float, float]
 
 
@@ -101,6 +104,10 @@ class Arena:
 
     def strike(self, case: Case) -> int:
         """Send one case and judge its answer; answers the status, 0 for none."""
+        return self.ask(case)[0]
+
+    def ask(self, case: Case) -> tuple[int, bytes]:
+        """As `strike`, with what was answered."""
         self.verdict.count("sent")
         began = time.monotonic()
         try:
@@ -113,17 +120,17 @@ class Arena:
             )
         except urllib3.exceptions.TimeoutError:
             self.verdict.require(False, "hang", case.name)
-            return 0
+            return 0, b""
         except (urllib3.exceptions.HTTPError, ValueError) as error:
             self.verdict.count("cut off")
             self.verdict.require(self.alive, "died", f"{case.name}: {error!r}")
-            return 0
+            return 0, b""
         took = time.monotonic() - began
         slowest = self.verdict.counts.get("slowest_ms", 0.0)
         self.verdict.counts["slowest_ms"] = max(slowest, took * 1000)
         fine = response.status < 500 or response.status in case.allowed
         self.verdict.require(fine, "5xx", f"{case.name}: {response.status} {response.data[:200]!r}")
-        return response.status
+        return response.status, response.data
 
     @property
     def alive(self) -> bool:
@@ -137,10 +144,10 @@ class Arena:
                 return float(line.rpartition(" ")[2])
         raise KeyError(name)
 
-    def rss(self) -> float:
-        """Resident memory of the collector, in MB."""
+    def rss(self, what: str = "VmRSS") -> float:
+        """Resident memory of the collector, in MB; of "VmHWM" the most that it ever was."""
         for line in Path(f"/proc/{self.collector.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS"):
+            if line.startswith(what):
                 return int(line.split()[1]) / 1000
         raise ProcessLookupError("the collector is gone")
 
@@ -148,21 +155,43 @@ class Arena:
         """By how many MB the collector has grown since `begin`."""
         return self.rss() - self._before
 
+    def peak(self) -> float:
+        """By how many MB the collector was larger at any moment than at `begin`."""
+        return self.rss("VmHWM") - self._before
+
     def rounds(self, cases: Sequence[Case], trial: Trial, pairs: int = PAIRS) -> None:
         """All cases, in as many paired windows; the first pass over some of them is warm-up."""
         self.verdict.count("cases", len(cases))
         for case in self.random.sample(cases, min(40, len(cases))):
             self.strike(case)
         self.begin()
-        share = -(-len(cases) // pairs)
-        for at in range(0, len(cases), share):
-            if trial.in_time:
-                self.pair(lambda at=at: self._volley(cases[at : at + share]))  # type: ignore[misc]
 
-    def _volley(self, cases: Iterable[Case]) -> None:
-        for case in cases:
+        def strike(case: Case) -> None:
             self.strike(case)
             threading.Event().wait(PAUSE_SECONDS)
+
+        self.windows(cases, trial, strike, pairs)
+
+    def windows(
+        self, cases: Sequence[C], trial: Trial, attack: Callable[[C], None], pairs: int = PAIRS
+    ) -> None:
+        """An attack with each case, in as many paired windows.
+
+        A run that has to end shares its time among the windows, so that there are as many of them.
+        """
+        for number in range(pairs):
+            now = time.monotonic()
+            until = max(now + 2 * QUIET_SECONDS, now + (trial.deadline - now) / (pairs - number))
+            volley = [partial(attack, case) for case in cases[number::pairs]]
+            self.pair(partial(_volley, volley, until))
+
+    def at_once(self, cases: Sequence[Case]) -> None:
+        """All of them at the same time, each on a connection of its own."""
+        threads = [threading.Thread(target=self.strike, args=(case,)) for case in cases]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     # --- watching --------------------------------------------------------------------------
 
@@ -210,11 +239,24 @@ class Arena:
             during = p99(calls, attacked, fewest=1 if lasts(attacked) else FEWEST_CALLS)
             if before and during:
                 ratios.append(during / before)
-        self.verdict.count("pairs", len(ratios))
-        if ratios:
-            ratio = statistics.median(ratios)
-            self.verdict.counts["p99_ratio"] = ratio
-            self.verdict.require(ratio <= MAX_SLOWER, "slowed", f"{ratios} times slower")
+        judge_ratios(self.verdict, ratios)
+
+
+def _volley(attacks: Iterable[Callable[[], None]], until: float) -> None:
+    for attack in attacks:
+        if time.monotonic() > until:
+            return
+        attack()
+
+
+def judge_ratios(verdict: Verdict, ratios: Sequence[float]) -> None:
+    """By how much a call was slower under attack, pair by pair: too few of them say nothing."""
+    verdict.count("pairs", len(ratios))
+    verdict.require(len(ratios) >= PAIRS, "unjudged", f"{len(ratios)} pairs of {PAIRS}: {ratios}")
+    if len(ratios) >= PAIRS:
+        ratio = statistics.median(ratios)
+        verdict.counts["p99_ratio"] = ratio
+        verdict.require(ratio <= MAX_SLOWER, "slowed", f"{ratios} times slower")
 
 
 def lasts(window: Window) -> bool:

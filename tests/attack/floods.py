@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tests.attack.arena import Arena, Case, arena
+from tests.attack.arena import PAIRS, Arena, Case, arena
 from tests.faults.scenario import Scenario, Trial, Verdict
 from tests.ingest.raw_http import HOST, connect, exchange, listen
 
@@ -92,11 +92,10 @@ def many_bodies(place: Arena, count: int) -> None:
 
     Memory is looked at while they are held; short calls are taken meanwhile, long ones hear 429.
     """
-    before = place.rss()
     with contextlib.ExitStack() as stack:
         for size in [BODY] * count + [ROOM // 100] * count:  # the small ones fill the rest
             _begin(stack.enter_context(connect(place.collector.port)), POST, size)
-        taken, growth = place.metric("headrace_body_bytes"), place.rss() - before
+        taken, growth = place.metric("headrace_body_bytes"), place.growth()
         place.verdict.counts |= {"bodies_mb": taken / 1e6, "bodies_held_mb": growth}
         place.verdict.require(0.8 * ROOM < taken <= ROOM, "memory", f"{taken:.0f} bytes of bodies")
         place.verdict.require(growth <= ROOM / 1e6 + 32.0, "memory", f"{growth:.0f} MB of bodies")
@@ -137,18 +136,18 @@ def few_descriptors(trial: Trial) -> Verdict:
         place.begin()
 
         def attack() -> None:
-            for _ in range(3):
-                held: list[socket.socket] = []
-                for _ in range(3 * FILES):
-                    with contextlib.suppress(OSError):
-                        held.append(connect(place.collector.port, 1.0))
-                for _ in range(20):
-                    served = exchange(place.collector.port, GET).statuses == [200]
-                    place.verdict.require(served, "starved", "a new caller found no descriptor")
-                for connection in held:
-                    connection.close()
+            held: list[socket.socket] = []
+            for _ in range(3 * FILES):
+                with contextlib.suppress(OSError):
+                    held.append(connect(place.collector.port, 1.0))
+            for _ in range(20):
+                served = exchange(place.collector.port, GET).statuses == [200]
+                place.verdict.require(served, "starved", "a new caller found no descriptor")
+            for connection in held:
+                connection.close()
 
-        place.pair(attack)
+        for _ in range(PAIRS):
+            place.pair(attack, again=True)
         shards = place.metric("headrace_shards_total")
         place.verdict.require(shards > 0, "starved", "no shard was written meanwhile")
     return place.verdict
@@ -169,7 +168,7 @@ def run(trial: Trial) -> Verdict:
             lambda: bodies_for_nobody(place, 4),
         )
         for attack in attacks:
-            place.pair(attack)
+            place.pair(attack, again=True)  # a short one has too few calls beside it
             threading.Event().wait(0.5)
     few = few_descriptors(trial)
     for kind, texts in few.faults.items():

@@ -9,9 +9,10 @@ import pytest
 import urllib3
 
 from tests.attack import arrow_streams, json_bodies, msgpack_bodies, raw_sockets
-from tests.attack.arena import Case
+from tests.attack.arena import Case, judge_ratios
 from tests.collector_process import CollectorProcess, declare
 from tests.faults import mutants, scenario
+from tests.faults.scenario import Verdict
 from tests.ingest.raw_http import exchange
 
 SAMPLE = 120
@@ -46,6 +47,15 @@ def test_an_attack_is_a_scenario(name: str) -> None:
     assert found.name == name
     assert 0 < found.planted <= found.quick <= found.long
     assert name == "schema" or any(name in one.symptoms for one in mutants.every().values())
+
+
+def test_one_pair_of_windows_judges_nothing() -> None:
+    """What else a machine does for a moment is no fault of the build, and no proof of it."""
+    said = []
+    for ratios in ([], [9.0], [1.0], [1.0, 9.0], [1.0, 9.0, 1.0], [1.0, 9.0, 9.0]):
+        judge_ratios(verdict := Verdict(), ratios)
+        said.append(set(verdict.faults))
+    assert said == [{"unjudged"}] * 4 + [set(), {"slowed"}]
 
 
 def test_hostile_bodies_are_refused_and_nothing_else_happens(collector: CollectorProcess) -> None:
