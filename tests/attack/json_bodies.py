@@ -6,9 +6,18 @@ import json
 from urllib.parse import quote
 
 from tests.attack.arena import Arena, Case, arena
-from tests.attack.values import OPEN, event_bodies, json_bodies, message_routes, path_of
+from tests.attack.values import (
+    OPEN,
+    event_bodies,
+    json_bodies,
+    message_routes,
+    path_of,
+    whole_of_lists,
+)
 from tests.faults.scenario import Scenario, Trial, Verdict
 
+AT_ONCE = 4
+MAX_PEAK_MB = 128.0  # bodies of 8 MB, what is decoded of one, and half a million lists in it
 IDS = (
     "../../../etc/passwd",
     "..%2f..%2fetc%2fpasswd",
@@ -93,17 +102,26 @@ def open_episode(place: Arena) -> None:
     place.collector.post(f"/v1/episodes/{OPEN}/log_action", step)
 
 
-def in_random_order(trial: Trial, every: list[Case]) -> Verdict:
-    """As many of the cases as the trial has room for, against an episode that they may spoil."""
+def in_random_order(trial: Trial, every: list[Case], largest: Case) -> Verdict:
+    """As many of the cases as the trial has room for, against an episode that they may spoil.
+
+    Then the largest, several at once. What any of them takes for a moment is looked at as well.
+    """
     with arena(trial) as place:
         open_episode(place)
         place.random.shuffle(every)
         place.rounds(every[: trial.size], trial)
+        place.at_once([largest] * AT_ONCE)
+        if place.alive:
+            peak = place.peak()
+            place.verdict.counts["peak_mb"] = peak
+            place.verdict.require(peak <= MAX_PEAK_MB, "peak", f"{peak:.0f} MB for a moment")
     return place.verdict
 
 
 def run(trial: Trial) -> Verdict:
-    return in_random_order(trial, cases())
+    body = whole_of_lists(packed=False)
+    return in_random_order(trial, cases(), Case("whole of lists", "POST", "/v1/events", body))
 
 
 SCENARIO = Scenario(

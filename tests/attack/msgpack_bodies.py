@@ -5,7 +5,13 @@ from __future__ import annotations
 from ingest.wire import MSGPACK
 from tests.attack.arena import Case
 from tests.attack.json_bodies import in_random_order
-from tests.attack.values import event_bodies, message_routes, msgpack_bodies, path_of
+from tests.attack.values import (
+    event_bodies,
+    message_routes,
+    msgpack_bodies,
+    path_of,
+    whole_of_lists,
+)
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 HEADERS = {"content-type": MSGPACK}
@@ -25,7 +31,9 @@ def cases() -> list[Case]:
 
 
 def run(trial: Trial) -> Verdict:
-    return in_random_order(trial, cases())
+    body = whole_of_lists(packed=True)
+    largest = Case("whole of lists", "POST", "/v1/events", body, HEADERS)
+    return in_random_order(trial, cases(), largest)
 
 
 SCENARIO = Scenario(

@@ -175,5 +175,15 @@ def event_bodies(packed: bool) -> Iterator[tuple[str, bytes]]:
                 yield f"events: {said}", b'{"events":[{"type":"%s",%s]}' % (tag.encode(), body[1:])
 
 
+def whole_of_lists(packed: bool) -> bytes:
+    """A batch as large as a message may be, nearly all of it lists in which there is nothing."""
+    event = {"type": "log_action", "episode_id": OPEN, "action": 0}
+    if packed:
+        lists = b"\xdd" + (7_900_000).to_bytes(4, "big") + b"\x90" * 7_900_000
+        return msgspec.msgpack.encode({"events": [event | {"obs": msgspec.Raw(lists)}]})
+    lists = b"[" + b"[]," * 2_600_000 + b"[]]"
+    return msgspec.json.encode({"events": [event | {"obs": msgspec.Raw(lists)}]})
+
+
 def path_of(route: Route) -> str:
     return route.path.replace("{id}", OPEN)
