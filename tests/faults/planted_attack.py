@@ -8,10 +8,12 @@ import msgspec
 
 from ingest import bulk, bulk_stream, memory, wire
 from ingest.connections import BoundedProtocol, ConnectionWatch
+from ingest.errors import Refusal
 from ingest.http import Request
 from ingest.limits import Budget
 from ingest.route_table import Route
 from ingest.toll import Toll
+from storage import codec
 from tests.faults.mutants import Patch, mutant
 
 
@@ -29,6 +31,19 @@ def refusals_escape(patch: Patch) -> None:
 def containers_are_not_counted(patch: Patch) -> None:
     """A byte may become seventy."""
     patch.replace(Request, "_require_few_values", lambda self: None)
+
+
+@mutant(long_texts="long")
+def texts_are_not_cut(patch: Patch) -> None:
+    """What is refused is repeated, however long it is."""
+    begin = patch.original(Refusal, "__init__")
+
+    def whole(self: Refusal, code: str, message: str, *given: Any, **named: Any) -> None:
+        begin(self, code, message, *given, **named)
+        self.message = message
+
+    patch.replace(Refusal, "__init__", whole)
+    patch.replace(codec, "_shown", repr)
 
 
 @mutant(costly_bodies=("slowed", "memory"))

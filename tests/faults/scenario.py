@@ -40,6 +40,7 @@ NAMES = (
 ATTACKS = (
     "json_bodies",
     "msgpack_bodies",
+    "long_texts",
     "arrow_streams",
     "raw_sockets",
     "floods",
