@@ -83,6 +83,7 @@ class Refusal(IngestError, ValueError):
         self.message = _cut(self.message, MESSAGE_CHARACTERS)
         if self.path is not None:
             self.path = _cut(self.path, PATH_CHARACTERS)
+        self.args = (self.code, self.message, self.path)  # an exception keeps what it was made of
 
     @property
     def status(self) -> int:

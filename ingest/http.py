@@ -210,7 +210,8 @@ class Router:
             response = await self._respond(scope, receive, held)
         except Refusal as refusal:
             self.refusals[refusal.code] += 1
-            response = Response.refused(refusal)
+            # without the frames, which hold it and would be garbage together with it
+            response = Response.refused(refusal.with_traceback(None))
         except CollectorFailed as error:
             self.refusals["draining"] += 1
             response = Response.refused(Refusal("draining", str(error), retry_after=1.0))

@@ -169,7 +169,8 @@ def wreck(folder: Path, chance: Random, rows: Iterable[bytes] = ()) -> tuple[str
         at = chance.randrange(min(100, len(data)))
         data[at] = chance.choice((0, 255, data[at] ^ 1, data[at] ^ 128))
     elif how == "row" and (places := [data.find(blob) for blob in rows if blob in data]):
-        data[chance.choice(places) + chance.randrange(20, 40)] ^= 1
+        at = chance.choice(places) + chance.randrange(20, 40)
+        data[min(at, len(data) - 1)] ^= 1
     elif how == "noise":
         size = min(chance.choice((2, 8, 512)), len(data) - at)
         data[at : at + size] = chance.randbytes(size)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.collector_process import CollectorProcess, declare
+from tests.faults.slow_writer import resident
 
 LONG = "x" * 1_000_000
 ENOUGH = 4_096
@@ -81,6 +82,17 @@ def test_a_request_that_is_refused_for_a_long_text(collector, body):
     status, reply = collector.post("/v1/events", {"instance": instance, **body})
     assert status == 422 or reply["refused"]
     assert len(json.dumps(reply)) < ENOUGH
+
+
+def test_what_was_refused_is_not_kept(collector):
+    """Fifteen such requests leave nothing that only a collection of garbage would find."""
+    instance = collector.post("/v1/instances", {})[1]["instance"]
+    body = {"instance": instance, "events": [{"type": LONG}]}
+    assert collector.post("/v1/events", body)[0] == 422
+    before = resident(collector.process.pid)
+    for _ in range(15):
+        assert collector.post("/v1/events", body)[0] == 422
+    assert resident(collector.process.pid) - before < 6 * len(LONG)
 
 
 def journal_bytes(collector: CollectorProcess) -> int:
