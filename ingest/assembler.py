@@ -376,6 +376,9 @@ class EpisodeAssembler(Judge):
 
     def remember_finished(self, finished: Finished) -> None:
         """Keep what late events need to know; the oldest is forgotten beyond the limit."""
+        before = self.finished.get(finished.name)
+        if before is not None:  # of an id that was begun again once it was forgotten
+            self.instances.unknow(before.instance, before.start)
         self.finished[finished.name] = finished
         self.instances.knows(finished.instance, finished.start, finished.name)
         if finished.agent_id is not None:

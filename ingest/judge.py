@@ -257,11 +257,10 @@ class Judge:
 
         Its time is none of them: who calls again after a lost answer may give another.
         """
-        started, policy_id = episode.started, self._named(event.policy_id)
-        # without a name it meant the only policy, which may have been another before a restart
-        named = event.policy_id is not None or policy_id in self.rules
+        started = episode.started
         same = {
-            "policy_id": policy_id == started.policy_id or not named,
+            # without a name it meant the default, which may have been another before a restart
+            "policy_id": event.policy_id in (None, started.policy_id),
             "training_enabled": event.training_enabled == started.training_enabled,
             "tags": self._has_tags(episode, event),
             "continues": event.continues == started.continues,
@@ -269,8 +268,8 @@ class Judge:
         return [field for field, holds in same.items() if not holds]
 
     def _has_tags(self, episode: OpenEpisode, event: wire.Start) -> bool:
-        """Whether a start's tags are an open episode's, by the rules that it began with, or by
-        today's: these may take more out of both."""
+        """Whether a start's tags are an open episode's, by the rules that it began with, or each of
+        them by today's: these may take more out of both."""
         kept = episode.started.tags
         try:
             tags = tags_of(self._redacted(event, episode.rules))
@@ -278,8 +277,10 @@ class Judge:
             return False
         if tags == kept or not episode.rules.declaration.redact:
             return tags == kept
-        before = replace_fields(event, tags=json.loads(kept))
-        return tags == tags_of(self._redacted(before, episode.rules))
+        before, came = json.loads(kept), json.loads(tags)
+        now = self._redacted(replace_fields(event, tags=before), episode.rules)
+        again = json.loads(tags_of(now))  # where a hash is of what was a hash already
+        return all(came.get(tag) in (before.get(tag), again.get(tag)) for tag in {**before, **came})
 
     def _policy(self, event: wire.Start) -> tuple[str, PolicyRules]:
         name = self._named(event.policy_id)

@@ -39,7 +39,7 @@ _LOST = {
     FINISHED: "{} entries with the ids of ended episodes are gone",
     STATE: "{} entries with Idempotency-Keys are gone",
     INSTANCE: "{} client instances are gone",
-    CARRY: "{} cuts of open episodes are gone: steps that were sealed may be sealed again",
+    CARRY: "{} cuts of open episodes are gone: steps of theirs may be sealed again, or lost",
 }
 """What has to be in the state, by the beginning of its key, and what to say when some is not."""
 

@@ -294,8 +294,8 @@ class Sender:
 
     def forget(self, instance: str, again: Sequence[Event]) -> None:
         log.error(
-            "%s does not know this client's instance any more: registering a new one. Episodes "
-            "whose start may have arrived are not repeated",
+            "%s does not know this client's instance, or takes no more starts of it: registering a "
+            "new one. Episodes whose start may have arrived are not repeated",
             self.transport.address,
         )
         self.outbox.renew(instance, again, self._book.open_ids())

@@ -585,17 +585,44 @@ def test_a_start_again_with_other_content_is_a_conflict(
     assert shell.send(first) == ["retry"]
 
 
-def test_a_start_that_named_no_policy_is_a_retry_when_there_are_more_by_now() -> None:
+@pytest.mark.parametrize("today", [["texts", "wide"], ["wide"], ["texts", "default"], ["default"]])
+def test_a_start_that_named_no_policy_is_a_retry_whatever_there_is_by_now(today: list[str]) -> None:
     """It meant the only one that there was then."""
     shell = Shell({"texts": TEXTS})
     shell.journal.commit(put=policies_state(shell.policies))
     start = wire.Start(episode_id=NAME, start=0)
     assert shell.send(start) == ["accepted"]
-    wide = replace(TEXTS, policy_id="wide")
-    shell.policies = {"texts": TEXTS, "wide": wide}
+    shell.policies = {name: replace(TEXTS, policy_id=name) for name in today}
     shell.restart()
     assert shell.send(start) == ["retry"]
-    assert shell.send(msgspec.structs.replace(start, policy_id="wide")) == ["conflict"]
+    assert shell.send(msgspec.structs.replace(start, policy_id="texts")) == ["retry"]
+    assert shell.send(msgspec.structs.replace(start, policy_id=today[-1])) == ["conflict"]
+
+
+def test_the_number_of_an_episode_that_another_one_replaced_is_forgotten() -> None:
+    """Its id was begun again beyond the limit; then its window closed, and it was known again."""
+    policies = {"default": replace(STEPS, reward_window=60.0)}
+    shell = Shell(policies, Limits(finished=1))
+    first, second = shell.instance, shell.register()
+
+    def episode(name: str, start: int) -> list[wire.Event]:
+        action = msgspec.structs.replace(_action(1), episode_id=name)
+        return [
+            wire.Start(episode_id=name, start=start),
+            action,
+            wire.End(episode_id=name, seq=2),
+        ]
+
+    shell.send(*episode(NAME, 0))
+    shell.tick(1.0)
+    shell.send(*episode("other", 1))
+    again = episode(NAME, 0)
+    shell.send(*again[:2], instance=second)
+    shell.tick(60.5)
+    shell.send(*again[2:], instance=second)
+    shell.tick(130.0)
+    known = [shell.assembler.instances.get(instance) for instance in (first, second)]
+    assert [one and one.names for one in known] == [{}, {0: NAME}]
 
 
 @pytest.mark.parametrize("how", ["open", "ended", "restarted", "in its window"])

@@ -204,6 +204,8 @@ DROP, HASH, ALL = {"tags.user": "drop"}, {"tags.user": "hash"}, {"tags": "drop"}
         *(({}, rules, []) for rules in (DROP, HASH, ALL)),
         *((rules, rules, []) for rules in (DROP, HASH, ALL)),
         (HASH, DROP, []),
+        (HASH, {**HASH, "tags.experiment": "hash"}, []),
+        ({**HASH, "tags.experiment": "hash"}, {**DROP, "tags.experiment": "hash"}, []),
         (DROP, ALL, []),
         (DROP, HASH, ["conflict"]),
         (ALL, DROP, ["conflict"]),
