@@ -327,7 +327,7 @@ def test_the_cut_of_an_open_episode_that_is_gone_is_told_at_the_start(
             account = journal_account(root)
             assert account is not None
             assert account.damage == (
-                "1 cuts of open episodes are gone: steps that were sealed may be sealed again",
+                "1 cuts of open episodes are gone: steps of theirs may be sealed again, or lost",
             )
             assert collector.stop() == 0
 
