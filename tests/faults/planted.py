@@ -157,13 +157,14 @@ def leaked_state_per_episode(patch: Patch) -> None:
 
 @mutant(simulation="doubled")
 def cuts_forgotten(patch: Patch) -> None:
-    """Where a long episode was cut is not put into the journal."""
+    """Where a long episode was cut is not put into the journal, nor counted."""
     carry = patch.original(Sealing, "_carry")
 
     def unwritten(
         self: Sealing, item: Sealed, owner: str, put: dict[str, bytes], delete: list[str]
     ) -> None:
         carry(self, item, owner, {}, delete)
+        self._carried.clear()
 
     patch.replace(Sealing, "_carry", unwritten)
 
