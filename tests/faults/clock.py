@@ -14,7 +14,7 @@ from tests.faults.scenario import Scenario, Trial, Verdict
 
 HOUR, YEAR = 3600.0, 365 * 86400.0
 JUMPS = (10 * YEAR, 0.0, -HOUR, 10 * YEAR, -HOUR, 0.0)
-SHARD_SECONDS = 10.0
+SHARD_SECONDS = 5.0
 EPISODE_SECONDS = 20.0
 
 
@@ -47,6 +47,6 @@ SCENARIO = Scenario(
     unit="jumps",
     quick=6,
     long=30,
-    planted=2,
+    planted=4,
     run=run,
 )

@@ -316,6 +316,6 @@ SCENARIO = Scenario(
     unit="histories",
     quick=2_500,
     long=50_000,
-    planted=2_500,
+    planted=12_500,  # some builds show in one history of five hundred
     run=run,
 )
