@@ -532,7 +532,8 @@ def test_a_lineage_of_parts_that_are_planned_and_not_written_is_noted(root: Path
     with CollectorProcess(root) as collector:
         writer = collector.writer_pid()
         assert writer is not None
-        os.kill(writer, signal.SIGSTOP)
+        stopped = os.pidfd_open(writer)
+        signal.pidfd_send_signal(stopped, signal.SIGSTOP)
         assert collector.post("/v1/events", batch("planned", STEPS, end=True))[0] == 200
         pause = threading.Event()
         while not collector.get("/v1/ledger")[1]["plans"]:
@@ -541,6 +542,8 @@ def test_a_lineage_of_parts_that_are_planned_and_not_written_is_noted(root: Path
         findings, notes = lineage_texts(root)
         assert (findings, "which are in the journal" in notes) == ([], True)
         collector.kill()
+    with os.fdopen(stopped), contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(stopped, signal.SIGKILL)  # it may not have asked to die, yet
     findings, notes = lineage_texts(root)
     assert (findings, "which are in the journal" in notes) == ([], True)
 
