@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks.collector import empty_server
 from benchmarks.live import OBS, publish
 from benchmarks.report import Figure
-from ingest.client import PolicyClient
-from storage.weights import WeightStore
+from ingest.client.policy_client import PolicyClient
+from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 
 ROUNDS, CALLS = 9, 400

@@ -20,11 +20,11 @@ from pathlib import Path
 from benchmarks import bulk_load
 from benchmarks.collector import SPACES, collector, empty_server, medians
 from benchmarks.report import Figure
-from ingest.bulk_runs import runs_of
-from ingest.bulk_stream import read_table
-from ingest.open_episode import PolicyRules
-from storage.declarations import PolicyDeclaration
-from storage.journal import SqliteJournal
+from ingest.bulk_import.arrow_stream import read_table
+from ingest.bulk_import.column_path import runs_of
+from ingest.episodes.open_episode import PolicyRules
+from storage.declarations.declaration import PolicyDeclaration
+from storage.journal.sqlite_journal import SqliteJournal
 from tests.collector_process import CollectorProcess
 
 ROUNDS, REQUESTS, WARM = 3, 6_000, 200

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 
-from ingest.wire import ARROW
+from ingest.protocol.messages import ARROW
 
 STEPS, EPISODES, CONNECTIONS = 250, 4, 32
 BUSY_SECONDS = 0.02

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Figure, render
-from ingest.client import PolicyClient
-from storage.codec import Codec
-from storage.spaces import Box, Discrete, space_to_json
+from ingest.client.policy_client import PolicyClient
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import Box, Discrete, space_to_json
 
 OBSERVATION, ACTION = Box((4,)), Discrete(2)
 CALLS = 10_000  # of a run; all of them fit the queue

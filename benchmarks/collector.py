@@ -20,14 +20,14 @@ import urllib3
 
 from benchmarks.load import run_apart
 from benchmarks.report import Figure
-from ingest import wire
-from ingest.client import PolicyClient
-from ingest.events import UNKNOWN_LOGP
-from storage.codec import Codec
-from storage.episode import Part
-from storage.reader import ShardReader
-from storage.spaces import canonical_json, parse_space, schema_id
-from storage.writer_process import WriterProcess
+from ingest.client.policy_client import PolicyClient
+from ingest.episodes.journal_events import UNKNOWN_LOGP
+from ingest.protocol import messages as wire
+from storage.experience.episode import Part
+from storage.reading.shard_reader import ShardReader
+from storage.shards.writer_process import WriterProcess
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import canonical_json, parse_space, schema_id
 from tests.collector_process import CollectorProcess, declare
 
 ROUNDS = 5

@@ -12,12 +12,12 @@ import sys
 import uvicorn
 import uvloop
 
-from ingest import wire
-from ingest.auth import NOBODY_NEEDED
-from ingest.http import Request, Response, Router
-from ingest.limits import ServerLimits
-from ingest.listening import Listening, bind
-from storage.spaces import parse_space, space_to_json
+from ingest.access.tokens import NOBODY_NEEDED
+from ingest.protocol import messages as wire
+from ingest.server.listening import Listening, bind
+from ingest.web.asgi import Request, Response, Router
+from ingest.web.limits import ServerLimits
+from storage.spaces.descriptors import parse_space, space_to_json
 
 REPLY = wire.EventsReply(durable=True, accepted=1)
 

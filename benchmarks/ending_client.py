@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from ingest.client import PolicyClient
+from ingest.client.policy_client import PolicyClient
 
 OBS = np.array([0.1, -0.2, 0.3, 0.4], np.float32)
 

@@ -16,10 +16,10 @@ import time
 import numpy as np
 
 from benchmarks.report import Figure, render
-from ingest.errors import ServingStopped
-from ingest.external_env import ExternalEnv
-from storage.episode import DEFAULT_AGENT
-from storage.spaces import Box, Discrete
+from ingest.embedded.external_env import ExternalEnv
+from ingest.protocol.errors import ServingStopped
+from storage.experience.episode import DEFAULT_AGENT
+from storage.spaces.descriptors import Box, Discrete
 
 TRIPS = 5_000  # of a run
 ROUNDS = 7

@@ -15,14 +15,14 @@ import numpy as np
 import urllib3
 
 from benchmarks.report import Figure
-from ingest.client import PolicyClient
-from ingest.policy_server_input import PolicyServerInput
-from policy.numpy_policy import NumpyPolicy
-from policy.policy import Policy
-from policy.spec import PolicySpec
-from storage.declarations import PolicyDeclaration
-from storage.spaces import parse_space
-from storage.weights import WeightStore
+from ingest.client.policy_client import PolicyClient
+from ingest.embedded.policy_server_input import PolicyServerInput
+from policy.inference.numpy_policy import NumpyPolicy
+from policy.inference.spec import PolicySpec
+from policy.networks.policy import Policy
+from storage.declarations.declaration import PolicyDeclaration
+from storage.spaces.descriptors import parse_space
+from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 
 ROUNDS, CALLS, PUBLISHED = 7, 3_000, 40

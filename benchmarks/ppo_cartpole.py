@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 from benchmarks.report import Figure, render
+from policy.algorithms.learner import Learner
 from policy.algorithms.ppo import PPOConfig
-from policy.learner import Learner
-from policy.numpy_policy import NumpyPolicy
-from policy.policy import Policy
-from policy.spec import PolicySpec
-from storage.sample_batch import SampleBatch
-from storage.spaces import Box, Discrete
+from policy.inference.numpy_policy import NumpyPolicy
+from policy.inference.spec import PolicySpec
+from policy.networks.policy import Policy
+from storage.experience.sample_batch import SampleBatch
+from storage.spaces.descriptors import Box, Discrete
 
 ENVS, STEPS = 8, 32
 SOLVED, LAST = 475.0, 20

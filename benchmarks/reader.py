@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.report import Figure, render
-from storage.episode import Part
-from storage.reader import ShardReader
-from storage.shards import ShardWriter
-from storage.spaces import Box, Discrete, canonical_json, schema_id
+from storage.experience.episode import Part
+from storage.reading.shard_reader import ShardReader
+from storage.shards.shard import ShardWriter
+from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
 
 OBSERVATION, ACTION = Box((4,)), Discrete(2)
 SCHEMA = schema_id(OBSERVATION, ACTION)

@@ -19,7 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
 from benchmarks.report import Figure
-from ingest.demo_live import GOAL, MAX_STEPS, WINDOW, run_live
+from headrace.demo.live import GOAL, MAX_STEPS, WINDOW, run_live
 from policy.algorithms.ppo import PPOConfig
 
 SEEDS = (1, 2, 3)

@@ -24,7 +24,7 @@ from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from benchmarks.report import Figure, render
-from policy.rollout_worker import RolloutWorker
+from policy.worker.rollout_worker import RolloutWorker
 
 ENVS, STEPS, ROUNDS = 8, 128, 15
 ENV = "CartPole-v1"

@@ -6,25 +6,19 @@ Names are loaded when they are first used (PEP 562), so that a client loads no s
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import storage
-
-if not hasattr(storage, "__headrace__"):
-    raise ImportError(
-        f"ingest needs Headrace's package 'storage', but Python found another one: "
-        f"{storage.__file__}. Uninstall or rename it, or put Headrace before it on sys.path."
-    )
-
 if TYPE_CHECKING:
-    from ingest.client import PolicyClient as PolicyClient
-    from ingest.external_env import ExternalEnv as ExternalEnv
-    from ingest.external_multi_agent_env import ExternalMultiAgentEnv as ExternalMultiAgentEnv
-    from ingest.policy_server_input import PolicyServerInput as PolicyServerInput
+    from ingest.client.policy_client import PolicyClient as PolicyClient
+    from ingest.embedded.external_env import ExternalEnv as ExternalEnv
+    from ingest.embedded.external_multi_agent_env import (
+        ExternalMultiAgentEnv as ExternalMultiAgentEnv,
+    )
+    from ingest.embedded.policy_server_input import PolicyServerInput as PolicyServerInput
 
 _ROOMS = {
-    "ExternalEnv": "ingest.external_env",
-    "ExternalMultiAgentEnv": "ingest.external_multi_agent_env",
-    "PolicyClient": "ingest.client",
-    "PolicyServerInput": "ingest.policy_server_input",
+    "ExternalEnv": "ingest.embedded.external_env",
+    "ExternalMultiAgentEnv": "ingest.embedded.external_multi_agent_env",
+    "PolicyClient": "ingest.client.policy_client",
+    "PolicyServerInput": "ingest.embedded.policy_server_input",
 }
 __all__ = sorted(_ROOMS)
 __headrace__ = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from storage.quick_start import loading, use_one_blas_thread
+from storage.system.startup import loading, use_one_blas_thread
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -12,7 +12,7 @@ def main(arguments: list[str] | None = None) -> int:
     use_one_blas_thread()
     with loading():
         # a declared lazy door: what it imports, numpy first of all, must come after the lines above
-        from ingest.collect_command import run  # noqa: PLC0415
+        from ingest.server.collect import run  # noqa: PLC0415
     return run(arguments)
 
 

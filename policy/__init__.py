@@ -7,33 +7,25 @@ pays for torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import storage
-
-if not hasattr(storage, "__headrace__"):
-    raise ImportError(
-        f"policy needs Headrace's package 'storage', but Python found another one: "
-        f"{storage.__file__}. Uninstall or rename it, or put Headrace before it on sys.path."
-    )
-
 if TYPE_CHECKING:
-    from policy import estimators as estimators
-    from policy.callbacks import Callbacks as Callbacks
-    from policy.env_runner import EnvRunner as EnvRunner
-    from policy.policy import Policy as Policy
-    from policy.rollout_worker import RolloutWorker as RolloutWorker
-    from policy.spec import PolicySpec as PolicySpec
-    from policy.trainable_policy import TrainablePolicy as TrainablePolicy
-    from policy.worker_group import WorkerGroup as WorkerGroup
+    from policy.algorithms.trainable_policy import TrainablePolicy as TrainablePolicy
+    from policy.envs.env_runner import EnvRunner as EnvRunner
+    from policy.inference.spec import PolicySpec as PolicySpec
+    from policy.networks.policy import Policy as Policy
+    from policy.ope import estimators as estimators
+    from policy.sampling.callbacks import Callbacks as Callbacks
+    from policy.worker.group import WorkerGroup as WorkerGroup
+    from policy.worker.rollout_worker import RolloutWorker as RolloutWorker
 
 _ROOMS = {
-    "Callbacks": "policy.callbacks",
-    "EnvRunner": "policy.env_runner",
-    "Policy": "policy.policy",
-    "PolicySpec": "policy.spec",
-    "RolloutWorker": "policy.rollout_worker",
-    "TrainablePolicy": "policy.trainable_policy",
-    "WorkerGroup": "policy.worker_group",
-    "estimators": "policy.estimators",
+    "Callbacks": "policy.sampling.callbacks",
+    "EnvRunner": "policy.envs.env_runner",
+    "Policy": "policy.networks.policy",
+    "PolicySpec": "policy.inference.spec",
+    "RolloutWorker": "policy.worker.rollout_worker",
+    "TrainablePolicy": "policy.algorithms.trainable_policy",
+    "WorkerGroup": "policy.worker.group",
+    "estimators": "policy.ope.estimators",
 }
 __all__ = sorted(_ROOMS)
 __headrace__ = True

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from storage.parent_death import die_with_parent
-from storage.quick_start import leave_out, loading, use_one_blas_thread
+from storage.system.process import die_with_parent
+from storage.system.startup import leave_out, loading, use_one_blas_thread
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     leave_out("pandas")  # Arrow would load it, where it is installed: more than all the rest
     with loading():
         # a declared lazy door: --help needs no Arrow, and the lines above should not wait for it
-        from storage.writer_child import write_shards  # noqa: PLC0415
+        from storage.shards.writer_main import write_shards  # noqa: PLC0415
 
     write_shards(
         options.directory,

@@ -17,9 +17,9 @@ from typing import Any
 
 import urllib3
 
-from storage.declarations import PolicyDeclaration
-from storage.policy_files import save_declaration
-from storage.spaces import parse_space
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.spaces.descriptors import parse_space
 
 READY_SECONDS = 30
 

@@ -32,18 +32,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from policy.algorithms.algorithm import RowsLeftOut
+from policy.algorithms.base import RowsLeftOut
 from policy.algorithms.passes import (
     minibatches,
     require_at_least,
     require_not_negative,
     require_positive,
 )
-from policy.policy import Policy
+from policy.networks.policy import Policy
+from policy.ope.value_models import LinearRewardModel, RewardModel, SmoothedMeanRewardModel
 from policy.progress import Progress, no_progress
-from policy.value_models import LinearRewardModel, RewardModel, SmoothedMeanRewardModel
-from storage.sample_batch import ACTION_LOGP, REWARDS, TERMINATEDS, TRUNCATEDS, SampleBatch, T
-from storage.spaces import Discrete
+from storage.experience.sample_batch import (
+    ACTION_LOGP,
+    REWARDS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    SampleBatch,
+    T,
+)
+from storage.spaces.descriptors import Discrete
 
 __all__ = ["Bandit", "BanditConfig"]
 
@@ -126,7 +133,8 @@ class _Rows:
 
 
 class Bandit:
-    """Updates a policy's `pi` from batches of one-step decisions (policy.learner runs it).
+    """Updates a policy's `pi` from batches of one-step decisions (policy.algorithms.learner runs
+    it).
 
     Every batch is learned from for `epochs` passes in random order; DR fits its reward model on the
     batch first, so a batch should be as much of the log as memory holds.

@@ -2,8 +2,8 @@
 
 A row is an observation s, the action a that the behaviour policy took, its log probability
 log mu(a|s) **as stored with the row**, and its reward. With w = pi(a|s) / mu(a|s), the advantage A
-of GAE (policy.advantages), its value target R = A + V(s) and the entropy H of pi, minimise over
-minibatches of B rows, for several epochs over each batch,
+of GAE (policy.algorithms.advantages), its value target R = A + V(s) and the entropy H of pi,
+minimise over minibatches of B rows, for several epochs over each batch,
 
     L = -1/B sum min(w A, clip(w, 1 - c, 1 + c) A) + c_v 1/B sum (V(s) - R)^2 - c_h mean H(pi)
 
@@ -32,18 +32,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from policy.advantages import Advantages, gae
-from policy.algorithms.algorithm import RowsLeftOut
+from policy.algorithms.advantages import Advantages, gae
+from policy.algorithms.base import RowsLeftOut
+from policy.algorithms.losses import clipped_surrogate, k1, k3
 from policy.algorithms.passes import (
     minibatches,
     require_at_least,
     require_not_negative,
     require_positive,
 )
-from policy.losses import clipped_surrogate, k1, k3
-from policy.policy import Policy
+from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
-from storage.sample_batch import (
+from storage.experience.sample_batch import (
     ACTION_LOGP,
     AGENT_ID,
     EPISODE_ORDINAL,
@@ -57,7 +57,7 @@ from storage.sample_batch import (
     SampleBatch,
     T,
 )
-from storage.sequences import fragment_ends
+from storage.experience.sequences import fragment_ends
 
 __all__ = ["ADVANTAGES", "PPO", "VALUE_TARGETS", "PPOConfig"]
 
@@ -139,7 +139,8 @@ class Rows:
 
 
 class PPO:
-    """Updates a policy's `pi` and `vf` from fragments of episodes (policy.learner runs it).
+    """Updates a policy's `pi` and `vf` from fragments of episodes (policy.algorithms.learner runs
+    it).
 
     `trained` counts the rows trained on, by which the schedules fall.
     """

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from storage.codec import Codec
-from storage.declarations import PolicyDeclaration
-from storage.episode import Part
-from storage.policy_files import save_declaration
-from storage.shards import ShardWriter
-from storage.spaces import Box, Discrete, canonical_json, schema_id
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.experience.episode import Part
+from storage.shards.shard import ShardWriter
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
 
 SPACES = Box((1,)), Discrete(2)
 

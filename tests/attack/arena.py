@@ -25,7 +25,7 @@ from typing import TypeAlias, TypeVar
 
 import urllib3
 
-from ingest.toll import LONGEST_SECONDS, PATIENCE_SECONDS
+from ingest.web.cost_limits import LONGEST_SECONDS, PATIENCE_SECONDS
 from tests.collector_process import CollectorProcess, declare
 from tests.faults.scenario import Trial, Verdict
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ingest.wire import ARROW
+from ingest.protocol.messages import ARROW
 from tests.attack.arena import Case, arena
 from tests.faults.scenario import Scenario, Trial, Verdict
 

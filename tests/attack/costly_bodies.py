@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ingest.wire import ARROW, JSON, MSGPACK
+from ingest.protocol.messages import ARROW, JSON, MSGPACK
 from tests.attack.arena import PAIRS, Arena, arena
 from tests.attack.json_bodies import open_episode
 from tests.faults.scenario import Scenario, Trial, Verdict

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ingest import wire
-from ingest.wire import JSON, MSGPACK
+from ingest.protocol import messages as wire
+from ingest.protocol.messages import JSON, MSGPACK
 from tests.attack.arena import Arena, Case, arena
 from tests.attack.values import good
 from tests.faults.scenario import Scenario, Trial, Verdict

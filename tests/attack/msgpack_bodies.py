@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingest.wire import MSGPACK
+from ingest.protocol.messages import MSGPACK
 from tests.attack.arena import Case
 from tests.attack.json_bodies import in_random_order
 from tests.attack.values import (

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from ingest import wire
-from ingest.route_table import ROUTES, Route
+from ingest.protocol import messages as wire
+from ingest.server.route_table import ROUTES, Route
 
 EVENTS = (wire.Start, wire.LogAction, wire.Decision, wire.LogReturns, wire.End)
 GOOD: dict[str, Any] = {

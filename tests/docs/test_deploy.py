@@ -19,9 +19,9 @@ from pathlib import Path
 import trustme
 import urllib3
 
-from ingest.listening import TAKEN, TROUBLE, WRONG
-from ingest.token_file import create_token
-from storage.files import FileLock
+from ingest.access.key_files import create_token
+from ingest.server.listening import TAKEN, TROUBLE, WRONG
+from storage.system.files import FileLock
 from tests.collector_process import declare
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def test_what_the_container_is_built_from_makes_the_whole_wheel(tmp_path: Path) 
         subprocess.run([*build, str(made)], cwd=source, check=True, capture_output=True)
     here, there = (modules_in(tmp_path / name) for name in ("here", "there"))
     assert here == there
-    assert "ingest/server.py" in here
+    assert "ingest/server/process.py" in here
 
 
 def modules_in(folder: Path) -> set[str]:

@@ -16,7 +16,7 @@ import typer
 import urllib3
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingest.limits import ServerLimits
+from ingest.web.limits import ServerLimits
 from tests.collector_process import CollectorProcess, declare
 
 ROOT = Path(__file__).parents[2]

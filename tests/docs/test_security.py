@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trustme
 
-from ingest.admission import Hosts
+from ingest.access.admission import Hosts
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.docs.test_docs import ROOT, blocks
 from tests.front.test_verify import verified

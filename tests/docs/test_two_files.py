@@ -15,11 +15,11 @@ import pytest
 
 from ingest import PolicyClient, PolicyServerInput
 from policy import Policy, PolicySpec
+from policy.algorithms.learner import Learner
 from policy.algorithms.ppo import PPOConfig
-from policy.learner import Learner
-from storage.declarations import PolicyDeclaration
-from storage.gym_spaces import from_gym
-from storage.reader import ShardReader
+from storage.declarations.declaration import PolicyDeclaration
+from storage.reading.shard_reader import ShardReader
+from storage.spaces.gymnasium_spaces import from_gym
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/two_files.md").read_text()
@@ -79,7 +79,7 @@ def test_two_servers_and_their_clients_learn(tmp_path: Path) -> None:
         for one in servers:
             words = one.line().split()
             assert words[:3] == ["version", "1", "at"]
-            run("-m", "ingest.play", words[3], "CartPole-v1", "--seats", "2")
+            run("-m", "headrace.demo.play", words[3], "CartPole-v1", "--seats", "2")
             run(str(client), words[3], "local" if one is servers[0] else "remote")
         for one in servers:
             code, lines = one.rest()

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import pyarrow.parquet as pq
 
-from storage.episode import DEFAULT_AGENT
-from storage.shard_files import ShardName
+from storage.experience.episode import DEFAULT_AGENT
+from storage.shards.names import ShardName
 from tests.faults.scenario import Verdict
 
 Place: TypeAlias = tuple[str, int | None]

@@ -20,12 +20,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import storage.journal
-from ingest.restoring import notice_restore
+import storage.journal.sqlite_journal
+from ingest.collector.backup_restore import notice_restore
 from storage.errors import StorageError
-from storage.journal import SqliteJournal
-from storage.journal_database import DATABASE
-from storage.shards import ShardDamaged, ShardWriter, find_shard, read_shard
+from storage.journal.database import DATABASE
+from storage.journal.sqlite_journal import SqliteJournal
+from storage.shards.shard import ShardDamaged, ShardWriter, find_shard, read_shard
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults.crash import verify
 from tests.faults.scenario import Scenario, Trial, Verdict
@@ -367,14 +367,14 @@ PROCESSES = {False: 3, True: 20}  # real starts in a quick run, and in a long on
 
 def run(trial: Trial) -> Verdict:
     verdict = Verdict()
-    before = storage.journal.CHECKPOINT_BYTES
-    storage.journal.CHECKPOINT_BYTES = SMALL_CHECKPOINT
+    before = storage.journal.sqlite_journal.CHECKPOINT_BYTES
+    storage.journal.sqlite_journal.CHECKPOINT_BYTES = SMALL_CHECKPOINT
     where = MEMORY if MEMORY.is_dir() else trial.folder  # what syncs cost is not asked here
     try:
         with trial.planted(), quiet(), tempfile.TemporaryDirectory(dir=where) as folder:
             asyncio.run(_in_process(trial, Path(folder), verdict))
     finally:
-        storage.journal.CHECKPOINT_BYTES = before
+        storage.journal.sqlite_journal.CHECKPOINT_BYTES = before
     if trial.mutant is None:
         for number in range(PROCESSES[trial.deadline == math.inf]):
             real_start(trial.folder / f"process-{number}", trial.seed * 1000 + number, verdict)

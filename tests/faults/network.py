@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingest.client import PolicyClient
+from ingest.client.policy_client import PolicyClient
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults.proxy import BadNetwork
 from tests.faults.scenario import Scenario, Trial, Verdict

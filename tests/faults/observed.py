@@ -17,7 +17,7 @@ import sys
 import threading
 from pathlib import Path
 
-from ingest.sealed import Limits
+from ingest.episodes.sealed_parts import Limits
 from tests.faults import launcher
 
 POLL_SECONDS = 0.02
@@ -52,7 +52,7 @@ def main(folder: str, mutant: str, package: str, *arguments: str) -> int:
     threading.Thread(target=answer, args=(Path(folder),), daemon=True).start()
     if mutant != "none":
         return launcher.main(mutant, package, *arguments)
-    status: int = importlib.import_module(f"{package}.__main__").main(list(arguments))
+    status: int = importlib.import_module(f"headrace.{package}.__main__").main(list(arguments))
     return status
 
 

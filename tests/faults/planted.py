@@ -12,21 +12,22 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-import storage.shards
-from ingest import recovery, wire
-from ingest.assembler import EpisodeAssembler
-from ingest.collector import Collector
-from ingest.events import encode_event
-from ingest.judge import Judge
-from ingest.open_episode import OpenEpisode
-from ingest.recovery import Recovered
-from ingest.restoring import _Restoring
-from ingest.sealed import Sealed
-from ingest.sealer import Sealer, SealJob
-from ingest.sealing import Sealing
-from storage.journal import Journal, SqliteJournal
-from storage.journal_database import HighWater
-from storage.shards import ShardMetadata, ShardWriter
+import storage.shards.shard
+from ingest.collector import recovery
+from ingest.collector.backup_restore import _Restoring
+from ingest.collector.collector import Collector
+from ingest.collector.recovery import Recovered
+from ingest.collector.sealing import Sealing
+from ingest.collector.writer_thread import Sealer, SealJob
+from ingest.episodes.assembler import EpisodeAssembler
+from ingest.episodes.journal_events import encode_event
+from ingest.episodes.judge import Judge
+from ingest.episodes.open_episode import OpenEpisode
+from ingest.episodes.sealed_parts import Sealed
+from ingest.protocol import messages as wire
+from storage.journal.database import HighWater
+from storage.journal.sqlite_journal import Journal, SqliteJournal
+from storage.shards.shard import ShardMetadata, ShardWriter
 from tests.faults.mutants import Patch, mutant
 
 # --- acknowledging -----------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def digest_not_checked(patch: Patch) -> None:
     def trust(path: Path, data: bytes) -> str:
         return hashlib.sha256(data).hexdigest()
 
-    patch.replace(storage.shards, "_check_digest", trust)
+    patch.replace(storage.shards.shard, "_check_digest", trust)
 
 
 @mutant(damage="wrong")

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ingest import wire
-from ingest.judge import Judge
-from ingest.kept import Kept
+from ingest.client.unconfirmed import Kept
+from ingest.episodes.judge import Judge
+from ingest.protocol import messages as wire
 from tests.faults.mutants import Patch, mutant
 
 

@@ -6,14 +6,17 @@ from typing import Any
 
 import msgspec
 
-from ingest import bulk, bulk_stream, memory, wire
-from ingest.connections import BoundedProtocol, ConnectionWatch
-from ingest.errors import Refusal
-from ingest.http import Request
-from ingest.limits import Budget
-from ingest.route_table import Route
-from ingest.toll import Toll
-from storage import codec
+from ingest.bulk_import import arrow_stream as bulk_stream
+from ingest.bulk_import import handler as bulk
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import Refusal
+from ingest.server import memory
+from ingest.server.route_table import Route
+from ingest.web.asgi import Request
+from ingest.web.connections import BoundedProtocol, ConnectionWatch
+from ingest.web.cost_limits import Toll
+from ingest.web.limits import Budget
+from storage.spaces import codec
 from tests.faults.mutants import Patch, mutant
 
 

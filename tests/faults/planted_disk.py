@@ -6,26 +6,27 @@ import os
 import sqlite3
 from typing import Any
 
-import storage.files
-import storage.journal_damage
-import storage.journal_database
-import storage.shards
-from storage.anchor import Anchor
-from storage.journal import SqliteJournal
-from storage.shards import ShardWriter, find_shard
+import storage.journal.database
+import storage.journal.journal_damage
+import storage.journal.sqlite_journal
+import storage.shards.shard
+import storage.system.files
+from storage.journal.sqlite_journal import SqliteJournal
+from storage.shards.shard import ShardWriter, find_shard
+from storage.system.pinned_folders import Anchor
 from tests.faults.disk import Disk
 from tests.faults.mutants import Patch, mutant
 
 
 def _unsynced(patch: Patch, level: str) -> None:
-    connect = patch.original(storage.journal, "connect")
+    connect = patch.original(storage.journal.sqlite_journal, "connect")
 
     def broken(*given: Any) -> sqlite3.Connection:
         database: sqlite3.Connection = connect(*given)
         database.execute(f"PRAGMA synchronous = {level}")
         return database
 
-    patch.replace(storage.journal, "connect", broken)
+    patch.replace(storage.journal.sqlite_journal, "connect", broken)
 
 
 @mutant(power_loss="lost")
@@ -43,7 +44,7 @@ def synchronous_normal(patch: Patch) -> None:
 @mutant(power_loss="lost")
 def no_directory_sync(patch: Patch) -> None:
     """Files are synced, and the folders that hold their names are not."""
-    for module in (storage.files, storage.journal_damage, storage.journal_database):
+    for module in (storage.system.files, storage.journal.journal_damage, storage.journal.database):
         patch.replace(module, "sync_directory", lambda directory: None)
     patch.replace(ShardWriter, "_sync_folder", lambda self, folder: None)
 
@@ -94,7 +95,7 @@ def failed_sync_ignored(patch: Patch) -> None:
     def broken(self: SqliteJournal, statements: Any) -> None:
         try:
             write(self, statements)
-        except storage.journal.JournalFailed:
+        except storage.journal.sqlite_journal.JournalFailed:
             self._failed = None
 
     patch.replace(SqliteJournal, "_write", broken)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ingest.assembler import EpisodeAssembler
-from ingest.collector import Collector
-from ingest.sealed import Sealed
-from ingest.sealer import Sealer
-from ingest.supervisor import PAUSE_SECONDS, Deaths
-from storage.files import FileLock
+from ingest.collector.collector import Collector
+from ingest.collector.writer_thread import Sealer
+from ingest.episodes.assembler import EpisodeAssembler
+from ingest.episodes.sealed_parts import Sealed
+from ingest.server.supervisor import PAUSE_SECONDS, Deaths
+from storage.system.files import FileLock
 from tests.faults.mutants import Patch, mutant
 
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import msgspec
 
-from ingest import assembler, events, recovery, restoring
-from ingest.assembler import EpisodeAssembler
-from ingest.events import Acted, Event, Row, Started
+from ingest.collector import backup_restore as restoring
+from ingest.collector import recovery
+from ingest.episodes import assembler
+from ingest.episodes import journal_events as events
+from ingest.episodes.assembler import EpisodeAssembler
+from ingest.episodes.journal_events import Acted, Event, Row, Started
 from tests.faults.mutants import Patch, mutant
 
 

@@ -13,9 +13,9 @@ import asyncio
 from collections import defaultdict
 from random import Random
 
-from ingest.recovery import CARRY
-from ingest.restoring import notice_restore
-from storage.journal import MemoryJournal
+from ingest.collector.backup_restore import notice_restore
+from ingest.collector.recovery import CARRY
+from storage.journal.sqlite_journal import MemoryJournal
 from tests.faults.scenario import Scenario, Trial, Verdict
 from tests.faults.simulation import TURNS, History, quiet, stored_steps
 from tests.faults.stepped import Points, SteppedJournal, World

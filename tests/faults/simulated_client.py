@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from ingest import wire
-from ingest.errors import CollectorFailed, Refusal
-from ingest.tracks import Name, name_in, name_of
-from storage.episode import DEFAULT_AGENT
+from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import Name, name_in, name_of
+from ingest.protocol.errors import CollectorFailed, Refusal
+from storage.experience.episode import DEFAULT_AGENT
 from tests.faults.stepped import Answer, World
 
 REWARD = 0.5  # what one log_returns adds

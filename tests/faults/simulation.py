@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from ingest.recovery import CARRY
-from ingest.sealed import Limits
-from storage.declarations import PolicyDeclaration
-from storage.episode import Part
-from storage.spaces import parse_space
+from ingest.collector.recovery import CARRY
+from ingest.episodes.sealed_parts import Limits
+from storage.declarations.declaration import PolicyDeclaration
+from storage.experience.episode import Part
+from storage.spaces.descriptors import parse_space
 from tests.faults.scenario import Scenario, Trial, Verdict
 from tests.faults.simulated_client import NO_TRACK, REWARD, Client, Ledger
 from tests.faults.stepped import Crash, Points, World

@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from ingest.__main__ import main as collect
-from storage.journal import SqliteJournal
+from storage.journal.sqlite_journal import SqliteJournal
 from tests.faults import launcher
 
 SECONDS = "HEADRACE_SLOW_DISK_SECONDS"

@@ -12,12 +12,12 @@ from queue import Empty
 from random import Random
 from typing import Any
 
-from ingest.collector import Collector
-from ingest.sealed import Limits
-from storage.declarations import PolicyDeclaration
-from storage.episode import Part
+from ingest.collector.collector import Collector
+from ingest.episodes.sealed_parts import Limits
+from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalFull
-from storage.journal import Journal, MemoryJournal
+from storage.experience.episode import Part
+from storage.journal.sqlite_journal import Journal, MemoryJournal
 from tests.ingest.simulated_collector import MemoryShard, MemoryWriter
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 import urllib3
 
-from storage.declarations import PolicyDeclaration
-from storage.policy_files import load_declarations
-from storage.spaces import Discrete, MultiDiscrete, parse_space
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import load_declarations
+from storage.spaces.descriptors import Discrete, MultiDiscrete, parse_space
 from tests.front.command import Collect, answer, headrace, refused
 
 SPACES = ("--observation", "box:4", "--action", "discrete:2")

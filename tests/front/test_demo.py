@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ingest.demo import overlapping, show
+from headrace.demo.bandit import overlapping, show
 from tests.front.command import answer, headrace, refused
 
 ROWS = 10_000

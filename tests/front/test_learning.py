@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.weights import WeightStore
+from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 from tests.front.command import answer, headrace, refused
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ingest.demo_live import run_live
+from headrace.demo.live import run_live
 from tests.front.command import headrace
 
 

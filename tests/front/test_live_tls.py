@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from urllib3 import PoolManager
 
-from ingest.token_file import create_token
+from ingest.access.key_files import create_token
 from tests.certificates import Certificates, certify
 from tests.collector_process import CollectorProcess, declare
 from tests.front.command import answer, headrace, refused

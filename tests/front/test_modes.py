@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ingest.token_file import create_token
-from storage.journal import SqliteJournal
+from ingest.access.key_files import create_token
+from storage.journal.sqlite_journal import SqliteJournal
 from tests.collector_process import CollectorProcess, declare
 from tests.front.command import ROOT
 from tests.front.test_verify import batch, shards, verified

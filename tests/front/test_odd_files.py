@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from storage.inventory import list_streams
-from storage.later_shards import later_shards
-from storage.maintenance import VerifyReport
-from storage.reader import ShardReader
-from storage.shard_files import next_ordinals, remove_leftovers
-from storage.shards import find_shard
+from storage.reading.shard_reader import ShardReader
+from storage.shards.names import next_ordinals, remove_leftovers
+from storage.shards.shard import find_shard
+from storage.shards.unjournaled import later_shards
+from storage.verify.audit import VerifyReport
+from storage.verify.inventory import list_streams
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.front.command import answer, headrace
 from tests.front.test_verify import batch, kinds, shards, verified

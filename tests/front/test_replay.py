@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.declarations import PolicyDeclaration
-from storage.policy_files import load_declarations
-from storage.spaces import Discrete
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import load_declarations
+from storage.spaces.descriptors import Discrete
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.front.command import answer, headrace, refused
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ingest import stores
-from ingest.stores import stores_under
-from ingest.token_file import create_token
+from ingest.access.key_files import create_token
+from ingest.collector import stores
+from ingest.collector.stores import stores_under
 from storage.errors import JournalLocked
-from storage.files import FileLock
+from storage.system.files import FileLock
 from tests.collector_process import CollectorProcess, declare
 from tests.front.command import ROOT, headrace, refused
 

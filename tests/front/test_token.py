@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest.token_file import load_tokens
+from ingest.access.key_files import load_tokens
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.front.command import answer, headrace, refused
 

@@ -23,15 +23,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingest.audit import journal_account, stamps, verified
-from ingest.live_address import ADDRESS, LiveAddress, say_address
+from ingest.collector.address_file import ADDRESS, LiveAddress, say_address
+from ingest.verification import journal_account, stamps, verified
 from storage.errors import JournalLocked
-from storage.files import FileLock
-from storage.journal import SqliteJournal
-from storage.journal_database import DATABASE, checksum
-from storage.maintenance import VerifyReport
-from storage.shards import read_shard
-from storage.weights import WeightStore
+from storage.journal.database import DATABASE, checksum
+from storage.journal.sqlite_journal import SqliteJournal
+from storage.shards.shard import read_shard
+from storage.system.files import FileLock
+from storage.verify.audit import VerifyReport
+from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 
 EPISODES, STEPS, OPEN_STEPS = 4, 3, 2

@@ -2,66 +2,87 @@
 dropped (D). A test's docstring names its row."""
 
 CONSTRUCTION = "policy/test_worker_construction"
-SAMPLING = "policy/test_worker_sampling"
+SAMPLING = "policy/worker/test_sample_collection"
 AGENTS = "policy/test_worker_multi_agent"
-IO = "policy/test_worker_io"
+IO = "policy/worker/test_batch_io"
 METHODS = "policy/test_worker_methods"
-STATE = "policy/test_worker_state"
-RUNNER = "policy/test_env_runner"
-RAY = "policy/test_worker_group"
-PARALLEL = "policy/test_data_parallel"
+STATE = "policy/worker/test_state"
+RUNNER = "policy/envs/test_env_runner"
+RAY = "policy/worker/test_group"
+PARALLEL = "policy/algorithms/test_data_parallel"
 
 # row -> (K, M or D; the files whose tests name it)
 ROWS = {
     # the episode client and ExternalEnv
     'PolicyClient(address, inference_mode="local", update_interval=10.0, session)': (
         "K",
-        ["ingest/test_client"],
+        ["ingest/client/test_policy_client"],
     ),
-    "update_interval": ("M", ["ingest/test_local_inference"]),
-    "update_policy_weights()": ("M", ["ingest/test_client"]),
+    "update_interval": ("M", ["ingest/client/test_local_inference"]),
+    "update_policy_weights()": ("M", ["ingest/client/test_policy_client"]),
     "start_episode(episode_id=None, training_enabled=True)": (
         "K",
-        ["ingest/test_client", "ingest/test_external_env"],
+        ["ingest/client/test_policy_client", "ingest/embedded/test_external_env"],
     ),
     "get_action(episode_id, obs)": (
         "K",
-        ["ingest/test_local_inference", "ingest/test_client", "ingest/test_external_env"],
+        [
+            "ingest/client/test_local_inference",
+            "ingest/client/test_policy_client",
+            "ingest/embedded/test_external_env",
+        ],
     ),
     "log_action(episode_id, obs, action)": (
         "K",
-        ["ingest/test_client", "ingest/test_external_env"],
+        ["ingest/client/test_policy_client", "ingest/embedded/test_external_env"],
     ),
     "log_returns(episode_id, reward, info=None, multiagent_done_dict=None)": (
         "K",
-        ["ingest/test_client", "ingest/test_external_env", "ingest/test_external_multi_agent_env"],
+        [
+            "ingest/client/test_policy_client",
+            "ingest/embedded/test_external_env",
+            "ingest/embedded/test_external_multi_agent_env",
+        ],
     ),
     "end_episode(episode_id, obs)": (
         "M",
-        ["ingest/test_external_env", "ingest/test_external_both_ways"],
+        ["ingest/embedded/test_external_env", "ingest/test_external_both_ways"],
     ),
-    "unknown id": ("K", ["ingest/test_client", "ingest/test_server", "ingest/test_external_env"]),
+    "unknown id": (
+        "K",
+        [
+            "ingest/client/test_policy_client",
+            "ingest/server/test_process",
+            "ingest/embedded/test_external_env",
+        ],
+    ),
     "episodes serial, env thread-safe": (
         "K",
-        ["ingest/test_external_env", "ingest/test_assembler"],
+        ["ingest/embedded/test_external_env", "ingest/episodes/test_assembler"],
     ),
-    "_finished set": ("M", ["ingest/test_assembler", "ingest/test_external_env"]),
+    "_finished set": ("M", ["ingest/episodes/test_assembler", "ingest/embedded/test_external_env"]),
     "action wait 300 s, log_action ack wait 60 s": (
         "M",
-        ["ingest/test_external_env", "ingest/test_client"],
+        ["ingest/embedded/test_external_env", "ingest/client/test_policy_client"],
     ),
-    "max_concurrent": ("D", ["ingest/test_external_env"]),
-    "run()": ("K", ["ingest/test_external_env"]),
-    "to_base_env(num_envs)": ("K", ["ingest/test_external_env"]),
-    "poll / send_actions": ("M", ["ingest/test_external_env"]),
-    "missing agent keys": ("K", ["ingest/test_external_multi_agent_env"]),
-    "horizon with ExternalEnv": ("K", ["ingest/test_external_env"]),
-    "local inference thread": ("M", ["ingest/test_local_inference", "ingest/test_client"]),
-    "command set": ("M", ["ingest/test_client", "ingest/test_server"]),
-    "auto-wrap of real env, RandomEnv from spaces": ("M", ["ingest/test_policy_server_input"]),
+    "max_concurrent": ("D", ["ingest/embedded/test_external_env"]),
+    "run()": ("K", ["ingest/embedded/test_external_env"]),
+    "to_base_env(num_envs)": ("K", ["ingest/embedded/test_external_env"]),
+    "poll / send_actions": ("M", ["ingest/embedded/test_external_env"]),
+    "missing agent keys": ("K", ["ingest/embedded/test_external_multi_agent_env"]),
+    "horizon with ExternalEnv": ("K", ["ingest/embedded/test_external_env"]),
+    "local inference thread": (
+        "M",
+        ["ingest/client/test_local_inference", "ingest/client/test_policy_client"],
+    ),
+    "command set": ("M", ["ingest/client/test_policy_client", "ingest/server/test_process"]),
+    "auto-wrap of real env, RandomEnv from spaces": (
+        "M",
+        ["ingest/embedded/test_policy_server_input"],
+    ),
     "PolicyServerInput(ioctx, address, port, idle_timeout=3.0, max_sample_queue_size=20), next()": (
         "M",
-        ["ingest/test_policy_server_input"],
+        ["ingest/embedded/test_policy_server_input"],
     ),
     # construction
     "as_remote(num_cpus, num_gpus, memory, object_store_memory, resources)": ("M", [RAY]),
@@ -83,7 +104,7 @@ ROWS = {
     "preprocessor_pref, preprocessors": ("M", [CONSTRUCTION]),
     "observation_filter NoFilter / MeanStdFilter / ConcurrentMeanStdFilter": (
         "K",
-        [CONSTRUCTION, "policy/test_filters"],
+        [CONSTRUCTION, "policy/inference/test_filters"],
     ),
     "sync_filters(new) / get_filters(flush_after)": ("K", [METHODS]),
     "clip_rewards": ("M", [SAMPLING]),

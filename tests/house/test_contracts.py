@@ -44,17 +44,37 @@ def test_the_contracts_hold(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("room", "planted", "contract"),
     [
-        ("storage/spaces.py", "import policy.estimators", "ingest > policy > storage"),
-        ("policy/estimators.py", "import ingest.wire", "ingest > policy > storage"),
-        ("storage/spaces.py", "import storage.codec", "No cycles between rooms"),
-        ("policy/estimators.py", "import headrace", "No package imports the front door"),
-        ("storage/spaces.py", "import pyarrow", "The thin client stays thin"),
-        ("storage/episode.py", "import threading", "Pure rooms reach no clock"),
-        ("storage/episode.py", "from time import monotonic", "Pure rooms reach no clock"),
-        ("storage/codec.py", "from storage import Episode", "imports the root of storage"),
-        ("policy/estimators.py", "import policy", "imports the root of policy"),
-        ("ingest/wire.py", "from ingest import PolicyClient", "imports the root of ingest"),
-        ("ingest/wire.py", "import policy.estimators", "Only the two inference doors"),
+        (
+            "storage/spaces/descriptors.py",
+            "import policy.ope.estimators",
+            "ingest > policy > storage",
+        ),
+        (
+            "policy/ope/estimators.py",
+            "import ingest.protocol.messages",
+            "ingest > policy > storage",
+        ),
+        ("storage/spaces/descriptors.py", "import storage.spaces.codec", "No cycles between rooms"),
+        ("policy/ope/estimators.py", "import headrace", "No package imports the front door"),
+        ("storage/spaces/descriptors.py", "import pyarrow", "The thin client stays thin"),
+        ("storage/experience/episode.py", "import threading", "Pure rooms reach no clock"),
+        (
+            "storage/experience/episode.py",
+            "from time import monotonic",
+            "Pure rooms reach no clock",
+        ),
+        ("storage/spaces/codec.py", "from storage import Episode", "imports the root of storage"),
+        ("policy/ope/estimators.py", "import policy", "imports the root of policy"),
+        (
+            "ingest/protocol/messages.py",
+            "from ingest import PolicyClient",
+            "imports the root of ingest",
+        ),
+        (
+            "ingest/protocol/messages.py",
+            "import policy.ope.estimators",
+            "Only the two inference doors",
+        ),
     ],
 )
 def test_a_planted_import_breaks_its_contract(

@@ -28,7 +28,9 @@ def run_with_stranger(
     return result, planted
 
 
-@pytest.mark.parametrize("importer", ["ingest", "ingest.wire", "policy", "policy.estimators"])
+@pytest.mark.parametrize(
+    "importer", ["ingest", "ingest.protocol.messages", "policy", "policy.ope.estimators"]
+)
 def test_a_foreign_storage_stops_the_import(tmp_path: Path, importer: str) -> None:
     """The import fails, says which file won and what to do."""
     result, planted = run_with_stranger(tmp_path, "storage", "-c", f"import {importer}")

@@ -13,26 +13,26 @@ import pytest
 
 THIN_CLIENT = [
     "ingest",
-    "ingest.client",
-    "ingest.wire",
+    "ingest.client.policy_client",
+    "ingest.protocol.messages",
     "policy",
-    "policy.filters",
-    "policy.numpy_policy",
-    "policy.preprocessors",
-    "policy.spec",
+    "policy.inference.filters",
+    "policy.inference.numpy_policy",
+    "policy.inference.preprocessors",
+    "policy.inference.spec",
     "storage",
-    "storage.codec",
-    "storage.spaces",
-    "storage.weights",
+    "storage.spaces.codec",
+    "storage.spaces.descriptors",
+    "storage.weights.store",
 ]
 COLLECTOR = [
-    "ingest.collect_command",
-    "ingest.assembler",
-    "ingest.collector",
-    "ingest.remote_inference",
-    "ingest.server",
-    "storage.journal",
-    "storage.writer_process",
+    "ingest.server.collect",
+    "ingest.episodes.assembler",
+    "ingest.collector.collector",
+    "ingest.collector.live_policies",
+    "ingest.server.process",
+    "storage.journal.sqlite_journal",
+    "storage.shards.writer_process",
 ]
 
 HEAVY_FOR_CLIENT = {"torch", "pyarrow", "pandas", "watchdog", "gymnasium", "scipy", "matplotlib"}

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ingest.errors import ServingStopped
-from storage.episode import DEFAULT_AGENT, LoggedAction
+from ingest.protocol.errors import ServingStopped
+from storage.experience.episode import DEFAULT_AGENT, LoggedAction
 
 
 @dataclass

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ingest import PolicyServerInput
-from storage.declarations import PolicyDeclaration
-from storage.files import replace_file
-from storage.spaces import parse_space
+from storage.declarations.declaration import PolicyDeclaration
+from storage.spaces.descriptors import parse_space
+from storage.system.files import replace_file
 
 RULES = PolicyDeclaration(
     observation=parse_space("box:4"),

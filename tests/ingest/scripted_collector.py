@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ingest import wire
-from ingest.errors import Refusal, already_started, completed, not_found
-from storage.codec import Codec
-from storage.spaces import Box, Discrete, space_to_json
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import Refusal, already_started, completed, not_found
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import Box, Discrete, space_to_json
 
 OBSERVATION = Box((2,), np.dtype("float32"), np.array(-10.0), np.array(10.0))
 ACTION = Discrete(3)

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingest import wire
-from ingest.collector import Collector
-from ingest.errors import CollectorFailed, Refusal
-from ingest.sealed import Limits
-from ingest.tap import Tap
-from storage.declarations import PolicyDeclaration
-from storage.episode import Part
+from ingest.collector.collector import Collector
+from ingest.collector.part_feed import Tap
+from ingest.episodes.sealed_parts import Limits
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import CollectorFailed, Refusal
+from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalFailed
-from storage.journal import MemoryJournal
-from storage.later_shards import FoundPart, FoundShard
-from storage.shard_files import ShardInfo, ShardWriteError
+from storage.experience.episode import Part
+from storage.journal.sqlite_journal import MemoryJournal
+from storage.shards.names import ShardInfo, ShardWriteError
+from storage.shards.unjournaled import FoundPart, FoundShard
 
 WAIT_SECONDS = 20.0
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ingest.limits import LONG_BODY, Budget
-from ingest.token_file import create_token
+from ingest.access.key_files import create_token
+from ingest.web.limits import LONG_BODY, Budget
 from tests.collector_process import CollectorProcess, declare
 from tests.ingest.raw_http import HOST, connect, exchange, listen
 

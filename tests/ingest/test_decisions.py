@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest import wire
-from ingest.client import PolicyClient
-from ingest.kept import Kept, seq_of
-from ingest.recovery import recover
+from ingest.client.policy_client import PolicyClient
+from ingest.client.unconfirmed import Kept, seq_of
+from ingest.collector.recovery import recover
+from ingest.protocol import messages as wire
 from tests.collector_process import CollectorProcess, declare
 from tests.faults import decisions, mutants, slow_disk
 from tests.faults.decisions import ACTIONS, publish
 from tests.faults.scenario import Trial
-from tests.ingest.test_assembler import Shell, picture
+from tests.ingest.episodes.test_assembler import Shell, picture
 
 
 def test_kills_between_a_reply_and_the_next_event_change_nothing(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingest.client import PolicyClient
-from ingest.errors import ServingStopped
-from ingest.external_env import ExternalEnv
-from ingest.external_multi_agent_env import ExternalMultiAgentEnv
-from policy.policy import Policy
-from policy.spec import ModuleSpec, PolicySpec
-from storage.spaces import parse_space
-from storage.weights import WeightStore
+from ingest.client.policy_client import PolicyClient
+from ingest.embedded.external_env import ExternalEnv
+from ingest.embedded.external_multi_agent_env import ExternalMultiAgentEnv
+from ingest.protocol.errors import ServingStopped
+from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.networks.policy import Policy
+from storage.spaces.descriptors import parse_space
+from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.ingest.external_worker import Seen, Worker
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingest.errors import ServingStopped
-from ingest.external_env import ExternalEnv
-from policy.rollout_worker import RolloutWorker
-from storage.spaces import Box, Discrete
+from ingest.embedded.external_env import ExternalEnv
+from ingest.protocol.errors import ServingStopped
+from policy.worker.rollout_worker import RolloutWorker
+from storage.spaces.descriptors import Box, Discrete
 
 SPACES = Discrete(2), Box((1,), "float32", 0, 1000)
 

@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ingest.errors import ServingStopped
-from ingest.external_env import ExternalEnv
-from ingest.external_multi_agent_env import ExternalMultiAgentEnv
-from policy.rollout_worker import RolloutWorker
-from storage.multi_agent_batch import MultiAgentBatch
+from ingest.embedded.external_env import ExternalEnv
+from ingest.embedded.external_multi_agent_env import ExternalMultiAgentEnv
+from ingest.protocol.errors import ServingStopped
+from policy.worker.rollout_worker import RolloutWorker
+from storage.experience.multi_agent_batch import MultiAgentBatch
 
 OBSERVATION, ACTION = gym.spaces.Box(-100, 100, (2,), np.float32), gym.spaces.Discrete(3)
 

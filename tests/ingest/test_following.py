@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ingest.server import keep_following
+from ingest.server.process import keep_following
 
 
 class Stumbling:

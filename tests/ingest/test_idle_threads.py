@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ingest.committer import Committer
-from ingest.sealer import Sealer, SealJob
-from storage.journal import Plan
-from storage.memory_journal import MemoryJournal
+from ingest.collector.group_commit import Committer
+from ingest.collector.writer_thread import Sealer, SealJob
+from storage.journal.memory_journal import MemoryJournal
+from storage.journal.sqlite_journal import Plan
 from tests.ingest.simulated_collector import MemoryWriter
-from tests.storage.test_shards import make_part
+from tests.storage.shards.test_shard import make_part
 
 WAIT_SECONDS = 10.0
 

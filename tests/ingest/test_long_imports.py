@@ -12,21 +12,21 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from ingest.bulk import import_steps
-from ingest.bulk_columns import WHOLE_ROWS, BulkColumns
-from ingest.collector import Collector
-from ingest.errors import Refusal
-from ingest.gathering import Gathering
-from ingest.http import Request
-from ingest.import_known import still_open, tell_torn
-from ingest.import_reply import REFUSED_EVENTS, ImportReply
-from ingest.recovery import INSTANCE
-from ingest.sealed import Limits
-from storage.memory_journal import MemoryJournal
-from storage.ranges import RangeSet
-from tests.ingest.test_bulk import steps
-from tests.ingest.test_collector import running
-from tests.ingest.test_gathering import PATIENT, request
+from ingest.bulk_import.handler import import_steps
+from ingest.bulk_import.import_known import still_open, tell_torn
+from ingest.bulk_import.import_reply import REFUSED_EVENTS, ImportReply
+from ingest.bulk_import.request_batching import Gathering
+from ingest.bulk_import.row_path import WHOLE_ROWS, BulkColumns
+from ingest.collector.collector import Collector
+from ingest.collector.recovery import INSTANCE
+from ingest.episodes.sealed_parts import Limits
+from ingest.protocol.errors import Refusal
+from ingest.web.asgi import Request
+from storage.experience.range_set import RangeSet
+from storage.journal.memory_journal import MemoryJournal
+from tests.ingest.bulk_import.test_handler import steps
+from tests.ingest.bulk_import.test_request_batching import PATIENT, request
+from tests.ingest.collector.test_collector import running
 
 ROWS = 3 * WHOLE_ROWS
 LENGTHS = {"before": 2, "long": ROWS, "behind": 2}

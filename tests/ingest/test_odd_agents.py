@@ -16,12 +16,12 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ingest import wire
-from ingest.tracks import name_in
-from storage.declarations import PolicyDeclaration
-from storage.episode import DEFAULT_AGENT
-from storage.spaces import parse_space
-from tests.ingest.test_assembler import Shell
+from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import name_in
+from storage.declarations.declaration import PolicyDeclaration
+from storage.experience.episode import DEFAULT_AGENT
+from storage.spaces.descriptors import parse_space
+from tests.ingest.episodes.test_assembler import Shell
 
 WINDOW, TIMEOUT = 50.0, 100.0
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "300"))  # `make faults` tries 2,000

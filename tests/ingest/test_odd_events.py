@@ -19,14 +19,14 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ingest import wire
-from ingest.restoring import notice_restore
-from ingest.sealed import Limits
-from ingest.tracks import Name, name_in
-from storage.declarations import PolicyDeclaration
-from storage.spaces import parse_space
+from ingest.collector.backup_restore import notice_restore
+from ingest.episodes.sealed_parts import Limits
+from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import Name, name_in
+from storage.declarations.declaration import PolicyDeclaration
+from storage.spaces.descriptors import parse_space
+from tests.ingest.episodes.test_assembler import RECEIVED, Shell
 from tests.ingest.simulated_collector import MemoryShelf, MemoryWriter
-from tests.ingest.test_assembler import RECEIVED, Shell
 
 WINDOW, TIMEOUT = 50.0, 100.0
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "300"))  # `make faults` tries 2,000

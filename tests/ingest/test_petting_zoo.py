@@ -13,15 +13,15 @@ from pettingzoo.test.example_envs import generated_agents_parallel_v0
 from ingest import PolicyClient, PolicyServerInput
 from policy import RolloutWorker
 from policy.algorithms.ppo import PPOConfig
-from policy.follow import follow
-from policy.policy import Policy
-from policy.spec import ModuleSpec, PolicySpec
-from storage.declarations import PolicyDeclaration
-from storage.gym_spaces import from_gym
-from storage.multi_agent_reader import MultiAgentReader
-from storage.policy_files import save_declaration
-from storage.reader import ShardReader
-from storage.weights import WeightStore
+from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.jobs.train_live import follow
+from policy.networks.policy import Policy
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.reading.multi_agent_reader import MultiAgentReader
+from storage.reading.shard_reader import ShardReader
+from storage.spaces.gymnasium_spaces import from_gym
+from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess
 from tests.ingest.petting_zoo import Nim, play_parallel, play_turns
 

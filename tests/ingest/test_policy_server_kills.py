@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from ingest.listening import Listening, bind
+from ingest.server.listening import Listening, bind
 from tests.faults.account import Account
 
 ROOT = Path(__file__).parents[2]

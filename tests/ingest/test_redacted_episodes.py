@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from ingest import wire
-from ingest.assembler import EpisodeAssembler
-from ingest.bulk_columns import BulkColumns
-from ingest.collector import Collector
-from ingest.errors import Refusal
-from ingest.events import Acted, Rewarded, RewardedStep, decode_row
-from storage.declarations import PolicyDeclaration
-from storage.journal import MemoryJournal
-from storage.redaction_rules import rules_for_earlier
-from storage.spaces import Box, Dict, Discrete, Text, parse_space
+from ingest.bulk_import.row_path import BulkColumns
+from ingest.collector.collector import Collector
+from ingest.episodes.assembler import EpisodeAssembler
+from ingest.episodes.journal_events import Acted, Rewarded, RewardedStep, decode_row
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import Refusal
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.redaction_rules import rules_for_earlier
+from storage.journal.sqlite_journal import MemoryJournal
+from storage.spaces.descriptors import Box, Dict, Discrete, Text, parse_space
+from tests.ingest.bulk_import.test_handler import steps
 from tests.ingest.simulated_collector import MemoryWriter
-from tests.ingest.test_bulk import steps
 
 SECRET = "SECRET-alice@example.com"
 INFO = {"email": SECRET}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ingest import wire
-from ingest.token_file import create_token, revoke_token
+from ingest.access.key_files import create_token, revoke_token
+from ingest.protocol import messages as wire
 from tests.collector_process import CollectorProcess, declare
 from tests.faults.power_loss import wait_until
 

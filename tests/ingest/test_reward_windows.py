@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest.client import PolicyClient
-from ingest.errors import Refusal
-from storage.reader import ShardReader
+from ingest.client.policy_client import PolicyClient
+from ingest.protocol.errors import Refusal
+from storage.reading.shard_reader import ShardReader
 from tests.collector_process import CollectorProcess, declare, shard_rows
 
 OBS = [0.0, 1.0, 2.0, 3.0]

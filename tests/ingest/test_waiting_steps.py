@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ingest import wire
-from storage.spaces import parse_space
-from tests.ingest.test_assembler import STEPS, Shell
+from ingest.protocol import messages as wire
+from storage.spaces.descriptors import parse_space
+from tests.ingest.episodes.test_assembler import STEPS, Shell
 
 NAME = "e"
 

@@ -21,14 +21,14 @@ from typing import Any
 import pytest
 import requests
 
-from ingest.client import PolicyClient
-from ingest.errors import BufferFull, CollectorUnavailable, Refusal
-from ingest.listening import Access, Listening, ServeError, bind
-from ingest.token_file import create_token, revoke_token
-from policy.policy import Policy
-from policy.spec import PolicySpec
-from storage.spaces import parse_space
-from storage.weights import WeightStore
+from ingest.access.key_files import create_token, revoke_token
+from ingest.client.policy_client import PolicyClient
+from ingest.protocol.errors import BufferFull, CollectorUnavailable, Refusal
+from ingest.server.listening import Access, Listening, ServeError, bind
+from policy.inference.spec import PolicySpec
+from policy.networks.policy import Policy
+from storage.spaces.descriptors import parse_space
+from storage.weights.store import WeightStore
 from tests.certificates import certify
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.ingest.raw_http import HOST, connect, listen

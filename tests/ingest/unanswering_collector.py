@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from ingest.collector import Collector
+from ingest.collector.collector import Collector
 
 
 async def never(self: Collector, row: int) -> None:

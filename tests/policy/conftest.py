@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from storage.codec import Codec
-from storage.declarations import PolicyDeclaration
-from storage.episode import Part
-from storage.policy_files import save_declaration
-from storage.sample_batch import SampleBatch
-from storage.shards import ShardWriter
-from storage.spaces import Box, Discrete, canonical_json, schema_id
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.experience.episode import Part
+from storage.experience.sample_batch import SampleBatch
+from storage.shards.shard import ShardWriter
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
 
 # As every job of ours does at its door: torch's threads fight with whatever else runs here.
 torch.set_num_threads(1)

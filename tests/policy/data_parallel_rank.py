@@ -10,8 +10,8 @@ import numpy as np
 import safetensors.numpy
 import torch
 
-from policy.rollout_worker import RolloutWorker
-from storage.multi_agent_batch import MultiAgentBatch
+from policy.worker.rollout_worker import RolloutWorker
+from storage.experience.multi_agent_batch import MultiAgentBatch
 from tests.policy.toy_envs import CountEnv
 
 UPDATES = 100

@@ -11,15 +11,15 @@ import pytest
 from policy import RolloutWorker
 from policy.algorithms.bandit import BanditConfig
 from policy.algorithms.ppo import PPOConfig
-from policy.follow import follow
-from policy.policy import Policy
-from policy.train import declared_spec, train
-from storage.episode import SOURCES
-from storage.multi_agent_batch import MultiAgentBatch
-from storage.multi_agent_reader import MultiAgentReader
-from storage.policy_files import load_declarations
-from storage.reader import ShardReader
-from storage.weights import WeightStore
+from policy.jobs.train import declared_spec, train
+from policy.jobs.train_live import follow
+from policy.networks.policy import Policy
+from storage.declarations.policy_files import load_declarations
+from storage.experience.episode import SOURCES
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.reading.multi_agent_reader import MultiAgentReader
+from storage.reading.shard_reader import ShardReader
+from storage.weights.store import WeightStore
 from tests.storage.joint_log import JointLog, Run
 
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from policy.algorithms.ppo import PPOConfig
-from policy.env_context import EnvContext
-from policy.filters import ConcurrentMeanStdFilter, MeanStdFilter, NoFilter
-from policy.numpy_policy import NumpyPolicy
-from policy.rollout_worker import RolloutWorker
-from policy.spec import ModuleSpec, PolicySpec
-from policy.trainable_policy import PolicySettings, TrainablePolicy
-from policy.worker_envs import seed_of
-from policy.worker_settings import DROPPED, WorkerSettings
-from storage.spaces import Box, Discrete
+from policy.algorithms.trainable_policy import PolicySettings, TrainablePolicy
+from policy.envs.env_context import EnvContext
+from policy.inference.filters import ConcurrentMeanStdFilter, MeanStdFilter, NoFilter
+from policy.inference.numpy_policy import NumpyPolicy
+from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.worker.env_creation import seed_of
+from policy.worker.rollout_worker import RolloutWorker
+from policy.worker.settings import DROPPED, WorkerSettings
+from storage.spaces.descriptors import Box, Discrete
 from tests.policy.toy_envs import AgentsEnv, BoxEnv, CountEnv, DictEnv
 
 

@@ -8,18 +8,18 @@ import socket
 import numpy as np
 import pytest
 
+from policy.algorithms.learner import Learner
 from policy.algorithms.ppo import PPOConfig
-from policy.callbacks import Callbacks
-from policy.filters import MeanStdFilter
-from policy.learner import Learner
-from policy.policy import Policy
-from policy.rollout_metrics import RolloutMetrics
-from policy.rollout_worker import RolloutWorker
-from policy.trainable_policy import TrainablePolicy
-from policy.worker_learning import standardised
-from storage.input_reader import EndOfInput, InputReader, OutputWriter
-from storage.multi_agent_batch import MultiAgentBatch
-from storage.sample_batch import SampleBatch, concat_samples
+from policy.algorithms.trainable_policy import TrainablePolicy
+from policy.inference.filters import MeanStdFilter
+from policy.networks.policy import Policy
+from policy.sampling.callbacks import Callbacks
+from policy.sampling.metrics import RolloutMetrics
+from policy.worker.learning import standardised
+from policy.worker.rollout_worker import RolloutWorker
+from storage.experience.interfaces import EndOfInput, InputReader, OutputWriter
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.experience.sample_batch import SampleBatch, concat_samples
 from tests.policy.toy_envs import CountEnv
 
 
@@ -264,7 +264,7 @@ def test_standardising_leaves_the_batch_and_bounds_the_divisor():
 
 
 def test_a_workers_batches_teach_a_learner_too():
-    """policy.learner takes them as they come: every column that it needs is there."""
+    """policy.algorithms.learner takes them as they come: every column that it needs is there."""
     with worker(rollout_fragment_length=64) as made:
         policy = made.get_policy()
         learner = Learner(Policy(policy.spec, seed=1), policy.settings.algorithm)

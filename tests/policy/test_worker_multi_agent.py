@@ -8,10 +8,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from policy.callbacks import Callbacks
-from policy.env_runner import RestartLimits
-from policy.rollout_worker import RolloutWorker
-from storage.multi_agent_batch import MultiAgentBatch
+from policy.envs.env_runner import RestartLimits
+from policy.sampling.callbacks import Callbacks
+from policy.worker.rollout_worker import RolloutWorker
+from storage.experience.multi_agent_batch import MultiAgentBatch
 from tests.policy.toy_envs import AgentsEnv, CountEnv
 
 SPACES = (AgentsEnv.observation_space, AgentsEnv.action_space)

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from storage.codec import Codec
-from storage.declarations import PolicyDeclaration
-from storage.episode import Part
-from storage.policy_files import save_declaration
-from storage.shards import ShardInfo, ShardWriter
-from storage.spaces import Box, Discrete, canonical_json, schema_id
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.experience.episode import Part
+from storage.shards.shard import ShardInfo, ShardWriter
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
 
 COLLECTOR = "a" * 12
 SPACES = {

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from storage.spaces import (
+from storage.spaces.descriptors import (
     BOX_DTYPES,
     Box,
     Dict,

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from storage.errors import JournalError
-from storage.journal import Plan, ShardRecord, SqliteJournal
-from storage.journal_damage import past_damage
-from storage.journal_database import checksum
+from storage.journal.database import checksum
+from storage.journal.journal_damage import past_damage
+from storage.journal.sqlite_journal import Plan, ShardRecord, SqliteJournal
 from tests.faults.disk import FAIL_THEN_KILL, Disk, build
 
 HERE = Path(__file__).parent
@@ -25,10 +25,10 @@ REPOSITORY = HERE.parents[1]
 WRITER = """
 import sys
 from pathlib import Path
-import storage.journal
-from storage.journal import SqliteJournal
+import storage.journal.sqlite_journal
+from storage.journal.sqlite_journal import SqliteJournal
 
-storage.journal.CHECKPOINT_BYTES = 400_000  # so that a short run recycles its log
+storage.journal.sqlite_journal.CHECKPOINT_BYTES = 400_000  # so that a short run recycles its log
 journal = SqliteJournal.open(Path(sys.argv[1]))
 for level in sys.argv[2:]:
     journal._db.execute(f"PRAGMA synchronous = {level}")
@@ -123,7 +123,7 @@ FAULTY = """
 import errno, sys
 from pathlib import Path
 from storage.errors import JournalFailed, JournalFull
-from storage.journal import SqliteJournal
+from storage.journal.sqlite_journal import SqliteJournal
 from tests.faults.disk import Disk
 
 disk = Disk.of_environment()
@@ -181,7 +181,7 @@ def test_a_failed_sync_is_fatal(disk: Disk) -> None:
 REOPENED = """
 import sys
 from pathlib import Path
-from storage.journal import SqliteJournal
+from storage.journal.sqlite_journal import SqliteJournal
 
 journal = SqliteJournal.open(Path(sys.argv[1]))
 n = journal.last_row

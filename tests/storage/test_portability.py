@@ -16,10 +16,10 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from storage.codec import Codec
-from storage.episode import Part
-from storage.shards import ShardWriter, read_shard, shard_metadata
-from storage.spaces import (
+from storage.experience.episode import Part
+from storage.shards.shard import ShardWriter, read_shard, shard_metadata
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import (
     Box,
     Dict,
     Discrete,

@@ -1,0 +1,178 @@
+"""Headrace's front door: one command line over ingest, policy and storage.
+
+The commands stand in their packages (`headrace.cli.commands`, `headrace.cli.learning`,
+`headrace.cli.collecting`) as plain functions, and `_command_line` joins them. This file loads in a
+base install, which has no typer. Each command is a lazy door: it imports what it needs, so that
+`--help` loads neither torch nor Arrow, and the collector nothing but itself.
+
+Every option is also an environment variable: HEADRACE_COLLECT_PORT for `collect --port`; those
+that several commands share have one name for all, as HEADRACE_ROOT. With --json the result is
+one line of JSON, and nothing else is on stdout; progress goes to stderr.
+
+HEADRACE_DEBUG=1 shows where in the code an error came from. HEADRACE_PARENT=PID, of the process
+that starts the command, makes the command die with it, whatever kills it: schedulers set it.
+
+Exit codes: 0 fine, 1 the answer is no (verify found something, the gate refused), 2 wrong usage,
+bad input or an extra that is not installed. `collect` has its own beside them (docs/operations.md):
+1 trouble of disk or system, 3 its root or its port is taken.
+"""
+
+# ruff: noqa: PLC0415 - the front door loads what it joins when it is asked to
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+try:
+    import typer
+except ModuleNotFoundError:  # the base install: main() names the extra to install
+    typer = None  # type: ignore[assignment]  # a module or nothing
+
+PACKAGES = ("storage", "policy", "ingest")
+# Which extra brings the module that a command missed.
+EXTRA_OF = {
+    "typer": "cli",
+    "rich": "cli",
+    "uvicorn": "collector",
+    "uvloop": "collector",
+    "httptools": "collector",
+    "starlette": "collector",
+    "prometheus_client": "collector",
+    "pyarrow": "collector",
+    "watchdog": "collector",
+    "torch": "train",
+    "gymnasium": "train",
+    "pandas": "train",
+    "fastparquet": "train",
+    "scipy": "train",
+    "matplotlib": "train",
+    "cryptography": "secure",
+}
+
+
+def main() -> None:
+    """Run the command line; the entry point of `headrace` and of `python headrace/__main__.py`."""
+    try:
+        _follow_parent()
+        _check_packages()
+        _command_line()()
+    except ModuleNotFoundError as missing:
+        extra = EXTRA_OF.get((missing.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _fail(
+            f"this needs {missing.name}, which is not installed: pip install 'headrace[{extra}]'", 2
+        )
+    except Exception as error:
+        if not _is_the_users(error) or os.environ.get("HEADRACE_DEBUG"):
+            raise
+        _fail(str(error), _status(error))
+
+
+def _follow_parent() -> None:
+    """Die with the process that HEADRACE_PARENT names; what we start in turn is not meant."""
+    parent = os.environ.pop("HEADRACE_PARENT", "")
+    if parent:
+        from storage.system.process import die_with_parent
+
+        die_with_parent(int(parent))
+
+
+def _is_the_users(error: Exception) -> bool:
+    """Whether an error tells of input, files or a collector: all of ours do, bugs do not."""
+    from ingest.protocol.errors import IngestError
+    from storage.errors import StorageError
+
+    return isinstance(error, (IngestError, StorageError, ValueError, OSError))
+
+
+def _status(error: Exception) -> int:
+    """2, unless a collector could not start for reasons that pass."""
+    from ingest.server.listening import ServeError
+
+    return error.exit_status if isinstance(error, ServeError) else 2
+
+
+def _check_packages() -> None:
+    """Refuse to run over a `storage`, `policy` or `ingest` of another distribution."""
+    for name in PACKAGES:
+        module = importlib.import_module(name)
+        if not hasattr(module, "__headrace__"):
+            _fail(
+                f"Python found another package named {name!r}: {module.__file__}. "
+                "Uninstall or rename it, or put Headrace before it on sys.path.",
+                1,
+            )
+
+
+def _command_line() -> typer.Typer:
+    if typer is None:
+        raise ModuleNotFoundError("No module named 'typer'", name="typer")
+    app = typer.Typer(
+        name="headrace",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"auto_envvar_prefix": "HEADRACE", "max_content_width": 100},
+    )
+    from headrace.cli.options import Command
+
+    app.callback()(_options)
+    for command in _commands():
+        app.command(cls=Command)(command)
+    for group in _groups():
+        app.add_typer(group)
+    return app
+
+
+def _commands() -> tuple[Callable[..., None], ...]:
+    """Every command, in the order of `--help`."""
+    from headrace.cli import collecting as edge
+    from headrace.cli import learning as learning
+    from headrace.cli import publishing as publishing
+
+    learning.join(publishing)
+
+    whole_way = (edge.demo, edge.up)
+    collecting = (edge.collect, edge.replay)
+    judging = (learning.freeze, learning.train, learning.evaluate, learning.publish)
+    numbering = (publishing.versions, publishing.rollback)
+    looking = (edge.ls, edge.verify, edge.pseudonym)
+    return (*whole_way, *collecting, *judging, *numbering, *looking)
+
+
+def _groups() -> tuple[typer.Typer, ...]:
+    """Commands that have commands of their own."""
+    from headrace.cli import tokens as token_commands
+
+    return (token_commands.app,)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {version('headrace')}")
+        raise typer.Exit
+
+
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Carry experience to a learner and better weights back."""
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"headrace: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""Commands of the edge, and of what needs the journal: what `headrace` shows of this package.
+
+A command is a plain function that the front door registers; its imports stand inside it, so that
+`--help` loads neither torch nor Arrow, and each command nothing but what it needs.
+"""
+
+# ruff: noqa: PLC0415 - every import inside a function here is a command's lazy door
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.options import ADDRESS, ROOT, Address, Ca, Json, PolicyId, Root, Seed, Token
+from storage.system.startup import loading, use_one_blas_thread
+
+if TYPE_CHECKING:
+    from ingest.collector.collector import Collector
+    from ingest.replay.replay import ReplayOptions
+    from storage.declarations.declaration import PolicyDeclaration
+
+
+def demo(
+    root: Annotated[
+        Path, typer.Option(help="Where its data stays; what is there is moved aside.")
+    ] = ROOT / "demo",
+    data: Annotated[Path, typer.Option(help="The folder of the two logs.")] = Path(
+        "data/open_bandit"
+    ),
+    live: Annotated[bool, typer.Option(help="Part B too: learn CartPole live.")] = True,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Carry a real production log all the way to a published policy, and check it."""
+    from headrace.demo.bandit import DemoFailed, make_room, run_demo, show
+
+    make_room(root, data)
+    try:
+        found = run_demo(root, data, seed=seed, live=live)
+    except DemoFailed as error:
+        print(f"headrace: the demo stopped: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    if as_json:
+        from headrace.output import console
+
+        console.line(found)
+    else:
+        show(found)
+    raise typer.Exit(0 if found["ok"] else 1)
+
+
+def collect(
+    root: Root = ROOT,
+    host: Annotated[
+        str, typer.Option(help="Other than loopback it takes tokens and TLS.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8642,
+    observation: Annotated[str | None, typer.Option(help="A space such as box:4.")] = None,
+    action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
+    env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="A policy file (JSON).")] = None,
+    compression: Annotated[str, typer.Option(help="Of shards: zstd or lz4.")] = "zstd",
+    tls_cert: Annotated[Path | None, typer.Option(help="A PEM chain: serve HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key; default: in the chain.")] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name by which it may be called. Repeat it.")
+    ] = None,
+    insecure_no_tls: Annotated[
+        bool, typer.Option("--insecure-no-tls", help="Let tokens travel in clear text.")
+    ] = False,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=NUMBER, such as max_connections=200; see docs/operations.md."),
+    ] = None,
+    supervise: Annotated[bool, typer.Option("--supervise", help="Outlive its kills.")] = False,
+    log_format: Annotated[str, typer.Option(help="text or json, a line for an event.")] = "text",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+    as_json: Json = False,
+) -> None:
+    """Run the collector until SIGTERM or Ctrl-C, which drain it.
+
+    Declare a policy's spaces with --observation and --action, --env or --policy; they are kept
+    under the root, and later starts need none.
+    """
+    use_one_blas_thread()
+    with loading():
+        from ingest.server.declare import declaration_of
+        from ingest.server.listening import Listening
+        from ingest.server.logs import configure
+        from ingest.server.process import ServeOptions, serve
+        from ingest.web.limits import ServerLimits
+
+    if compression not in ("zstd", "lz4"):
+        raise ValueError(f"--compression: expected zstd or lz4, got {compression!r}")
+    declared = declaration_of(observation=observation, action=action, env=env, file=policy)
+    if declared is not None:
+        _declare_first(root, declared, spaces_only=policy is None)
+    configure(log_format, log_level)  # type: ignore[arg-type]  # it checks
+    running: list[Collector] = []
+
+    def announce(address: str, collector: Collector) -> None:
+        running.append(collector)
+        _greet(address, collector, root, as_json)
+
+    where = Listening(host, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_host or ()))
+    own, limits = version("headrace"), ServerLimits.of(limit or ())
+    status = serve(ServeOptions(root, where, compression, own, announce, limits, supervise))
+    if running and not as_json:
+        steps, rows = running[0].steps, running[0].totals.rows
+        print(f"Stopped: {steps} steps acknowledged so far, {rows} in shards.")
+    raise typer.Exit(status)
+
+
+def _declare_first(root: Path, declared: PolicyDeclaration, *, spaces_only: bool) -> None:
+    """Declare what a start was given, and say what that changes."""
+    from ingest.server.declare import declare
+    from ingest.server.listening import starting
+
+    with starting():
+        for change in declare(root, declared, spaces_only=spaces_only):
+            print(change, file=sys.stderr)
+
+
+def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> None:
+    """Say where the collector is, once it listens."""
+    from headrace.output import console
+
+    if as_json:
+        told = {"address": address, "root": str(root), "collector_id": collector.collector_id}
+        return console.line({**told, "pid": os.getpid()})
+    print(f"Collecting on {address} into {root} for {', '.join(collector.policies)}.")
+    print(f"""Begin with:  curl --json '{{"episode_id": "first"}}' {address}/v1/episodes""")
+    return print("Ctrl-C or SIGTERM drains and stops it.", flush=True)
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="CSV, JSON lines or Parquet.")],
+    observation: Annotated[
+        list[str],
+        typer.Option(help="A column, or NAME:categories for codes of its values. Repeat it."),
+    ],
+    action: Annotated[str, typer.Option(help="The column of the action; :categories as well.")],
+    reward: Annotated[str, typer.Option(help="The column of the reward.")],
+    address: Address = ADDRESS,
+    token: Token = None,
+    ca: Ca = None,
+    action_prob: Annotated[str | None, typer.Option(help="Its probability.")] = None,
+    action_logp: Annotated[str | None, typer.Option(help="Or the logarithm of it.")] = None,
+    episode: Annotated[str | None, typer.Option(help="Default: a row is an episode.")] = None,
+    time: Annotated[str | None, typer.Option(help="Microseconds, or ISO 8601.")] = None,
+    terminated: Annotated[str | None, typer.Option(help="True on an episode's last row.")] = None,
+    truncated: Annotated[str | None, typer.Option(help="Or this: a limit ended it.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN. Repeat it.")] = None,
+    categories: Annotated[
+        Path | None, typer.Option(help="Where codes are kept; default: beside the file.")
+    ] = None,
+    policy_id: Annotated[str | None, typer.Option(help="Default: the collector's only.")] = None,
+    declare: Annotated[
+        Path | None,
+        typer.Option(help="Send nothing: declare what the columns hold under this root."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Log the rows of a file through a collector; running it twice adds nothing."""
+    from headrace.cli.replay_words import tag_columns
+    from headrace.output import console, results
+    from ingest.replay.replay import ReplayOptions
+    from ingest.replay.replay import replay as run
+
+    options = ReplayOptions(
+        path=file,
+        observation=observation,
+        action=action,
+        reward=reward,
+        address=address,
+        token=token,
+        ca=ca,
+        action_prob=action_prob,
+        action_logp=action_logp,
+        episode=episode,
+        time=time,
+        terminated=terminated,
+        truncated=truncated,
+        tags=tag_columns(tag or []),
+        policy_id=policy_id,
+        categories=categories,
+    )
+    if declare is not None:
+        return _declare(declare, options, as_json)
+    with console.progress() as on_progress:
+        report = run(options, on_progress=on_progress)
+    document = report.to_dict()
+    return console.line(document) if as_json else results.replayed(document)
+
+
+def _declare(root: Path, options: ReplayOptions, as_json: bool) -> None:
+    from headrace.cli.replay_words import declare_columns
+    from headrace.output import console
+
+    declared = declare_columns(root, options)
+    if as_json:
+        return console.line({"root": str(root), "policy": declared.to_json()})
+    return print(f"Declared. Now: headrace collect --root {root}")
+
+
+def up(
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8642,
+    observation: Annotated[str | None, typer.Option(help="A space such as box:4.")] = None,
+    action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
+    env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,
+    steps_per_version: Annotated[int, typer.Option(help="Steps acted between updates.")] = 256,
+    max_lag: Annotated[
+        int | None, typer.Option(help="Versions that a step may be behind, to be trained on.")
+    ] = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a collector and a trainer that follows it; clients act with what they learn."""
+    from headrace.output import console, results
+    from headrace.up import Up
+    from ingest.server.declare import declaration_of, declare
+    from storage.system.stop_signal import stop_on_signal
+
+    declared = declaration_of(observation=observation, action=action, env=env, file=None)
+    if declared is not None:
+        declare(root, declared, spaces_only=True)
+
+    def told(who: str, said: dict[str, Any]) -> None:
+        return console.line({who: said}) if as_json else results.heard(root, said)
+
+    with stop_on_signal() as stop:
+        both = Up(
+            root,
+            policy_id,
+            port=port,
+            seed=seed,
+            steps_per_version=steps_per_version,
+            max_lag=max_lag,
+            on_line=told,
+        )
+        well = both.watch(stop)
+        both.close()
+    raise typer.Exit(0 if well else 1)
+
+
+AdminToken = Annotated[
+    str | None,
+    typer.Option(envvar="HEADRACE_TOKEN", help="For a running collector: scope admin."),
+]
+
+
+def ls(root: Root = ROOT, token: AdminToken = None, ca: Ca = None, as_json: Json = False) -> None:
+    """List streams, their shards and rows, and open episodes; a running collector is asked."""
+    from headrace.output import console, results
+    from ingest.protocol.errors import IngestError
+    from ingest.verification import journal_account
+    from storage.declarations.policy_files import load_declarations
+    from storage.errors import JournalLocked
+    from storage.verify.inventory import list_streams
+
+    _require_folder(root)
+    declared = load_declarations(root)
+    listed = [one.to_dict() for one in list_streams(root, declared)]
+    document = {"streams": listed, "policies": sorted(declared), "open_episodes": None, "why": ""}
+    try:
+        account = journal_account(root, token=token, ca=ca)
+        if account is None:
+            document["why"] = "there is no journal"
+        else:
+            known = dict.fromkeys(declared, 0) | dict(account.open_episodes)
+            document["open_episodes"] = known
+    except (JournalLocked, IngestError) as error:
+        document["why"] = str(error)
+    return console.line(document) if as_json else results.streams(document)
+
+
+def verify(
+    root: Root = ROOT,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Move damaged shards to quarantine/.")
+    ] = False,
+    token: AdminToken = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Check that every acknowledged step is in one place; a running collector is asked."""
+    from headrace.output import console, results
+    from ingest.verification import verified
+
+    _require_folder(root)
+    with console.progress() as on_progress:
+        report = verified(root, token=token, ca=ca, quarantine=quarantine, on_progress=on_progress)
+    document = report.to_dict()
+    console.line(document) if as_json else results.verified(document)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def pseudonym(
+    value: Annotated[str, typer.Argument(help="What was redacted by `hash`.")],
+    root: Root = ROOT,
+    as_json: Json = False,
+) -> None:
+    """Show what stands for a redacted value under this root, to find its rows."""
+    from headrace.output import console
+    from ingest.access.redaction_key import kept_key
+    from ingest.episodes.redaction import pseudonym as stand_in
+
+    _require_folder(root)
+    found = stand_in(kept_key(root), value)
+    return console.line({"pseudonym": found}) if as_json else print(found)
+
+
+def _require_folder(root: Path) -> None:
+    if not root.is_dir():
+        raise ValueError(f"--root: expected a folder, found none at {root}")

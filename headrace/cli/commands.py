@@ -1,0 +1,29 @@
+"""Commands of storage: what `headrace` shows of this package.
+
+A command is a plain function that the front door registers; its imports stand inside it, so that
+`--help` loads neither torch nor Arrow, and each command nothing but what it needs.
+"""
+
+# ruff: noqa: PLC0415 - every import inside a function here is a command's lazy door
+
+from __future__ import annotations
+
+from headrace.cli.options import ROOT, Json, PolicyId, Root
+
+
+def versions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:
+    """List versions, what is live, and candidates."""
+    from headrace.output import console, results
+    from storage.weights.store import WeightStore
+
+    store = WeightStore(root, policy_id)
+    live = store.live()
+    manifests = [store.manifest(number) for number in store.versions()]
+    candidates = [store.candidate(digest) for digest in store.candidates()]
+    document = {
+        "policy_id": policy_id,
+        "live": None if live is None else live.to_json(),
+        "versions": [manifest.to_json() for manifest in manifests],
+        "candidates": [{"digest": c.digest, **c.to_json()} for c in candidates],
+    }
+    return console.line(document) if as_json else results.versions(document)

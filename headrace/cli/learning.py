@@ -1,0 +1,265 @@
+"""Commands of learning and judging: what `headrace` shows of this package.
+
+A command is a plain function that the front door registers; its imports stand inside it, so that
+`--help` loads neither torch nor Arrow, and each command nothing but what it needs.
+"""
+
+# ruff: noqa: PLC0415 - every import inside a function here is a command's lazy door
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+
+from headrace.cli.options import ROOT, Ca, Json, Manifest, PolicyId, Root, Seed, Token, Url
+
+if TYPE_CHECKING:
+    from policy.jobs.gate import MakeLive
+    from storage.weights.store import WeightStore
+
+
+class Edge(Protocol):
+    """What `publish` needs of the edge, which policy does not know: the front door joins them."""
+
+    def publisher(
+        self, url: str, token: str | None, ca: Path | None
+    ) -> AbstractContextManager[MakeLive]:
+        """What makes a candidate live through a collector."""
+
+    def audited(self, event: str, **fields: Any) -> None:
+        """Write an audit line."""
+
+
+_joined: list[Edge] = []
+
+
+def join(edge: Edge) -> None:
+    """Give the commands their edge."""
+    _joined[:] = [edge]
+
+
+def _make_live(
+    url: str | None, token: str | None, ca: Path | None
+) -> AbstractContextManager[MakeLive]:
+    """What makes a candidate live: in its own root, or through the collector at `url`."""
+    from storage.weights.store import WeightStore
+
+    if url is None:
+        return contextlib.nullcontext(WeightStore.publish)
+    if not _joined:
+        raise ValueError("--url: expected the command `headrace`, which knows collectors")
+    return _joined[0].publisher(url, token, ca)
+
+
+def freeze(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:
+    """Name the ordinals at rest in a manifest; the same shards give the same file."""
+    from headrace.output import console
+    from policy.jobs.freeze import freeze as run
+
+    frozen = run(root, policy_id)
+    if as_json:
+        return console.line(frozen.to_dict())
+    for name, why in frozen.skipped.items():
+        print(f"damaged, left out: {name}: {why}", file=sys.stderr)
+    known = "known already" if frozen.unchanged else "new"
+    return print(f"{frozen.rows} rows in {frozen.parts} parts: {frozen.path} ({known})")
+
+
+def train(
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    algorithm: Annotated[str, typer.Option(help="ips, snips or dr.")] = "dr",
+    epochs: Annotated[int | None, typer.Option(help="Passes over the log.")] = None,
+    held_out: Annotated[float, typer.Option(help="Share of episodes kept for evaluate.")] = 0.3,
+    checkpoint: Annotated[Path | None, typer.Option(help="Where to keep the learner.")] = None,
+    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    manifest: Manifest = None,
+    follow: Annotated[bool, typer.Option(help="PPO on what clients do; publishes.")] = False,
+    steps_per_update: Annotated[int, typer.Option(help="With --follow.")] = 256,
+    max_lag: Annotated[
+        int | None,
+        typer.Option(help="With --follow: versions that a step may be behind, to be trained on."),
+    ] = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Train on the shards; the result is a candidate, which nobody acts with yet.
+
+    With --follow: train on what live clients do, publish after every update, until SIGTERM.
+    """
+    from headrace.output import console, results
+    from policy.jobs.freeze import load_frozen
+    from policy.jobs.train import ALGORITHMS
+    from policy.jobs.train import train as run
+    from policy.jobs.train_once import train_once
+
+    if follow:
+        return _follow(root, policy_id, steps_per_update, max_lag, seed, as_json)
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"--algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    chosen = ALGORITHMS[algorithm]
+    settings: dict[str, Any] = {
+        "epochs": epochs,
+        "held_out": held_out,
+        "checkpoint": checkpoint,
+        "threads": threads,
+        "seed": seed,
+    }
+    with console.progress() as told:
+        if manifest is None:
+            document = run(root, policy_id, chosen, on_progress=told, **settings).to_dict()
+        else:
+            frozen = load_frozen(manifest)
+            document = train_once(root, policy_id, chosen, frozen, on_progress=told, **settings)
+    return console.line(document) if as_json else results.trained(document)
+
+
+def _follow(
+    root: Path, policy_id: str, steps: int, max_lag: int | None, seed: int, as_json: bool
+) -> None:
+    from headrace.output import console, results
+    from policy.jobs.train_live import follow
+    from storage.system.stop_signal import stop_on_signal
+
+    told = console.line if as_json else results.updated
+    with stop_on_signal() as stop:
+        result = follow(
+            root,
+            policy_id,
+            stop=stop.is_set,
+            steps_per_update=steps,
+            max_lag=max_lag,
+            on_update=told,
+            seed=seed,
+        )
+    if as_json:
+        return console.line({"followed": asdict(result)})
+    return print(f"Stopped at version {result.version} after {result.rows_trained} steps.")
+
+
+def evaluate(
+    weights: Annotated[
+        str, typer.Argument(help="A candidate's digest, a version's number, latest or live.")
+    ] = "latest",
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another root whose episodes, all of them, to judge by as well."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Of the root's own: held_out or all.")] = "held_out",
+    estimator: Annotated[list[str] | None, typer.Option(help="One or more; default: all.")] = None,
+    gamma: Annotated[float, typer.Option(help="Discount of a step.")] = 1.0,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    interval: Annotated[str, typer.Option(help="student or bootstrap.")] = "student",
+    plot: Annotated[Path | None, typer.Option(help="A PNG of all intervals.")] = None,
+    manifest: Manifest = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Estimate what weights would have earned on the logged episodes, off-policy."""
+    from headrace.output import console, results
+    from policy.jobs.gate import evaluate_logs
+    from storage.weights.store import WeightStore
+
+    chosen = _weights(WeightStore(root, policy_id), weights)
+    with console.progress() as told:
+        document = evaluate_logs(
+            root,
+            policy_id,
+            chosen,
+            others=log or (),
+            manifest=manifest,
+            plot=plot,
+            on_progress=told,
+            split=split,  # type: ignore[arg-type]  # it checks
+            estimators=estimator,
+            gamma=gamma,
+            confidence=confidence,
+            interval=interval,
+            seed=seed,
+        )
+    return console.line(document) if as_json else results.estimates(document["logs"])
+
+
+def _weights(store: WeightStore, name: str) -> str | int | None:
+    """What names weights on the command line, as `policy.jobs.evaluate` takes it."""
+    if name == "live":
+        return None
+    if name != "latest":
+        return int(name) if name.isdigit() and len(name) < 6 else name
+    return _latest(store)
+
+
+def _latest(store: WeightStore) -> str:
+    """The digest of the candidate that was added last."""
+    found = store.candidates()
+    if not found:
+        raise ValueError(f"{store.directory}: no candidate yet; `headrace train` makes one")
+    return max(found, key=lambda d: (store.directory / "candidates" / d).stat().st_mtime_ns)
+
+
+def publish(
+    digest: Annotated[str, typer.Argument(help="A candidate's digest, or latest.")] = "latest",
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    gated: Annotated[bool, typer.Option("--gate/--no-gate", help="Evaluate first.")] = True,
+    min_ess: Annotated[float, typer.Option(help="Effective sample size that is enough.")] = 100.0,
+    rule: Annotated[
+        str, typer.Option(help="What must lie above the baseline: lower_bound or value.")
+    ] = "lower_bound",
+    baseline: Annotated[
+        str, typer.Option(help="behaviour (the logging policy's value) or a number.")
+    ] = "behaviour",
+    estimator: Annotated[str | None, typer.Option(help="That decides; default: dr.")] = None,
+    manifest: Manifest = None,
+    refused_exit: Annotated[int, typer.Option(help="The status when the gate refuses.")] = 1,
+    url: Url = None,
+    token: Token = None,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Make a candidate of the root the live version, if the gate lets it pass.
+
+    With --url it is made live in a collector elsewhere; the gate judges by the data of the root.
+    """
+    from headrace.output import console
+    from policy.jobs.freeze import load_frozen
+    from policy.jobs.gate import Gate
+    from policy.jobs.gate import publish as run
+    from storage.weights.store import WeightStore
+
+    chosen = _latest(WeightStore(root, policy_id)) if digest == "latest" else digest
+    settings = Gate(
+        min_ess=min_ess,
+        rule=rule,  # type: ignore[arg-type]  # it checks
+        baseline="behaviour" if baseline == "behaviour" else float(baseline),
+        estimator=estimator,
+    )
+    if url is not None and manifest is not None:
+        raise ValueError("--url: expected no --manifest, whose decisions name versions of the root")
+    frozen = None if manifest is None else load_frozen(manifest)
+    gate = settings if gated else None
+    with _make_live(url, token, ca) as make_live, console.progress() as told:
+        document = run(
+            root, policy_id, chosen, gate, frozen=frozen, on_progress=told, make_live=make_live
+        )
+    fresh = document["published"] and not document.get("unchanged")
+    for edge in _joined if fresh and url is None else ():  # a collector writes its own line
+        version, by = document["version"], "command line"
+        edge.audited("published", policy=policy_id, version=version, by=by, candidate=chosen)
+    refused = [] if document["published"] else document["gate"]["reasons"]
+    for reason in refused:
+        print(f"refused: {reason}", file=sys.stderr)
+    if as_json:
+        console.line(document)
+    elif not refused:
+        passed = "the gate passed" if gated else "without a gate: nothing says that it is better"
+        print(f"Version {document['version']} of {policy_id} is live ({passed}).")
+    raise typer.Exit(refused_exit if refused else 0)

@@ -1,0 +1,111 @@
+"""`headrace token`: make, list and revoke the tokens that a collector lets in."""
+
+# ruff: noqa: PLC0415 - every import inside a function here is a command's lazy door
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.options import ROOT, Command, Json, Root
+
+if TYPE_CHECKING:
+    from ingest.access.tokens import Token
+
+app = typer.Typer(
+    name="token",
+    no_args_is_help=True,
+    help="Make, list and revoke the tokens that a collector lets in.",
+)
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@app.command(cls=Command)
+def create(
+    name: Annotated[str, typer.Argument(help="Who or what will use it.")],
+    scope: Annotated[
+        list[str],
+        typer.Option(help="log, act, weights:read, weights:publish or admin. Repeat it."),
+    ],
+    root: Root = ROOT,
+    expires: Annotated[str | None, typer.Option(help="After so long: 90d, 12h, 30m, 10s.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Events a second at most.")] = None,
+    open_episodes: Annotated[int | None, typer.Option(help="Open at once at most.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token and print it: this once, for only its hash is kept."""
+    from headrace.output import console
+    from ingest.access.admission import audit
+    from ingest.access.key_files import create_token
+    from ingest.server.logs import configure
+
+    lives = None if expires is None else _seconds(expires)
+    token, text = create_token(
+        root, name, scope, lives=lives, rate=rate, open_episodes=open_episodes
+    )
+    configure()
+    audit("token_created", id=token.id, name=token.name, scopes=token.scopes)
+    if as_json:
+        return console.line({"token": text, **_document(token)})
+    return print(text)
+
+
+@app.command("list", cls=Command)
+def list_tokens(root: Root = ROOT, as_json: Json = False) -> None:
+    """List all tokens: what they may, until when, and which are revoked."""
+    from headrace.output import console
+    from ingest.access.key_files import load_tokens
+
+    documents = [_document(token) for token in load_tokens(root)]
+    if as_json:
+        return console.line({"tokens": documents})
+    columns = ("id", "name", "state", "scopes", "created", "expires", "rate", "open_episodes")
+    rows = [[_shown(name, one[name]) for name in columns] for one in documents]
+    return console.table("Tokens", columns, rows)
+
+
+@app.command(cls=Command)
+def revoke(
+    which: Annotated[str, typer.Argument(help="A token's name or id.")],
+    root: Root = ROOT,
+    as_json: Json = False,
+) -> None:
+    """Revoke a token; a running collector refuses it within a second."""
+    from headrace.output import console
+    from ingest.access.admission import audit
+    from ingest.access.key_files import revoke_token
+    from ingest.server.logs import configure
+
+    token = revoke_token(root, which)
+    configure()
+    audit("token_revoked", id=token.id, name=token.name)
+    if as_json:
+        return console.line(_document(token))
+    return print(f"Revoked {token.name} ({token.id}).")
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if not found:
+        raise ValueError(f"--expires: expected a number and s, m, h or d, got {text!r:.40}")
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
+def _document(token: Token) -> dict[str, Any]:
+    """What is told of a token: everything but its hash."""
+    import time
+
+    import msgspec
+
+    document = {k: v for k, v in msgspec.structs.asdict(token).items() if k != "sha256"}
+    return {**document, "scopes": list(token.scopes), "state": token.state(time.time())}
+
+
+def _shown(name: str, value: Any) -> Any:
+    from headrace.output.console import moment
+
+    if name in ("created", "expires"):
+        return moment(None if value is None else value * 1_000_000)
+    return ", ".join(value) if name == "scopes" else value

@@ -1,0 +1,235 @@
+"""`headrace demo`, part B: clients learn CartPole through shards, while the collector is killed.
+
+`headrace up` runs a collector and a trainer; client processes play in local mode with the weights
+that were trained on what they just did. Once on the way the collector is killed with SIGKILL, and
+`up` starts it again. At the end every step that the clients acted must be acknowledged once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+__all__ = ["LiveFailed", "run_live", "show_live"]
+
+ENV = "CartPole-v1"
+GOAL, WINDOW = 475.0, 20
+MAX_STEPS, MAX_SECONDS = 100_000, 180.0
+PLAYERS, SEATS = 2, 4
+KILL_AT_VERSION = 20
+START_SECONDS, STOP_SECONDS = 60.0, 60.0
+
+Json = dict[str, Any]
+
+
+class LiveFailed(RuntimeError):
+    """The live loop did not come up or did not end well; the text says what."""
+
+
+@dataclass
+class Ended:
+    """One ended episode: the steps acted by then, its return, the version that acted last."""
+
+    steps: int
+    total: float
+    version: int
+
+
+@dataclass
+class Live:
+    """What the processes said so far. Their threads append; one loop reads."""
+
+    episodes: list[Ended] = field(default_factory=list)
+    address: str = ""
+    collector_pid: int = 0
+    version: int = 0
+    lag: float = 0.0
+    steps: int = 0
+    acted: int = 0  # by the players' last words
+    reports: int = 0
+    told: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def mean(self) -> float:
+        """The mean of the last WINDOW returns, 0 before so many episodes ended."""
+        last = self.episodes[-WINDOW:]
+        return sum(e.total for e in last) / WINDOW if len(last) == WINDOW else 0.0
+
+    def up_says(self, said: Json) -> None:
+        if "collect" in said:
+            self.address = said["collect"]["address"]
+            self.collector_pid = said["collect"]["pid"]
+            self.told.set()
+        elif "version" in said.get("train", {}):
+            self.version = int(said["train"]["version"])
+            self.lag = said["train"]["policy_lag_mean"]
+
+    def player_says(self, said: Json) -> None:
+        with self.lock:
+            if "return" in said:
+                self.steps += said["steps"]
+                self.episodes.append(Ended(self.steps, said["return"], said["version"]))
+            elif "acted" in said:
+                self.acted += said["acted"]
+                self.reports += 1
+
+
+@contextlib.contextmanager
+def _running(words: list[str], on_line: Callable[[Json], None]) -> Iterator[subprocess.Popen[str]]:
+    """A process whose JSON lines are heard; it is gone when the block ends."""
+    process = subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.PIPE, text=True)
+
+    def read() -> None:
+        for line in process.stdout or ():
+            with contextlib.suppress(ValueError):
+                on_line(json.loads(line))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        reader.join()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _stop(process: subprocess.Popen[str], what: str) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        code = process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        code = -1
+    if code != 0:
+        raise LiveFailed(f"{what} ended with {code}")
+
+
+def run_live(
+    root: Path,
+    *,
+    seed: int,
+    say: Callable[[str], None],
+    goal: float = GOAL,
+    kill_at_version: int = KILL_AT_VERSION,
+) -> Json:
+    """Play and learn until the mean of the last returns is `goal`. Raises LiveFailed.
+
+    The collector is killed once, when `kill_at_version` is live.
+    """
+    live, began = Live(), time.monotonic()
+    words = ["headrace", "up", "--root", str(root), "--env", ENV, "--port", "0"]
+    with contextlib.ExitStack() as stack:
+        say(f"$ {' '.join(words)} &")
+        up = stack.enter_context(_running([*words, "--seed", str(seed), "--json"], live.up_says))
+        if not live.told.wait(START_SECONDS):
+            raise LiveFailed("headrace up did not say where it collects")
+        players = [
+            stack.enter_context(_running(_player(live.address, seed, i), live.player_says))
+            for i in range(PLAYERS)
+        ]
+        killed, mean = _watch(live, [up, *players], began, say, goal, kill_at_version)
+        seconds = time.monotonic() - began
+        for player in players:
+            _stop(player, "a player")
+        _stop(up, "headrace up")
+    return {
+        "root": str(root),
+        "seed": seed,
+        "reached": mean >= goal,
+        "mean_return": mean,
+        "steps": live.steps,
+        "seconds": round(seconds, 1),
+        "version": live.version,
+        "killed": killed,
+        "acted": live.acted,
+        "players_reported": live.reports,
+        "plot": str(_plot(live, root / "cartpole.png")),
+    }
+
+
+def _player(address: str, seed: int, number: int) -> list[str]:
+    own = (seed * PLAYERS + number) * 1_000
+    return ["headrace.demo.play", address, ENV, "--seats", str(SEATS), "--seed", str(own)]
+
+
+def _watch(
+    live: Live,
+    processes: list[subprocess.Popen[str]],
+    began: float,
+    say: Callable[[str], None],
+    goal: float,
+    kill_at_version: int,
+) -> tuple[int, float]:
+    """Print a line a second until the goal or a limit; kill the collector once.
+
+    Answers the kills and the mean return that ended the watch: the players play on until they
+    are stopped, and what they play then may be worse.
+    """
+    killed, before, mean = 0, 0, live.mean
+    while mean < goal and live.steps < MAX_STEPS:
+        time.sleep(1.0)
+        seconds, mean = time.monotonic() - began, live.mean
+        if any(process.poll() is not None for process in processes):
+            raise LiveFailed("a process ended before the goal; its message stands above")
+        say(
+            f"  {seconds:5.0f} s  {live.steps:6} steps  {live.steps - before:5} steps/s  "
+            f"return {mean:6.1f}  version {live.version:4}  policy lag {live.lag:.2f}"
+        )
+        before = live.steps
+        if not killed and live.version >= kill_at_version:
+            say(f"  kill -9 {live.collector_pid} (the collector); headrace up starts it again")
+            os.kill(live.collector_pid, signal.SIGKILL)
+            killed += 1
+        if seconds > MAX_SECONDS:
+            break
+    return killed, mean
+
+
+def _plot(live: Live, path: Path) -> Path:
+    """Return and version over steps, as a picture."""
+    matplotlib.use("Agg")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    steps = [episode.steps for episode in live.episodes]
+    axes.plot(steps, [e.total for e in live.episodes], ".", markersize=3, label="return")
+    axes.axhline(GOAL, color="grey", linewidth=1, linestyle="--", label=f"{GOAL:.0f}")
+    axes.set(xlabel="environment steps", ylabel="return of an episode", title=ENV)
+    other = axes.twinx()
+    versions = [episode.version for episode in live.episodes]
+    other.plot(steps, versions, color="C1", label="version that acted")
+    other.set_ylabel("version")
+    figure.legend(loc="outside lower center", ncols=3)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def show_live(found: Json) -> None:
+    """What part B came to."""
+    goal = "reached" if found["reached"] else "NOT reached"
+    print(
+        f"CartPole: a mean return of {found['mean_return']:.0f} over the last {WINDOW} episodes "
+        f"({goal}: {GOAL:.0f}) after {found['steps']} steps, {found['seconds']} s and "
+        f"{found['version']} versions; the collector was killed {found['killed']} time(s)."
+    )
+    checked = found["verify"]
+    print(
+        f"The clients acted {found['acted']} steps, {checked['acknowledged']} are acknowledged, "
+        f"{checked['in_shards']} are in shards. A picture: {found['plot']}"
+    )

@@ -1,0 +1,160 @@
+"""What people see of a result: made of the same documents that --json prints.
+
+Each function takes one command's document and prints it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.output.console import moment, printable, table
+
+__all__ = ["estimates", "replayed", "streams", "trained", "verified", "versions"]
+
+Document = Mapping[str, Any]
+
+
+def replayed(document: Document) -> None:
+    """Of `replay`: what became of each row, and which were at fault."""
+    counts = {
+        "in the file": document["rows"],
+        "acknowledged": document["steps"],
+        "known already": document["rows_known"],
+        "left out": document["rows_left_out"],
+    }
+    table(f"Replayed as {document['name']}", ("rows", "count"), counts.items())
+    for bad in document["bad"]:
+        line = "" if bad["line"] is None else f" (line {bad['line']})"
+        print(f"row {bad['row']}{line}: {bad['reason']}")
+    faulty = sum(document["bad_counts"].values())
+    if faulty > len(document["bad"]):
+        print(f"... and {faulty - len(document['bad'])} more rows at fault")
+    print(f"{document['episodes']} episodes in {document['seconds']:.1f} s")
+
+
+def trained(document: Document) -> None:
+    """Of `train`: where every row of the log went, and the candidate."""
+    counts = {"read": document["rows_read"], "trained on": document["rows_trained"]}
+    counts |= {f"left out: {why}": rows for why, rows in document["excluded"].items()}
+    counts |= {"held out": document["rows_held_out"]}
+    counts |= {f"not read: {why}": rows for why, rows in document["not_read"].items()}
+    table(f"Trained {document['policy_id']}", ("rows", "count"), counts.items())
+    for path, why in document["skipped"].items():
+        print(f"damaged, left out: {path}: {why}")
+    print(f"Candidate {document['candidate']}")
+
+
+def estimates(logs: Sequence[Document]) -> None:
+    """Of `evaluate`: every estimate of every log, the logging policy's own first."""
+    rows: list[tuple[Any, ...]] = []
+    for log in logs:
+        excluded = sum(log["excluded"].values())
+        for name, one in [
+            ("the logging policy", log["behaviour"]),
+            *((f"{one['name']} of the weights", one) for one in log["target"]),
+        ]:
+            low, high = map(_number, one["interval"])
+            value = (_number(one["value"]), f"{low} .. {high}", f"{one['ess'] or 0:.0f}")
+            rows.append((log["label"], name, *value, one["n"], excluded))
+    level = f"{logs[0]['confidence']:.0%} interval"
+    columns = ("log", "estimate", "value per episode", level, "ESS", "episodes", "excluded")
+    table(f"{logs[0]['policy_id']} {str(logs[0]['weights'])[:12]}", columns, rows)
+    for log in logs:
+        told = [f"{why}: {count} episodes" for why, count in log["excluded"].items()]
+        told += [f"{why}: {count} steps" for why, count in log["not_read"].items() if count]
+        told += [f"{name}: {why}" for name, why in {**log["unavailable"], **log["skipped"]}.items()]
+        if told:
+            print(f"{log['label']}: not used: {', '.join(told)}")
+
+
+def _number(value: float | None) -> str:
+    """Five digits; a number that was not finite is without a bound."""
+    return "unbounded" if value is None else f"{value:.5g}"
+
+
+def versions(document: Document) -> None:
+    """Of `versions`: numbered ones, and candidates that were never promoted."""
+    live = document["live"]
+    rows: list[tuple[Any, ...]] = [
+        (
+            one["version"],
+            "live" if live and live["version"] == one["version"] else "",
+            one["candidate"][:12],
+            moment(one["created"]),
+            one["parent"],
+            one["copy_of"],
+            one["metrics"].get("rows_trained"),
+        )
+        for one in document["versions"]
+    ]
+    promoted = {one["candidate"] for one in document["versions"]}
+    rows += [
+        (None, "candidate", one["digest"][:12], "", None, None, one["metrics"].get("rows_trained"))
+        for one in document["candidates"]
+        if one["digest"] not in promoted
+    ]
+    columns = ("version", "state", "candidate", "created", "parent", "copy of", "rows trained on")
+    table(f"Weights of {document['policy_id']}", columns, rows)
+
+
+def streams(document: Document) -> None:
+    """Of `ls`: what lies in shards, and what is open."""
+    rows = [
+        (
+            printable(one["stream"]),
+            ", ".join(one["policies"]),
+            one["shards"],
+            one["parts"],
+            one["rows"],
+            f"{one['nbytes'] / 1e6:.1f}",
+            moment(one["first_ts"]),
+            moment(one["last_ts"]),
+        )
+        for one in document["streams"]
+    ]
+    columns = ("stream", "policy", "shards", "parts", "rows", "MB", "from", "to")
+    table("Streams", columns, rows)
+    unreadable = sum(one["unreadable"] for one in document["streams"])
+    if unreadable:
+        print(f"{unreadable} files cannot be read as shards; `headrace verify` says which")
+    if document["open_episodes"] is None:
+        print(f"Open episodes: not known: {document['why']}")
+    else:
+        table("Open episodes", ("policy", "episodes"), document["open_episodes"].items())
+
+
+def verified(document: Document) -> None:
+    """Of `verify`: counts, notes and findings."""
+    columns = ("stream", "shards", "parts", "rows")
+    rows = [
+        [printable(one["stream"]), *(one[n] for n in columns[1:])] for one in document["streams"]
+    ]
+    table("Streams", columns, rows)
+    known = "unknown" if document["acknowledged"] is None else document["acknowledged"]
+    counts = f"in shards {document['in_shards']}, in the journal {document['in_journal']}"
+    print(f"Steps acknowledged: {known}; {counts}")
+    if document["earlier"]:
+        print(f"In streams of earlier journals: {document['earlier']}")
+    for note in document["notes"]:
+        print(f"note: {printable(note)}")
+    for moved in document["quarantined"]:
+        print(f"moved: {printable(moved)}")
+    for found in document["findings"]:
+        print(printable(f"{found['kind']}: {found['where']}: {found['text']}"))
+    print("Every step is accounted for exactly once." if document["ok"] else "NOT in order.")
+
+
+def updated(metrics: Mapping[str, float]) -> None:
+    """One update of a trainer that follows, as a line."""
+    shown = ("version", "rows_trained", "policy_lag_mean", "ess", "entropy", "seconds")
+    print("  ".join(f"{name} {metrics[name]:.4g}" for name in shown), flush=True)
+
+
+def heard(root: Path, said: Document) -> None:
+    """What a child of `headrace up` said, as a line."""
+    if "address" in said:
+        print(f"Collecting on {said['address']} into {root}.", flush=True)
+    elif "version" in said:
+        updated(said)

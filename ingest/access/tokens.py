@@ -1,0 +1,269 @@
+"""Who may: bearer tokens, their scopes, and how much each may send. Time is an argument.
+
+A token reads `hr_<id>_<secret>`. The id is public: it names the token in files, logs and errors.
+The secret is 256 random bits, and only its SHA-256 is kept. A slow password hash would buy nothing:
+it makes guessing dear where secrets are few, and 2^256 cannot be guessed at any speed, while every
+request would pay for it.
+
+`wall` is in seconds since the epoch (when a token expires), `now` in seconds of a clock that never
+jumps (how fast one may send).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ingest.protocol.errors import IngestError, Refusal
+
+LOG, ACT, READ, PUBLISH, ADMIN = "log", "act", "weights:read", "weights:publish", "admin"
+SCOPES = (LOG, ACT, READ, PUBLISH, ADMIN)
+"""Log episodes; get actions, and send decisions; read weights; publish them; all the rest."""
+LEDGER = "ledger"
+"""No token's scope, and named to nobody: where there are no tokens, callers of this machine may ask
+for the ledger, and for nothing else that is an admin's."""
+
+ANY = frozenset(SCOPES)
+LOGGING, ACTING, EITHER = frozenset({LOG}), frozenset({ACT}), frozenset({LOG, ACT})
+READING, PUBLISHING, ADMINISTERING = frozenset({READ}), frozenset({PUBLISH}), frozenset({ADMIN})
+COUNTING = frozenset({ADMIN, LEDGER})
+NOBODY_NEEDED: frozenset[str] = frozenset()
+"""Scopes that a route asks for, one of which is enough. The last is open to everybody."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ID = re.compile(r"[0-9a-f]{8}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_BAR = "(?:_|%(?:25)*5f)"  # as it is, or escaped for an address as often as it was pasted
+_SENT = re.compile(
+    rf"(hr{_BAR}[0-9a-f]{{8}}){_BAR}[a-z0-9_%-]+|\b([0-9a-f]{{8}}){_BAR}[a-z0-9_%-]{{40,}}", re.I
+)
+_NOTHING = "0" * 64
+
+
+class TokenError(IngestError, ValueError):
+    """A token cannot be made, found or read: what was expected, what came."""
+
+
+class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A token as it is kept. Times are in seconds since the epoch.
+
+    `rate`: events a second (a request without events counts as one). `open_episodes`: how many of
+    its episodes may be open at once. None: no limit of its own.
+    """
+
+    id: str
+    name: str
+    scopes: tuple[str, ...]
+    sha256: str
+    created: int
+    expires: int | None = None
+    revoked: int | None = None
+    rate: float | None = None
+    open_episodes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise TokenError(
+                f"token name: expected 1 to 64 letters, digits, '.', '_' or '-', got "
+                f"{self.name!r:.80}"
+            )
+        unknown = sorted(set(self.scopes) - ANY)
+        if unknown or not self.scopes:
+            raise TokenError(
+                f"token {self.name}: expected scopes of {', '.join(SCOPES)}, got "
+                f"{', '.join(unknown) or 'none'}"
+            )
+        if not (_ID.fullmatch(self.id) and _DIGEST.fullmatch(self.sha256)):
+            raise TokenError(f"token {self.name}: expected an id and a SHA-256 in hex")
+        if self.rate is not None and not 0.0 < self.rate < 1e9:
+            raise TokenError(f"token {self.name}: rate: expected > 0, got {self.rate}")
+        if self.open_episodes is not None and self.open_episodes < 1:
+            raise TokenError(
+                f"token {self.name}: open episodes: expected >= 1, got {self.open_episodes}"
+            )
+
+    def state(self, wall: float) -> str:
+        """`revoked`, `expired` or `live`."""
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if self.expires is not None and wall >= self.expires else "live"
+
+
+def hashed(secret: str) -> str:
+    """What is kept of a secret; see the module for why this is enough."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def bearer(token_id: str, secret: str) -> str:
+    """The text that a client sends."""
+    return f"hr_{token_id}_{secret}"
+
+
+def masked(text: str) -> str:
+    """A text without the secrets in it: a token's place is a header, but people paste."""
+    return _SENT.sub(lambda found: f"{found[1] or found[2]}_***", text)
+
+
+@dataclass
+class Allowance:
+    """How fast a token may send: a level that rises by `rate` a second, up to one second's worth.
+
+    A request is let in while the level is not below zero, and then charged for its events: a large
+    batch is taken whole, and what follows waits for it.
+    """
+
+    rate: float
+    level: float = field(init=False)
+    since: float
+
+    def __post_init__(self) -> None:
+        self.level = max(1.0, self.rate)
+
+    def wait(self, now: float) -> float:
+        """Seconds until a request is let in; 0 for now."""
+        risen = self.level + (now - self.since) * self.rate
+        self.level, self.since = min(max(1.0, self.rate), risen), now
+        return max(0.0, (1.0 - self.level) / self.rate) if self.level < 1.0 else 0.0
+
+    def charge(self, events: int) -> None:
+        self.level -= events
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who makes a request: a token's id ("" for nobody in particular), scopes, and limits."""
+
+    token_id: str = ""
+    scopes: frozenset[str] = frozenset()
+    open_episodes: int | None = None
+    allowance: Allowance | None = None
+    book: TokenBook | None = field(default=None, repr=False, compare=False)
+
+    def may(self, needed: frozenset[str]) -> bool:
+        """Whether one of the scopes is there, or none is needed."""
+        return not needed or bool(self.scopes & needed)
+
+    def require(self, needed: frozenset[str], what: str) -> None:
+        """Raise Refusal (403) unless `may`."""
+        if not self.may(needed):
+            raise Refusal(
+                "forbidden",
+                f"{what} needs a token with the scope {' or '.join(sorted(needed & ANY))}; this "
+                f"caller has {', '.join(sorted(self.scopes & ANY)) or 'none'}",
+                token_id=self.token_id or None,
+            )
+
+    def require_live(self, wall: float) -> None:
+        """Raise Refusal (401) if the token was revoked or has expired since it was let in."""
+        if self.book is not None:
+            self.book.require_live(self.token_id, wall)
+
+    def charge(self, events: int) -> None:
+        """Count a request's events against the rate; the request itself counted as one."""
+        if self.allowance is not None and events > 1:
+            self.allowance.charge(events - 1)
+
+
+NOBODY = Caller()
+LOCAL = Caller(scopes=frozenset({LOG, ACT, READ, LEDGER}))
+"""A caller without a token where none is asked for: it may log and act, and publish nothing."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What became of a token between two readings of its file: `created` or `revoked`."""
+
+    what: str
+    token_id: str
+    name: str
+
+
+class TokenBook:
+    """The tokens that a collector knows. Once there is one, no caller is let in without."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, Token] = {}
+        self._callers: dict[str, Caller] = {}
+
+    @property
+    def required(self) -> bool:
+        """Whether a token was ever made: also when all are revoked, nobody gets in without."""
+        return bool(self._tokens)
+
+    def live(self, wall: float) -> list[Token]:
+        return [token for token in self._tokens.values() if token.state(wall) == "live"]
+
+    def replace(self, tokens: Iterable[Token], now: float) -> list[Change]:
+        """Know these tokens from now on; what changed. What a token has spent stays spent."""
+        before, self._tokens = self._tokens, {token.id: token for token in tokens}
+        changes: list[Change] = []
+        callers: dict[str, Caller] = {}
+        for token in self._tokens.values():
+            old = before.get(token.id)
+            if old == token:
+                callers[token.id] = self._callers[token.id]
+                continue
+            callers[token.id] = self._caller(token, now)
+            if old is None:
+                changes.append(Change("created", token.id, token.name))
+            if token.revoked is not None and (old is None or old.revoked is None):
+                changes.append(Change("revoked", token.id, token.name))
+        changes += [
+            Change("revoked", old.id, old.name) for old in before.values() if old.id not in callers
+        ]
+        self._callers = callers
+        return changes
+
+    def caller(self, authorization: bytes | None, wall: float) -> Caller:
+        """The caller of an `Authorization` header. Raises Refusal (401), which says nothing of it.
+
+        What is looked up is the public id; the secret is compared in constant time, against
+        nothing when there is no such id.
+        """
+        if authorization is None:
+            raise Refusal("unauthorized", "expected a token: Authorization: Bearer hr_...")
+        kind, _, text = authorization.decode("latin-1").partition(" ")
+        parts = text.strip().split("_", 2)
+        if kind.lower() != "bearer" or len(parts) != 3 or parts[0] != "hr":
+            raise Refusal("unauthorized", "expected Authorization: Bearer hr_<id>_<secret>")
+        token = self._tokens.get(parts[1])
+        known = token.sha256 if token is not None else _NOTHING
+        same = hmac.compare_digest(hashed(parts[2]), known)
+        if token is None or not same:
+            raise Refusal("unauthorized", "the token is not known")
+        self.require_live(token.id, wall)
+        return self._callers[token.id]
+
+    def require_live(self, token_id: str, wall: float) -> None:
+        """Raise Refusal (401) unless there is such a token, neither revoked nor expired."""
+        token = self._tokens.get(token_id)
+        if token is None:
+            raise Refusal("unauthorized", "the token is not known", token_id=token_id)
+        state = token.state(wall)
+        if state != "live":
+            text = f"token {token.name} ({token.id}) is {state}"
+            raise Refusal("unauthorized", text, token_id=token.id)
+
+    def _caller(self, token: Token, now: float) -> Caller:
+        allowance = None if token.rate is None else Allowance(token.rate, since=now)
+        scopes = frozenset(token.scopes)
+        return Caller(token.id, scopes, token.open_episodes, allowance, book=self)
+
+
+def require_allowance(caller: Caller, now: float) -> None:
+    """Raise Refusal (429) while the caller has sent more than its rate allows; count one event."""
+    allowance = caller.allowance
+    if allowance is None:
+        return
+    wait = allowance.wait(now)
+    if wait > 0.0:
+        raise Refusal(
+            "busy",
+            f"token {caller.token_id} may send {allowance.rate:g} events a second",
+            retry_after=wait,
+        )
+    allowance.charge(1)

@@ -1,0 +1,1 @@
+"""The client library: episodes, delivery, local and remote actions."""

@@ -1,0 +1,518 @@
+"""The background thread that delivers queued events, and the exchanges that pass it by.
+
+One batch is in flight at a time, so that events of an episode arrive in order. A batch is encoded
+once and repeated with identical bytes until the collector answers; it tells a repeated event from
+a new one by (episode, seq), so an event counts exactly once. Nothing is given up while the
+collector is away: the queue fills, and then blocks or refuses (see Outbox).
+
+What a collector may answer for an event, and what follows:
+
+    accepted, duplicate       the event is done
+    refused                   the episode remembers why; its next call raises; `flush` raises
+    busy (of a start)         the episode's events are sent again after a while
+    unknown_instance          a new instance is registered, for new episodes. Events of a start that
+                              was refused so on its very first try were certainly never applied and
+                              go out under the new instance. A start that was tried before without
+                              an answer may have been applied: it is not repeated but reported
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from ingest.client.event_queue import Outbox
+from ingest.client.transport import UNAVAILABLE, Backoff, Delivery, M, Transport, refusal_from_json
+from ingest.client.unconfirmed import LOST, Kept, seq_of, undecided
+from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import Name, label_of, name_of
+from ingest.protocol.errors import STATUS, ClientError, CollectorUnavailable, Refusal
+from ingest.protocol.messages import Event, Start
+
+log = logging.getLogger("headrace.client")
+
+EXIT_SECONDS = 10.0
+"""How long the end of the process waits for what is still queued."""
+
+_MSGPACK = {"Content-Type": wire.MSGPACK}
+_SPLIT = ("malformed", "too_large", "invalid")  # the batch holds something that spoils the rest
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True)
+class ClientStats:
+    """What a client has done so far. `refused` counts events by error code."""
+
+    pending: int
+    acknowledged: int
+    duplicates: int
+    refused: dict[str, int]
+    batches: int
+    retries: int
+
+
+class _Closing(Exception):
+    """The sender is being closed in the middle of a wait."""
+
+
+class Book(Protocol):
+    """What a sender needs to know of the episodes, and what they learn from it."""
+
+    def open_ids(self) -> Iterable[Name]: ...
+
+    def refuse(self, event: Event, refusal: Refusal) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class Sender:
+    """Delivers what an outbox holds, and tells the book of episodes what was refused."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        outbox: Outbox,
+        book: Book,
+        *,
+        name: str | None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.transport = transport
+        self.outbox = outbox
+        self.kept = Kept()
+        self.known_starts: list[tuple[int, int]] = []
+        self._name = name
+        self._book = book
+        self.backoff = backoff or Backoff()
+        self._reset()
+        _senders.add(self)
+
+    def _reset(self) -> None:
+        self._state = threading.Lock()
+        self._registering = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.running = False  # events may be put: somebody will send them
+        self._counts: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._unreported: list[Refusal] = []
+        self._half_started: dict[str, tuple[str, int]] = {}
+        self._failure: Exception | None = None
+        self._trouble: Refusal | None = None
+        self._away = False
+        self.held: dict[str, int] = {}  # policies whose version has acted enough, and that version
+
+    def after_fork(self) -> None:
+        """A forked child starts with nothing queued, no thread, and its own instance."""
+        self.transport.after_fork()
+        self.outbox.reset()
+        self.kept.clear()
+        self._book.clear()
+        self._reset()
+
+    @property
+    def pending(self) -> int:
+        """Events that are not acknowledged yet."""
+        return self.outbox.pending + len(self.kept)
+
+    @property
+    def stats(self) -> ClientStats:
+        counts = self._counts
+        return ClientStats(
+            pending=self.pending,
+            acknowledged=counts["acknowledged"],
+            duplicates=counts["duplicates"],
+            refused=dict(self._refused),
+            batches=counts["batches"],
+            retries=counts["retries"],
+        )
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def ensure_running(self) -> None:
+        """Start the thread if there is none; raises ClientError when it cannot go on."""
+        if self.running:
+            return
+        with self._state:
+            if self._failure is not None:
+                raise ClientError(f"the sending thread failed: {self._failure}") from self._failure
+            if self.outbox.closed:
+                raise ClientError("the client is closed")
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="headrace-sender", daemon=True
+                )
+                self._thread.start()
+                self.running = True
+                _finish_with_multiprocessing(self)
+
+    def _run(self) -> None:
+        try:
+            while (taken := self.outbox.take()) is not None:
+                events, instance = taken
+                if instance is None:
+                    self._register_patiently()
+                else:
+                    self._deliver(events, instance)
+        except _Closing:
+            pass
+        except Exception as error:
+            log.exception("the sending thread failed; %d events wait", self.pending)
+            self._failure = error
+        finally:
+            self.running = False
+            self.outbox.wake()
+
+    def _deliver(self, events: list[Event], instance: str) -> None:
+        """Send a batch until each of its events has been judged or is back in the queue."""
+        todo = [(events, False)]
+        while todo:
+            chunk, tried = todo.pop()
+            chunk, body = self._pack(chunk, instance)
+            if not chunk:
+                continue
+            delivery = Delivery(self.transport, "POST", "/v1/events", body, _MSGPACK, self.backoff)
+            delivery.maybe_applied = tried
+            try:
+                reply = self._patiently(delivery, wire.EventsReply)
+            except Refusal as refusal:
+                if len(chunk) > 1 and refusal.code in _SPLIT:
+                    half, tried = len(chunk) // 2, delivery.maybe_applied
+                    todo += [(chunk[half:], tried), (chunk[:half], tried)]
+                    continue
+                errors = [(index, refusal) for index in range(len(chunk))]
+                self._settle(chunk, errors, 0, instance, delivery.maybe_applied)
+            else:
+                errors = [(item.index, refusal_from_json(item.error)) for item in reply.refused]
+                duplicates = reply.duplicates
+                self.held.update(reply.hold)
+                self._settle(chunk, errors, duplicates, instance, delivery.maybe_applied)
+        self.count(batches=1)
+
+    def _pack(self, events: list[Event], instance: str) -> tuple[list[Event], bytes]:
+        """The body of a batch; what cannot be encoded is refused on its own."""
+        batch = wire.Batch(instance=instance, events=events)
+        try:
+            return events, _encode(batch)
+        except (TypeError, ValueError, OverflowError):
+            fine, raw = [], []
+            for event in events:
+                try:
+                    raw.append(msgspec.Raw(_encode(event)))
+                    fine.append(event)
+                except (TypeError, ValueError, OverflowError) as error:
+                    text = f"cannot be encoded: {error}"
+                    self.refuse_one(event, Refusal("invalid", text, None, event.episode_id))
+                    self.outbox.judged([event])
+            batch.events = raw  # type: ignore[assignment]  # encoded events stand for events
+            return fine, _encode(batch)
+
+    def _settle(
+        self,
+        events: Sequence[Event],
+        errors: Sequence[tuple[int, Refusal]],
+        duplicates: int,
+        instance: str,
+        maybe_applied: bool,
+    ) -> None:
+        """Sort the answers for a part of the flight: done, refused, or to be sent again."""
+        if not errors:
+            self.count(acknowledged=len(events), duplicates=duplicates)
+            self.release(events)
+            self.outbox.judged(events)
+            return
+        refused = {index: refusal for index, refusal in errors if 0 <= index < len(events)}
+        again, wait, forgotten = self.sort(events, refused, maybe_applied)
+        lost = self.take_lost((name_of(events[i]), refusal) for i, refusal in refused.items())
+        again += [undecided(events[i]) for i in refused if name_of(events[i]) in lost]
+        repeated = set(map(id, again))
+        for index, refusal in refused.items():
+            if id(events[index]) not in repeated:
+                self.refuse_one(events[index], refusal)
+        self.count(acknowledged=len(events) - len(refused), duplicates=duplicates)
+        if forgotten:
+            self.forget(instance, again)
+        done = [event for index, event in enumerate(events) if index not in refused]
+        self.release(done)
+        self.outbox.judged([event for event in events if id(event) not in repeated])
+        if again:
+            kept = [event for events in lost.values() for event in events]
+            self.outbox.return_flight(again, kept)
+        if wait and self.transport.closing.wait(self.backoff.delay(4, wait)):
+            raise _Closing
+
+    def release(self, durable: Sequence[Event]) -> None:
+        """Let go of what was kept of the episodes up to these events, which are on disk now."""
+        for event in durable if self.kept else ():
+            seq = seq_of(event)
+            dropped = self.kept.durable(name_of(event), seq)  # itself too, if it is a copy
+            self.count(acknowledged=sum(seq_of(kept) < seq for kept in dropped))
+
+    def take_lost(self, refusals: Iterable[tuple[Name, Refusal]]) -> dict[Name, list[Event]]:
+        """What was kept of the episodes whose events are refused because the collector lost it."""
+        first: dict[Name, int] = {}
+        for name, refusal in refusals if self.kept else ():
+            if refusal.code in LOST:
+                expected = refusal.expected_seq or 0
+                first[name] = min(first.get(name, expected), expected)
+        found = {name: self.kept.take(name, seq) for name, seq in first.items()}
+        return {name: events for name, events in found.items() if events}
+
+    def sort(
+        self, events: Sequence[Event], refused: Mapping[int, Refusal], maybe_applied: bool
+    ) -> tuple[list[Event], float, bool]:
+        """Which refused events to send again, after how many seconds; is the instance forgotten?
+
+        With a start that could not be taken, all that was refused of its episode is sent again.
+        """
+        ids: set[Name] = set()
+        again: list[Event] = []
+        wait, forgotten = 0.0, False
+        for index in sorted(refused):
+            event, refusal = events[index], refused[index]
+            if STATUS[refusal.code] in UNAVAILABLE:
+                ids.add(name_of(event))
+                wait = max(wait, refusal.retry_after or 0.1)
+            elif refusal.code == "unknown_instance":
+                forgotten = True
+                if isinstance(event, Start) and not maybe_applied:
+                    ids.add(name_of(event))
+            if name_of(event) in ids:
+                again.append(event)
+        return again, wait, forgotten
+
+    def forget(self, instance: str, again: Sequence[Event]) -> None:
+        log.error(
+            "%s does not know this client's instance, or takes no more starts of it: registering a "
+            "new one. Episodes whose start may have arrived are not repeated",
+            self.transport.address,
+        )
+        self.outbox.renew(instance, again, self._book.open_ids())
+
+    def refuse_one(self, event: Event, refusal: Refusal) -> None:
+        if refusal.episode_id is None:
+            refusal.episode_id, refusal.agent_id = event.episode_id, event.agent_id
+        with self._state:
+            first = refusal.code not in self._refused
+            self._refused[refusal.code] += 1
+            self._unreported.append(refusal)
+        if first:
+            log.warning("an event of episode %s was refused: %s", label_of(event), refusal)
+        self._book.refuse(event, refusal)
+        if refusal.code != "window_closed":
+            self.kept.drop(name_of(event))
+
+    def count(self, **more: int) -> None:
+        with self._state:
+            self._counts.update(more)
+
+    def _patiently(self, delivery: Delivery, kind: type[M]) -> M:
+        """Attempts until there is an answer, however long it takes, or until closing."""
+        while True:
+            try:
+                message = delivery.attempt(kind)
+                self._set_trouble(None, None)
+                return message
+            except CollectorUnavailable as error:
+                self._set_trouble(error, None)
+                retry_after = error.retry_after
+            except Refusal as refusal:
+                if refusal.code in _SPLIT or refusal.status == 409:
+                    raise
+                self._set_trouble(refusal, refusal)  # a token, a path: for a person to mend
+                delivery.failures += 1
+                retry_after = 1.0
+            self.count(retries=1)
+            if not delivery.wait(retry_after):
+                raise _Closing
+
+    def _set_trouble(self, error: Exception | None, refusal: Refusal | None) -> None:
+        if error is not None and not self._away:
+            log.warning("%s; %d events wait", error, self.outbox.pending)
+        elif error is None and self._away:
+            log.warning("%s answers again", self.transport.address)
+        self._away = error is not None
+        if refusal is not self._trouble:
+            self._trouble = self.outbox.trouble = refusal
+            self.outbox.wake()
+
+    # --- instances ---------------------------------------------------------------------------
+
+    def _registration(self) -> Delivery:
+        body = _encode(wire.Register(name=self._name))
+        return Delivery(self.transport, "POST", "/v1/instances", body, _MSGPACK, self.backoff)
+
+    def _register_patiently(self) -> None:
+        with self._registering:
+            if self.outbox.instance is None:
+                self._registered(self._patiently(self._registration(), wire.Registered))
+
+    def register(self, timeout: float | None = None) -> str:
+        """The current instance, registered if need be. Raises as `Delivery.run`."""
+        if timeout is None:
+            timeout = self.transport.timeout
+        if not self._registering.acquire(timeout=timeout):  # the thread holds it, and waits
+            raise CollectorUnavailable(
+                f"{self.transport.address}: no answer within {timeout:.1f} s", maybe_applied=False
+            )
+        try:
+            if self.outbox.instance is None:
+                self._registered(self._registration().run(wire.Registered, timeout))
+            return self.outbox.instance or ""
+        finally:
+            self._registering.release()
+
+    def _registered(self, registered: wire.Registered) -> None:
+        self.known_starts = list(registered.starts)
+        self.outbox.instance = registered.instance
+
+    # --- exchanges of the caller's own thread ------------------------------------------------
+
+    def start(self, event: Start, timeout: float) -> None:
+        """Start an episode in one round trip. Raises Refusal, CollectorUnavailable.
+
+        The caller's own id makes a repetition safe even under a new instance: the collector
+        refuses an id that is taken.
+        """
+        deadline = time.monotonic() + timeout
+        claim = self._half_started.pop(event.episode_id, None)
+        for last in (False, True):
+            instance, event.start = claim or self._claim(deadline)
+            headers = {**_MSGPACK, "Headrace-Instance": instance}
+            delivery = Delivery(
+                self.transport, "POST", "/v1/episodes", _encode(event), headers, self.backoff
+            )
+            try:
+                delivery.run(dict, max(0.0, deadline - time.monotonic()))
+                return self.outbox.adopt(event.episode_id, instance)
+            except CollectorUnavailable as error:
+                if error.maybe_applied:  # the next try must be known as a repetition
+                    self._half_started[event.episode_id] = instance, event.start
+                raise
+            except Refusal as refusal:
+                if refusal.code != "unknown_instance" or last:
+                    raise
+                self.forget(instance, ())
+                claim = None
+        return None
+
+    def _claim(self, deadline: float) -> tuple[str, int]:
+        while True:
+            self.register(max(0.0, deadline - time.monotonic()))
+            instance, number = self.outbox.claim_start()
+            if instance is not None:
+                return instance, number
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None) -> None:
+        """Wait until all that was logged before is acknowledged; see PolicyClient.flush."""
+        self._settle_kept()
+        done, trouble = self._drain(timeout)
+        with self._state:
+            refused, self._unreported = self._unreported, []
+        if self._failure is not None:
+            raise ClientError(f"the sending thread failed: {self._failure}") from self._failure
+        if not done:
+            if trouble is not None:
+                raise trouble
+            raise TimeoutError(
+                f"{self.outbox.pending} events still wait for {self.transport.address}"
+            )
+        if refused:
+            raise _summary(refused)
+
+    def _settle_kept(self) -> None:
+        """Have everything acknowledged that the collector may still lose."""
+        kept = self.kept.copies()
+        if kept:
+            self.ensure_running()
+            self.outbox.put_again(kept)
+
+    def _drain(self, timeout: float | None) -> tuple[bool, Refusal | None]:
+        """Whether all was delivered in time, and else what stands in the way.
+
+        A trouble that is over by the time it is looked at is waited out.
+        """
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while True:
+            left = None if timeout is None else max(0.0, deadline - time.monotonic())
+            done, trouble = self.outbox.drained(left, self._is_stuck), self._trouble
+            over = self._failure is not None or time.monotonic() >= deadline
+            if done or trouble is not None or over:
+                return done, trouble
+
+    def _is_stuck(self) -> bool:
+        return self._failure is not None or self._trouble is not None
+
+    def close(self, timeout: float) -> None:
+        """Flush for at most `timeout` seconds, then stop. Raises as `flush`."""
+        try:
+            self.flush(timeout)
+        finally:
+            self.retire()
+            self.transport.close()
+            if self._thread is not None:
+                self._thread.join(1.0)
+
+    def retire(self) -> None:
+        """Take nothing new; the thread ends when the queue is empty."""
+        with contextlib.suppress(ClientError):
+            self._settle_kept()
+        self.running = False
+        self.outbox.close()
+
+    def finish(self) -> None:
+        """At the end of the process: deliver what is queued, within EXIT_SECONDS."""
+        if not self.pending or self.transport.closing.is_set():
+            return
+        try:
+            self.flush(min(EXIT_SECONDS, self.transport.timeout))
+        except Exception as error:
+            log.error("at exit: %s (%d events were not delivered)", error, self.outbox.pending)
+
+
+def _summary(refused: list[Refusal]) -> Refusal:
+    """One Refusal for what was refused since the last flush."""
+    first = refused[0]
+    if len(refused) == 1:
+        return first
+    message = f"{len(refused)} events were refused since the last flush, first: {first.message}"
+    return Refusal(first.code, message, first.path, first.episode_id, first.expected_seq)
+
+
+_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+
+
+def _finish_all(*_: Any) -> None:
+    for sender in list(_senders):
+        sender.finish()
+
+
+def _after_fork() -> None:
+    for sender in list(_senders):
+        sender.after_fork()
+
+
+def _finish_with_multiprocessing(sender: Sender) -> None:
+    """A multiprocessing child ends without atexit; it has finalizers of its own."""
+    util = sys.modules.get("multiprocessing.util")
+    process = sys.modules.get("multiprocessing.process")
+    if util is not None and process is not None and process.parent_process() is not None:
+        util.Finalize(None, sender.finish, exitpriority=10)
+
+
+atexit.register(_finish_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,533 @@
+"""The queue between logging calls and the thread that sends: events in, batches out.
+
+An event is *pending* from `put` until the collector has judged it. It waits in the queue, is in
+the one batch in flight, or is pulled: carried by a `get_action` of its own episode. Each queued
+event has an index, one more than the one before it; an event whose index is below `taken` has left
+the queue, so its content is fixed.
+
+Start numbers are given here, under the lock, because they belong to the instance that is current
+at that moment.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from ingest.protocol.agent_names import Name, name_of
+from ingest.protocol.errors import BufferFull
+from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
+
+EVENT_BYTES = 256  # what an event takes beside its observation, action and info
+_LONGEST_RUN = 8  # events of one episode that are not torn between two batches for its length
+
+OnFull = Literal["block", "raise"]
+
+
+def weight(event: Any) -> int:
+    """Bytes that an event is counted with."""
+    kind = type(event)
+    if kind is Start:
+        return EVENT_BYTES
+    if kind is LogAction or kind is Decision:
+        total = EVENT_BYTES + len(event.obs) + len(event.action)
+    elif kind is End:
+        return EVENT_BYTES if event.obs is None else EVENT_BYTES + len(event.obs)
+    else:
+        total = EVENT_BYTES
+    return total if event.info is None else total + memoryview(event.info).nbytes
+
+
+def merge_infos(first: Any, second: Any) -> Any:
+    """Two encoded infos of one step as one: later keys win, as in the collector."""
+    merged = msgspec.msgpack.decode(first) | msgspec.msgpack.decode(second)
+    return msgspec.Raw(msgspec.msgpack.encode(merged))
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward for the step that was queued at `index` (None: no such), or else as an event."""
+
+    index: int
+    step: LogAction | Decision | None
+    amount: float
+    info: Any
+    event: LogReturns
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Events taken out of turn, in order: of these episodes, all of one instance.
+
+    `ticket` is for `judged` or `return_pulled`, which must follow.
+    """
+
+    events: list[Event]
+    instance: str
+    ids: Collection[Name]
+    ticket: int
+
+
+class Outbox:
+    """A bounded queue of events. Every method may be called from any thread.
+
+    `max_events` and `max_bytes` bound what is pending; `batch` events and `batch_bytes` bound one
+    batch. `timeout` bounds how long a full queue blocks its caller, `linger` how long a batch
+    waits for company when nothing is in flight; both in seconds. `named`: start numbers are the
+    caller's own, of an instance that may be resumed.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_events: int,
+        max_bytes: int,
+        batch: int,
+        on_full: OnFull,
+        timeout: float,
+        linger: float,
+        named: bool = False,
+    ) -> None:
+        self.max_events = max_events
+        self.max_bytes = max_bytes
+        self.batch = batch
+        self.batch_bytes = max_bytes
+        self.on_full = on_full
+        self.timeout = timeout
+        self.linger = linger
+        self.named = named
+        self.closed = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty, with fresh locks: how a forked child begins."""
+        self._lock = threading.Lock()
+        self._filled = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
+        self._queue: list[Event | None] = []  # None: pulled
+        self._taken = 0  # the index of _queue[0]
+        self._fixed = 0  # events below this index have been sent: their content stays as it is
+        self._done = 0  # events below this index have been judged, or wait to be sent again
+        self._flight: list[Event] = []
+        self._left = 0  # events of the flight that are not judged yet
+        self._wake_at = sys.maxsize
+        self._urgent = 0
+        self._lingering = False  # a batch waits for company
+        self._hurried = False  # and must not
+        self._pulls: dict[int, int] = {}  # ticket -> the first index it took
+        self._next_pull = 0
+        self._requeues = 0
+        self._next_start = 0
+        self._strays: dict[Name, str] = {}
+        self.pending = 0
+        self._bytes = 0
+        self.instance: str | None = None
+        self.trouble: Exception | None = None  # why the collector takes nothing: a token, say
+
+    # --- in ----------------------------------------------------------------------------------
+
+    def put(self, event: Event, size: int) -> int:
+        """Queue one event of `weight` size; its index. Raises BufferFull, having queued nothing."""
+        with self._lock:
+            if self.pending >= self.max_events or self._bytes + size > self.max_bytes:
+                self._wait_for_room(1, size)
+            self.pending += 1
+            self._bytes += size
+            queue = self._queue
+            queue.append(event)
+            count = len(queue)
+            if count >= self._wake_at:
+                self._wake_at = sys.maxsize
+                self._filled.notify()
+            return self._taken + count - 1
+
+    def hurry(self) -> None:
+        """Let a batch that waits for company go: an episode is whole, and somebody may wait."""
+        self._hurried = True
+        if self._lingering:
+            with self._lock:
+                self._filled.notify()
+
+    def put_all(self, events: Sequence[Event]) -> int:
+        """Queue some events in one piece; the index of the last. Raises BufferFull, with none.
+
+        Each Start among them is numbered here unless it brings its own number.
+        """
+        size = sum(map(weight, events))
+        with self._lock:
+            if self.pending + len(events) > self.max_events or self._bytes + size > self.max_bytes:
+                self._wait_for_room(len(events), size)
+            return self._extend(events, size)
+
+    def _extend(self, events: Sequence[Event], size: int) -> int:
+        for event in events:
+            self._number(event)
+        self.pending += len(events)
+        self._bytes += size
+        self._queue.extend(events)
+        if len(self._queue) >= self._wake_at:
+            self._wake_at = sys.maxsize
+            self._filled.notify()
+        return self._taken + len(self._queue) - 1
+
+    def _number(self, event: Event) -> None:
+        if isinstance(event, Start) and event.start is None:
+            event.start = self._next_start
+            self._next_start += 1
+
+    def claim_start(self) -> tuple[str | None, int]:
+        """The current instance and a start number of it, for a start outside the queue."""
+        with self._lock:
+            self._next_start += 1
+            return self.instance, self._next_start - 1
+
+    def _wait_for_room(self, count: int, size: int) -> None:
+        """With the lock held."""
+        if self._has_room(count, size):
+            return
+        seconds = 0.0 if self.on_full == "raise" else self.timeout
+        if not self._changed.wait_for(lambda: self._has_room(count, size), seconds):
+            why = f", which refuses them: {self.trouble}" if self.trouble else ""
+            raise BufferFull(
+                f"{self.pending} events ({self._bytes} bytes) wait for the collector{why}; the "
+                f"client holds at most {self.max_events} events and {self.max_bytes} bytes"
+            ) from self.trouble
+
+    def _has_room(self, count: int, size: int) -> bool:
+        """An event that alone is over `max_bytes` may pass an empty queue."""
+        fits = self.pending + count <= self.max_events and self._bytes + size <= self.max_bytes
+        return fits or self.pending == 0 or self.closed
+
+    def fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
+        """Add a reward to the queued step at `index`; False if it cannot take one any more."""
+        with self._lock:
+            if not self._folds(index, step, reward, info):
+                return False
+            self._fold(step, reward, info)
+            return True
+
+    def put_rewards(self, rewards: Sequence[Reward]) -> list[bool]:
+        """Fold each reward into its queued step, or queue its event; which were folded.
+
+        All of them, or none: raises BufferFull, and ValueError for a sum that is not finite.
+        """
+        with self._lock:
+            while True:
+                folds = [self._folds(r.index, r.step, r.amount, r.info) for r in rewards]
+                rest = [r.event for r, folded in zip(rewards, folds, strict=True) if not folded]
+                size = sum(map(weight, rest))
+                if not rest or self._has_room(len(rest), size):
+                    break
+                self._wait_for_room(len(rest), size)  # steps may leave meanwhile
+            for reward, folded in zip(rewards, folds, strict=True):
+                if folded:
+                    self._fold(reward.step, reward.amount, reward.info)
+            self._extend(rest, size)
+            return folds
+
+    def _folds(self, index: int, step: Any, reward: float, info: Any) -> bool:
+        """Whether the step at `index` can take a reward. Raises ValueError for an infinite sum."""
+        if step is None or index < self._fixed:
+            return False
+        if info is not None and weight(step) + memoryview(info).nbytes > self.batch_bytes:
+            return False
+        total = reward if step.reward is None else step.reward + reward
+        if not math.isfinite(total):
+            raise ValueError(f"expected rewards with a finite sum, got {total}")
+        return True
+
+    def _fold(self, step: Any, reward: float, info: Any) -> None:
+        step.reward = reward if step.reward is None else step.reward + reward
+        if info is not None:
+            self._bytes -= 0 if step.info is None else memoryview(step.info).nbytes
+            step.info = info if step.info is None else merge_infos(step.info, info)
+            self._bytes += memoryview(step.info).nbytes
+
+    # --- out ---------------------------------------------------------------------------------
+
+    def take(self) -> tuple[list[Event], str | None] | None:
+        """The next batch and its instance; waits for one. None when closed and drained.
+
+        No events and no instance: the queue needs an instance to be registered first.
+        """
+        with self._lock:
+            while True:
+                idle = not self._queue
+                while not self._queue:
+                    if self.closed:
+                        return None
+                    self._wake_at = 1
+                    self._filled.wait()
+                at_once = self._urgent or self._hurried or self.closed
+                if idle and not at_once and len(self._queue) < self.batch:
+                    self._wake_at = self.batch
+                    self._lingering = True
+                    self._filled.wait(self.linger)
+                    self._lingering = False
+                self._wake_at = sys.maxsize
+                if self.instance is None:
+                    return [], None
+                flight = self._cut()
+                if flight:
+                    return flight, self.owner(name_of(flight[0]))
+
+    def _cut(self) -> list[Event]:
+        queue = self._queue
+        self._hurried = False
+        size = whole_runs(queue, self._fitting(queue[: self.batch]))
+        flight = [event for event in queue[:size] if event is not None]
+        del queue[:size]
+        self._done = self._taken
+        self._taken += size
+        self._fixed = max(self._fixed, self._taken)
+        self._flight = flight
+        self._land(0, len(flight))
+        return flight
+
+    def _fitting(self, events: Sequence[Event | None]) -> int:
+        """How many of the events may go in one batch: by bytes, and of one instance."""
+        count = len(events)
+        if self._bytes > self.batch_bytes // 2:
+            total = 0
+            for i, event in enumerate(events):
+                total += 0 if event is None else weight(event)
+                if total > self.batch_bytes and i:
+                    count = i
+                    break
+        if self._strays:
+            owners = [e and self._strays.get(name_of(e), "") for e in events[:count]]
+            first = next((owner for owner in owners if owner is not None), None)
+            count = next(
+                (i for i, owner in enumerate(owners) if owner is not None and owner != first), count
+            )
+        return count
+
+    def _land(self, count: int, left: int | None = None) -> None:
+        """Count down the flight; when nothing is left of it, the next may start."""
+        self._left = (self._left if left is None else left) - count
+        if self._left == 0:
+            self._flight = []
+            self._done = self._taken
+        self._changed.notify_all()
+
+    def pull(self, ids: Collection[Name], since: int, deadline: float) -> Pulled | None:
+        """Take the queued events of some episodes out of turn, for their `get_action`.
+
+        Waits while events of these episodes are in flight, or more of them are queued than one
+        request carries, until `deadline` (time.monotonic). `since`: no event of theirs has a lower
+        index. Episodes of another instance than the first one's need a request of their own. None:
+        an instance must be registered first. Raises TimeoutError.
+        """
+        with self._lock:
+            self._urgent += 1
+            self._filled.notify()
+            try:
+                in_time = self._changed.wait_for(
+                    lambda: (
+                        self.closed
+                        or self.trouble is not None
+                        or (
+                            not any(name_of(event) in ids for event in self._flight)
+                            and len(self._places(ids, since)) <= self.batch
+                        )
+                    ),
+                    max(0.0, deadline - time.monotonic()),
+                )
+            finally:
+                self._urgent -= 1
+            if self.trouble is not None:
+                raise self.trouble
+            if not in_time:
+                raise TimeoutError(f"{self.pending} events wait for the collector")
+            instance = self.owner(next(iter(ids)))
+            if instance is None:
+                return None
+            mine = {name for name in ids if self.owner(name) == instance}
+            events: list[Event] = []
+            places = self._places(mine, since)
+            for place in places:
+                event = self._queue[place]
+                if event is not None:
+                    events.append(event)
+                self._queue[place] = None
+            self._next_pull += 1
+            if events:
+                self._pulls[self._next_pull] = self._taken + places[0]
+            return Pulled(events, instance, mine, self._next_pull)
+
+    def _places(self, ids: Collection[Name], since: int) -> list[int]:
+        queue = self._queue
+        found = []
+        for place in range(max(0, since - self._taken), len(queue)):
+            event = queue[place]
+            if event is not None and name_of(event) in ids:
+                found.append(place)
+        return found
+
+    def owner(self, name: Name) -> str | None:
+        """The instance under which an episode was started, None if it is yet to be registered."""
+        return self._strays.get(name) or self.instance
+
+    def adopt(self, episode_id: str, instance: str) -> None:
+        """Note the instance of an episode that was started outside the queue."""
+        with self._lock:
+            if instance != self.instance:
+                self._strays[episode_id] = instance
+
+    # --- judged, or back again ---------------------------------------------------------------
+
+    def judged(self, events: Collection[Event], pull: int | None = None) -> None:
+        """The collector has judged these events of the flight, or of a pull: they are done."""
+        with self._lock:
+            for event in events:
+                self._bytes -= weight(event)
+                if self._strays and isinstance(event, End):
+                    self._strays.pop(name_of(event), None)
+            self.pending -= len(events)
+            if pull is None:
+                self._land(len(events))
+            else:
+                self._pulls.pop(pull, None)
+                self._changed.notify_all()
+
+    def return_flight(self, events: Sequence[Event], lost: Sequence[Event] = ()) -> None:
+        """Events of the flight go back to the head of the queue: they are sent again.
+
+        `lost` goes before them: events that had left as judged, and must be judged first.
+        """
+        with self._lock:
+            self._readmit(lost)
+            self._return([*lost, *events])
+            self._land(len(events))
+
+    def return_pulled(self, events: Sequence[Event], pull: int) -> None:
+        """Events of a pull go back to the queue: they are sent again."""
+        with self._lock:
+            self._requeues += 1
+            self._queue.extend(events)
+            self._pulls.pop(pull, None)
+            self._filled.notify()
+            self._changed.notify_all()
+
+    def put_again(self, events: Sequence[Event]) -> None:
+        """Queue events that had left as judged, and are to be judged once more."""
+        with self._lock:
+            self._readmit(events)
+            self._queue.extend(events)
+            self._filled.notify()
+
+    def _readmit(self, events: Sequence[Event]) -> None:
+        self.pending += len(events)
+        self._bytes += sum(map(weight, events))
+        self._requeues += bool(events)
+
+    def carries(self, name: Name) -> bool:
+        """Whether events of an episode are queued or in flight."""
+        with self._lock:
+            waiting = (*self._flight, *self._queue)
+            return any(e is not None and name_of(e) == name for e in waiting)
+
+    def _return(self, events: Sequence[Event]) -> None:
+        """To the head; the index of the tail, and of what is behind, stays as it is."""
+        self._queue[:0] = events
+        self._taken -= len(events)
+        self._done = min(self._done, self._taken)
+
+    def renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[Name]) -> None:
+        """The collector has forgotten the instance `dead`: number starts under a new one.
+
+        `again` are events that were certainly not applied; their starts, and those in the queue,
+        get numbers of the new instance. Episodes that were started before stay with the old one:
+        a start that may have been applied is never repeated under another instance.
+        """
+        with self._lock:
+            fresh = [event for event in again if isinstance(event, Start)]
+            if self.instance == dead:
+                self.instance = None
+                queued = [event for event in self._queue if event is not None]
+                waiting = [event for event in queued if isinstance(event, Start)]
+                begins = set(map(name_of, waiting))
+                for name in (*open_ids, *map(name_of, (*again, *queued))):
+                    if name not in begins:
+                        self._strays.setdefault(name, dead)
+                if not self.named:
+                    self._next_start = 0
+                    fresh += waiting
+            for start in fresh:
+                if not self.named:
+                    start.start = None
+                    self._number(start)
+            for event in again:
+                if isinstance(event, Start):
+                    self._strays.pop(name_of(event), None)
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    def drained(self, timeout: float | None, stop: Callable[[], bool]) -> bool:
+        """Wait until all that is pending now has been judged; False when time ran out or `stop`."""
+        with self._lock:
+            target = self._taken + len(self._queue)
+            seen = self._requeues
+            self._urgent += 1
+            self._filled.notify()
+
+            def judged() -> bool:
+                return self._done >= target and all(low >= target for low in self._pulls.values())
+
+            def done() -> bool:
+                nonlocal target, seen
+                if stop():
+                    return True
+                if self._requeues != seen:
+                    target, seen = self._taken + len(self._queue), self._requeues
+                return judged()
+
+            try:
+                self._changed.wait_for(done, timeout)
+                return judged()
+            finally:
+                self._urgent -= 1
+
+    @property
+    def end(self) -> int:
+        """The index that the next event gets."""
+        with self._lock:
+            return self._taken + len(self._queue)
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        with self._lock:
+            self._filled.notify_all()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Take nothing new; what is queued still goes out."""
+        self.closed = True
+        self.wake()
+
+
+def whole_runs(queue: Sequence[Event | None], size: int) -> int:
+    """A batch size of at most `size` that tears no short episode apart.
+
+    A batch is one journal row. With a one-step episode whole in one batch, a client that dies
+    between two batches leaves no half of it behind.
+    """
+    if not 0 < size < len(queue):
+        return size
+    after = queue[size]
+    if after is None or isinstance(after, Start):
+        return size
+    for cut in range(size - 1, max(0, size - _LONGEST_RUN), -1):
+        event = queue[cut]
+        if event is None or event.episode_id != after.episode_id:
+            return size
+        if isinstance(event, Start):
+            return cut
+    return size

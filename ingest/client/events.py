@@ -1,0 +1,99 @@
+"""Checks of what a caller passes to a client, and its forms for the wire.
+
+Every error is a ValueError that names the episode, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ingest.protocol import messages as wire
+
+
+def number(episode_id: str, name: str, value: Any) -> float:
+    """A finite float of a Python or numpy number."""
+    if type(value) is not float:
+        if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+            raise ValueError(f"Episode {episode_id}: {name}: expected a number, got {value!r:.80}")
+        try:
+            value = float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"Episode {episode_id}: {name}: expected one number, got {value!r:.80}"
+            ) from error
+    if not math.isfinite(value):
+        raise ValueError(f"Episode {episode_id}: {name}: expected a finite number, got {value}")
+    return float(value)
+
+
+def propensity(episode_id: str, prob: Any, logp: Any) -> tuple[float | None, float | None]:
+    """Either of them as a float: a probability in (0, 1], or a finite logarithm of a density."""
+    if prob is None:
+        return None, number(episode_id, "action_logp", logp)
+    if logp is not None:
+        raise ValueError(f"Episode {episode_id}: expected action_prob or action_logp, got both")
+    prob = number(episode_id, "action_prob", prob)
+    if not 0.0 < prob <= 1.0:
+        raise ValueError(
+            f"Episode {episode_id}: action_prob: expected a number in (0, 1], got {prob}"
+        )
+    return prob, None
+
+
+def encode_info(episode_id: str, info: Mapping[str, Any]) -> Any:
+    """An info as encoded now, so that the caller may go on using the dict.
+
+    numpy numbers and arrays become numbers and lists, keys become strings.
+    """
+    try:
+        plain = msgspec.to_builtins(dict(info), str_keys=True, enc_hook=_plain)
+        wire.require_shallow(plain)
+        return msgspec.Raw(msgspec.msgpack.encode(plain))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"Episode {episode_id}: info: expected JSON values: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    raise TypeError(f"got {type(value).__name__}")
+
+
+def check_id(name: str, value: Any) -> None:
+    """Raise ValueError unless `value` can name an episode or a reward."""
+    if not isinstance(value, str) or not 1 <= len(value) <= 256 or not _is_unicode(value):
+        raise ValueError(f"{name}: expected a string of 1 to 256 characters, got {value!r:.80}")
+
+
+def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """The tags as a dict of their own. Raises ValueError for what is not a string."""
+    for pair in tags.items():
+        if not all(isinstance(text, str) and _is_unicode(text) for text in pair):
+            raise ValueError(f"tags: expected strings, got {pair!r:.80}")
+    return dict(tags)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a string can be sent: half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def size_of(value: Any) -> int:
+    """Bytes of an encoded value, 0 for none."""
+    return 0 if value is None else memoryview(value).nbytes
+
+
+def too_large(episode_id: str, size: int, largest: int) -> ValueError:
+    """The error for an event that no request can carry."""
+    return ValueError(
+        f"Episode {episode_id}: expected an event of at most {largest} bytes, got {size}"
+    )

@@ -1,0 +1,113 @@
+"""`get_action` in local mode: the client's own policies act, and the decisions are queued.
+
+With flow control a client does not run ahead of the collector: it delivers its decisions a window
+at a time, and waits while the version it acts with is held. The wait is bounded and counted: a
+trainer that is gone stops nobody for ever.
+"""
+
+from __future__ import annotations
+
+from time import monotonic, time_ns
+from typing import Any
+
+from ingest.client.delivery import Sender
+from ingest.client.event_queue import Outbox
+from ingest.client.local_inference import LocalPolicy
+from ingest.client.open_episodes import ClientEpisode, ClientPolicy
+from ingest.client.transport import Transport
+from ingest.protocol.agent_names import label_of
+from ingest.protocol.errors import Refusal
+from ingest.protocol.messages import Decision
+
+HOLD_SECONDS = 30.0
+WINDOWS_PER_VERSION = 8
+"""A client delivers its decisions so many times while the steps of one version are acted."""
+
+
+class LocalActor:
+    """The local policies of one client. `holds` counts waits, `hold_seconds` their time."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        outbox: Outbox,
+        sender: Sender,
+        update_interval: float | None,
+        *,
+        long_poll: bool,
+    ) -> None:
+        self._transport = transport
+        self._outbox = outbox
+        self._sender = sender
+        self._interval = update_interval
+        self._long_poll = long_poll
+        self._policies: dict[str, LocalPolicy] = {}
+        self._undelivered: dict[str, int] = {}
+        self.holds = 0
+        self.holds_given_up = 0
+        self.hold_seconds = 0.0
+
+    def policy(self, policy_id: str) -> LocalPolicy:
+        """The client's copy of a policy; nothing is fetched yet."""
+        found = self._policies.get(policy_id)
+        if found is None:
+            fresh = LocalPolicy(
+                self._transport, policy_id, self._interval, long_poll=self._long_poll
+            )
+            found = self._policies.setdefault(policy_id, fresh)
+        return found
+
+    def decide(
+        self, episode: ClientEpisode, observation: Any, obs: bytes | None = None
+    ) -> tuple[Decision, Any]:
+        """The decision event of an episode's next step, and the action as the env takes it.
+
+        `obs`: the observation's canonical bytes, where they are known.
+        """
+        policy = episode.policy
+        if obs is None:
+            obs = policy.observe(label_of(episode), observation)
+        local = self._policies.get(policy.policy_id) or self.policy(policy.policy_id)
+        if policy.paced:
+            self._pace(policy, local)
+        try:
+            chosen, version = local.act(observation)
+        except Refusal as refusal:
+            refusal.episode_id, refusal.agent_id = episode.episode_id, episode.agent_id
+            raise
+        event = Decision(
+            episode_id=episode.episode_id,
+            agent_id=episode.agent_id,
+            seq=episode.seq,
+            obs=obs,
+            action=policy.encode_decision(chosen.action),
+            action_logp=float(chosen.logp),
+            policy_version=version,
+            action_dist_inputs=chosen.dist_inputs.tobytes(),
+            ts=time_ns() // 1000,
+        )
+        return event, chosen.action_env
+
+    def _pace(self, policy: ClientPolicy, local: LocalPolicy) -> None:
+        """Deliver a full window, then wait while the version that acts is held."""
+        name = policy.policy_id
+        waiting = self._undelivered.get(name, 0) + 1
+        quota = policy.steps_per_version
+        if quota is not None and waiting > max(1, quota // WINDOWS_PER_VERSION):
+            self._outbox.drained(HOLD_SECONDS, lambda: False)
+            waiting = 1
+        self._undelivered[name] = waiting
+        held = self._sender.held.get(name)
+        if held is None or local.version > held:
+            return
+        self.holds += 1
+        begin = monotonic()
+        self._outbox.drained(HOLD_SECONDS, lambda: False)
+        if not local.wait_newer(held, HOLD_SECONDS):
+            self.holds_given_up += 1
+            self._sender.held.pop(name, None)
+        self.hold_seconds += monotonic() - begin
+
+    def close(self) -> None:
+        for policy in self._policies.values():
+            policy.close()

@@ -1,0 +1,220 @@
+"""DOOR 1 to policy: the client's own copy of a policy, and how it stays fresh.
+
+`LocalPolicy` fetches the live weights once, then keeps a long poll open in a background thread, so
+that a newly published version is acted with a few milliseconds later. Weights are verified before
+they are parsed; what does not verify, or is older than what is here, is refused and the last good
+weights stay. A swap is one assignment: a step is acted with the old weights or with the new.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ingest.client.transport import Answer, Backoff, Transport
+from ingest.protocol.errors import CollectorUnavailable, Refusal
+from ingest.protocol.weights import Published, no_version, not_finite
+from policy.inference.numpy_policy import Action, NotFinite, NumpyPolicy
+from storage.errors import StorageError
+from storage.weights.manifest import Manifest
+
+log = logging.getLogger("headrace.client")
+
+LONG_POLL_SECONDS = 25.0
+ASK_SECONDS = 0.1  # between questions of a client that is held and has no long poll
+
+
+class LocalPolicy:
+    """One policy as this client acts with it.
+
+    `update_interval` is the longest, in seconds, that the client goes without asking: None asks
+    only in `refresh`, 0 before every action. With `long_poll` a thread asks all the time.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        policy_id: str,
+        update_interval: float | None,
+        *,
+        long_poll: bool = True,
+    ) -> None:
+        self.policy_id = policy_id
+        self._transport = transport
+        self._interval = update_interval
+        self._long_poll = long_poll and update_interval is not None
+        self._path = f"/v1/policies/{policy_id}/weights"
+        self._local = threading.local()
+        self._changed = threading.Condition()
+        self._refreshing = threading.Lock()
+        self._reset()
+        _policies.add(self)
+
+    def _reset(self) -> None:
+        self.current: NumpyPolicy | None = None
+        self.refused = 0  # published weights that could not be taken up
+        self._store_id = ""
+        self._generation = -1
+        self._etag: str | None = None
+        self._asked = float("-inf")
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def _reset_lock(self) -> None:
+        """A forked child has no poll thread, and locks that nobody holds."""
+        self._changed = threading.Condition()
+        self._refreshing = threading.Lock()
+        self._thread = None
+        self._local = threading.local()
+
+    @property
+    def version(self) -> int:
+        """The version that is acted with, -1 for none."""
+        policy = self.current
+        return -1 if policy is None else policy.version
+
+    def act(self, observation: Any) -> tuple[Action, int]:
+        """An action and the version that chose it.
+
+        Raises Refusal: `no_version`, and `invalid` for an observation that overflows.
+        """
+        policy = self.current
+        if policy is None or self._thread is None or self._interval == 0:
+            self._ensure()
+            policy = self.current
+        if policy is None:
+            raise no_version(self.policy_id)
+        rng = getattr(self._local, "rng", None)
+        if rng is None:
+            rng = self._local.rng = np.random.default_rng()
+        try:
+            try:
+                return policy.act_one(observation, rng), policy.version
+            except RuntimeWarning:  # numpy's of an overflow, in a program where warnings are errors
+                with np.errstate(over="ignore", invalid="ignore"):
+                    return policy.act_one(observation, rng), policy.version
+        except NotFinite as error:
+            raise not_finite(self.policy_id, policy.version) from error
+
+    def _ensure(self) -> None:
+        """Fetch what is due, and start the poll."""
+        due = self.current is None or (
+            self._interval is not None and time.monotonic() - self._asked >= self._interval
+        )
+        if due:
+            self.refresh(required=self.current is None)
+        if self._long_poll and self._thread is None and not self._closed:
+            with self._changed:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._poll, name="headrace-weights", daemon=True
+                    )
+                    self._thread.start()
+
+    def refresh(self, *, required: bool = True) -> int | None:
+        """Ask for newer weights now; answers the version acted with from here on.
+
+        Raises CollectorUnavailable when `required` and the collector does not answer.
+        """
+        with self._refreshing:
+            self._asked = time.monotonic()
+            try:
+                self._take(self._ask(None))
+            except CollectorUnavailable:
+                if required:
+                    raise
+            except Refusal as refusal:
+                if refusal.code != "no_version":
+                    raise
+        policy = self.current
+        return None if policy is None else policy.version
+
+    def wait_newer(self, version: int, timeout: float) -> bool:
+        """Wait until a version other than `version` is here; False when it does not come."""
+        if self._long_poll:
+            with self._changed:
+                return self._changed.wait_for(lambda: self.version != version, timeout)
+        deadline = time.monotonic() + timeout
+        while self._interval is not None and self.version == version and not self._closed:
+            self.refresh(required=False)
+            left = deadline - time.monotonic()
+            if self.version != version or left <= 0:
+                break
+            if self._transport.closing.wait(min(ASK_SECONDS, left)):
+                break
+        return self.version != version
+
+    def close(self) -> None:
+        """Stop polling; the thread ends with its current request at the latest."""
+        self._closed = True
+
+    def _ask(self, wait: float | None) -> Answer:
+        headers: dict[str, str] = {}
+        if self._etag is not None:
+            headers["if-none-match"] = self._etag
+        if wait is not None:
+            headers["prefer"] = f"wait={wait:.0f}"
+        timeout = self._transport.timeout + (wait or 0.0)
+        return self._transport.attempt("GET", self._path, None, headers, timeout)
+
+    def _poll(self) -> None:
+        backoff, failures = Backoff(), 0
+        while not self._closed and threading.current_thread() is self._thread:
+            try:
+                refused = self.refused
+                self._take(self._ask(LONG_POLL_SECONDS))
+                failures = 0 if self.refused == refused else failures + 1
+                if failures and self._transport.closing.wait(backoff.delay(failures)):
+                    return  # what cannot be taken up comes again at once: not so fast
+            except (CollectorUnavailable, Refusal) as error:
+                failures += 1
+                if self._transport.closing.wait(backoff.delay(failures)):
+                    return
+                log.debug("policy %s: %s", self.policy_id, error)
+
+    def _take(self, answer: Answer) -> None:
+        """Take up an answer's weights, if they are newer and whole."""
+        self._asked = time.monotonic()
+        if answer.status == 304:
+            return
+        try:
+            published = msgspec.msgpack.decode(answer.body, type=Published)
+            manifest = Manifest.from_json(published.manifest)
+            same = manifest.store_id == self._store_id
+            if same and published.generation <= self._generation:
+                self._etag = answer.headers.get("etag", self._etag)
+                return
+            policy = NumpyPolicy.published(manifest, published.weights)
+        except (StorageError, ValueError, msgspec.DecodeError) as error:
+            self.refused += 1
+            log.warning("policy %s: refused published weights: %s", self.policy_id, error)
+            return
+        except Exception:  # the last good ones stay, and the poll goes on
+            self.refused += 1
+            log.exception("policy %s: refused published weights", self.policy_id)
+            return
+        with self._changed:
+            if manifest.store_id == self._store_id and published.generation <= self._generation:
+                return  # another thread took up a newer one meanwhile
+            self._etag = answer.headers.get("etag", self._etag)
+            self._store_id, self._generation = manifest.store_id, published.generation
+            self.current = policy
+            self._changed.notify_all()
+
+
+_policies: weakref.WeakSet[LocalPolicy] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for policy in list(_policies):
+        policy._reset_lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

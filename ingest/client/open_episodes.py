@@ -1,0 +1,340 @@
+"""What a client knows: the policies of its collector, and its own episodes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+from ingest.client.events import check_id
+from ingest.client.transport import Delivery, Transport
+from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import Name, label, name_of
+from ingest.protocol.errors import (
+    ClientError,
+    CollectorUnavailable,
+    Refusal,
+    already_started,
+    completed,
+    not_found,
+)
+from ingest.protocol.messages import Decision, EpisodeState, Event, GetAction, LogAction, Start
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import Dict, Space, SpaceError, space_from_json
+
+REMEMBERED = 10_000
+"""Ended episodes that a client remembers, to name the right error; older ones are "not found"."""
+
+_PASSING = frozenset({"window_closed"})  # refuses one event and leaves the episode as it was
+
+
+class ClientPolicy:
+    """The spaces of one policy, as codecs whose errors name the episode."""
+
+    def __init__(
+        self,
+        policy_id: str,
+        observation: Space,
+        action: Space,
+        steps_per_version: int | None = None,
+        reward_combination: str = "sum",
+        max_policy_lag: int | None = None,
+    ) -> None:
+        self.policy_id = policy_id
+        self.sums = reward_combination == "sum"  # rewards may be added up before they are sent
+        self.steps_per_version = steps_per_version
+        self.paced = steps_per_version is not None or max_policy_lag is not None
+        self.observation = Codec(observation)
+        self.action = Codec(action)
+        self._encode_observation = self.observation.encode
+        self._encode_action = self.action.encode
+
+    def encode(self, episode_id: str, observation: Any, action: Any) -> tuple[bytes, bytes]:
+        """Canonical bytes of both; raises SpaceError (a ValueError) for what does not fit."""
+        try:
+            obs = self._encode_observation(observation, "obs")
+            return obs, self._encode_action(action, "action")
+        except SpaceError as error:
+            raise self._misfit(episode_id, error, observation) from error
+
+    def observe(self, episode_id: str, observation: Any) -> bytes:
+        """Canonical bytes of an observation; raises SpaceError."""
+        try:
+            return self.observation.encode(observation, "obs")
+        except SpaceError as error:
+            raise self._misfit(episode_id, error, observation) from error
+
+    def _misfit(self, episode_id: str, error: SpaceError, observation: Any) -> SpaceError:
+        text = f"Episode {episode_id}: {error}"
+        if isinstance(observation, Mapping) and not isinstance(self.observation.space, Dict):
+            text += " (the episode has one agent: start it with policy_id={agent: policy}, or from "
+            text += "a client with a policy_mapping_fn, for mappings by agent)"
+        return SpaceError(text)
+
+    def encode_action(self, episode_id: str, action: Any) -> bytes:
+        """Canonical bytes of an action; raises SpaceError."""
+        try:
+            return self._encode_action(action, "action")
+        except SpaceError as error:
+            raise SpaceError(f"Episode {episode_id}: {error}") from error
+
+    def encode_decision(self, action: Any) -> bytes:
+        """Canonical bytes of an action that the policy chose: Box parts may leave their bounds."""
+        return self._encode_action(action, "action", check_range=False)
+
+    def action_value(self, sent: Any) -> Any:
+        """An action as the space's value; its Box parts may lie outside their bounds."""
+        return self.action.decode(self.action.from_wire(sent, "action", check_range=False))
+
+
+class CollectorSpec:
+    """What `GET /v1/spec` says."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        if document["protocol"] != wire.PROTOCOL_VERSION:
+            raise ClientError(
+                f"expected a collector of protocol {wire.PROTOCOL_VERSION}, got "
+                f"{document['protocol']!r}: use the client of the collector's version"
+            )
+        self.durable: bool = document.get("durable", True)
+        limits = document.get("limits", {})
+        self.max_body: int | None = limits.get("max_body")
+        self.max_events: int = limits.get("max_events", wire.MAX_EVENTS)
+        self.live_versions: dict[str, int | None] = {}
+        self.policies: dict[str, ClientPolicy] = {}
+        for name, policy in document["policies"].items():
+            observation, action = (space_from_json(policy[k]) for k in ("observation", "action"))
+            flow = policy.get("flow", {})
+            quota, lag = flow.get("steps_per_version"), flow.get("max_policy_lag")
+            combination = policy.get("reward_combination", "sum")
+            self.policies[name] = ClientPolicy(name, observation, action, quota, combination, lag)
+            self.live_versions[name] = policy.get("live_version")
+
+    @classmethod
+    def fetch(cls, transport: Transport) -> CollectorSpec:
+        """Ask the collector. Raises CollectorUnavailable, Refusal, ClientError."""
+        document = Delivery(transport, "GET", "/v1/spec").run(dict[str, Any])
+        try:
+            return cls(document)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise CollectorUnavailable(
+                f"{transport.address}: expected a collector's /v1/spec, got {error!r}"
+            ) from error
+
+    def policy(self, policy_id: str | None) -> ClientPolicy:
+        """The policy of that id; without an id, the only one. Raises ValueError."""
+        if policy_id is None and len(self.policies) == 1:
+            return next(iter(self.policies.values()))
+        found = self.policies.get(policy_id or "")
+        if found is None:
+            raise ValueError(
+                f"policy_id: expected one of {sorted(self.policies)}, got {policy_id!r}"
+            )
+        return found
+
+
+def fetch_state(transport: Transport, episode_id: str) -> EpisodeState:
+    """What the collector says of an episode. Raises Refusal (`not_found`), CollectorUnavailable."""
+    path = f"/v1/episodes/{quote(episode_id, safe='')}"
+    return Delivery(transport, "GET", path).run(EpisodeState)
+
+
+def require_free(transport: Transport, episode_id: str) -> None:
+    """Raise Refusal for an id that the collector knows, with the answer that a start would get."""
+    try:
+        state = fetch_state(transport, episode_id).state
+    except Refusal as refusal:
+        if refusal.code != "not_found":
+            raise
+    else:
+        raise already_started(episode_id) if state == "open" else completed(episode_id)
+
+
+class ClientEpisode:
+    """An open episode, or track: where it stands, and what happened to it."""
+
+    __slots__ = (
+        "acted",
+        "agent_id",
+        "decided",
+        "episode_id",
+        "error",
+        "policy",
+        "seq",
+        "since",
+        "step",
+        "step_index",
+        "unanswered",
+    )
+
+    def __init__(
+        self, episode_id: str, policy: ClientPolicy, since: int, agent_id: str | None = None
+    ) -> None:
+        self.episode_id = episode_id
+        self.agent_id = agent_id  # of a track
+        self.policy = policy
+        self.seq = 1  # of the next event; the start is 0
+        self.acted = False
+        self.decided: bytes | None = None  # the name of a remote decision of the open step
+        self.step: LogAction | Decision | None = None  # takes rewards while it is queued
+        self.step_index = -1
+        self.since = since  # no event of it that waits in the outbox has a lower index
+        self.error: Refusal | None = None
+        self.unanswered: GetAction | None = None  # sent, and its answer was lost
+
+
+class ClientWhole:
+    """An open episode of several agents, whose tracks are ClientEpisodes.
+
+    Agents join with their first observation. Those that were said to have ended are `gone`, with
+    whether a limit ended them, until the next observations may have brought their last; then their
+    tracks are told to be over. `parting` are the last observations that went out with a get_action
+    which had no answer: the call may be repeated as it was.
+    """
+
+    __slots__ = (
+        "acted",
+        "ended",
+        "env_t",
+        "episode_id",
+        "gone",
+        "parting",
+        "policies",
+        "policy_of",
+        "start",
+        "tracks",
+    )
+
+    def __init__(self, start: Start, policy_of: Callable[[str], ClientPolicy]) -> None:
+        self.episode_id = start.episode_id
+        self.start = start  # what the starts of its tracks are made of
+        self.policy_of = policy_of
+        self.policies: dict[str, ClientPolicy] = {}  # by agent, for the whole episode
+        self.tracks: dict[str, ClientEpisode] = {}
+        self.gone: dict[str, bool] = {}
+        self.ended: set[str] = set()
+        self.parting: dict[str, bytes | None] = {}
+        self.acted: set[str] = set()
+        self.env_t = 0  # calls in which agents acted
+
+    def policy(self, agent: str) -> ClientPolicy:
+        """The policy of an agent, chosen when it first appears. Raises ValueError."""
+        found = self.policies.get(agent)
+        if found is None:
+            check_id("agent_id", agent)
+            found = self.policies[agent] = self.policy_of(agent)
+        return found
+
+
+class EpisodeBook:
+    """The episodes of one client. Different episodes may be used by different threads."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: how a forked child begins."""
+        self.open: dict[Name, ClientEpisode] = {}
+        self.wholes: dict[str, ClientWhole] = {}
+        self._ended: OrderedDict[Name, Refusal | None] = OrderedDict()
+
+    def open_ids(self) -> Iterable[Name]:
+        """The ids of the open episodes at this moment."""
+        return list(self.open)
+
+    def find(self, name: Name, *, answered: bool = True) -> ClientEpisode:
+        """The open episode of that id.
+
+        Raises ValueError for one that is unknown or ended, the Refusal that an earlier event of it
+        met, and (if `answered`) ClientError while the answer to a get_action is outstanding.
+        """
+        episode = self.open.get(name)
+        if episode is None:
+            raise self._missing(name)
+        if episode.error is not None:
+            raise self._met(episode)
+        if answered and episode.unanswered is not None:
+            raise ClientError(
+                f"Episode {label(name)}: the answer to its last get_action was lost; call "
+                f"get_action again with the same observation"
+            )
+        return episode
+
+    def _missing(self, name: Name) -> Refusal:
+        ids = (name, None) if isinstance(name, str) else name
+        if name not in self._ended:
+            return not_found(*ids)
+        cause = self._ended[name]
+        return completed(*ids) if cause is None else replace(cause)
+
+    def _met(self, episode: ClientEpisode) -> Refusal:
+        """The refusal that an earlier event met, once for one that passes, else for ever."""
+        refusal, episode.error = episode.error, None
+        if refusal is None:  # another thread was told
+            return not_found(episode.episode_id, episode.agent_id)
+        if refusal.code not in _PASSING:
+            self.end(name_of(episode), refusal)
+        return replace(refusal)
+
+    def require_new(self, episode_id: str) -> None:
+        """Raise ValueError if the id is of an open or a recently ended episode."""
+        if episode_id in self.open or episode_id in self.wholes:
+            raise already_started(episode_id)
+        if episode_id in self._ended:
+            raise completed(episode_id)
+
+    def find_whole(self, episode_id: str, *, answered: bool = True) -> ClientWhole:
+        """The open episode of several agents of that id. Raises as `find`, for any agent."""
+        whole = self.wholes.get(episode_id)
+        if whole is None:
+            raise self._missing(episode_id)
+        try:
+            for agent in whole.tracks:
+                self.find((episode_id, agent), answered=answered)
+        except Refusal as refusal:
+            self.end_refused(whole, refusal)
+            raise
+        return whole
+
+    def end_refused(self, whole: ClientWhole, refusal: Refusal) -> None:
+        """With a track that was refused for good the whole episode is over."""
+        if any((whole.episode_id, agent) not in self.open for agent in whole.tracks):
+            self.end_whole(whole, refusal)
+
+    def end_whole(self, whole: ClientWhole, cause: Refusal | None = None) -> None:
+        """Note that an episode of several agents is over."""
+        for agent in whole.tracks:
+            self.open.pop((whole.episode_id, agent), None)
+        self.wholes.pop(whole.episode_id, None)
+        self.end(whole.episode_id, cause)
+
+    def end(self, name: Name, cause: Refusal | None = None) -> None:
+        """Note that an episode is over."""
+        self.open.pop(name, None)
+        self._ended[name] = cause
+        if len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def refuse(self, event: Event, refusal: Refusal) -> None:
+        """An event of an episode was refused: its next call raises the first such refusal."""
+        name = name_of(event)
+        episode = self.open.get(name)
+        if episode is not None:
+            if episode.error is None or episode.error.code in _PASSING:
+                episode.error = refusal
+        elif refusal.code not in _PASSING and self._ended.get(name) is None:
+            self.end(name, refusal)
+            if event.episode_id in self._ended and self._ended[event.episode_id] is None:
+                self._ended[event.episode_id] = refusal  # of all agents
+
+    def cause(self, episode_id: str) -> Refusal | None:
+        """The refusal that ended one of the REMEMBERED ended episodes, if one did."""
+        return self._ended.get(episode_id)
+
+    def told(self, name: Name) -> None:
+        """The caller has been told what an event met: what passes need not be raised again."""
+        episode = self.open.get(name)
+        if episode is not None and episode.error is not None and episode.error.code in _PASSING:
+            episode.error = None

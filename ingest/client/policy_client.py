@@ -1,0 +1,585 @@
+"""PolicyClient: how a program logs its episodes and asks for actions.
+
+    with PolicyClient("http://localhost:9900") as client:
+        episode = client.start_episode()
+        client.log_action(episode, observation, action, action_prob=0.25)
+        client.log_returns(episode, 1.0)
+        client.end_episode(episode)
+
+A logging call validates its values, queues an event and returns; a background thread delivers what
+is queued, in batches, exactly once. `flush` waits until all of it is acknowledged.
+
+Threads may use one client for different episodes at once; one episode is used by one at a time.
+After a fork the child has an empty client of its own: the parent's episodes stay the parent's.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import time_ns
+from types import TracebackType
+from typing import Any
+
+from ingest.client.client_events import late_reward, now_or, start_event
+from ingest.client.delivery import ClientStats, Sender
+from ingest.client.event_queue import EVENT_BYTES, OnFull, Outbox
+from ingest.client.events import (
+    encode_info,
+    number,
+    propensity,
+    size_of,
+    too_large,
+)
+from ingest.client.local_actions import LocalActor
+from ingest.client.multi_agent import MultiAgentCalls, PolicyMapping, checked_mapping
+from ingest.client.open_episodes import (
+    ClientEpisode,
+    ClientPolicy,
+    CollectorSpec,
+    EpisodeBook,
+    require_free,
+)
+from ingest.client.remote_actions import RemoteActor
+from ingest.client.transport import HttpSession, Token, Transport
+from ingest.protocol.agent_names import name_in
+from ingest.protocol.errors import ClientError, Refusal
+from ingest.protocol.messages import End, LogAction, LogReturns, Start
+
+log = logging.getLogger("headrace.client")
+
+
+class PolicyClient:
+    """A client of one collector.
+
+    Args:
+        address: `http://HOST:PORT` or `https://...`, with a path if a proxy needs one.
+        inference_mode: where `get_action` decides, "local" or "remote". Logging is the same.
+        update_interval: seconds after which local inference asks for newer weights; None: never.
+        session: a `requests.Session` to use for everything; the caller closes it.
+        policy_id: the policy of new episodes; default: the collector's only one.
+        sync: every logging call waits until its event is acknowledged, and raises its refusal.
+        token: sent as `Authorization: Bearer`; a function is asked for it before each request, so
+            that a renewed token needs no new client.
+        ca: a file of PEM certificates to trust in place of the system's, for `https`; a session
+            brings its own.
+        timeout: seconds that a call waits at most: for an answer, for room in the queue.
+        max_pending: events that may wait for the collector.
+        max_pending_bytes: the same in bytes.
+        on_full: "block" (for `timeout`) or "raise" BufferFull at once when they are reached.
+        batch: events in one request at most.
+        linger: seconds that a first event waits for company before it is sent; the end of an
+            episode waits for nobody.
+        long_poll: in local mode, a request that waits at the collector brings a newly published
+            version at once; without it `update_interval` is how often the client asks.
+        policy_mapping_fn: gives episodes several agents, each with the policy that this function of
+            the agent's id (or of that and the episode's id) names when the agent first appears;
+            None stands for the client's own policy. `start_episode(policy_id="...")` starts an
+            episode of one agent all the same.
+        instance_name: names this client's starts, for an import that may be run again: each start
+            then brings its own `start_number`, and `known_starts` says which are there already.
+
+    Nothing is sent before the first call. Values are validated in the call, which raises
+    ValueError and leaves the episode as it was. A refusal by the collector of an event that was
+    queued is raised by the next call on its episode, and by `flush`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        inference_mode: str = "local",
+        update_interval: float | None = 10.0,
+        session: HttpSession | None = None,
+        *,
+        policy_id: str | None = None,
+        sync: bool = False,
+        token: Token = None,
+        ca: str | Path | None = None,
+        timeout: float = 30.0,
+        max_pending: int = 100_000,
+        max_pending_bytes: int = 256_000_000,
+        on_full: OnFull = "block",
+        batch: int = 1_000,
+        linger: float = 0.005,
+        long_poll: bool = True,
+        instance_name: str | None = None,
+        policy_mapping_fn: PolicyMapping | None = None,
+    ) -> None:
+        if inference_mode not in ("local", "remote"):
+            raise ValueError("inference_mode must be either 'local' or 'remote'")
+        if on_full not in ("block", "raise"):
+            raise ValueError(f"on_full: expected 'block' or 'raise', got {on_full!r}")
+        if max_pending < 3 or batch < 3 or not timeout > 0 or not linger >= 0:
+            raise ValueError(
+                f"expected max_pending >= 3, batch >= 3, timeout > 0 and linger >= 0, got "
+                f"{max_pending}, {batch}, {timeout} and {linger}"
+            )
+        self.inference_mode = inference_mode
+        self.policy_mapping_fn = checked_mapping(policy_mapping_fn)
+        self.update_interval = update_interval
+        self.policy_id = policy_id
+        self._sync = sync
+        self._timeout = timeout
+        self._named = instance_name is not None
+        self._book = EpisodeBook()
+        self._transport = Transport(address, session=session, token=token, ca=ca, timeout=timeout)
+        self._outbox = Outbox(
+            max_events=max_pending,
+            max_bytes=max_pending_bytes,
+            batch=batch,
+            on_full=on_full,
+            timeout=timeout,
+            linger=linger,
+            named=self._named,
+        )
+        self._sender = Sender(self._transport, self._outbox, self._book, name=instance_name)
+        self._actor = LocalActor(
+            self._transport, self._outbox, self._sender, update_interval, long_poll=long_poll
+        )
+        self._remote = RemoteActor(
+            self._book, self._outbox, self._sender, timeout, wait_for_disk=sync
+        )
+        self._put = self._outbox.put
+        self._largest = max_pending_bytes
+        self._spec: CollectorSpec | None = None
+        # A client that is dropped without close still delivers what it has queued.
+        weakref.finalize(self, self._sender.retire).atexit = False
+
+    # --- episodes ----------------------------------------------------------------------------
+
+    def start_episode(
+        self,
+        episode_id: str | None = None,
+        training_enabled: bool = True,
+        *,
+        policy_id: str | Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        continues: str | None = None,
+        ts: int | None = None,
+        start_number: int | None = None,
+    ) -> str:
+        """Start an episode and answer its id.
+
+        Without an id one is made up (a UUID) and the start is queued. With the caller's own id it
+        is one round trip, so that a taken id raises here: ValueError "Episode X is already
+        started" or "Episode X has already completed." (an import's start is queued all the same).
+
+        With a mapping agent -> policy as `policy_id`, or the client's `policy_mapping_fn`, it has
+        several agents: observations, actions, rewards and infos of its calls are then mappings by
+        agent, and who they name is there from its first observation on.
+
+        Args:
+            training_enabled: False stores the episode for readers that ask for it only.
+            tags: a few strings (tenant, experiment) to filter by.
+            continues: the id of the abandoned episode that this one goes on from.
+            ts: when it began, microseconds since the epoch; default: now.
+            start_number: for a client with `instance_name` only.
+        """
+        options = (training_enabled, tags, continues, ts)
+        mapping = self.policy_mapping_fn if policy_id is None else policy_id
+        if mapping is not None and not isinstance(mapping, str):
+            return self._start_whole(episode_id, mapping, *options, number=start_number)
+        policy = self._policy(mapping)
+        start = self._start(episode_id, policy.policy_id, *options, number=start_number)
+        since = self._outbox.end
+        if episode_id is not None and not self._named:
+            self._book.require_new(episode_id)
+            self._sender.start(start, self._timeout)
+        else:
+            self._put_started([start])
+        self._book.open[start.episode_id] = ClientEpisode(start.episode_id, policy, since)
+        self._settle(start.episode_id)
+        return start.episode_id
+
+    def get_action(self, episode_id: str | Sequence[str], observation: Any) -> Any | dict[str, Any]:
+        """The live policy's action on an observation, recorded as the episode's next step.
+
+        With a list of ids and a mapping id -> observation it answers a dict id -> action, in remote
+        mode by one request. In local mode the client's own copy of the policy acts, and the
+        decision is queued like any logging call.
+
+        Raises ValueError (Refusal) when the collector refuses, `no_version` while nothing is
+        published; CollectorUnavailable or TimeoutError without an answer in time: then the same
+        call may be repeated.
+        """
+        local, wholes = self.inference_mode == "local", self._book.wholes
+        if isinstance(episode_id, str):
+            if episode_id in wholes:
+                return self._many.get_action({episode_id: observation})[episode_id]
+            if local:
+                return self._decide(episode_id, observation)
+            return self._remote.act({episode_id: observation})[episode_id]
+        if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
+            raise ValueError("get_action: expected a mapping of the given ids to observations")
+        if many := [name for name in episode_id if name in wholes]:
+            if len(many) < len(observation):
+                raise ValueError("get_action: expected episodes of several agents, or of one each")
+            return self._many.get_action({name: observation[name] for name in many})
+        if local:
+            for name in observation:  # all of them are fit before any is recorded
+                self._book.find(name).policy.observe(name, observation[name])
+            return {name: self._decide(name, observation[name]) for name in observation}
+        return self._remote.act({name: observation[name] for name in episode_id})
+
+    def log_action(
+        self,
+        episode_id: str,
+        observation: Any,
+        action: Any,
+        *,
+        action_prob: float | Mapping[str, float] | None = None,
+        action_logp: float | Mapping[str, float] | None = None,
+        policy_version: int = -1,
+        ts: int | None = None,
+    ) -> None:
+        """Record an action that the caller chose, and the observation it was chosen on.
+
+        `action_prob`, in (0, 1], or its logarithm `action_logp` says how likely the choice was;
+        off-policy estimates need one of them. `ts`: microseconds since the epoch; default: now.
+        """
+        # This is the hot path of the services that log: few calls, few attributes.
+        episode = self._book.open.get(episode_id)
+        if episode is None or episode.error is not None or episode.unanswered is not None:
+            if episode_id in self._book.wholes:
+                return self._many.log_action(
+                    episode_id,
+                    observation,
+                    action,
+                    action_prob=action_prob,
+                    action_logp=action_logp,
+                    policy_version=policy_version,
+                    ts=ts,
+                )
+            episode = self._book.find(episode_id)
+        obs, act = episode.policy.encode(episode_id, observation, action)
+        seq = episode.seq
+        step = LogAction(
+            episode_id=episode_id,
+            seq=seq,
+            obs=obs,
+            action=act,
+            ts=time_ns() // 1000 if ts is None else ts,
+        )
+        if action_prob is not None or action_logp is not None:
+            step.action_prob, step.action_logp = propensity(episode_id, action_prob, action_logp)
+        if policy_version != -1:
+            step.policy_version = int(policy_version)
+        if episode.decided is not None:
+            step.decided = episode.decided
+        size = EVENT_BYTES + len(obs) + len(act)
+        if size > self._largest or not self._sender.running:
+            self._require_room(episode_id, size)
+        episode.step_index = self._put(step, size)
+        episode.step = step
+        episode.decided = None
+        episode.seq = seq + 1
+        episode.acted = True
+        return self._settle(episode_id) if self._sync else None
+
+    def log_returns(
+        self,
+        episode_id: str,
+        reward: float | Mapping[str, float],
+        info: Mapping[str, Any] | None = None,
+        multiagent_done_dict: Mapping[str, bool] | None = None,
+        *,
+        multiagent_truncated_dict: Mapping[str, bool] | None = None,
+        step: int | None = None,
+        reward_id: str | None = None,
+        ts: int | None = None,
+    ) -> None:
+        """Give a reward to the episode's last action; several become one as the policy declares.
+
+        `info` belongs to that step alone. `step` names a step by its number, of any episode of the
+        collector, whoever logs it: for as long as the policy's `reward_window` is open after its
+        action, else the collector refuses (`window_closed`). `reward_id` names the reward: sent
+        again, it counts once.
+
+        In an episode of several agents rewards and infos are by agent. `multiagent_done_dict` names
+        agents that have ended, `multiagent_truncated_dict` those that a limit has: they may be
+        observed once more, with the next call that brings observations, and act no more.
+        """
+        over = multiagent_done_dict, multiagent_truncated_dict
+        if over != (None, None) or isinstance(reward, Mapping) or episode_id in self._book.wholes:
+            if step is None and reward_id is None:
+                return self._many.log_returns(episode_id, reward, info, *over, ts)
+            return self._many.log_late(episode_id, reward, info, step, reward_id, ts)
+        amount = number(episode_id, "reward", reward)
+        raw = encode_info(episode_id, info) if info else None
+        if step is not None or reward_id is not None:
+            late = late_reward(episode_id, amount, raw, step, reward_id, ts)
+            self._queue(late, EVENT_BYTES + size_of(raw))
+            return self._settle(episode_id)
+        episode = self._book.find(episode_id)
+        if not episode.acted:
+            raise Refusal(
+                "no_action",
+                f"Episode {episode_id}: a reward came before any action",
+                "reward",
+                episode_id,
+            )
+        if raw is not None:
+            self._require_room(episode_id, EVENT_BYTES + size_of(raw))
+        last = episode.step
+        folds = last is not None and episode.policy.sums
+        if folds and self._outbox.fold(episode.step_index, last, amount, raw):
+            return None
+        event = LogReturns(
+            episode_id=episode_id,
+            seq=episode.seq,
+            reward=amount,
+            info=raw,
+            ts=now_or(ts),
+            decided=episode.decided,
+        )
+        self._queue(event, EVENT_BYTES + size_of(raw))
+        episode.step = None  # later rewards go behind this one
+        episode.seq += 1
+        return self._settle(episode_id)
+
+    def end_episode(
+        self,
+        episode_id: str,
+        observation: Any = None,
+        *,
+        truncated: bool = False,
+        ts: int | None = None,
+    ) -> None:
+        """End an episode, with its final observation if there is one.
+
+        `truncated`: a limit ended it, not the task itself.
+        """
+        if episode_id in self._book.wholes:
+            return self._many.end_episode(episode_id, observation, truncated=truncated, ts=ts)
+        episode = self._book.find(episode_id)
+        final = None if observation is None else episode.policy.observe(episode_id, observation)
+        event = End(
+            episode_id=episode_id,
+            seq=episode.seq,
+            obs=final,
+            truncated=bool(truncated),
+            ts=now_or(ts),
+            decided=episode.decided,
+        )
+        self._queue(event, EVENT_BYTES + (0 if final is None else len(final)))
+        self._outbox.hurry()
+        self._book.end(episode_id)
+        return self._settle(episode_id)
+
+    def log_step(
+        self,
+        observation: Any,
+        action: Any,
+        reward: float,
+        *,
+        action_prob: float | None = None,
+        action_logp: float | None = None,
+        info: Mapping[str, Any] | None = None,
+        episode_id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        policy_id: str | None = None,
+        ts: int | None = None,
+        final_obs: Any = None,
+        terminated: bool = True,
+        training_enabled: bool = True,
+        start_number: int | None = None,
+    ) -> str:
+        """Log a whole episode of one step, such as one decision of a bandit; answers its id.
+
+        It is queued as one piece, with the caller's own id too: a taken id is then refused in the
+        background. `terminated=False` marks an episode that a limit cut off.
+        """
+        policy = self._policy(policy_id)
+        options = (training_enabled, tags, None, ts)
+        start = self._start(episode_id, policy.policy_id, *options, number=start_number)
+        name = start.episode_id
+        self._book.require_new(name)
+        obs, act = policy.encode(name, observation, action)
+        if action_prob is not None or action_logp is not None:
+            action_prob, action_logp = propensity(name, action_prob, action_logp)
+        step = LogAction(
+            episode_id=name,
+            seq=1,
+            obs=obs,
+            action=act,
+            action_prob=action_prob,
+            action_logp=action_logp,
+            reward=number(name, "reward", reward),
+            info=encode_info(name, info) if info else None,
+            ts=start.ts,
+        )
+        final = None if final_obs is None else policy.observe(name, final_obs)
+        end = End(episode_id=name, seq=2, obs=final, truncated=not terminated, ts=start.ts)
+        self._put_started([start, step, end])
+        self._book.end(name)
+        self._settle(name)
+        return name
+
+    # --- the policy --------------------------------------------------------------------------
+
+    def update_policy_weights(self, policy_id: str | None = None) -> int | None:
+        """The live version of a policy, by default the client's; None if nothing is published.
+
+        In local mode it is fetched first, and acted with from here on. In remote mode there is
+        nothing to refresh: the collector acts with the live version.
+        """
+        if self.inference_mode == "local":
+            return self._actor.policy(self._policy(policy_id).policy_id).refresh()
+        self._spec = spec = self._fetch()
+        name = self.policy_id if policy_id is None else policy_id
+        return spec.live_versions[spec.policy(name).policy_id]
+
+    def acting_version(self, policy_id: str | None = None) -> int:
+        """The version that local mode acts with now; -1 for none yet, and in remote mode."""
+        return self._actor.policy(self._policy(policy_id).policy_id).version
+
+    # --- delivery ----------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything that was logged before this call is acknowledged.
+
+        Raises TimeoutError after `timeout` seconds (None: no limit), naming how many events still
+        wait; Refusal when the collector refused events since the last flush, or refuses the client
+        itself (a wrong token). What waits stays queued.
+        """
+        self._sender.flush(timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush for at most `timeout` seconds (default: the client's), then stop.
+
+        Raises as `flush` does; what is not delivered then is lost, and the error says how much.
+        """
+        self._actor.close()
+        if self._outbox.closed:
+            return
+        self._sender.close(self._timeout if timeout is None else timeout)
+
+    def __enter__(self) -> PolicyClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            return self.close()
+        try:
+            return self.close()
+        except (ClientError, TimeoutError, Refusal) as other:  # the error that came first goes on
+            log.error("while closing: %s", other)
+
+    @property
+    def stats(self) -> ClientStats:
+        """Counts of what was acknowledged, refused, repeated, and of what waits."""
+        return self._sender.stats
+
+    @property
+    def known_starts(self) -> list[tuple[int, int]]:
+        """Ranges (first, last) of start numbers that an earlier run of this import delivered."""
+        self._sender.register()
+        return list(self._sender.known_starts)
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _fetch(self) -> CollectorSpec:
+        spec = CollectorSpec.fetch(self._transport)
+        if not spec.durable and self._spec is None:
+            log.warning("%s keeps nothing on disk (durable: false)", self._transport.address)
+        self._remote.durable = spec.durable
+        outbox = self._outbox
+        outbox.batch = min(outbox.batch, spec.max_events)
+        if spec.max_body is not None:
+            outbox.batch_bytes = min(outbox.max_bytes, spec.max_body * 9 // 10)
+            self._largest = outbox.batch_bytes
+        return spec
+
+    def _policy(self, policy_id: str | None) -> ClientPolicy:
+        spec = self._spec
+        name = self.policy_id if policy_id is None else policy_id
+        if name is not None and not isinstance(name, str):
+            raise ValueError(f"policy_id: expected the id of one policy, got {name!r:.80}")
+        if spec is None or (name is not None and name not in spec.policies):
+            self._spec = spec = self._fetch()
+        return spec.policy(name)
+
+    def _start(
+        self, episode_id: str | None, policy_id: str | None, *options: Any, number: int | None
+    ) -> Start:
+        if (number is not None) != self._named:
+            raise ValueError("start_number: expected exactly with an instance_name")
+        return start_event(episode_id, policy_id, *options, start_number=number)
+
+    def _start_whole(
+        self,
+        episode_id: str | None,
+        mapping: PolicyMapping | Mapping[str, str],
+        *options: Any,
+        number: int | None,
+    ) -> str:
+        """Open an episode of several agents; nothing is sent but the question for a taken id."""
+        start = self._start(episode_id, None, *options, number=number)
+        if self._named:
+            raise ValueError("instance_name: expected none for episodes of several agents")
+        if episode_id is not None:
+            self._book.require_new(episode_id)
+            require_free(self._transport, episode_id)
+        self._many.start(start, mapping)
+        return start.episode_id
+
+    @property
+    def _many(self) -> MultiAgentCalls:
+        """Made for a call: one that is kept would keep this client from being let go of."""
+        return MultiAgentCalls(
+            self._book,
+            self._outbox,
+            self._actor,
+            self._remote,
+            self._policy,
+            self._require_room,
+            self._settle,
+            self.inference_mode == "local",
+        )
+
+    def _queue(self, event: Any, size: int) -> int:
+        """Queue one event; its index. Raises BufferFull, ClientError, ValueError."""
+        self._require_room(event.episode_id, size)
+        return self._put(event, size)
+
+    def _require_room(self, episode_id: str, size: int) -> None:
+        """Raise ValueError for an event that no request can carry, ClientError without a sender."""
+        if size > self._largest:
+            raise too_large(episode_id, size, self._largest)
+        if not self._sender.running:
+            self._sender.ensure_running()
+
+    def _put_started(self, events: Sequence[Any]) -> None:
+        size = sum(size_of(event.obs) + size_of(event.action) for event in events[1:2])
+        self._require_room(events[0].episode_id, size)
+        self._outbox.put_all(events)
+
+    def _settle(self, episode_id: str) -> None:
+        """With `sync`: wait for the acknowledgement, and raise what was refused."""
+        if not self._sync:
+            return
+        try:
+            self._sender.flush(self._timeout)
+        except TimeoutError as error:
+            raise TimeoutError(f"Episode {episode_id}: {error}") from error
+        except Refusal as refusal:
+            self._book.told(name_in(episode_id, refusal.agent_id))
+            raise
+
+    def _decide(self, episode_id: str, observation: Any) -> Any:
+        """An action of the client's own policy, queued as the episode's next step."""
+        episode = self._book.find(episode_id)
+        event, action = self._actor.decide(episode, observation)
+        episode.step_index = self._queue(event, EVENT_BYTES + len(event.obs))
+        episode.step = event
+        episode.seq += 1
+        episode.acted = True
+        self._settle(episode_id)
+        return action

@@ -1,0 +1,353 @@
+"""HTTP to one collector: single attempts, what they mean, and patience between them.
+
+`Transport.attempt` makes one request and sorts its outcome into three: an `Answer`, a `Refusal`
+(the collector judged the request), or `CollectorUnavailable` (nobody did: try again). `Delivery`
+repeats one request with identical bytes until it is answered, which is safe because everything in
+protocol v1 that changes something can be told from its own repetition.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import msgspec
+import urllib3
+from urllib3.exceptions import HTTPError, NewConnectionError
+from urllib3.util import parse_url
+
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import STATUS, CollectorUnavailable, Refusal
+
+UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
+"""Statuses that say nothing about the request itself: it may be tried again unchanged."""
+
+_NOT_APPLIED = frozenset({425, 429, 503, 507})  # of those, the ones that the collector itself sends
+_FALLBACK_CODES = {
+    400: "malformed",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "no_route",
+    405: "method_not_allowed",
+    409: "conflict",
+    413: "too_large",
+    415: "unsupported_media",
+    422: "invalid",
+}
+_LONGEST_RETRY_AFTER = 60.0
+_CONNECTIONS = 64  # kept open at most; more threads than that open and close their own
+
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+
+M = TypeVar("M")
+Token: TypeAlias = str | Callable[[], str] | None
+"""A bearer token, or what answers the one to send now: so it can be renewed."""
+
+
+class HttpSession(Protocol):
+    """What is used of a `requests.Session` that the caller gives."""
+
+    @property
+    def request(self) -> Callable[..., Any]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A 2xx response."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def decode(self, kind: type[M]) -> M:
+        """The wire message of the body; CollectorUnavailable if this is not protocol v1."""
+        content_type = self.headers.get("content-type", "").partition(";")[0].strip()
+        try:
+            return wire.decode(self.body, content_type, kind)
+        except Refusal as error:
+            raise CollectorUnavailable(
+                f"expected a {kind.__name__} of protocol v{wire.PROTOCOL_VERSION}, got HTTP "
+                f"{self.status} with {content_type or 'no content type'}: {error}"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How long to wait before attempt n + 1: doubling, jittered, never less than Retry-After."""
+
+    first: float = 0.05
+    longest: float = 5.0
+
+    def delay(self, failures: int, retry_after: float | None = None) -> float:
+        """Seconds to wait after so many failures in a row (1, 2, ...).
+
+        Jitter spreads clients that failed at the same moment: half of the ceiling is fixed, half
+        random; a Retry-After is stretched by up to a tenth, never shortened.
+        """
+        ceiling = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
+        own = ceiling * (0.5 + 0.5 * random.random())
+        if retry_after is None:
+            return own
+        asked = min(retry_after, _LONGEST_RETRY_AFTER)
+        return max(own, asked * (1.0 + 0.1 * random.random()))
+
+
+class Transport:
+    """Requests to `address`, by urllib3 or by the session that the caller gives.
+
+    `timeout` is in seconds and holds for each attempt. `closing` ends every wait between attempts.
+    `named`: whether a certificate has to name the address beside being trusted.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        session: HttpSession | None = None,
+        token: Token = None,
+        ca: str | Path | None = None,
+        timeout: float = 30.0,
+        named: bool = True,
+    ) -> None:
+        url = parse_url(address if "://" in address else f"http://{address}")
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ValueError(
+                f"address: expected http://HOST[:PORT] or https://..., got {address!r}"
+            )
+        self._base = f"{url.scheme}://{url.netloc}"
+        self._prefix = (url.path or "").rstrip("/")
+        self.address = self._base + self._prefix
+        self.timeout = timeout
+        self._session = session
+        self._headers = {"Accept": wire.MSGPACK, "User-Agent": "headrace"}
+        if isinstance(token, str) and not _TOKEN.fullmatch(token):
+            raise ValueError("token: expected printable ASCII without spaces")  # and not the token
+        self._token = token
+        if ca is not None and session is not None:
+            raise ValueError("ca: expected none beside a session, which verifies by its own")
+        if ca is not None and not Path(ca).is_file():
+            raise ValueError(f"ca: expected a file of PEM certificates, got {str(ca)!r}")
+        self._trust: dict[str, Any] = {} if ca is None else {"ca_certs": str(ca)}
+        if not named and url.scheme == "https":
+            self._trust["assert_hostname"] = False
+        self.closing = threading.Event()
+        self._pool = self._new_pool()
+
+    def _new_pool(self) -> urllib3.HTTPConnectionPool:
+        return urllib3.connection_from_url(
+            self._base, maxsize=_CONNECTIONS, retries=False, **self._trust
+        )
+
+    def after_fork(self) -> None:
+        """In a forked child: never write to the parent's connections."""
+        self.closing = threading.Event()
+        self._pool = self._new_pool()
+        if self._session is not None:
+            self._session.close()  # drops the child's copies; a session opens new ones when used
+
+    def close(self) -> None:
+        """Close the connections of this transport; a given session stays the caller's."""
+        self.closing.set()
+        self._pool.close()
+
+    def attempt(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Answer:
+        """One request, sent once.
+
+        Raises CollectorUnavailable when it may be sent again, Refusal when it was judged.
+        """
+        sent = {**self._headers, **(headers or {})}
+        if self._token is not None:
+            sent["Authorization"] = _authorization(self._token)
+        status, found, content = self._exchange(method, path, body, sent, timeout or self.timeout)
+        if 200 <= status < 300 or status == _NOT_MODIFIED:
+            return Answer(status, found, content)
+        refusal = refusal_of(status, content)
+        if status in UNAVAILABLE and refusal.code != "no_version":
+            raise CollectorUnavailable(
+                f"{self.address}: HTTP {status}: {refusal.message}",
+                maybe_applied=status not in _NOT_APPLIED,
+                retry_after=_retry_after(found) or refusal.retry_after,
+            )
+        raise refusal
+
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        try:
+            if self._session is not None:
+                # by itself a session forgets its own authority where the environment names one
+                verify = getattr(self._session, "verify", None)
+                answer = self._session.request(
+                    method,
+                    self.address + path,
+                    data=body,
+                    headers=headers,
+                    timeout=timeout,
+                    allow_redirects=False,
+                    **({"verify": verify} if isinstance(verify, str) else {}),
+                )
+                return answer.status_code, _lower(answer.headers), answer.content
+            response = self._pool.urlopen(
+                method,
+                self._prefix + path,
+                body=body,
+                headers=headers,
+                timeout=timeout,
+                redirect=False,
+            )
+            return response.status, _lower(response.headers), response.data
+        except (HTTPError, OSError) as error:  # the errors of requests are OSErrors
+            raise CollectorUnavailable(
+                f"{self.address}: {type(error).__name__}: {error}",
+                maybe_applied=not _never_connected(error),
+                retry_after=_LONGEST_RETRY_AFTER if _is_distrusted(error) else None,
+            ) from error
+
+
+def _authorization(token: str | Callable[[], str]) -> str:
+    """The header of a token. Raises Refusal (401) without one; its text never holds a token."""
+    try:
+        text = token if isinstance(token, str) else token()
+    except Exception as error:
+        name = type(error).__name__
+        raise Refusal("unauthorized", f"token: its function raised {name}") from error
+    if not isinstance(text, str) or not _TOKEN.fullmatch(text):
+        raise Refusal("unauthorized", "token: expected printable ASCII without spaces")
+    return f"Bearer {text}"
+
+
+_NOT_MODIFIED = 304  # the answer to a conditional request
+
+
+class Delivery:
+    """One request, repeated with identical bytes until somebody answers it.
+
+    `maybe_applied` says whether any attempt so far may have had its effect without an answer.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._transport = transport
+        self._request = (method, path, body, headers)
+        self._backoff = backoff or Backoff()
+        self.failures = 0
+        self.maybe_applied = False
+
+    def attempt(self, kind: type[M], timeout: float | None = None) -> M:
+        """One more attempt; the message that answers it. Raises as Transport.attempt does."""
+        try:
+            return self._transport.attempt(*self._request, timeout=timeout).decode(kind)
+        except CollectorUnavailable as error:
+            self.failures += 1
+            self.maybe_applied |= error.maybe_applied
+            raise
+
+    def wait(self, retry_after: float | None = None, *, at_most: float = float("inf")) -> bool:
+        """Wait until the next attempt is due, at most so many seconds; False when closing."""
+        delay = self._backoff.delay(max(self.failures, 1), retry_after)
+        return not self._transport.closing.wait(min(delay, at_most))
+
+    def run(self, kind: type[M], timeout: float | None = None) -> M:
+        """Attempts for `timeout` seconds in all (default: the transport's).
+
+        Raises CollectorUnavailable when they are over, Refusal when the collector says no.
+        """
+        deadline = time.monotonic() + (self._transport.timeout if timeout is None else timeout)
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self.attempt(kind, max(left, 0.001))
+            except CollectorUnavailable as error:
+                left = deadline - time.monotonic()
+                asked = error.retry_after or 0.0
+                if asked >= left or not self.wait(error.retry_after, at_most=left):
+                    error.maybe_applied = self.maybe_applied
+                    raise
+                if time.monotonic() >= deadline:
+                    error.maybe_applied = self.maybe_applied
+                    raise
+
+
+def refusal_of(status: int, body: bytes) -> Refusal:
+    """The Refusal of an error response; one made up from the status if a proxy answered."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+        return refusal_from_json(error, _FALLBACK_CODES.get(status, "busy"))
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError):
+        text = body[:200].decode(errors="replace").strip() or "no text"
+        return Refusal(_FALLBACK_CODES.get(status, "busy"), f"HTTP {status}: {text}")
+
+
+def refusal_from_json(error: Mapping[str, Any], fallback: str = "conflict") -> Refusal:
+    """The Refusal of the protocol's error object; a code of a later protocol becomes `fallback`."""
+    code = str(error["code"])
+    message = str(error.get("message", ""))
+    if code not in STATUS:
+        code, message = fallback, f"{code}: {message}"
+    known = ("path", "episode_id", "expected_seq", "retry_after", "agent_id")
+    return Refusal(code, message, **{name: error.get(name) for name in known})
+
+
+def _lower(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds of a Retry-After header, which is a number or an HTTP date."""
+    text = headers.get("retry-after", "").strip()
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(text).timestamp() - time.time()
+        except ValueError:
+            return None
+    return seconds if 0.0 <= seconds < float("inf") else 0.0
+
+
+def _never_connected(error: BaseException) -> bool:
+    """Whether no connection was made, so that no byte of the request left this machine."""
+    return _has_cause(error, (NewConnectionError, ssl.SSLCertVerificationError))
+
+
+def _is_distrusted(error: BaseException) -> bool:
+    """Whether the server's certificate is not trusted: trying again soon will not mend that."""
+    return _has_cause(error, (ssl.SSLCertVerificationError,))
+
+
+def _has_cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    seen: BaseException | None = error
+    for _ in range(5):  # requests wraps MaxRetryError, which wraps the cause
+        if isinstance(seen, kinds):
+            return True
+        inner = getattr(seen, "reason", None) or (seen.args[0] if seen and seen.args else None)
+        if not isinstance(inner, BaseException):
+            return False
+        seen = inner
+    return False

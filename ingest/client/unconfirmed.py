@@ -1,0 +1,100 @@
+"""What a remote client keeps behind the replies to `get_action`, which run ahead of the disk.
+
+A reply may be lost with the collector's memory, and all that travelled with its request. Events and
+decisions stay here until the collector says that they are durable; what it has lost is taken out
+and sent again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from copy import copy
+from typing import TypeVar
+
+from ingest.protocol.agent_names import Name
+from ingest.protocol.messages import Event, GetAction, Start
+
+LOST = frozenset({"gap", "decision_unknown", "not_found"})
+"""What a collector answers that does not know events it had before it was killed."""
+
+
+def seq_of(event: Event) -> int:
+    """An event's place in its episode; -1 for a reward outside the sequence."""
+    if isinstance(event, Start):
+        return 0
+    return -1 if event.seq is None else event.seq
+
+
+class Kept:
+    """Events of each episode, or track, in order. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing kept, with a fresh lock: how a forked child begins."""
+        self._lock = threading.Lock()
+        self._events: dict[Name, list[Event]] = {}
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(map(len, self._events.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._events)
+
+    def keep(self, name: Name, events: Iterable[Event]) -> None:
+        """Add events of an episode behind those that are kept of it; a number again replaces."""
+        with self._lock:
+            new = list(events)
+            numbers = set(map(seq_of, new))
+            kept = [e for e in self._events.get(name, ()) if seq_of(e) not in numbers]
+            self._events[name] = kept + new
+
+    def durable(self, name: Name, seq: int) -> list[Event]:
+        """Drop an episode's events up to `seq`, which are on disk, and answer them."""
+        with self._lock:
+            events = self._events.get(name)
+            if events is None:
+                return []
+            left = [event for event in events if seq_of(event) > seq]
+            if left:
+                self._events[name] = left
+            else:
+                del self._events[name]
+            return [event for event in events if seq_of(event) <= seq]
+
+    def drop(self, name: Name) -> None:
+        """Forget an episode: the collector has refused it for good."""
+        with self._lock:
+            self._events.pop(name, None)
+
+    def take(self, name: Name, seq: int) -> list[Event]:
+        """Take out all of an episode, to send it again: the collector misses event `seq`.
+
+        What lies before `seq` too: a decision may have been drawn anew, and not be known as lost.
+        Empty when `seq` itself is not kept: then the collector misses what was durable once.
+        """
+        with self._lock:
+            events = self._events.get(name, [])
+            if seq not in map(seq_of, events):
+                return []
+            del self._events[name]
+        return [undecided(event) for event in events]
+
+    def copies(self) -> list[Event]:
+        """Everything, to have it acknowledged: it stays here until it is."""
+        with self._lock:
+            events = [event for kept in self._events.values() for event in kept]
+        return [undecided(copy(event)) for event in events]
+
+
+E = TypeVar("E", Event, GetAction)
+
+
+def undecided(event: E) -> E:
+    """The event without the name of its decision, which now goes before it in full."""
+    if not isinstance(event, Start):
+        event.decided = None
+    return event

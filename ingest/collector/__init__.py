@@ -1,0 +1,1 @@
+"""The collector: journal, sealing, recovery, quotas."""

@@ -1,0 +1,284 @@
+"""What a collector knows when it starts, read back from its journal, and how it is put there.
+
+Small things that must outlive the rows they came from are journal state: ended episodes, the cuts
+of open ones, the start numbers of client instances, the count of accepted steps. `recover` joins
+them with the rows that still exist, and answers the assembler as it stood at the last commit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ingest.episodes.assembler import EpisodeAssembler
+from ingest.episodes.client_instances import Instance
+from ingest.episodes.idempotency import STATE, KeyBook
+from ingest.episodes.journal_events import Keyed, Receipt, Stored, decode_row, encode_event
+from ingest.episodes.open_episode import Carry
+from ingest.episodes.sealed_parts import Finished, Limits, Sealed
+from storage.declarations.declaration import PolicyDeclaration
+from storage.experience.range_set import RangeSet
+from storage.journal.sqlite_journal import DamageReport, Journal, Plan
+
+CARRY, COUNTERS, DONE, FINISHED, INSTANCE, POLICY, TOTALS = (
+    "carry:",
+    "counters",
+    "done",
+    "finished:",
+    "inst:",
+    "pol:",
+    "totals",
+)
+
+_LOST = {
+    TOTALS: "the counts of what was accepted are gone ({} entry)",
+    DONE: "the list of the episodes that are over is gone ({} entry)",
+    COUNTERS: "the counters of episodes and client instances are gone ({} entry)",
+    FINISHED: "{} entries with the ids of ended episodes are gone",
+    STATE: "{} entries with Idempotency-Keys are gone",
+    INSTANCE: "{} client instances are gone",
+    CARRY: "{} cuts of open episodes are gone: steps of theirs may be sealed again, or lost",
+}
+"""What has to be in the state, by the beginning of its key, and what to say when some is not."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_finished = msgspec.msgpack.Decoder(list[Finished]).decode
+decode_carry = msgspec.msgpack.Decoder(Carry).decode
+_decode_parts = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
+
+
+class Totals(msgspec.Struct):
+    """Counts over the journal's whole life, as of the latest recorded shard."""
+
+    steps: int = 0  # accepted
+    rows: int = 0  # written to shards
+    parts: int = 0
+    shards: int = 0
+    restored: int = 0  # steps of a backup that were found in shards
+    episodes: int = 0  # ended, and recorded
+    empty: int = 0  # of them without a step
+    kept: dict[str, int] = msgspec.field(default_factory=dict)  # entries of the state, by name
+
+
+class Recovered(msgspec.Struct):
+    """The assembler as of the last commit, and the parts that wait for a shard."""
+
+    assembler: EpisodeAssembler
+    planned: list[tuple[Plan, list[Sealed]]] = msgspec.field(default_factory=list)
+    waiting: list[Sealed] = msgspec.field(default_factory=list)
+    idle_rows: list[int] = msgspec.field(default_factory=list)  # needed by nothing
+    finished: list[tuple[str, int]] = msgspec.field(default_factory=list)  # (state key, episodes)
+    carried: list[str] = msgspec.field(default_factory=list)  # state keys of the cuts
+    episode_ordinals: dict[int, dict[str, int]] = msgspec.field(default_factory=dict)  # see Sealing
+    totals: Totals = msgspec.field(default_factory=Totals)
+    lost: dict[str, int] = msgspec.field(default_factory=dict)  # entries of the state that are gone
+    next_plan: int = 0
+    collector_id: str = ""
+    last_row: int = 0
+    last_received: int = 0  # when the latest row came, 0 when there is none
+    ordinals: dict[str, int] = msgspec.field(default_factory=dict)
+    damage: DamageReport = msgspec.field(default_factory=DamageReport)
+    keys: KeyBook = msgspec.field(default_factory=KeyBook)
+
+
+def plan_blob(parts: Sequence[Sealed]) -> bytes:
+    """Which parts a plan means, in the order of their ordinals."""
+    return _encode([(sealed.key, sealed.number) for sealed in parts])
+
+
+def recover(
+    journal: Journal,
+    policies: Mapping[str, PolicyDeclaration],
+    limits: Limits | None = None,
+    now: float | None = None,
+) -> Recovered:
+    """Replay the journal. `policies` are today's declarations.
+
+    Time-outs begin anew at `now`, by default the running time that the journal knows; reward
+    windows go on.
+    """
+    state = journal.state()
+    past = [_declaration(blob) for key, blob in state.items() if key.startswith(POLICY)]
+    assembler = EpisodeAssembler(policies, past=past, limits=limits)
+    found = Recovered(assembler, next_plan=journal.next_plan_id())
+    found.totals = msgspec.json.decode(state.get(TOTALS, b"{}"), type=Totals)
+    found.lost = _lost(state, found.totals)
+    _restore(found, state, journal.collector_id)
+    steps = found.totals.steps
+    for number, blob in journal.replay():
+        row = decode_row(blob)
+        steps = max(steps, row.steps)
+        stored = {(e.key, e.part) for e in row.events if isinstance(e, Stored)}
+        for event in row.events:
+            if isinstance(event, Stored):
+                continue
+            if isinstance(event, Keyed):
+                found.keys.add(event)
+                continue
+            assembler.apply(
+                event,
+                encode_event(event),
+                row=number,
+                received=row.received,
+                now=row.running,
+            )
+        assembler.running = max(assembler.running, row.running)
+        found.last_received = max(found.last_received, row.received)
+        if stored:
+            _mark_stored(assembler, stored, number)
+        if number not in assembler.needed:
+            found.idle_rows.append(number)
+    _take_over_receipts(found)
+    assembler.steps = steps
+    assembler.resume(assembler.running if now is None else now)
+    _match_plans(journal, assembler, found)
+    found.collector_id = journal.collector_id
+    found.last_row = journal.last_row
+    found.ordinals = journal.streams()
+    found.damage = journal.damage
+    if found.lost:
+        texts = tuple(_LOST[name].format(count) for name, count in found.lost.items())
+        found.damage = msgspec.structs.replace(found.damage, lost_state=texts)
+    return found
+
+
+def _lost(state: Mapping[str, bytes], totals: Totals) -> dict[str, int]:
+    """Entries of the state that were counted when it was written, and are not there.
+
+    A checksum tells that an entry is another one, and nothing of one that is gone.
+    """
+    found = {name: sum(key.startswith(name) for key in state) for name in _LOST}
+    expected = totals.kept  # empty: an earlier release wrote them last
+    if TOTALS not in state and (found[DONE] or found[COUNTERS]):
+        expected = {TOTALS: 1}
+    lost = {name: expected.get(name, 0) - found[name] for name in _LOST if name in expected}
+    return {name: count for name, count in lost.items() if count > 0}
+
+
+def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:
+    """What the journal's state says, before any row is replayed; `own` is its collector id."""
+    assembler = found.assembler
+    instances = [
+        (key.removeprefix(INSTANCE), json.loads(blob))
+        for key, blob in state.items()
+        if key.startswith(INSTANCE)
+    ]
+    for name, known in sorted(instances, key=lambda pair: pair[1]["used"]):
+        starts = RangeSet.from_json(known["starts"])
+        instance = Instance(known["number"], known["name"], starts, owner=known.get("owner", ""))
+        if known.get("receipt"):
+            content, rows = known["receipt"]
+            instance.receipt = Receipt(name, bytes.fromhex(content), rows)
+        instance.torn = RangeSet.from_json(known.get("torn", []))
+        assembler.instances.restore(name, instance)
+    found.keys.restore((key, blob) for key, blob in state.items() if key.startswith(STATE))
+    ended: list[Finished] = []
+    for key in sorted(key for key in state if key.startswith(FINISHED)):
+        episodes = _decode_finished(state[key])
+        found.finished.append((key, len(episodes)))
+        ended += episodes
+    found.carried = [key for key in state if key.startswith(CARRY)]
+    carries = [decode_carry(state[key]) for key in found.carried]
+    for carry in carries:
+        collector_id = carry.collector_id or own  # what older releases wrote has none
+        first = {collector_id: carry.episode_ordinal} if carry.episode_ordinal >= 0 else {}
+        found.episode_ordinals[carry.started.key] = first
+    done = RangeSet.from_json(json.loads(state.get(DONE, b"[]")))
+    assembler.restore(done, ended, carries)
+    for over in ended:  # earlier releases did not note it with the instance
+        if over.how in ("abandoned", "broken"):
+            assembler.instances.torn(over.instance, over.start, over.how)
+    counters = json.loads(state.get(COUNTERS, b"{}"))
+    assembler.instances.next_number = counters.get("instances", 0)
+    assembler.anonymous_starts = counters.get("anonymous", 0)
+    assembler.next_key = max(assembler.next_key, counters.get("keys", 0))
+    assembler.running = counters.get("running", 0.0)
+
+
+def _take_over_receipts(found: Recovered) -> None:
+    """What imports stand for that earlier releases kept among the keys of single calls."""
+    instances = found.assembler.instances
+    for instance in instances:
+        name = getattr(instances.get(instance), "name", None)
+        old = None if name is None else found.keys.receipt(name)
+        if old is not None:
+            instances.receipt(Receipt(instance, old.digest, old.seq))
+
+
+def _mark_stored(assembler: EpisodeAssembler, stored: set[tuple[int, int]], row: int) -> None:
+    """Note which sealed parts need no shard of their own; they need the row that says so."""
+    for at, item in enumerate(assembler.sealed):
+        if (item.key, item.number) in stored:
+            rows = item.rows if row in item.rows else (*item.rows, row)
+            if row not in item.rows:
+                assembler.needed[row] = assembler.needed.get(row, 0) + 1
+            assembler.sealed[at] = msgspec.structs.replace(item, stored=True, rows=rows)
+
+
+def _match_plans(journal: Journal, assembler: EpisodeAssembler, found: Recovered) -> None:
+    """Give each plan without a record the parts that it names; the rest waits for a plan.
+
+    A part that cannot be made again (its rows are damaged) leaves a gap in its plan's ordinals.
+    """
+    sealed: dict[tuple[int, int], Sealed] = {
+        (item.key, item.number): item for item in assembler.sealed
+    }
+    assembler.sealed = []
+    for plan in journal.plans():
+        names = _decode_parts(plan.blob)
+        parts = [sealed.pop(name, Sealed(name[0], None, ())) for name in names]
+        found.planned.append((plan, parts))
+    found.waiting = list(sealed.values())
+
+
+def _declaration(blob: bytes) -> PolicyDeclaration:
+    return PolicyDeclaration.from_json(json.loads(blob), "journal")
+
+
+def policies_state(policies: Mapping[str, PolicyDeclaration]) -> dict[str, bytes]:
+    """The declarations in force, so that episodes outlive a change of their policy's file."""
+    return {
+        f"{POLICY}{policy.policy_id}:{policy.schema_id}": json.dumps(policy.to_json()).encode()
+        for policy in policies.values()
+    }
+
+
+def assembler_state(assembler: EpisodeAssembler, totals: Totals) -> dict[str, bytes]:
+    """What changes with every recorded shard: ended keys, counters, touched instances."""
+    instances = assembler.instances
+    counters = {
+        "instances": instances.next_number,
+        "anonymous": assembler.anonymous_starts,
+        "keys": assembler.next_key,
+        "running": assembler.running,
+    }
+    put = {
+        DONE: json.dumps(assembler.done.to_json()).encode(),
+        TOTALS: msgspec.json.encode(totals),
+        COUNTERS: json.dumps(counters).encode(),
+    }
+    for name in instances.touched:
+        known = instances.get(name)
+        if known is not None:
+            document = {
+                "number": known.number,
+                "name": known.name,
+                "starts": known.starts.ranges(),
+                "used": assembler.next_key,
+                "owner": known.owner,
+                "receipt": known.receipt and [known.receipt.digest.hex(), known.receipt.rows],
+                "torn": known.torn.to_json(),
+            }
+            put[INSTANCE + name] = msgspec.json.encode(document)  # with many ranges json takes long
+    instances.touched.clear()
+    return put
+
+
+def encode_finished(finished: Sequence[Finished]) -> bytes:
+    return _encode(finished)
+
+
+def encode_carry(carry: Carry) -> bytes:
+    return _encode(carry)

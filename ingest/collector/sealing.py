@@ -1,0 +1,355 @@
+"""From sealed parts to recorded shards: the two-step sealing.
+
+    add: ordinals -> (stream is large or old enough) -> plan: durable -> writer -> record: durable,
+    rows dropped
+
+A part gets its ordinal when it is sealed, waits here until its stream is planned, and is forgotten
+once its shard is recorded. Its ordinal is its place among the parts of its stream in the order of
+the journal's rows, so that a replay before the plan gives the same one. All of it runs on the
+collector's loop. Changes of the journal go through `transact(change, then)`, which runs `then` once
+the change is durable, unless the state was rebuilt in between.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from ingest.collector.group_commit import Transaction
+from ingest.collector.recovery import (
+    CARRY,
+    COUNTERS,
+    DONE,
+    FINISHED,
+    INSTANCE,
+    TOTALS,
+    Recovered,
+    assembler_state,
+    encode_carry,
+    encode_finished,
+    plan_blob,
+)
+from ingest.collector.writer_thread import Sealer, SealJob, WrittenShard
+from ingest.episodes.assembler import EpisodeAssembler
+from ingest.episodes.idempotency import STATE
+from ingest.episodes.sealed_parts import Sealed
+from storage.declarations.declaration import PolicyDeclaration
+from storage.experience.episode import Part
+from storage.journal.sqlite_journal import Plan, ShardRecord
+
+log = logging.getLogger("headrace.collector")
+
+MAX_IDLE_ROWS = 64
+"""So many journal rows that nothing needs may wait for the next record."""
+
+MOST_WAITING = 16_000_000
+"""So many bytes of parts, over all streams, do not wait to become larger shards."""
+
+PART_BYTES = 1_400
+"""What a part takes in memory beside its columns, about: all that a part of one step takes."""
+
+
+class _Ready(msgspec.Struct):
+    """Parts of one stream that wait for a plan, from ordinal `first`; `rule` says how long."""
+
+    rule: PolicyDeclaration
+    schema_id: str
+    since: float
+    first: int
+    told: int = 0  # how many of the parts were handed to `fresh`
+    parts: list[Sealed] = msgspec.field(default_factory=list)
+    nbytes: int = 0  # of columns
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory, about."""
+        return self.nbytes + PART_BYTES * len(self.parts)
+
+
+class Sealing:
+    """The parts on their way to shards, as of one state of the journal.
+
+    A rebuilt collector makes a new one: what the old one still waits for is `guard`ed away.
+    `fresh(stream, canonical_json, parts)` is told of parts that got their ordinals, and
+    `written(stream, first, last)` of shards.
+    """
+
+    def __init__(
+        self,
+        recovered: Recovered,
+        sealer: Sealer,
+        *,
+        transact: Callable[[Transaction, Callable[[], None]], None],
+        guard: Callable[[Callable[[WrittenShard], None]], Callable[[WrittenShard], None]],
+        fresh: Callable[[str, str, list[Part]], None] | None = None,
+        written: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        self._sealer = sealer
+        self._fresh, self._told_written = fresh, written
+        self._transact = transact
+        self._guard = guard
+        self._assembler: EpisodeAssembler = recovered.assembler
+        self._planned, self._waiting = recovered.planned, recovered.waiting
+        self.totals = recovered.totals
+        self.collector_id, self._keys = recovered.collector_id, recovered.keys
+        self.idle_rows = list(recovered.idle_rows)
+        self.in_flight = 0  # plans and records that are not durable yet, shards not written
+        self._in_flight_bytes = 0
+        self.unrecorded: dict[int, int] = {}  # plan id -> steps of the shard that is not recorded
+        self._next_plan = recovered.next_plan
+        self._ordinals = dict(recovered.ordinals)
+        self._finished, self._lost = deque(recovered.finished), recovered.lost
+        self._carried = set(recovered.carried)
+        self._remembered = sum(count for _, count in recovered.finished)
+        last = recovered.finished[-1:]
+        self._next_finished = int(last[0][0].removeprefix(FINISHED)) + 1 if last else 0
+        # key -> collector id -> the ordinal of the episode's first part in that one's stream
+        self._episode_ordinals = dict(recovered.episode_ordinals)
+        self._ready: dict[str, _Ready] = {}
+        self._empty: list[Sealed] = []  # episodes that ended without a step
+        self._stored: list[Sealed] = []  # parts that a restored journal found in shards
+
+    @property
+    def pending_bytes(self) -> int:
+        """What parts that wait for a plan or for their shard hold in memory, about."""
+        return self._in_flight_bytes + sum(ready.held for ready in self._ready.values())
+
+    @property
+    def waiting_steps(self) -> int:
+        """Steps of parts that wait for a plan."""
+        return sum(_steps(ready.parts) for ready in self._ready.values())
+
+    @property
+    def next_ordinals(self) -> dict[str, int]:
+        """Stream -> the ordinal that its next part gets."""
+        return dict(self._ordinals)
+
+    def resume(self, now: float) -> None:
+        """Write what was planned and not recorded, queue what was sealed and not planned."""
+        for plan, found in self._planned:
+            rule = self._rule(found)
+            if rule is not None:  # else nothing of it can be made again: the journal was damaged
+                owner = owner_of(plan.stream)
+                sealed = [self._numbered(x, plan.first + i, owner) for i, x in enumerate(found)]
+                self._count(1, _size(sealed))
+                self.unrecorded[plan.plan_id] = _steps(sealed)
+                self._tell(plan.stream, rule, sealed)
+                self._write(plan, sealed, rule)
+        self._assembler.sealed[:0] = self._waiting
+        self._planned, self._waiting = [], []
+        self.add(now)
+        self._settle_stored()
+
+    # --- planning --------------------------------------------------------------------------
+
+    def add(self, now: float) -> None:
+        """Sort what the assembler sealed by stream; plan a stream that is large enough."""
+        sealed, self._assembler.sealed = self._assembler.sealed, []
+        for item in sealed:
+            if item.stored:
+                self._stored.append(item)
+            elif item.part is None:
+                self._empty.append(item)
+            else:
+                self._queue(item, item.part, now)
+        for stream, ready in list(self._ready.items()):
+            self._tell(stream, ready.rule, ready.parts[ready.told :])
+            ready.told = len(ready.parts)
+            if ready.nbytes >= ready.rule.seal_bytes:
+                self._plan(stream)
+        if self.pending_bytes - self._in_flight_bytes >= MOST_WAITING:
+            self.plan_all()
+
+    def _tell(self, stream: str, rule: PolicyDeclaration, sealed: list[Sealed]) -> None:
+        """Tell of parts that have their ordinals now."""
+        if self._fresh is None:
+            return
+        parts = [item.part for item in sealed if item.part is not None]
+        if parts:
+            self._fresh(stream, rule.canonical_spaces, parts)
+
+    def _queue(self, item: Sealed, part: Part, now: float) -> None:
+        stream = f"{self.collector_id}-{part.schema_id}"
+        ready = self._ready.get(stream)
+        if ready is None:
+            rules = self._assembler.rules_of(part.policy_id, part.schema_id)
+            first = self._ordinals.get(stream, 0)
+            ready = self._ready[stream] = _Ready(rules.declaration, part.schema_id, now, first)
+        ordinal = ready.first + len(ready.parts)
+        self._ordinals[stream] = ordinal + 1
+        ready.parts.append(self._numbered(item, ordinal, self.collector_id))
+        ready.nbytes += part.nbytes
+
+    def _numbered(self, item: Sealed, ordinal: int, owner: str) -> Sealed:
+        """With its part's ordinals; the rows of a damaged journal may not make the part again.
+
+        An episode that goes on in the streams of another `owner`, after a restore, has a first part
+        there too: readers join parts by stream and first ordinal.
+        """
+        if item.part is None:
+            return item
+        first = self._episode_ordinals.setdefault(item.key, {}).setdefault(owner, ordinal)
+        part = item.part.with_ordinals(ordinal, first)
+        return msgspec.structs.replace(item, part=part)
+
+    def plan_due(self, now: float) -> None:
+        """Plan the streams whose first part has waited long enough."""
+        for stream, ready in list(self._ready.items()):
+            if now - ready.since >= ready.rule.seal_seconds:
+                self._plan(stream)
+
+    def plan_all(self) -> None:
+        for stream in list(self._ready):
+            self._plan(stream)
+
+    def _plan(self, stream: str) -> None:
+        """Write the ordinals of a stream's waiting parts down, durably; then write the parts."""
+        if self._stored:
+            return  # parts of an episode are recorded in their order
+        ready = self._ready.pop(stream)
+        first, last = ready.first, ready.first + len(ready.parts) - 1
+        plan = Plan(self._next_plan, stream, ready.schema_id, first, last, plan_blob(ready.parts))
+        self._next_plan += 1
+        self._count(1, ready.held)
+        self.unrecorded[plan.plan_id] = _steps(ready.parts)
+        self._transact(Transaction(plan=plan), lambda: self._write(plan, ready.parts, ready.rule))
+
+    # --- writing and recording -------------------------------------------------------------
+
+    def _rule(self, sealed: list[Sealed]) -> PolicyDeclaration | None:
+        part = next((item.part for item in sealed if item.part is not None), None)
+        if part is None:
+            return None
+        return self._assembler.rules_of(part.policy_id, part.schema_id).declaration
+
+    def _write(self, plan: Plan, sealed: list[Sealed], rule: PolicyDeclaration) -> None:
+        """Hand a durable plan to the writer."""
+        parts = [item.part for item in sealed if item.part is not None]
+        done = self._guard(lambda shard: self._written(plan, sealed, shard))
+        self._sealer.submit(SealJob(plan, rule.canonical_spaces, parts, done))
+
+    def _written(self, plan: Plan, sealed: list[Sealed], shard: WrittenShard) -> None:
+        """Record a shard and drop the rows that nothing needs any more."""
+        parts = [item.part for item in sealed if item.part is not None]
+        steps = sum(part.steps for part in parts)
+        if shard.rows != steps and len(parts) == len(sealed):
+            # one that an earlier start wrote, of rows that have been damaged since
+            text = "shard %s counts: it has %d rows, and what the journal still holds makes %d"
+            log.error(text, shard.path, shard.rows, steps)
+        record = ShardRecord(
+            plan.plan_id,
+            plan.stream,
+            plan.first,
+            plan.last,
+            shard.path.name,
+            shard.digest,
+            shard.rows,
+            shard.nbytes,
+        )
+        self.unrecorded.pop(plan.plan_id, None)
+        self.totals.rows += shard.rows
+        self.totals.shards += 1
+        self.totals.parts += len(sealed)
+        if self._told_written is not None:
+            self._told_written(plan.stream, plan.first, plan.last)
+        self._record(sealed, record, _size(sealed))
+        self._settle_stored()
+
+    def _settle_stored(self) -> None:
+        """Let go of what a restored journal found in shards, once all earlier parts are there."""
+        if self._stored and not self.unrecorded:
+            stored, self._stored = self._stored, []
+            self._count(1, 0)
+            self._record(stored, None, 0)
+
+    def settle(self, *, all_rows: bool = False) -> None:
+        """Record episodes without steps, and drop rows that nothing needs once they are many."""
+        if self._empty or len(self.idle_rows) > MAX_IDLE_ROWS or (self.idle_rows and all_rows):
+            empty, self._empty = self._empty, []
+            self.totals.empty += len(empty)
+            self._count(1, 0)
+            self._record(empty, None, 0)
+
+    def _record(self, sealed: list[Sealed], record: ShardRecord | None, nbytes: int) -> None:
+        """One transaction: the shard, the rows that it frees, and what outlives them."""
+        assembler = self._assembler
+        free, self.idle_rows = self.idle_rows, []
+        put: dict[str, bytes] = {}
+        delete = [INSTANCE + name for name in assembler.forget_instances()]
+        keys, old_keys = self._keys.state()
+        delete += old_keys
+        owner = self.collector_id if record is None else owner_of(record.stream)
+        for item in sealed:
+            free.extend(assembler.release(item))
+            self._carry(item, owner, put, delete)
+        finished = [item.finished for item in sealed if item.finished is not None]
+        self.totals.episodes += len(finished)
+        self.totals.steps = assembler.steps
+        if finished:
+            name = f"{FINISHED}{self._next_finished:012}"
+            put[name] = encode_finished(finished)
+            delete.extend(self._remember(name, len(finished)))
+        self.totals.kept = self._kept()
+        put.update(assembler_state(assembler, self.totals) | keys)
+        change = Transaction(record=record, put=put, delete=delete, drop_rows=sorted(free))
+        self._transact(change, lambda: self._count(-1, -nbytes))
+
+    def _kept(self) -> dict[str, int]:
+        """How many entries the journal's state has from here on; those lost once are lost still."""
+        kept = {
+            TOTALS: 1,
+            DONE: 1,
+            COUNTERS: 1,
+            FINISHED: len(self._finished),
+            STATE: self._keys.chunks,
+            INSTANCE: len(self._assembler.instances),
+            CARRY: len(self._carried),
+        }
+        return {name: count + self._lost.get(name, 0) for name, count in kept.items()}
+
+    def _carry(self, item: Sealed, owner: str, put: dict[str, bytes], delete: list[str]) -> None:
+        """Note where an episode that goes on was cut; forget it once the episode is over."""
+        key = f"{CARRY}{item.key}"
+        if item.carry is not None:
+            first = self._episode_ordinals.get(item.key, {}).get(owner, -1)
+            put[key] = encode_carry(item.carry.with_ordinal(first, owner))
+            self._carried.add(key)
+        elif item.finished is not None:
+            first_part = item.part is not None and item.part.part == 0
+            if not first_part:
+                put.pop(key, None)
+                delete.append(key)
+                self._carried.discard(key)
+            self._episode_ordinals.pop(item.key, None)
+
+    def _remember(self, name: str, count: int) -> list[str]:
+        """Count ended episodes that are written down; answers the state keys beyond the limit."""
+        self._next_finished += 1
+        self._finished.append((name, count))
+        self._remembered += count
+        gone: list[str] = []
+        while self._remembered - self._finished[0][1] >= self._assembler.limits.finished:
+            key, number = self._finished.popleft()
+            self._remembered -= number
+            gone.append(key)
+        return gone
+
+    def _count(self, change: int, nbytes: int) -> None:
+        self.in_flight += change
+        self._in_flight_bytes += nbytes
+
+
+def owner_of(stream: str) -> str:
+    """The collector id that a stream's name begins with."""
+    return stream.rpartition("-")[0]
+
+
+def _steps(sealed: list[Sealed]) -> int:
+    return sum(item.part.steps for item in sealed if item.part is not None)
+
+
+def _size(sealed: list[Sealed]) -> int:
+    return sum(item.part.nbytes + PART_BYTES for item in sealed if item.part is not None)

@@ -1,0 +1,1 @@
+"""A collector inside a trainer's process, and environments that call us."""

@@ -1,0 +1,419 @@
+"""Episodes between programs that call us and a worker that polls: one lock, no lost step.
+
+Programs call `start`, `ask`, `tell`, `reward` and `end`, each episode by one thread at a time; the
+worker calls `poll` and `send`. An episode that is open is in one of three states:
+
+| state | how it gets there | what may be called |
+|---|---|---|
+| free | start; tell; the answer of an ask was taken | everything |
+| asking | ask: its news waits to be polled, or for the worker's action | send; nothing else |
+| unanswered | the ask timed out after it was polled: the worker will act | ask, the same again |
+
+An ask that times out before its news was polled takes it back: the episode is free, as it was.
+
+What is told of an episode waits in its own queue and leaves it one by one, in order, one with each
+poll, so that a logging program never waits for the worker (but for room, when `max_pending` is
+reached). Values are by agent, and are handed on as they come.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from ingest.client.open_episodes import REMEMBERED
+from ingest.protocol.errors import (
+    BufferFull,
+    ClientError,
+    Refusal,
+    ServingStopped,
+    already_started,
+    completed,
+    not_found,
+)
+from storage.experience.episode import DEFAULT_AGENT, LoggedAction
+
+__all__ = ["Exchange"]
+
+ByAgent: TypeAlias = dict[Any, Any]
+OwnAction: TypeAlias = Callable[[str, Any, Any], Any]
+Poll: TypeAlias = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
+
+ALL_AGENTS = "__all__"
+
+
+class _Said(NamedTuple):
+    """What was said of the agents' last actions."""
+
+    rewards: ByAgent
+    infos: ByAgent
+    gone: dict[Any, bool]  # agents that ended: whether a limit cut them off
+
+
+class _News(NamedTuple):
+    """What one poll tells of one episode."""
+
+    obs: ByAgent
+    logged: ByAgent  # agent -> LoggedAction; empty when the worker is asked, and at the end
+    over: str  # "", "terminated", "truncated"
+    said: _Said
+
+
+class _Episode:
+    """An open episode. `said` gathers rewards, infos and who ended, since its last news."""
+
+    __slots__ = (
+        "acted",
+        "answer",
+        "answered",
+        "asked",
+        "episode_id",
+        "gone",
+        "key",
+        "news",
+        "said",
+        "training_enabled",
+        "waiting",
+    )
+
+    def __init__(self, episode_id: str, training_enabled: bool, answered: Any) -> None:
+        self.episode_id = episode_id
+        self.training_enabled = training_enabled
+        self.news: deque[_News] = deque()
+        self.said = _Said({}, {}, {})
+        self.acted: set[Any] = set()  # agents that a reward can belong to
+        self.gone: set[Any] = set()  # agents whose end was told, or is about to be
+        self.asked: _News | None = None  # what the worker is to answer
+        self.key: Any = None  # its observation, to compare
+        self.answer: ByAgent | None = None
+        self.answered: threading.Condition = answered
+        self.waiting = False  # a thread is inside ask
+
+    def require_agents(self, obs: Mapping[Any, Any]) -> None:
+        """Raise ValueError for agents that have ended, or when nobody is left to act."""
+        ended = self.gone - self.said.gone.keys()
+        back = ended & obs.keys()
+        if back:
+            raise ValueError(
+                f"Episode {self.episode_id}: expected observations of agents that go on, got some "
+                f"of {sorted(map(str, back))}, which have ended"
+            )
+
+    def acting(self, obs: Mapping[Any, Any]) -> set[Any]:
+        """The agents that act on these observations. Raises ValueError when there is none."""
+        self.require_agents(obs)
+        acting = obs.keys() - self.gone
+        if not acting:
+            raise ValueError(
+                f"Episode {self.episode_id}: expected the observation of an agent that goes on, "
+                f"got {sorted(map(str, obs))}"
+            )
+        return set(acting)
+
+    def note(self, obs: ByAgent, logged: ByAgent, over: str = "") -> _News:
+        """Queue news; what was said since the last ones goes with it."""
+        news = _News(obs, logged, over, self.said)
+        self.said = _Said({}, {}, {})
+        self.news.append(news)
+        return news
+
+
+class Exchange:
+    """The episodes of one environment that calls us.
+
+    Args:
+        timeout: seconds that `ask` waits for the worker's action, and a call for room.
+        max_pending: news that may wait for the worker.
+
+    Errors are those of PolicyClient: ValueError (Refusal) for an episode that is unknown, over or
+    taken; ClientError for one whose last ask has no answer yet. TimeoutError names the episode.
+    ServingStopped when the other side has gone.
+    """
+
+    def __init__(self, *, timeout: float = 300.0, max_pending: int = 100_000) -> None:
+        if not timeout > 0 or max_pending < 1:
+            raise ValueError(
+                f"expected timeout > 0 and max_pending >= 1, got {timeout} and {max_pending}"
+            )
+        self._timeout = timeout
+        self._max_pending = max_pending
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)  # poll waits
+        self._room = threading.Condition(self._lock)  # programs wait
+        self._open: dict[str, _Episode] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ready: dict[str, _Episode] = {}  # with news that can be told now
+        self._pending = 0
+        self._finished = False  # no program will call any more
+        self._error: BaseException | None = None  # why
+        self._closed: ServingStopped | None = None
+
+    # --- the program's side ------------------------------------------------------------------
+
+    def start(self, episode_id: str, training_enabled: bool) -> None:
+        """Open an episode."""
+        with self._lock:
+            self._require_open()
+            if episode_id in self._open:
+                raise already_started(episode_id)
+            if episode_id in self._ended:
+                raise completed(episode_id)
+            answered = threading.Condition(self._lock)
+            self._open[episode_id] = _Episode(episode_id, training_enabled, answered)
+
+    def ask(self, episode_id: str, obs: ByAgent, key: Any) -> ByAgent:
+        """Observations -> actions of the worker, by agent. `key` stands for the observations."""
+        with self._lock:
+            episode = self._find(episode_id, answered=False)
+            if episode.asked is None:
+                episode.acting(obs)
+                episode.asked, episode.key = episode.note(obs, {}), key
+                self._put(episode)
+            elif episode.key != key:
+                raise ClientError(
+                    f"Episode {episode_id}: the answer to its last get_action has not come; "
+                    f"expected the same observation again"
+                )
+            answer = self._await(episode)
+            episode.asked = episode.answer = None
+            episode.acted |= answer.keys()
+            return answer
+
+    def tell(self, episode_id: str, obs: ByAgent, logged: Mapping[Any, LoggedAction]) -> None:
+        """Observations, and the actions that the program took on them."""
+        with self._lock:
+            episode = self._find(episode_id)
+            acting = episode.acting(obs)
+            if logged.keys() != acting:
+                raise ValueError(
+                    f"Episode {episode_id}: expected actions of the agents "
+                    f"{sorted(map(str, acting))}, got {sorted(map(str, logged))}"
+                )
+            if self._pending >= self._max_pending:
+                self._await_room(episode)
+            episode.note(obs, dict(logged))
+            episode.acted |= acting
+            self._put(episode)
+
+    def reward(
+        self,
+        episode_id: str,
+        rewards: Mapping[Any, float],
+        infos: Mapping[Any, Mapping[str, Any]],
+        gone: Mapping[Any, bool],
+    ) -> None:
+        """Add to the rewards and infos of the agents' last actions; `gone` are who has ended, with
+        whether a limit did it. What was said first of an agent's end holds."""
+        with self._lock:
+            episode = self._find(episode_id)
+            early = (rewards.keys() | infos.keys() | gone.keys()) - episode.acted
+            if early:
+                raise Refusal(
+                    "no_action",
+                    f"Episode {episode_id}: a reward came before any action{_who(early)}",
+                    "reward",
+                    episode_id,
+                )
+            total, told, ended = episode.said
+            for agent, amount in rewards.items():
+                total[agent] = total.get(agent, 0.0) + amount
+            for agent, info in infos.items():
+                told[agent] = {**told.get(agent, {}), **info}
+            ended |= {agent: cut for agent, cut in gone.items() if agent not in episode.gone}
+            episode.gone |= gone.keys()
+
+    def end(self, episode_id: str, obs: ByAgent, *, truncated: bool) -> None:
+        """The episode is over."""
+        with self._lock:
+            episode = self._find(episode_id)
+            episode.require_agents(obs)
+            if self._pending >= self._max_pending:
+                self._await_room(episode)
+            episode.note(obs, {}, "truncated" if truncated else "terminated")
+            self._put(episode)
+            del self._open[episode_id]
+            self._ended[episode_id] = None
+            if len(self._ended) > REMEMBERED:
+                self._ended.popitem(last=False)
+
+    def finish(self, error: BaseException | None) -> None:
+        """No program calls any more: the worker is told what is left, then that it stopped."""
+        with self._lock:
+            self._finished = True
+            self._error = error
+            self._arrived.notify_all()
+
+    # --- the worker's side -------------------------------------------------------------------
+
+    def poll(self) -> Poll:
+        """One piece of news of every episode that has some; waits for the first.
+
+        Raises ServingStopped once the programs are through and all their news is told.
+        """
+        with self._lock:
+            self._arrived.wait_for(lambda: self._ready or self._finished or self._closed)
+            if self._closed is not None:
+                raise ServingStopped(str(self._closed))
+            if not self._ready:
+                self._close(_stopped(self._error))
+                raise _stopped(self._error) from self._error
+            return self._take()
+
+    def send(self, actions: Mapping[str, Mapping[Any, Any]], own: OwnAction) -> None:
+        """Answer those that ask; actions for others are ignored.
+
+        `own(episode_id, agent, action)` checks an action and answers it as the program gets it.
+        Raises ValueError for an unknown episode, and for actions of other agents than those that
+        ask, and what `own` raises; nobody is answered then.
+        """
+        with self._lock:
+            answers = []
+            for name, by_agent in actions.items():
+                episode = self._asking(name)
+                if episode is not None:
+                    _require_answer(episode, by_agent)
+                    answers.append((episode, {a: own(name, a, x) for a, x in by_agent.items()}))
+            for episode, answer in answers:
+                episode.answer = answer
+                episode.answered.notify()
+
+    def close(self) -> None:
+        """The worker has gone: who waits and who calls from now on gets ServingStopped."""
+        with self._lock:
+            self._close(ServingStopped("The worker has stopped: it takes no more episodes."))
+
+    # --- inside, with the lock held ----------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._closed is not None:
+            raise ServingStopped(str(self._closed))
+
+    def _find(self, episode_id: str, *, answered: bool = True) -> _Episode:
+        self._require_open()
+        episode = self._open.get(episode_id)
+        if episode is None:
+            raise completed(episode_id) if episode_id in self._ended else not_found(episode_id)
+        if episode.waiting:
+            raise ClientError(
+                f"Episode {episode_id}: another call of it still waits; one thread at a time may "
+                f"use an episode"
+            )
+        if answered and episode.asked is not None:
+            raise ClientError(
+                f"Episode {episode_id}: the answer to its last get_action has not come; call "
+                f"get_action again with the same observation"
+            )
+        return episode
+
+    def _put(self, episode: _Episode) -> None:
+        self._pending += 1
+        self._ready[episode.episode_id] = episode
+        self._arrived.notify()
+
+    def _await_room(self, episode: _Episode) -> None:
+        episode.waiting = True
+        try:
+            if not self._room.wait_for(self._has_room, self._timeout):
+                raise BufferFull(
+                    f"Episode {episode.episode_id}: {self._pending} steps wait for the worker, "
+                    f"and none left within {self._timeout:g} s"
+                )
+        finally:
+            episode.waiting = False
+        self._require_open()
+
+    def _has_room(self) -> bool:
+        return self._pending < self._max_pending or self._closed is not None
+
+    def _await(self, episode: _Episode) -> ByAgent:
+        """The answer. Raises TimeoutError, and takes the question back if it was not polled."""
+        episode.waiting = True
+        try:
+            episode.answered.wait_for(
+                lambda: episode.answer is not None or self._closed, self._timeout
+            )
+        finally:
+            episode.waiting = False
+        if episode.answer is not None:
+            return episode.answer
+        self._require_open()
+        if episode.news:  # its last is the question itself: nothing can come behind it
+            episode.said = episode.news.pop().said
+            episode.asked = None
+            self._pending -= 1
+            if not episode.news:
+                del self._ready[episode.episode_id]
+        raise TimeoutError(f"Episode {episode.episode_id}: no action in {self._timeout:g} s")
+
+    def _take(self) -> Poll:
+        poll: Poll = ({}, {}, {}, {}, {}, {})
+        left: dict[str, _Episode] = {}
+        for episode_id, episode in self._ready.items():
+            _tell(poll, episode, episode.news.popleft())
+            if episode.news:
+                left[episode_id] = episode
+        self._pending -= len(self._ready)
+        self._ready = left
+        self._room.notify_all()
+        return poll
+
+    def _asking(self, episode_id: str) -> _Episode | None:
+        """The episode, if the worker has seen its question and owes the answer."""
+        episode = self._open.get(episode_id)
+        if episode is None:
+            if episode_id in self._ended:
+                return None
+            raise not_found(episode_id)
+        owed = episode.asked is not None and not episode.news and episode.answer is None
+        return episode if owed else None
+
+    def _close(self, why: ServingStopped) -> None:
+        if self._closed is None:
+            self._closed = why
+        self._arrived.notify_all()
+        self._room.notify_all()
+        for episode in self._open.values():
+            episode.answered.notify_all()
+
+
+def _tell(poll: Poll, episode: _Episode, news: _News) -> None:
+    """Put one episode's news into a poll, with every agent's keys filled."""
+    name = episode.episode_id
+    rewards, infos, gone = news.said
+    agents = dict.fromkeys([*news.obs, *rewards, *infos, *gone])
+    if news.over:
+        agents |= dict.fromkeys(episode.acted - episode.gone)
+    terminated, truncated = news.over == "terminated", news.over == "truncated"
+    marks = {} if episode.training_enabled else {"training_enabled": False}
+    poll[0][name] = news.obs
+    poll[1][name] = {a: rewards.get(a, 0.0) for a in agents}
+    cut = {a: gone.get(a, truncated) for a in agents}
+    over = {a: a in gone or bool(news.over) for a in agents}
+    poll[2][name] = {**{a: over[a] and not cut[a] for a in agents}, ALL_AGENTS: terminated}
+    poll[3][name] = {**cut, ALL_AGENTS: truncated}
+    poll[4][name] = {a: {**infos.get(a, {}), **marks} for a in agents}
+    if news.logged:
+        poll[5][name] = news.logged
+
+
+def _require_answer(episode: _Episode, actions: Mapping[Any, Any]) -> None:
+    asked = episode.asked
+    waiting = asked.obs.keys() - asked.said.gone.keys() if asked else set()
+    if actions.keys() != waiting:
+        raise ValueError(
+            f"send_actions: episode {episode.episode_id}: expected actions of the agents "
+            f"{sorted(map(str, waiting))}, got {sorted(map(str, actions))}"
+        )
+
+
+def _who(agents: set[Any]) -> str:
+    """Named where there are several to tell apart."""
+    named = sorted(str(agent) for agent in agents if agent != DEFAULT_AGENT)
+    return f" of {', '.join(named)}" if named else ""
+
+
+def _stopped(error: BaseException | None) -> ServingStopped:
+    why = "" if error is None else f" run() raised {type(error).__name__}: {error}"
+    return ServingStopped(f"Serving thread has stopped.{why}")

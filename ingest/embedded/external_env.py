@@ -1,0 +1,419 @@
+"""ExternalEnv: control inverted. A program of yours asks for actions; a worker polls its episodes.
+
+    class Queue(ExternalEnv):
+        def run(self):
+            while not self.stopped:
+                episode = self.start_episode()
+                ...
+                action = self.get_action(episode, observation)
+                self.log_returns(episode, reward)
+                self.end_episode(episode, observation)
+
+    worker_side = Queue(action_space, observation_space).to_base_env()    # starts run() in a thread
+    Queue(action_space, observation_space, collector="http://...").start()  # the same, by HTTP
+
+The five calls mean what they mean in `PolicyClient`, with the same errors. Threads may use
+different episodes at once; an episode is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from ingest.client.events import check_id, encode_info, number, propensity
+from ingest.client.open_episodes import ClientPolicy
+from ingest.client.policy_client import PolicyClient
+from ingest.embedded.exchange import Exchange, OwnAction, Poll
+from ingest.protocol.errors import ServingStopped
+from storage.experience.episode import DEFAULT_AGENT, DEFAULT_POLICY, LoggedAction
+from storage.spaces.descriptors import Space, SpaceError
+
+__all__ = ["ExternalBaseEnv", "ExternalEnv"]
+
+log = logging.getLogger("headrace.external_env")
+
+MultiEnvDict: TypeAlias = dict[Any, Any]
+STOP_SECONDS = 5.0
+"""How long `stop` waits for run() to return."""
+
+
+class Episodes(Protocol):
+    """Where the five calls go: a worker in this process, or a collector (`PolicyClient` is one)."""
+
+    def start_episode(
+        self, episode_id: str | None = None, training_enabled: bool = True
+    ) -> str: ...
+    def get_action(self, episode_id: Any, observation: Any) -> Any: ...
+    def log_action(
+        self,
+        episode_id: str,
+        observation: Any,
+        action: Any,
+        *,
+        action_prob: float | None = None,
+        action_logp: float | None = None,
+        policy_version: int = -1,
+    ) -> None: ...
+    def log_returns(
+        self,
+        episode_id: str,
+        reward: Any,
+        info: Any = None,
+        multiagent_done_dict: Mapping[str, bool] | None = None,
+        *,
+        multiagent_truncated_dict: Mapping[str, bool] | None = None,
+    ) -> None: ...
+    def end_episode(
+        self, episode_id: str, observation: Any = None, *, truncated: bool = False
+    ) -> None: ...
+
+
+class EpisodesHere(Episodes, Protocol):
+    """The calls of a worker in this process, which are checked on both sides."""
+
+    def own_action(self, episode_id: str, agent: Any, action: Any) -> Any:
+        """The worker's action as the program gets it. Raises SpaceError."""
+        ...
+
+
+class ExternalEnv:
+    """An environment whose program runs by itself and calls us. Subclass it, and write `run`.
+
+    Args:
+        action_space, observation_space: gymnasium's, or descriptors of
+        `storage.spaces.descriptors`.
+        max_concurrent: gone; what waits is bounded by `max_pending`.
+        collector: a collector's address, or a PolicyClient: the calls go there, no worker is here.
+        action_timeout: seconds that `get_action` waits for the worker's action.
+        max_pending: steps that may wait for the worker; beyond, a call waits `action_timeout`.
+    """
+
+    one_agent = True  # what a worker with several policies asks
+
+    def __init__(
+        self,
+        action_space: Any,
+        observation_space: Any,
+        max_concurrent: int | None = None,
+        *,
+        collector: str | PolicyClient | None = None,
+        action_timeout: float = 300.0,
+        max_pending: int = 100_000,
+    ) -> None:
+        if max_concurrent is not None:
+            raise ValueError("max_concurrent is gone: max_pending bounds the steps that wait")
+        self.action_space = action_space
+        self.observation_space = observation_space
+        self._exchange = Exchange(timeout=action_timeout, max_pending=max_pending)
+        self._owned = self._connect(collector) if isinstance(collector, str) else None
+        self._here = self._in_process() if collector is None else None
+        self._episodes = self._here or self._owned or self._client(collector)
+        self._thread = threading.Thread(target=self._main, name=type(self).__name__, daemon=True)
+        self._error: BaseException | None = None
+        self._stop = threading.Event()
+        self._taken = False
+
+    def _in_process(self) -> EpisodesHere:
+        """Where the calls go without a collector."""
+        observation, action = map(descriptor, (self.observation_space, self.action_space))
+        return _SingleAgent(self._exchange, ClientPolicy(DEFAULT_POLICY, observation, action))
+
+    def _connect(self, address: str) -> PolicyClient:
+        """Where the calls go with the address of a collector."""
+        return PolicyClient(address)
+
+    def _client(self, client: Any) -> Episodes:
+        """The client that was given. Raises TypeError for what is none, ValueError."""
+        if not callable(getattr(client, "start_episode", None)):
+            raise TypeError(f"collector: expected an address or a PolicyClient, got {client!r:.80}")
+        several = getattr(client, "policy_mapping_fn", None) is not None
+        if several == self.one_agent:
+            has, needs = (
+                ("a", "none") if several else ("no", "one: its episodes have several agents")
+            )
+            raise ValueError(
+                f"collector: {type(self).__name__} got a PolicyClient with {has} "
+                f"policy_mapping_fn, expected {needs}"
+            )
+        return client  # type: ignore[no-any-return]  # as it says
+
+    def run(self) -> None:
+        """The program, in a thread of its own. Override it; return once `stopped` is true.
+
+        An exception in it reaches the worker with its next `poll`.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: expected a method run()")
+
+    # --- the five calls ----------------------------------------------------------------------
+
+    def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
+        """Start an episode and answer its id; without one, a UUID is made up.
+
+        `training_enabled=False` has the worker act and learners skip what it did.
+        """
+        return self._episodes.start_episode(episode_id, training_enabled)
+
+    def get_action(self, episode_id: str | Sequence[str], observation: Any) -> Any:
+        """The policy's action on an observation, recorded as the episode's next step.
+
+        With a list of ids and a mapping id -> observation it answers a dict id -> action.
+
+        TimeoutError names the episode. It is then as it was before the call, unless the worker has
+        seen the observation: then the call is to be repeated with it, and others are refused.
+        """
+        if isinstance(episode_id, str) or self._here is None:
+            return self._episodes.get_action(episode_id, observation)
+        if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
+            raise ValueError("get_action: expected a mapping of the given ids to observations")
+        return {name: self._here.get_action(name, observation[name]) for name in episode_id}
+
+    def log_action(
+        self,
+        episode_id: str,
+        observation: Any,
+        action: Any,
+        *,
+        action_prob: float | None = None,
+        action_logp: float | None = None,
+        policy_version: int = -1,
+    ) -> None:
+        """Record an action that the program chose. It does not wait for the worker."""
+        self._episodes.log_action(
+            episode_id,
+            observation,
+            action,
+            action_prob=action_prob,
+            action_logp=action_logp,
+            policy_version=policy_version,
+        )
+
+    def log_returns(
+        self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None
+    ) -> None:
+        """Add a reward to the episode's last action; `info` belongs to that step alone."""
+        self._episodes.log_returns(episode_id, reward, info)
+
+    def end_episode(
+        self, episode_id: str, observation: Any = None, *, truncated: bool = False
+    ) -> None:
+        """End an episode, with its final observation if there is one."""
+        self._episodes.end_episode(episode_id, observation, truncated=truncated)
+
+    # --- the program's life ------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        """Whether run() should return: `stop` was called."""
+        return self._stop.is_set()
+
+    def start(self) -> None:
+        """Start run(); `to_base_env` does so by itself. Raises RuntimeError the second time."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether run() is running."""
+        return self._thread.is_alive()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until run() has returned, then raise what it raised.
+
+        Raises TimeoutError when it has not. Meant for programs with a collector: all that they
+        logged is acknowledged by then. A worker's `poll` raises the same by itself.
+        """
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"{type(self).__name__}: run() has not returned in {timeout:g} s")
+        if self._error is not None:
+            raise self._error
+
+    def stop(self, timeout: float = STOP_SECONDS) -> None:
+        """Ask run() to return, wake the calls that wait (ServingStopped), and wait for it."""
+        self._stop.set()
+        self._exchange.close()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                log.warning("%s: run() goes on after stop()", type(self).__name__)
+
+    def _main(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # a thread's error has no other way to its caller
+            if not (isinstance(error, ServingStopped) and self.stopped):
+                self._error = error
+                log.error("%s: run() raised %r", type(self).__name__, error)
+        self._exchange.finish(self._error)
+
+    def _run(self) -> None:
+        if self._owned is None:
+            return self.run()
+        with self._owned:  # what run() logged is delivered
+            return self.run()
+
+    # --- the worker's side -------------------------------------------------------------------
+
+    def to_base_env(self, num_envs: int = 1) -> ExternalBaseEnv:
+        """Start run() and answer what a worker polls. Once, and without a collector."""
+        if num_envs != 1:
+            raise ValueError(f"num_envs: expected 1, for run() is one program, got {num_envs}")
+        if self._here is None:
+            raise ValueError(
+                "to_base_env: the episodes of this environment go to a collector; train from its "
+                "shards"
+            )
+        if self._taken:
+            raise RuntimeError("to_base_env: this environment has its worker already")
+        self._taken = True
+        if self._thread.ident is None:
+            self.start()
+        return ExternalBaseEnv(self, self._exchange, self._here.own_action)
+
+
+class ExternalBaseEnv:
+    """What a worker polls: env ids are episode ids. See `policy.envs.base_env` for the protocol.
+
+    An episode's first news is its first observation; it is over with `terminateds` or `truncateds`
+    of `"__all__"`, and another one begins as another env id. It may be over without a step.
+    """
+
+    num_envs = 1
+    can_reset = False
+
+    def __init__(self, env: ExternalEnv, exchange: Exchange, own_action: OwnAction) -> None:
+        self.env = env
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space
+        self._exchange = exchange
+        self._own_action = own_action
+
+    def poll(self) -> Poll:
+        """What is new; waits for it. Raises ServingStopped when run() is through and all is told.
+
+        The error that run() raised is its cause.
+        """
+        return self._exchange.poll()
+
+    def send_actions(self, actions: Mapping[Any, Mapping[Any, Any]]) -> None:
+        """Answer the episodes that ask; actions for those that logged theirs are ignored.
+
+        Raises ValueError for an action that does not fit, and answers nobody then.
+        """
+        self._exchange.send(actions, self._own_action)
+
+    def try_reset(self, env_id: Any) -> None:
+        """None: programs begin their episodes themselves."""
+
+    def try_restart(self, env_id: Any) -> None:
+        """Raises RuntimeError: a program cannot be made anew."""
+        raise RuntimeError(f"episode {env_id}: run() cannot be started anew")
+
+    def stop(self) -> None:
+        """Stop the program."""
+        self.env.stop()
+
+
+class _SingleAgent:
+    """The five calls of one agent, checked and handed to an exchange."""
+
+    def __init__(self, exchange: Exchange, policy: ClientPolicy) -> None:
+        self._exchange = exchange
+        self._policy = policy
+
+    def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
+        return open_episode(self._exchange, episode_id, training_enabled)
+
+    def get_action(self, episode_id: str, observation: Any) -> Any:
+        obs = self._policy.observe(episode_id, observation)
+        seen = {DEFAULT_AGENT: self._policy.observation.decode(obs)}
+        return self._exchange.ask(episode_id, seen, obs)[DEFAULT_AGENT]
+
+    def own_action(self, episode_id: str, agent: Any, action: Any) -> Any:
+        return own_decision(self._policy, episode_id, action)
+
+    def log_action(
+        self,
+        episode_id: str,
+        observation: Any,
+        action: Any,
+        *,
+        action_prob: float | None = None,
+        action_logp: float | None = None,
+        policy_version: int = -1,
+    ) -> None:
+        obs, act = self._policy.encode(episode_id, observation, action)
+        taken = logged_action(
+            episode_id, self._policy.action.decode(act), action_prob, action_logp, policy_version
+        )
+        seen = {DEFAULT_AGENT: self._policy.observation.decode(obs)}
+        self._exchange.tell(episode_id, seen, {DEFAULT_AGENT: taken})
+
+    def log_returns(
+        self,
+        episode_id: str,
+        reward: Any,
+        info: Any = None,
+        multiagent_done_dict: Mapping[str, bool] | None = None,
+        *,
+        multiagent_truncated_dict: Mapping[str, bool] | None = None,
+    ) -> None:
+        if (multiagent_done_dict, multiagent_truncated_dict) != (None, None):
+            raise ValueError(f"Episode {episode_id}: expected a reward of one agent, without dicts")
+        amount = number(episode_id, "reward", reward)
+        infos = {DEFAULT_AGENT: own_info(episode_id, info)} if info else {}
+        self._exchange.reward(episode_id, {DEFAULT_AGENT: amount}, infos, {})
+
+    def end_episode(
+        self, episode_id: str, observation: Any = None, *, truncated: bool = False
+    ) -> None:
+        seen = {}
+        if observation is not None:
+            obs = self._policy.observe(episode_id, observation)
+            seen = {DEFAULT_AGENT: self._policy.observation.decode(obs)}
+        self._exchange.end(episode_id, seen, truncated=bool(truncated))
+
+
+def open_episode(exchange: Exchange, episode_id: str | None, training_enabled: bool) -> str:
+    """Start an episode; its id, made up if there is none."""
+    if episode_id is not None:
+        check_id("episode_id", episode_id)
+    name = uuid.uuid4().hex if episode_id is None else episode_id
+    exchange.start(name, bool(training_enabled))
+    return name
+
+
+def logged_action(
+    episode_id: str, action: Any, prob: float | None, logp: float | None, version: int
+) -> LoggedAction:
+    """What the program took, with its propensity checked."""
+    if prob is not None or logp is not None:
+        prob, logp = propensity(episode_id, prob, logp)
+    return LoggedAction(action, logp if prob is None else math.log(prob), int(version))
+
+
+def own_info(episode_id: str, info: Mapping[str, Any]) -> Any:
+    """The info as a dict of its own, of JSON values: the caller may go on using theirs."""
+    return msgspec.msgpack.decode(encode_info(episode_id, info))
+
+
+def own_decision(policy: ClientPolicy, where: str, action: Any) -> Any:
+    """What a policy chose, as the space's value. Raises SpaceError."""
+    try:
+        return policy.action.decode(policy.encode_decision(action))
+    except SpaceError as error:
+        raise SpaceError(f"Episode {where}: {error}") from error
+
+
+def descriptor(space: Any) -> Space:
+    """The descriptor of a gymnasium space, or the descriptor itself. Raises SpaceError."""
+    if isinstance(space, Space):
+        return space
+    from storage.spaces.gymnasium_spaces import from_gym  # noqa: PLC0415  gymnasium: the [train] extra
+
+    return from_gym(space)

@@ -1,0 +1,102 @@
+"""Reading what a collector in this process has, before it lies in shards: of one policy or of all.
+
+A reader and the sources that it reads are one thing here: the sources are the collector's tap, and
+forget what the reader has taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ingest.collector.part_feed import Tap, Taps
+from storage.declarations.declaration import PolicyDeclaration
+from storage.reading.ledger import Ledger
+from storage.reading.live_source import LiveSource
+from storage.reading.multi_agent_reader import MultiAgentReader
+from storage.reading.shard_reader import ShardReader
+
+__all__ = ["LiveReading"]
+
+
+class LiveReading:
+    """`reader` and its sources: one of the policies of one schema, or one each of all policies."""
+
+    def __init__(
+        self, reader: ShardReader | MultiAgentReader, sources: Sequence[tuple[str, LiveSource]]
+    ) -> None:
+        self.reader = reader
+        self._sources = [source for _, source in sources]
+        self._schemas = [schema_id for schema_id, _ in sources]
+        self.tap: Tap = Taps(self._sources)
+
+    @classmethod
+    def of_one(
+        cls,
+        root: Path | None,
+        schema_id: str,
+        policy_id: str | None,
+        bounds: Mapping[str, int],
+        **options: Any,
+    ) -> LiveReading:
+        """Rows of one policy, or of all policies of one schema, in any mode of a ShardReader."""
+        source = LiveSource(root, schema_id, **bounds)
+        reader = ShardReader(
+            source=source, policy_id=policy_id, schema_id=schema_id, follow=True, **options
+        )
+        source.taken = lambda: reader.taken
+        return cls(reader, [(schema_id, source)])
+
+    @classmethod
+    def of_all(
+        cls,
+        root: Path | None,
+        policies: Mapping[str, PolicyDeclaration],
+        bounds: Mapping[str, int],
+        **options: Any,
+    ) -> LiveReading:
+        """Whole episodes of all policies. Raises ValueError for flow control: clients that are held
+        in the middle of an episode would wait for an update that waits for its end."""
+        held = [name for name, one in policies.items() if one.steps_per_version is not None]
+        if held:
+            raise ValueError(
+                f"multi_agent: expected policies without steps_per_version, got {held}: whole "
+                "episodes and held clients would wait for each other; read one policy's steps "
+                "with policy_id="
+            )
+        sources = {name: LiveSource(root, p.schema_id, **bounds) for name, p in policies.items()}
+        reader = MultiAgentReader(sources=sources, policies=policies, follow=True, **options)
+        for name, source in sources.items():
+            source.taken = partial(reader.taken, name)
+        return cls(reader, [(policies[name].schema_id, one) for name, one in sources.items()])
+
+    def fail(self, error: BaseException) -> None:
+        """No part will come any more."""
+        for source in self._sources:
+            source.fail(error)
+
+    @property
+    def waiting(self) -> int:
+        """Parts that nobody has read; policies that share a schema have the same ones."""
+        return sum(self._by_schema([source.waiting for source in self._sources]))
+
+    @property
+    def dropped(self) -> int:
+        """Parts that there was no room for."""
+        return sum(self._by_schema([source.dropped for source in self._sources]))
+
+    def _by_schema(self, numbers: Sequence[int]) -> list[int]:
+        most: dict[str, int] = {}
+        for schema_id, number in zip(self._schemas, numbers, strict=True):
+            most[schema_id] = max(most.get(schema_id, 0), number)
+        return list(most.values())
+
+    @property
+    def taken(self) -> list[Ledger]:
+        """What is not read from the sources again."""
+        reader = self.reader
+        if isinstance(reader, MultiAgentReader):
+            return [reader.taken(name) for name in reader.policies]
+        return [reader.taken]

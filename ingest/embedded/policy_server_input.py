@@ -1,0 +1,364 @@
+"""`PolicyServerInput`: an input reader that is the collector, in the trainer's own process.
+
+    inputs = PolicyServerInput(None, "127.0.0.1", 9900, root="run", policies=declaration)
+    inputs.publish(learner.policy)
+    while True:
+        batch = inputs.next()
+
+Clients connect to it as to any collector. It runs in a thread with an event loop of its own; what
+clients end, or what is cut from long episodes, comes out of `next` as soon as it is durable, not
+when its shard is written. With a `root` everything is journaled and written to shards as by
+`headrace collect`, and `next` takes from the shards what it has not had: of earlier runs, or what
+there was no room for in its queue. Without one nothing is on disk: every reply says
+`durable: false`, and a full queue refuses events (429) until `next` is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import uvloop
+
+from ingest.collector.collector import Collector
+from ingest.collector.stores import Stores, stores_in_memory, stores_under
+from ingest.embedded.live_reading import LiveReading
+from ingest.protocol.errors import CollectorFailed
+from ingest.server.declare import declare
+from ingest.server.listening import Listening
+from ingest.server.process import ServeOptions, Server
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import load_declarations
+from storage.experience.interfaces import InputReader, ReaderError, ReaderState
+from storage.reading.ledger import Ranges
+from storage.reading.multi_agent_reader import JointStats
+from storage.reading.shard_reader import ReaderStats
+from storage.reading.stages import Mode
+
+__all__ = ["PolicyServerInput"]
+
+log = logging.getLogger("headrace.server")
+
+CLOSE_SECONDS = 15.0
+"""Longer than a drain takes; a thread that still runs then is left to the end of the process."""
+
+
+class _ToJson(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+
+class Publishable(Protocol):
+    """What clients can act with, as `policy.Policy` is."""
+
+    @property
+    def spec(self) -> _ToJson: ...
+    @property
+    def filter(self) -> _ToJson: ...
+    def get_weights(self) -> Mapping[str, npt.NDArray[np.float32]]: ...
+
+
+class PolicyServerInput(InputReader):
+    """Hosts a collector on `address`:`port` (0 takes a free one) and reads what it collects.
+
+    - `ioctx` is there for the signature of the API that this replaces; nothing of it is used.
+    - `idle_timeout`: seconds after which `next` returns an empty batch when nothing came.
+    - `max_sample_queue_size` and `max_sample_queue_bytes` (raw) bound the parts that wait for
+      `next`. With a `root` a part too many is read from its shard later; without one clients are
+      told to wait.
+    - `policies`: declarations, kept under `root` if there is one, beside those that are there.
+    - `policy_id`: whose steps `next` gives; needed when the policies' spaces differ.
+    - `mode`, `batch_size`, `columns`, `training_disabled`, `state`: as `ShardReader` has them. A
+      batch is what is there, at most `batch_size` rows; without `eager` it is exactly those.
+    - `multi_agent`: `next` gives MultiAgentBatches of whole episodes of all policies, as
+      `MultiAgentReader` does: what is there; without `eager`, `batch_size` environment steps or
+      more. For policies without `steps_per_version`.
+    - `tls_cert`, `tls_key`, `allow_hosts`, `insecure_no_tls`: as `headrace collect` has them.
+
+    Raises from the constructor ServeError for a port that is taken and for an address other than
+    loopback without TLS and a token under its `root`, JournalLocked for a root that another
+    collector has, ValueError for policies that do not fit. `next` raises CollectorFailed when the
+    collector had to stop. One thread at a time may read; `publish` and `close` may be called from
+    any.
+    """
+
+    def __init__(
+        self,
+        ioctx: object,
+        address: str,
+        port: int,
+        idle_timeout: float = 3.0,
+        max_sample_queue_size: int = 20,
+        *,
+        root: Path | str | None = None,
+        policies: PolicyDeclaration | Iterable[PolicyDeclaration] = (),
+        policy_id: str | None = None,
+        multi_agent: bool = False,
+        max_sample_queue_bytes: int = 64_000_000,
+        mode: Mode = "transitions",
+        batch_size: int = 4096,
+        eager: bool = True,
+        columns: Sequence[str] | None = None,
+        training_disabled: bool = False,
+        state: Mapping[str, Any] | None = None,
+        tls_cert: Path | None = None,
+        tls_key: Path | None = None,
+        allow_hosts: Sequence[str] = (),
+        insecure_no_tls: bool = False,
+    ) -> None:
+        self.idle_timeout = idle_timeout
+        self._root = None if root is None else Path(root)
+        given = [policies] if isinstance(policies, PolicyDeclaration) else list(policies)
+        self._policies = _declared(self._root, given)
+        self._process = os.getpid()
+        self._begun = self._closed = False
+        self.address = f"{address}:{port}"
+        bounds = {"max_parts": max_sample_queue_size, "max_bytes": max_sample_queue_bytes}
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "columns": columns,
+            "training_disabled": training_disabled,
+            "eager": eager,
+        }
+        if multi_agent:
+            _check_for_all(policy_id, mode)
+            self._live = LiveReading.of_all(self._root, self._policies, bounds, **options)
+        else:
+            schema_id = _schema_of(self._policies, policy_id)
+            self._live = LiveReading.of_one(
+                self._root, schema_id, policy_id, bounds, mode=mode, **options
+            )
+        self._reader = self._live.reader
+        where = Listening(address, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_hosts))
+        self._host = _Host(self._serve_on(where, given), self._live.fail)
+        try:
+            self.address, self._collector_id, self._next_ordinals = self._host.start()
+            atexit.register(self.close)
+            if state is not None:
+                self.load_state_dict(state)
+        except BaseException:
+            self.close()
+            raise
+
+    def _serve_on(
+        self, where: Listening, given: Sequence[PolicyDeclaration]
+    ) -> Callable[[Callable[[str, Collector], None]], Server]:
+        """Makes the server, on the loop that it will run on."""
+        root = self._root
+
+        def stores() -> Stores:
+            if root is None:
+                return stores_in_memory(self._policies)
+            for declaration in given:
+                for change in declare(root, declaration):
+                    log.info("%s", change)
+            return stores_under(root)
+
+        def make(announce: Callable[[str, Collector], None]) -> Server:
+            options = ServeOptions(root, where, announce=announce)
+            server = Server(options, stores, tap=self._live.tap)
+            self._weights = server.live
+            return server
+
+        return make
+
+    # reading
+
+    def next(self, timeout: float | None = None) -> Any:
+        """The next batch, of one policy or of all; an empty one after `timeout`, else
+        `idle_timeout`, seconds without it.
+
+        Raises CollectorFailed once everything that was durable before the failure is read,
+        MixedSchemas when a root holds steps of other spaces under the policy's id, ReaderError
+        after `close` and in a forked process.
+        """
+        self._require_own()
+        self._begun = True
+        return self._reader.next(self.idle_timeout if timeout is None else timeout)
+
+    @property
+    def stats(self) -> ReaderStats | JointStats:
+        """What was read; `stats.shards` counts runs of parts as well as shards."""
+        return self._reader.stats
+
+    @property
+    def queued(self) -> int:
+        """Parts that wait for `next`."""
+        return self._live.waiting
+
+    @property
+    def overflowed(self) -> int:
+        """Parts that the queue had no room for, so that they come from their shards."""
+        return self._live.dropped
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as the reader's `state_dict`: what was delivered, by ordinals."""
+        return self._reader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a position, before the first `next`.
+
+        Without a root there is nothing to go on in, and it changes nothing. Raises ReaderState for
+        a damaged position, and for one that is ahead of the journal, which must have been restored
+        from a backup: its ordinals would be given a second time.
+        """
+        if self._begun:
+            raise ReaderError("load_state_dict: expected it before the first next()")
+        self._reader.load_state_dict(state)
+        read = [pair for ledger in self._live.taken for pair in ledger.streams().items()]
+        for stream, ranges in read:
+            collector_id = stream.rpartition("-")[0]
+            known = self._next_ordinals.get(stream, 0)
+            if collector_id == self._collector_id and (ranges.last or 0) >= known:
+                raise ReaderState(
+                    f"the position has ordinal {ranges.last} of stream {stream}, whose next one in "
+                    f"the journal is {known}: the journal is older than the position"
+                )
+
+    # acting
+
+    def publish(
+        self,
+        policy: Publishable,
+        *,
+        policy_id: str | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        lineage: Mapping[str, Ranges] | None = None,
+    ) -> int:
+        """Make a policy's weights live for the clients; the version that they get.
+
+        `policy_id` may be left out when one policy is declared. `lineage`: the ordinals trained on,
+        by stream. Raises ValueError, WeightStoreError, GenerationConflict.
+        """
+        self._require_own()
+        name = policy_id
+        if name is None and len(self._policies) == 1:
+            (name,) = self._policies
+        if name not in self._policies:
+            raise ValueError(f"policy_id: expected one of {sorted(self._policies)}, got {name!r}")
+        store = self._weights.store(name)
+        digest = store.add_candidate(
+            policy.get_weights(),
+            spec=policy.spec.to_json(),
+            metrics=dict(metrics or {}),
+            lineage=dict(lineage or {}),
+            filter_state=policy.filter.to_json(),
+        )
+        return store.publish(digest).version
+
+    # the end
+
+    def close(self) -> None:
+        """Refuse new events, write what has ended, stop the thread: a few seconds at most."""
+        if self._closed or os.getpid() != self._process:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        if not self._host.stop(CLOSE_SECONDS):
+            log.error("the collector at %s does not stop", self.address)
+        if self._root is None and (left := self._live.waiting):
+            log.warning("%s parts were acknowledged and never read (durable: false)", left)
+        self._reader.close()
+
+    def _require_own(self) -> None:
+        if os.getpid() != self._process:
+            raise ReaderError("the collector runs in the process that this one was forked from")
+
+
+class _Host:
+    """A server in a thread with its own event loop. `failed` hears why it stopped by itself."""
+
+    def __init__(
+        self,
+        make: Callable[[Callable[[str, Collector], None]], Server],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._make, self._failed = make, failed
+        self._ready: Future[tuple[str, str, dict[str, int]]] = Future()
+        self._stop: Callable[[], object] | None = None
+        self._thread = threading.Thread(target=self._run, name="headrace-server", daemon=True)
+
+    def start(self) -> tuple[str, str, dict[str, int]]:
+        """Its address, its collector's id, and the next ordinal of each stream when it began.
+
+        Raises what kept it from starting.
+        """
+        self._thread.start()
+        return self._ready.result()
+
+    def stop(self, timeout: float) -> bool:
+        """Drain; whether it has ended within `timeout` seconds."""
+        if self._stop is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
+                self._stop()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:  # whatever it is, the reader's thread has to hear it
+            if self._ready.done():
+                log.exception("the collector in this process failed")
+                self._failed(CollectorFailed(f"the collector in this process failed: {error!r}"))
+            else:
+                self._ready.set_exception(error)
+
+    async def _serve(self) -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+        def announce(address: str, collector: Collector) -> None:
+            self._ready.set_result((address, collector.collector_id, collector.next_ordinals))
+
+        server = self._make(announce)
+        self._stop = lambda: loop.call_soon_threadsafe(stop.set)
+        await server.run(stop)
+        if not stop.is_set():
+            cause = server.collector.failure
+            self._failed(CollectorFailed(f"the collector in this process stopped: {cause}"))
+
+
+def _declared(
+    root: Path | None, given: Sequence[PolicyDeclaration]
+) -> dict[str, PolicyDeclaration]:
+    """The policies that will be in force. Raises ValueError for none."""
+    found = {} if root is None else load_declarations(root)
+    found |= {declaration.policy_id: declaration for declaration in given}
+    if not found:
+        where = "" if root is None else f" and none is declared under {root / 'policies'}"
+        raise ValueError(f"policies: expected one or more declarations, got none{where}")
+    return dict(sorted(found.items()))
+
+
+def _check_for_all(policy_id: str | None, mode: Mode) -> None:
+    if policy_id is not None or mode not in ("transitions", "episodes"):
+        raise ValueError(
+            "multi_agent: gives whole episodes of all policies, got "
+            f"{f'mode {mode!r}' if policy_id is None else f'policy_id {policy_id!r}'} beside it"
+        )
+
+
+def _schema_of(policies: Mapping[str, PolicyDeclaration], policy_id: str | None) -> str:
+    """The one schema of what is read. Raises ValueError."""
+    if policy_id is not None and policy_id not in policies:
+        raise ValueError(f"policy_id: expected one of {sorted(policies)}, got {policy_id!r}")
+    chosen = [policies[policy_id]] if policy_id is not None else list(policies.values())
+    schemas = {declaration.schema_id for declaration in chosen}
+    if len(schemas) > 1:
+        raise ValueError(
+            f"policies: expected policies of the same spaces, got {len(schemas)} different pairs "
+            f"among {sorted(policies)}: pass policy_id= to say whose steps next() gives, or "
+            "multi_agent=True for episodes of them all"
+        )
+    return schemas.pop()

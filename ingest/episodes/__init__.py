@@ -1,0 +1,1 @@
+"""Episodes from events: pure, without input or output."""

@@ -1,0 +1,451 @@
+"""EpisodeAssembler: the state machine of episodes, without input or output.
+
+    wire event --judge--> journal event --apply--> state --> sealed parts
+
+`judge` (of `ingest.episodes.judge`) reads state and never changes it; it answers a journal event,
+or None for a retry that is known already, or raises Refusal. `apply` is the only thing that changes
+state, so that applying the journal's rows again is the same history. Time is an argument (`now`:
+seconds that the collector has been running; `received`: microseconds since the epoch).
+
+What each event means in each state of its episode:
+
+    state       start            log_action, decision   log_returns   end
+    ABSENT      -> IDLE          not_found              not_found     not_found
+    IDLE        already_started  -> ACTING              no_action     -> ended, no rows
+    ACTING      already_started  closes a step, opens   adds to the   -> ended
+                                 the next               open step
+    ended       completed        completed              completed     completed
+    abandoned   abandoned        abandoned              abandoned     abandoned
+    broken      broken           broken                 broken        broken
+
+A repeated sequence number with equal content is a retry in every state; with other content it is a
+conflict; a number too far on is a gap. Content is compared back to the episode's latest cut: what
+lies before it, or in an episode that is over, counts as a retry by its number alone. A start is
+compared for as long as its episode is open, its number's episode for as long as that is known.
+
+The episodes of this table are those of one agent, and the tracks of those that have several
+(ingest.protocol.agent_names). What holds for a whole episode of several agents: one client instance
+starts its tracks; none may be started once as many as its end told are known; its time-out looks at
+the latest event of any agent, and it is abandoned, and broken, as a whole.
+
+An event that follows a get_action names the decision that was acted on. Where the open step holds
+another one (the collector was killed before its disk had it, and was asked once more), the event is
+refused as `decision_unknown`, and the `decision` that the client sends then takes its place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from heapq import heappop, heappush
+
+from ingest.episodes.event_checks import ON_POLICY
+from ingest.episodes.imported import sealed_episodes
+from ingest.episodes.journal_events import (
+    Acted,
+    Cut,
+    Ended,
+    Event,
+    Imported,
+    Opened,
+    Receipt,
+    Redecided,
+    Rewarded,
+    RewardedStep,
+    Started,
+    digest,
+    encode_event,
+)
+from ingest.episodes.judge import Judge
+from ingest.episodes.open_episode import WORTH_CUTTING, Carry, OpenEpisode
+from ingest.episodes.sealed_parts import Finished, Limits, Sealed
+from ingest.protocol.agent_names import Name, Whole
+from storage.declarations.declaration import PolicyDeclaration
+from storage.experience.range_set import RangeSet
+
+
+class EpisodeAssembler(Judge):
+    """Turns events into parts. See the module's table."""
+
+    def __init__(
+        self,
+        policies: Mapping[str, PolicyDeclaration],
+        *,
+        past: Iterable[PolicyDeclaration] = (),
+        limits: Limits | None = None,
+    ) -> None:
+        """`past` are earlier declarations, for the episodes that began under them."""
+        super().__init__(policies, past, limits or Limits())
+        self._due: list[tuple[float, int]] = []  # when the last window of each is over: a heap
+        self.open_of: Counter[str] = Counter()  # token id -> its open episodes
+        self.sealed: list[Sealed] = []
+        self.on_closed: Callable[[str, int], None] | None = None  # (policy, version) per step
+        self.steps = 0
+        self.open_bytes = 0  # what the open episodes take in memory, about
+        self.running = 0.0  # the latest running time that any event came at
+        self.needed: dict[int, int] = {}  # journal row -> unrecorded parts that need it
+        self._by_key: dict[int, OpenEpisode] = {}
+        self.done = RangeSet()  # keys of the episodes that are recorded to their end
+        self.torn: set[int] = set()  # keys of episodes whose history lacks journal rows
+
+    # --- proposing -------------------------------------------------------------------------
+
+    def break_episode(self, name: Name, cause: str) -> list[Ended]:
+        """The events that close an open episode at its last good step; none if it is not open.
+
+        With one track all of its episode is broken: what is left could not be put together.
+        """
+        if name not in self.episodes:
+            return []
+        whole = None if isinstance(name, str) else self.wholes[name[0]]
+        broken = [name] if whole is None else [(name[0], agent) for agent in whole.open]
+        if not isinstance(name, str):
+            cause = f"agent {name[1]}: {cause}"
+        return [_closed(self.episodes[one], "broken", cause) for one in broken]
+
+    def cut_for_size(self, key: int, now: float) -> Cut | None:
+        """The cut that an episode's size calls for, if any."""
+        episode = self._by_key.get(key)
+        if episode is None or episode.ended is not None or not episode.is_long:
+            return None
+        return episode.cut_due(now, WORTH_CUTTING)
+
+    def torn_episodes(self) -> list[Name]:
+        """Open episodes whose history lacks journal rows, so that their clients cannot go on."""
+        return [self._by_key[key].started.name for key in self.torn if key in self._by_key]
+
+    def cuts(self, policies: Collection[str], now: float, *, least: float = 0.0) -> Iterator[Cut]:
+        """The cuts that make parts of all closed steps of some policies' open episodes.
+
+        `least`: of those only of which such a share is closed.
+        """
+        for episode in self.episodes.values():
+            if episode.started.policy_id in policies:
+                cut = episode.cut_due(now, least)
+                if cut is not None:
+                    yield cut
+
+    def tick(self, now: float) -> Iterator[Event]:
+        """What the passing of time calls for.
+
+        Abandoned episodes, parts that waited long enough, ended episodes whose windows are over.
+        """
+        silent = {name for name, whole in self.wholes.items() if self._is_silent(name, whole, now)}
+        for episode in list(self.episodes.values()):
+            policy, one = episode.rules.declaration, episode.whole is None
+            if episode.started.episode_id in silent or (
+                one and now - episode.seen >= policy.episode_timeout
+            ):
+                yield _closed(episode, "abandoned")
+            elif now - episode.part_since >= policy.part_seconds:
+                cut = episode.cut_due(now)
+                if cut is not None:
+                    yield cut
+        while self._due and self._due[0][0] <= now:
+            _, key = heappop(self._due)
+            if key in self._by_key:
+                yield Cut(key, self._by_key[key].part, self._by_key[key].steps)
+
+    def _is_silent(self, episode_id: str, whole: Whole, now: float) -> bool:
+        """Whether nothing came of any agent for the longest time-out among those that are open."""
+        return bool(whole.open) and now - whole.seen >= max(
+            self.episodes[episode_id, agent].rules.declaration.episode_timeout
+            for agent in whole.open
+        )
+
+    def open_instance(self, token: str, name: str | None, owner: str = "") -> Opened:
+        """The event that registers a client instance; `token` makes its id hard to guess."""
+        number = self.instances.next_number
+        return Opened(f"{number:x}-{token}", number, name, owner)
+
+    def find_instance(
+        self, token: str, name: str | None, owner: str, content: tuple[bytes, int] | None
+    ) -> tuple[str, list[Opened | Receipt]]:
+        """The owner's instance of that name, or a new one; and the events that make it so."""
+        events: list[Opened | Receipt] = []
+        instance = self.instances.named(name, owner)
+        if instance is None:
+            events.append(opened := self.open_instance(token, name, owner))
+            instance = opened.instance
+        if content is not None:
+            events.append(Receipt(instance, *content))
+        return instance, events
+
+    # --- applying --------------------------------------------------------------------------
+
+    def apply(
+        self,
+        event: Event,
+        encoded: bytes,
+        *,
+        row: int,
+        received: int,
+        now: float,
+    ) -> None:
+        """Change the state by one journal event. What a recorded part holds already is skipped.
+
+        `now` is the collector's running time when the event came, over the journal's life.
+        """
+        self.running = max(self.running, now)
+        if isinstance(event, (Acted, Rewarded, Ended)):  # nearly all of them
+            self._apply_next(event, encoded, row, received, now)
+        elif isinstance(event, Started):
+            self._apply_started(event, row, now)
+        elif isinstance(event, Cut):
+            self._apply_cut(event, row, now)
+        elif isinstance(event, Imported):
+            self._apply_imported(event, row, received)
+        elif isinstance(event, RewardedStep):
+            self._apply_rewarded_step(event, encoded, row, now)
+        elif isinstance(event, Redecided):
+            self._apply_redecided(event, row, received, now)
+        elif isinstance(event, Opened):
+            self.instances.add(event)
+        else:
+            self.instances.receipt(event)
+
+    def _apply_next(
+        self, event: Acted | Rewarded | Ended, encoded: bytes, row: int, received: int, now: float
+    ) -> None:
+        """Change an open episode by the event that it has come to."""
+        episode = self._by_key.get(event.key)
+        if episode is None or episode.ended is not None or event.seq < episode.next_seq:
+            return
+        if event.seq > episode.next_seq:  # only when the journal has lost rows
+            self.torn.add(event.key)
+            return
+        if episode.remember(event.seq, digest(encoded), row, now):
+            self._need(row)
+        if self.on_closed is not None and not isinstance(event, Rewarded):
+            self._tell_closed(episode)
+        if isinstance(event, Acted):
+            episode.act(event, received, row, now)
+            self.steps += 1
+        elif isinstance(event, Rewarded):
+            episode.reward(event.reward, event.info)
+        else:
+            self._apply_ended(episode, event)
+            return
+        self._count_bytes(episode)
+
+    def _count_bytes(self, episode: OpenEpisode, held: int | None = None) -> None:
+        """Let `open_bytes` have what an episode takes now, or `held`."""
+        now = episode.held if held is None else held
+        self.open_bytes += now - episode.counted
+        episode.counted = now
+
+    def _tell_closed(self, episode: OpenEpisode) -> None:
+        """Tell of the step that is closed now, if it is experience for on-policy training."""
+        started = episode.started
+        known = episode.steps and episode.source[-1] == ON_POLICY and started.training_enabled
+        if known and self.on_closed is not None:
+            self.on_closed(started.policy_id, episode.version[-1])
+
+    def _note_start(self, event: Started) -> None:
+        self.next_key = max(self.next_key, event.key + 1)
+        if event.instance:
+            self.instances.started(event.instance, event.start)
+        else:
+            self.anonymous_starts = max(self.anonymous_starts, event.start + 1)
+
+    def _apply_started(self, event: Started, row: int, now: float) -> None:
+        self._note_start(event)
+        if event.key in self.done or event.key in self._by_key:
+            return
+        rules = self._schemas[event.policy_id, event.schema_id]
+        episode = OpenEpisode(event, rules, row, now)
+        self._need(row)
+        self._open(episode)
+
+    def _open(self, episode: OpenEpisode) -> None:
+        started = episode.started
+        self.episodes[started.name] = episode
+        if started.agent_id is not None:
+            episode.whole = self._whole(started.episode_id, started.instance)
+            episode.whole.open[started.agent_id] = None
+            episode.whole.seen = max(episode.whole.seen, episode.seen)
+            if episode.t0:
+                episode.whole.acted.add(started.agent_id)
+        self._by_key[started.key] = episode
+        self._count_bytes(episode)
+        self.instances.count_open(started.instance, 1)
+        self.instances.knows(started.instance, started.start, started.name)
+        if started.owner:
+            self.open_of[started.owner] += 1
+
+    def _apply_imported(self, event: Imported, row: int, received: int) -> None:
+        for episode, sealed, finished in sealed_episodes(event, row, received):
+            self._note_start(episode.started)
+            if sealed.key not in self.done:
+                self._need(row)
+                self.steps += episode.steps
+                self.sealed.append(sealed)
+                self.remember_finished(finished)
+
+    def _apply_cut(self, event: Cut, row: int, now: float) -> None:
+        episode = self._by_key.get(event.key)
+        if episode is None or event.part != episode.part:
+            return
+        if episode.ended is not None and event.steps == episode.steps:
+            if episode.hold(row):
+                self._need(row)
+            self._count_bytes(episode, 0)
+            self._seal_last(episode, episode.ended)
+            return
+        closed = episode.steps - 1 if event.steps < 0 else event.steps
+        if not 0 < closed < episode.steps:
+            return
+        before = {*episode.rows}
+        part, needed = episode.cut(closed)
+        self._count_bytes(episode)
+        # The cut's own row too: without it a replay would not make this part again.
+        rows = {row, *needed}
+        for held in rows.intersection(episode.rows) | (rows - before):
+            self._need(held)
+        episode.part_since = now
+        carry = Carry(episode.started, episode.first_seq, episode.t0, episode.part, -1)
+        self.sealed.append(Sealed(event.key, part, tuple(sorted(rows)), carry=carry))
+
+    def _apply_rewarded_step(
+        self, event: RewardedStep, encoded: bytes, row: int, now: float
+    ) -> None:
+        episode = self._by_key.get(event.key)
+        if episode is None or event.t < episode.t0:
+            return  # its part is recorded already
+        if event.t >= episode.t_next:  # only when the journal has lost rows
+            self.torn.add(event.key)
+        else:
+            if episode.reward_step(event, digest(encoded), row, now):
+                self._need(row)
+            self._count_bytes(episode)
+
+    def _apply_redecided(self, event: Redecided, row: int, received: int, now: float) -> None:
+        episode = self._by_key.get(event.key)
+        if episode is None or not event.seq == episode.open_seq == episode.next_seq - 1:
+            return  # its part is recorded already
+        if episode.correct(event.seq, digest(encode_event(event.acted)), row, now):
+            self._need(row)
+        episode.redecide(event.acted, received)
+        self._count_bytes(episode)
+
+    def _apply_ended(self, episode: OpenEpisode, event: Ended) -> None:
+        name = episode.started.name
+        del self.episodes[name]
+        if episode.whole is not None:
+            episode.whole.open.pop(episode.started.agent_id or "", None)
+        self.instances.count_open(episode.started.instance, -1)
+        if event.how in ("abandoned", "broken"):
+            self.instances.torn(episode.started.instance, episode.started.start, event.how)
+        if episode.started.owner:
+            self.open_of[episode.started.owner] -= 1
+        if event.waits and episode.steps:
+            episode.ended = event
+            self.closing[name] = episode
+            due = episode.opened[-1] + episode.rules.declaration.reward_window
+            heappush(self._due, (due, event.key))
+            self.remember_finished(Finished.of(episode, event))
+            self._count_bytes(episode)
+        else:
+            self._count_bytes(episode, 0)
+            self._seal_last(episode, event)
+
+    def _seal_last(self, episode: OpenEpisode, event: Ended) -> None:
+        """All that is left of an episode is ready for a shard."""
+        started = episode.started
+        finished = Finished.of(episode, event)
+        part = episode.finish(event)
+        self.sealed.append(Sealed(started.key, part, tuple(episode.rows), finished=finished))
+        del self._by_key[started.key]
+        self.closing.pop(started.name, None)
+        self.remember_finished(finished)
+
+    def _need(self, row: int) -> None:
+        self.needed[row] = self.needed.get(row, 0) + 1
+
+    def release(self, sealed: Sealed) -> list[int]:
+        """Note that a part is recorded; answers the rows that nothing needs any more."""
+        free: list[int] = []
+        for row in sealed.rows:
+            self.needed[row] -= 1
+            if not self.needed[row]:
+                del self.needed[row]
+                free.append(row)
+        if sealed.finished is not None:
+            self.done.add(sealed.key)
+        return free
+
+    def remember_finished(self, finished: Finished) -> None:
+        """Keep what late events need to know; the oldest is forgotten beyond the limit."""
+        before = self.finished.get(finished.name)
+        if before is not None:  # of an id that was begun again once it was forgotten
+            self.instances.unknow(before.instance, before.start)
+        self.finished[finished.name] = finished
+        self.instances.knows(finished.instance, finished.start, finished.name)
+        if finished.agent_id is not None:
+            whole = self._whole(finished.episode_id, finished.instance)
+            whole.ended[finished.agent_id] = None
+            if finished.has_steps:
+                whole.acted.add(finished.agent_id)
+            whole.agents = max(whole.agents, finished.agents)
+            if finished.how in ("abandoned", "broken"):
+                whole.stopped = finished.agent_id
+        while len(self.finished) > self.limits.finished:
+            gone = self.finished.popitem(last=False)[1]
+            self.instances.unknow(gone.instance, gone.start)
+            self._forget_track(gone)
+
+    def _whole(self, episode_id: str, instance: str) -> Whole:
+        """What the tracks of an episode have in common, from its first one on."""
+        return self.wholes.setdefault(episode_id, Whole(instance))
+
+    def _forget_track(self, finished: Finished) -> None:
+        """An episode of several agents is known as long as one of its tracks is."""
+        whole = self.wholes.get(finished.episode_id)
+        if finished.agent_id is not None and whole is not None:
+            whole.ended.pop(finished.agent_id, None)
+            whole.acted.discard(finished.agent_id)
+            if not whole.open and not whole.ended:
+                del self.wholes[finished.episode_id]
+
+    def forget_instances(self) -> list[str]:
+        """Drop the instances that were idle longest, beyond the limits; answers their ids."""
+        return self.instances.forget(self.limits.instances, self.limits.imports)
+
+    @property
+    def waits(self) -> bool:
+        """Whether any step takes rewards for a while: then the journal must know the time."""
+        windowed = any(rules.declaration.reward_window for rules in self.rules.values())
+        return bool(self.closing) or (windowed and bool(self.episodes))
+
+    def resume(self, now: float) -> None:
+        """Time-outs begin anew once the journal's rows are applied."""
+        self.running = max(self.running, now)
+        for episode in self.episodes.values():
+            episode.seen = episode.part_since = now
+        for whole in self.wholes.values():
+            whole.seen = now
+
+    # --- restoring (before any row is replayed) --------------------------------------------
+
+    def restore(
+        self,
+        done: RangeSet,
+        finished: Iterable[Finished],
+        carries: Iterable[Carry],
+    ) -> None:
+        """Take up what recorded parts left behind: ended episodes, and open ones at their cuts."""
+        self.done = done
+        self.next_key = max((last + 1 for _, last in done.ranges()), default=0)
+        for item in finished:
+            self.remember_finished(item)
+        for carry in carries:
+            started = carry.started
+            self.next_key = max(self.next_key, started.key + 1)
+            rules = self._schemas[started.policy_id, started.schema_id]
+            self._open(OpenEpisode.resumed(carry, rules, 0.0))
+
+
+def _closed(episode: OpenEpisode, how: str, cause: str = "") -> Ended:
+    """The end of an open episode that its client did not send."""
+    key, waits = episode.started.key, episode.waits
+    return Ended(key, episode.next_seq, how, None, cause, waits)

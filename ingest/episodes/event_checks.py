@@ -1,0 +1,292 @@
+"""What an event may say: the checks of one event's content, and the journal event it becomes.
+
+Pure functions of an event and its episode. Every refusal names the field, what was expected and
+what came.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from ingest.episodes.infos import MAX_MERGED
+from ingest.episodes.journal_events import UNKNOWN_LOGP, Acted, Rewarded
+from ingest.episodes.open_episode import OpenEpisode, PolicyRules
+from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import Name, label, label_of, name_of
+from ingest.protocol.errors import Refusal, completed
+from storage.experience.episode import SOURCES, EpisodeError, encode_tags
+from storage.spaces.descriptors import SpaceError
+
+Values: TypeAlias = tuple[PolicyRules, bytes, bytes]
+"""An observation and an action in canonical bytes, and the rules that they were checked by."""
+
+ON_POLICY, LOGGED, REPLAYED = range(len(SOURCES))
+
+
+class _Group(msgspec.Struct, frozen=True):
+    """Action events of one policy within a batch."""
+
+    rules: PolicyRules
+    indices: list[int] = msgspec.field(default_factory=list)
+    obs: list[bytes] = msgspec.field(default_factory=list)
+    actions: list[bytes] = msgspec.field(default_factory=list)
+
+    def add(self, index: int, obs: bytes, action: bytes) -> None:
+        self.indices.append(index)
+        self.obs.append(obs)
+        self.actions.append(action)
+
+    def checked(self) -> Iterator[tuple[int, Values]]:
+        """Each event's values if all are valid; else none."""
+        rules, count = self.rules, len(self.indices)
+        if rules.observation.find_invalid(b"".join(self.obs), count) is None and (
+            rules.action.find_invalid(b"".join(self.actions), count) is None
+        ):
+            for index, obs, action in zip(self.indices, self.obs, self.actions, strict=True):
+                yield index, (rules, obs, action)
+
+
+def check_values(
+    batch: wire.Batch, rules_of: Callable[[Name, Mapping[Name, str | None]], PolicyRules | None]
+) -> dict[int, Values]:
+    """Validated (rules, observation, action) of a batch's action events, many at a time.
+
+    `rules_of(name, starting)` says which rules an episode has or, by the policies that the
+    batch's own starts name, will have. What is not in the answer is validated event by event, so
+    that a refusal names its place; so is what a policy redacts, and a value that was
+    checked by other rules than its episode turns out to have.
+    """
+    groups: dict[int, _Group] = {}
+    starting: dict[Name, str | None] = {}
+    for index, event in enumerate(batch.events):
+        if isinstance(event, wire.Start):
+            starting.setdefault(name_of(event), event.policy_id)
+        elif isinstance(event, wire.LogAction) and type(event.obs) is bytes:
+            rules = rules_of(name_of(event), starting)
+            if rules is None or rules.declaration.redact or type(event.action) is not bytes:
+                continue
+            if len(event.obs) == rules.observation.itemsize and (
+                len(event.action) == rules.action.itemsize
+            ):
+                groups.setdefault(id(rules), _Group(rules)).add(index, event.obs, event.action)
+    found: dict[int, Values] = {}
+    for group in groups.values():
+        found.update(group.checked())
+    return found
+
+
+def judge_action(
+    episode: OpenEpisode,
+    event: wire.LogAction | wire.Decision,
+    seq: int,
+    values: Values | None,
+) -> Acted:
+    """The step that an action event opens. Raises Refusal, SpaceError."""
+    decided = isinstance(event, wire.Decision)
+    rules = episode.rules
+    if values is None or values[0] is not rules:
+        values = (
+            rules,
+            rules.observation.from_wire(event.obs, "obs"),
+            rules.action.from_wire(event.action, "action", check_range=not decided),
+        )
+    reward = math.nan if event.reward is None else event.reward
+    if event.reward is not None and not math.isfinite(reward):
+        raise invalid(event, f"reward: expected a finite number, got {reward}")
+    if isinstance(event, wire.Decision):
+        logp, source, pass_prob = _finite_logp(event), ON_POLICY, 1.0
+        dist_inputs = event.action_dist_inputs or b""
+        if len(dist_inputs) % 4:
+            raise invalid(event, "action_dist_inputs: expected float32 bytes")
+        if dist_inputs and not (np.frombuffer(dist_inputs, "<f4") < np.inf).all():
+            text = "expected finite numbers, or minus infinity for what is masked out"
+            raise invalid(event, f"action_dist_inputs: {text}")
+    else:
+        logp, dist_inputs, pass_prob = _logged_logp(event), b"", event.pass_prob
+        source = REPLAYED if event.replayed else LOGGED
+        if not 0.0 < pass_prob <= 1.0:
+            raise invalid(event, f"pass_prob: expected a number in (0, 1], got {pass_prob}")
+    if logp > LOGP_TOLERANCE and not episode.rules.has_densities:
+        raise invalid(event, f"action_logp: expected at most 0, a probability's, got {logp}")
+    return Acted(
+        episode.started.key,
+        seq,
+        values[1],
+        values[2],
+        logp,
+        source,
+        event.policy_version,
+        pass_prob,
+        reward,
+        info_of(event),
+        dist_inputs,
+        event.ts,
+        _env_t(episode, event, seq),
+    )
+
+
+def _env_t(episode: OpenEpisode, event: wire.LogAction | wire.Decision, seq: int) -> int:
+    """The environment's step of a track's action, -1 in an episode of one agent."""
+    given = event.env_t
+    if event.agent_id is None:
+        if given is not None:
+            raise invalid(event, f"env_t: expected none for an episode of one agent, got {given}")
+        return -1
+    if given is None:
+        raise invalid(event, "env_t: expected the step of the environment, got none")
+    last = episode.env_t[-1] if seq == episode.next_seq and episode.env_t else -1
+    if given <= last:
+        raise invalid(event, f"env_t: expected more than {last} of the last action, got {given}")
+    return given
+
+
+def _logged_logp(event: wire.LogAction) -> float:
+    """The log-probability that the caller knows, NaN when it knows none; never invented."""
+    prob = event.action_prob
+    if prob is None:
+        return _finite_logp(event)
+    if event.action_logp is not None:
+        raise invalid(event, "action_prob: expected action_prob or action_logp, got both")
+    if not 0.0 < prob <= 1.0:
+        raise invalid(event, f"action_prob: expected a number in (0, 1], got {prob}")
+    return math.log(prob)
+
+
+def _finite_logp(event: wire.LogAction | wire.Decision) -> float:
+    logp = event.action_logp
+    if logp is None:
+        return UNKNOWN_LOGP
+    if not math.isfinite(logp):
+        raise invalid(event, f"action_logp: expected a finite number, got {logp}")
+    return logp
+
+
+LOGP_TOLERANCE = 1e-6
+"""A softmax in float32 may say a little more than certain."""
+
+
+def judge_reward(episode: OpenEpisode, event: wire.LogReturns, seq: int) -> Rewarded:
+    """A reward for the last action. Raises Refusal, SpaceError."""
+    name, last = event.episode_id, episode.t_next - 1
+    if last < 0:
+        text = f"Episode {label_of(event)}: a reward came before any action"
+        raise Refusal("no_action", text, "reward", name)
+    latest = seq == episode.next_seq
+    if latest and event.step is not None and event.step != last:
+        if event.step > last:
+            raise invalid(event, f"step: expected at most {last}, the last step, got {event.step}")
+        text = (
+            f"Episode {label_of(event)}: a reward for step {event.step}, not the last one, "
+            "carries no seq"
+        )
+        raise Refusal("window_closed", text, "step", name)
+    if not math.isfinite(event.reward):
+        raise invalid(event, f"reward: expected a finite number, got {event.reward}")
+    if latest and not math.isfinite(episode.combined(event.reward)):
+        raise invalid(event, f"reward: expected a finite sum, got {event.reward} more")
+    info = info_of(event)
+    if latest:
+        require_info_room(episode, event, info)
+    return Rewarded(episode.started.key, seq, event.reward, info)
+
+
+def require_info_room(episode: OpenEpisode, event: Any, info: str, at: int = -1) -> None:
+    """Raise Refusal for an info that makes a buffered step's, of several pieces, too long."""
+    known = episode.info_size(at) if info else 0
+    if known and known + len(info) > MAX_MERGED:
+        text = f"expected at most {MAX_MERGED} characters in all of a step's infos that come apart"
+        raise invalid(event, f"info: {text}, got {len(info)} more than {known}")
+
+
+def check_rewarded_step(
+    episode: OpenEpisode, event: wire.LogReturns, t: int, info: str, now: float
+) -> None:
+    """Whether a step takes a reward that names it. Raises Refusal."""
+    last = episode.t_next - 1
+    if t > last:
+        raise invalid(event, f"step: expected at most {last}, the last step, got {t}")
+    if not math.isfinite(event.reward):
+        raise invalid(event, f"reward: expected a finite number, got {event.reward}")
+    if not episode.takes_reward(t, now):
+        window = episode.rules.declaration.reward_window
+        raise window_closed(event, t, f"reward_window is {window:g} seconds")
+    if not math.isfinite(episode.combined(event.reward, t - episode.t0)):
+        raise invalid(event, f"reward: expected a finite sum, got {event.reward} more")
+    require_info_room(episode, event, info, t - episode.t0)
+
+
+def window_closed(event: wire.LogReturns, t: int, why: str) -> Refusal:
+    """The answer to a reward that comes too late; it names the setting."""
+    text = (
+        f"Episode {label_of(event)}: step {t} takes no more rewards ({why}): a step is open until "
+        "the next action or the end, and for its policy's reward_window"
+    )
+    return Refusal("window_closed", text, "step", event.episode_id)
+
+
+def decision_unknown(episode: OpenEpisode) -> Refusal:
+    """The answer to an event that follows another decision than the one known here."""
+    name, acting = episode.started.episode_id, bool(episode.decision())
+    said = label(episode.started.name)
+    expected = episode.open_seq if acting else episode.next_seq
+    text = (
+        f"Episode {said}: the event follows another decision than the one known here: expected "
+        f"the decision that was acted on, as event {expected}"
+    )
+    return Refusal("decision_unknown", text, "decided", name, expected)
+
+
+def invalid(event: Any, text: str) -> Refusal:
+    place, _, rest = text.partition(": ")
+    return Refusal("invalid", f"Episode {label_of(event)}: {rest}", place, event.episode_id)
+
+
+def agents_of(episode: OpenEpisode, event: wire.End) -> int:
+    """How many agents an end says that its whole episode had, -1: nothing. Raises Refusal."""
+    told, whole = event.agents, episode.whole
+    if told is None:
+        return -1
+    if whole is None:
+        raise invalid(event, f"agents: expected none without agent_id, got {told}")
+    if 0 <= whole.agents != told:
+        raise invalid(event, f"agents: expected {whole.agents}, as an end told before, got {told}")
+    if told < len(whole.acted):
+        expected = f"expected at least {len(whole.acted)}, which have acted"
+        raise invalid(event, f"agents: {expected}, got {told}")
+    return told
+
+
+def require_part(episode: OpenEpisode, event: Any) -> None:
+    """Raise Refusal for a first action where as many agents acted as an end told."""
+    if episode.whole is not None and not episode.t_next and episode.whole.has_all_acted:
+        raise completed(event.episode_id, event.agent_id)
+
+
+def info_of(event: Any) -> str:
+    """An event's info as a JSON object, "" for none. Raises SpaceError for what JSON cannot say."""
+    if not event.info:
+        return ""
+    try:
+        wire.require_shallow(event.info)
+        return json.dumps(event.info, ensure_ascii=False, allow_nan=False, default=_refuse_info)
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, SpaceError):
+            raise
+        raise SpaceError(f"info: expected JSON values: {error}") from error
+
+
+def _refuse_info(value: Any) -> Any:
+    raise SpaceError(f"info: expected JSON values, got {type(value).__name__}")
+
+
+def tags_of(event: wire.Start) -> str:
+    try:
+        return encode_tags(event.tags, label_of(event))
+    except EpisodeError as error:
+        raise Refusal("invalid", str(error), "tags", event.episode_id) from error

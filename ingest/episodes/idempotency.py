@@ -1,0 +1,170 @@
+"""Single calls that may be repeated: the `Idempotency-Key` of a caller who does not count events.
+
+A key belongs to one token and one episode. It is journaled in the row of the event that came with
+it, so that a collector has both or neither. The same key with the same content is a retry, with
+other content a conflict; "content" is the message as it was sent, without what is redacted. The
+latest keys of a collector are known, whatever has become of their episodes: a count bounds them,
+not a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ingest.episodes.journal_events import Keyed, encode_event
+from ingest.episodes.open_episode import OpenEpisode
+from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import Name, name_of
+from ingest.protocol.errors import Refusal
+
+STATE = "idem:"
+MAX_KEYS = 65_536
+"""So many keys are known, the latest ones; an earlier one is taken for new."""
+
+MAX_LENGTH = 200
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Keyed]).decode
+
+
+class Given(msgspec.Struct, frozen=True):
+    """A key as a call brought it. `digest` names the call's content, `track` whom it is for.
+
+    `name` is the key, behind the id of the token that it came with.
+    """
+
+    episode_id: str
+    track: Name
+    name: str
+    digest: bytes
+
+    @property
+    def key(self) -> str:
+        """The key as it was sent."""
+        return self.name.rpartition("\n")[2]
+
+    @classmethod
+    def of(cls, key: str, instance: str | None, message: Any, token_id: str = "") -> Given:
+        """`message` is without what its policy's file takes out. Raises Refusal."""
+        digest = hashlib.blake2b(_content(instance, message), digest_size=16).digest()
+        name = f"{token_id}\n{key}" if token_id else key  # no header holds a line's end
+        return cls(message.episode_id, name_of(message), name, digest)
+
+
+def _content(instance: str | None, message: Any) -> bytes:
+    """What a call says, as bytes. Raises Refusal for what has none."""
+    content = [instance, message]
+    try:
+        try:
+            return wire.encode(content, wire.MSGPACK)
+        except OverflowError:  # msgpack's integers have 64 bits, those of JSON any number
+            return wire.encode(content, wire.JSON)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        text = f"expected values that can be told apart from others: {error}"
+        raise Refusal("invalid", text, "$", message.episode_id) from error
+
+
+def key_of(given: bytes | None) -> str | None:
+    """The key in a header, None without one. Raises Refusal."""
+    if given is None:
+        return None
+    if not 1 <= len(given) <= MAX_LENGTH:
+        text = f"expected 1 to {MAX_LENGTH} characters, got {len(given)}"
+        raise Refusal("invalid", text, "Idempotency-Key")
+    return given.decode("latin-1")
+
+
+def require_none(given: bytes | None, instead: str) -> None:
+    """Raise Refusal for a key where it would do nothing: its caller counts on it."""
+    if given is not None:
+        text = f"expected none on this call, where it would be no protection: {instead}"
+        raise Refusal("invalid", text, "Idempotency-Key")
+
+
+def episode_of(name: str, token_id: str) -> str:
+    """The id of an episode that is started without one: with the same key it is the same."""
+    return hashlib.blake2b(f"{token_id}\n{name}".encode(), digest_size=16).hexdigest()
+
+
+class KeyBook:
+    """The keys that are known: those in journal rows, and those that have outlived theirs."""
+
+    def __init__(self, limit: int = MAX_KEYS) -> None:
+        self._limit = limit
+        self._known: OrderedDict[tuple[str, str], Keyed] = OrderedDict()
+        self._next = 0
+        self._fresh: list[Keyed] = []  # not in the journal's state yet
+        self._chunks: deque[tuple[str, int]] = deque()  # (state key, keys in it), oldest first
+        self._kept = 0  # keys in all chunks
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def chunks(self) -> int:
+        """Entries of the journal's state that hold them."""
+        return len(self._chunks)
+
+    def find(self, given: Given) -> Keyed | None:
+        """The key as it is known, None for a new one. Raises Refusal: with other content."""
+        known = self._known.get((given.episode_id, given.name))
+        if known is not None and known.digest != given.digest:
+            raise Refusal(
+                "conflict",
+                f"Idempotency-Key {given.key!r} of Episode {given.episode_id} came with other "
+                "content before: a new call needs a new key",
+                "Idempotency-Key",
+                given.episode_id,
+            )
+        return known
+
+    def note(self, given: Given, episode: OpenEpisode | None) -> bytes:
+        """Remember a key, of what `episode` just took; answers the journal event of it, encoded."""
+        seq = -1 if episode is None else episode.open_seq
+        event = Keyed(self._next, given.episode_id, given.name, given.digest, seq)
+        self.add(event)
+        return encode_event(event)
+
+    def receipt(self, name: str) -> Keyed | None:
+        """What an import of an earlier release stands for: `digest` of its first `seq` rows."""
+        return self._known.get(("", name))
+
+    def add(self, event: Keyed) -> None:
+        """Apply a journal event; one that the journal's state holds already changes nothing."""
+        if event.number >= self._next:
+            self._fresh.append(event)
+            self._add(event)
+
+    def _add(self, event: Keyed) -> None:
+        self._next = event.number + 1
+        self._known[event.episode_id, event.name] = event
+        while len(self._known) > self._limit:
+            self._known.popitem(last=False)
+
+    def restore(self, chunks: Iterable[tuple[str, bytes]]) -> None:
+        """Take up the journal's state, before any row is replayed."""
+        for name, blob in sorted(chunks):
+            events = _decode(blob)
+            self._chunks.append((name, len(events)))
+            self._kept += len(events)
+            for event in events:
+                self._add(event)
+
+    def state(self) -> tuple[dict[str, bytes], list[str]]:
+        """(what to put into the journal's state, what to delete there), before rows go."""
+        if not self._fresh:
+            return {}, []
+        name, count, gone = f"{STATE}{self._fresh[0].number:016}", len(self._fresh), list[str]()
+        blob, self._fresh = _encode(self._fresh), []
+        self._chunks.append((name, count))
+        self._kept += count
+        while self._kept - self._chunks[0][1] >= self._limit:
+            old, number = self._chunks.popleft()
+            self._kept -= number
+            gone.append(old)
+        return {name: blob}, gone

@@ -1,0 +1,432 @@
+"""What the assembler knows of episodes, and what it answers to an event: the half that reads.
+
+    wire event --judge--> journal event
+
+`judge` never changes the state that it reads; only `EpisodeAssembler`, whose docstring has the
+table of states and events, does so, by applying journal events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from msgspec.structs import replace as replace_fields
+
+from ingest.episodes.client_instances import Instances, require_range
+from ingest.episodes.event_checks import (
+    Values,
+    agents_of,
+    check_rewarded_step,
+    check_values,
+    decision_unknown,
+    info_of,
+    invalid,
+    judge_action,
+    judge_reward,
+    require_part,
+    tags_of,
+    window_closed,
+)
+from ingest.episodes.journal_events import (
+    Acted,
+    Ended,
+    Event,
+    Redecided,
+    RewardedStep,
+    Started,
+    digest,
+    encode_event,
+)
+from ingest.episodes.open_episode import OpenEpisode, PolicyRules
+from ingest.episodes.redaction import Redactor
+from ingest.episodes.sealed_parts import Finished, Limits
+from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import Name, Whole, label, label_of, name_of
+from ingest.protocol.errors import Refusal, already_started, completed, not_found
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.redaction_rules import rules_for_earlier
+from storage.experience.episode import DEFAULT_POLICY
+from storage.spaces.descriptors import SpaceError
+
+E = TypeVar("E", bound=wire.Event)
+
+
+class Judge:
+    """The episodes that are known, and the judgements of events on them."""
+
+    def __init__(
+        self,
+        policies: Mapping[str, PolicyDeclaration],
+        past: Iterable[PolicyDeclaration],
+        limits: Limits,
+    ) -> None:
+        self.limits = limits
+        self.rules = {name: PolicyRules.of(policy) for name, policy in policies.items()}
+        earlier = (_redacted_today(policy, policies.get(policy.policy_id)) for policy in past)
+        every = [*(PolicyRules.of(policy) for policy in earlier), *self.rules.values()]
+        self._schemas = {(r.declaration.policy_id, r.schema_id): r for r in every}
+        self.redacts = any(rules.declaration.redact for rules in every)
+        self.redactor: Redactor | None = None  # needed only where a policy redacts
+        self.episodes: dict[Name, OpenEpisode] = {}
+        self.finished: OrderedDict[Name, Finished] = OrderedDict()
+        self.closing: dict[Name, OpenEpisode] = {}  # ended, and still taking rewards
+        self.wholes: dict[str, Whole] = {}  # the known episodes of several agents
+        self.instances = Instances()
+        self.next_key = 0
+        self.anonymous_starts = 0
+
+    def judge(
+        self,
+        instance: str | None,
+        event: wire.Event,
+        values: Values | None = None,
+        *,
+        now: float = 0.0,
+    ) -> tuple[Event, bytes] | None:
+        """The journal event for a wire event and its encoding, or None for a known retry.
+
+        `values` are an action event's observation and action in canonical bytes, if they were
+        validated already (see `check_values`). `now` tells which reward windows are over. Raises
+        Refusal.
+        """
+        try:
+            return self._judge(instance, event, values, now)
+        except Refusal as refusal:
+            refusal.agent_id = event.agent_id
+            raise
+
+    def _judge(
+        self, instance: str | None, event: wire.Event, values: Values | None, now: float
+    ) -> tuple[Event, bytes] | None:
+        if not event.episode_id:
+            raise Refusal("invalid", "expected an episode id, got none", "episode_id")
+        if isinstance(event, wire.Start):
+            started = self.judge_start(instance, event)
+            return None if started is None else (started, encode_event(started))
+        if isinstance(event, wire.LogReturns) and event.seq is None and event.step is not None:
+            rewarded = self._judge_rewarded_step(event, event.step, now)
+            return None if rewarded is None else (rewarded, encode_event(rewarded))
+        episode = self._find(instance, event)
+        if episode is None:
+            return None
+        seq = episode.next_seq if event.seq is None else event.seq
+        if seq > episode.next_seq:
+            raise Refusal(
+                "gap",
+                f"Episode {label_of(event)}: expected seq {episode.next_seq}, got {seq}",
+                "seq",
+                event.episode_id,
+                episode.next_seq,
+            )
+        if seq < episode.next_seq:
+            redecided = self._judge_repeated(episode, event, seq)
+            return None if redecided is None else (redecided, encode_event(redecided))
+        if event.decided is not None and event.decided != episode.decision():
+            raise decision_unknown(episode)
+        judged = self._judge_event(episode, event, seq, values)
+        return judged, encode_event(judged)
+
+    def _judge_repeated(
+        self, episode: OpenEpisode, event: wire.Event, seq: int
+    ) -> Redecided | None:
+        """A number that is known: a retry, unless it comes with other content than before.
+
+        The decision that a client acted on wins over the open step's, as nothing follows it yet.
+        """
+        if seq > 0:
+            known = episode.digest_of(seq)
+            if known is None:
+                return None
+            with contextlib.suppress(Refusal):  # content that is refused now was not taken then
+                judged = self._judge_event(episode, event, seq, None)
+                if known == digest(encode_event(judged)):
+                    return None
+                answered = isinstance(event, wire.Decision) and event.answered
+                latest = seq == episode.open_seq == episode.next_seq - 1
+                if answered and latest and isinstance(judged, Acted) and episode.decision():
+                    return Redecided(judged)
+        raise Refusal(
+            "conflict",
+            f"Episode {label_of(event)}: seq {seq} was acknowledged with other content"
+            if seq
+            else f"Episode {label_of(event)}: expected a seq of 1 or more: the start is 0",
+            "seq",
+            event.episode_id,
+            episode.next_seq,
+        )
+
+    def judge_start(
+        self, instance: str | None, event: wire.Start, ahead: int = 0
+    ) -> Started | None:
+        """What a start becomes, with `ahead` others judged before it that are not applied yet."""
+        name = event.episode_id
+        start = self.anonymous_starts + ahead
+        if instance is not None:
+            known = self.instances.get(instance)
+            if known is None:
+                raise Refusal(
+                    "unknown_instance",
+                    f"client instance {instance!r} is not known (any more): register a new one",
+                    "instance",
+                    name,
+                )
+            if event.start is None:
+                raise Refusal("invalid", "expected a start number, got none", "start", name)
+            if event.start in known.starts:
+                self._judge_repeated_start(instance, known.names.get(event.start), event)
+                return None
+            require_range(instance, known, event.start, name)
+            start = event.start
+        self._require_free(instance or "", event)
+        if len(self.episodes) >= self.limits.open_episodes:
+            raise Refusal(
+                "busy", f"{len(self.episodes)} episodes are open", None, name, retry_after=1.0
+            )
+        policy_id, rules = self._policy(event)
+        event = self._redacted(event, rules)
+        return Started(
+            key=self.next_key + ahead,
+            episode_id=name,
+            instance=instance or "",
+            start=start,
+            policy_id=policy_id,
+            schema_id=rules.schema_id,
+            training_enabled=event.training_enabled,
+            tags=tags_of(event),
+            continues=event.continues,
+            ts=event.ts,
+            reward_combination=rules.declaration.reward_combination,
+            reward_default=rules.declaration.reward_default,
+            agent_id=event.agent_id,
+        )
+
+    def _require_free(self, instance: str, event: wire.Start) -> None:
+        """Raise Refusal for a start of what is known, or where it may not begin."""
+        episode_id, name = event.episode_id, name_of(event)
+        whole = self.wholes.get(episode_id)
+        if name in self.episodes:
+            raise already_started(episode_id, event.agent_id)
+        if name in self.finished:
+            raise self.finished[name].refusal()
+        if event.agent_id is None:  # one id is of one agent or of several
+            if whole is not None:
+                raise already_started(episode_id) if whole.open else completed(episode_id)
+            return
+        if episode_id in self.episodes:
+            raise already_started(episode_id)
+        if episode_id in self.finished:
+            raise self.finished[episode_id].refusal()
+        if whole is None:
+            return
+        if whole.instance != instance:
+            raise _others(episode_id)
+        stopped = None if whole.stopped is None else self.finished.get((episode_id, whole.stopped))
+        if stopped is not None:
+            raise stopped.refusal()
+        if whole.is_complete:
+            raise completed(episode_id)
+
+    def _judge_repeated_start(self, instance: str, began: Name | None, event: wire.Start) -> None:
+        """A start number that is known: a retry, as far as what it `began` is.
+
+        Of an open episode all is known, of one that is over its name, of earlier ones nothing.
+        """
+        name = name_of(event)
+        episode = self.episodes.get(name)
+        known = self.finished.get(name) if episode is None else episode.started
+        text = ""
+        if began not in (None, name):
+            text = f"start {event.start} of this client instance was that of episode {label(began)}"
+        elif known is not None and (known.instance, known.start) != (instance, event.start):
+            text = f"start {event.start} of this client instance was another episode's"
+        elif episode is not None and (fields := self._other_fields(episode, event)):
+            others = " and ".join(fields)
+            text = (
+                f"Episode {label(name)}: start {event.start} was acknowledged with other {others}"
+            )
+        if text:
+            raise Refusal("conflict", text, "start", event.episode_id)
+
+    def _other_fields(self, episode: OpenEpisode, event: wire.Start) -> list[str]:
+        """The fields in which a start is not the one that an open episode began with.
+
+        Its time is none of them: who calls again after a lost answer may give another.
+        """
+        started = episode.started
+        same = {
+            # without a name it meant the default, which may have been another before a restart
+            "policy_id": event.policy_id in (None, started.policy_id),
+            "training_enabled": event.training_enabled == started.training_enabled,
+            "tags": self._has_tags(episode, event),
+            "continues": event.continues == started.continues,
+        }
+        return [field for field, holds in same.items() if not holds]
+
+    def _has_tags(self, episode: OpenEpisode, event: wire.Start) -> bool:
+        """Whether a start's tags are an open episode's, by the rules that it began with, or each of
+        them by today's: these may take more out of both."""
+        kept = episode.started.tags
+        try:
+            tags = tags_of(self._redacted(event, episode.rules))
+        except Refusal:  # what is refused now was not taken then
+            return False
+        if tags == kept or not episode.rules.declaration.redact:
+            return tags == kept
+        before, came = json.loads(kept), json.loads(tags)
+        now = self._redacted(replace_fields(event, tags=before), episode.rules)
+        again = json.loads(tags_of(now))  # where a hash is of what was a hash already
+        return all(came.get(tag) in (before.get(tag), again.get(tag)) for tag in {**before, **came})
+
+    def _policy(self, event: wire.Start) -> tuple[str, PolicyRules]:
+        name = self._named(event.policy_id)
+        rules = self.rules.get(name)
+        if rules is None:
+            raise Refusal(
+                "invalid",
+                f"expected a policy of {sorted(self.rules)}, got {name!r}",
+                "policy_id",
+                event.episode_id,
+            )
+        return name, rules
+
+    def _find(self, instance: str | None, event: Any) -> OpenEpisode | None:
+        """The open episode of an event; None when the event is a retry for an ended one."""
+        name = name_of(event)
+        episode = self.episodes.get(name)
+        if episode is None:
+            ended = self.finished.get(name)
+            if ended is None:
+                raise self.missing(event.episode_id, event.agent_id)
+            mine = event.seq is not None and ended.instance == (instance or "")
+            if mine and 0 < event.seq < ended.client_seq:
+                return None
+            raise ended.refusal()
+        if episode.started.instance != (instance or ""):
+            raise _others(event.episode_id)
+        return episode
+
+    def missing(self, episode_id: str, agent_id: str | None) -> Refusal:
+        """The answer about an episode, or an agent of one, that is not known."""
+        refusal = not_found(episode_id, agent_id)
+        if agent_id is None and episode_id in self.wholes:
+            refusal.message += " It has several agents: expected an agent_id."
+        elif agent_id is not None and (episode_id in self.episodes or episode_id in self.finished):
+            refusal.message += " It has one agent: expected no agent_id."
+        return refusal
+
+    def _judge_rewarded_step(
+        self, event: wire.LogReturns, t: int, now: float
+    ) -> RewardedStep | None:
+        """A reward for a step by its number, from any client: it has its own key, and no seq."""
+        name = name_of(event)
+        episode = self.episodes.get(name) or self.closing.get(name)
+        if episode is None and name not in self.finished:
+            raise self.missing(event.episode_id, event.agent_id)
+        if episode is None:
+            raise window_closed(event, t, self.finished[name].how)
+        event = self._redacted(event, episode.rules)
+        reward_id = event.reward_id or ""
+        try:
+            info = info_of(event)
+        except SpaceError as error:
+            raise invalid(event, str(error)) from error
+        judged = RewardedStep(episode.started.key, t, reward_id, event.reward, info)
+        known = episode.reward_ids.get((t, reward_id))
+        if known is not None and known == digest(encode_event(judged)):
+            return None
+        if known is not None:
+            text = (
+                f"Episode {label(name)}: reward {reward_id!r} of step {t} has another amount or "
+                "info"
+            )
+            raise Refusal("conflict", text, "reward_id", event.episode_id)
+        check_rewarded_step(episode, event, t, judged.info, now)
+        return judged
+
+    def _judge_event(
+        self, episode: OpenEpisode, event: Any, seq: int, values: Values | None
+    ) -> Event:
+        event = self._redacted(event, episode.rules)
+        try:
+            if isinstance(event, wire.LogReturns):
+                return judge_reward(episode, event, seq)
+            if isinstance(event, wire.End):
+                final = None
+                if event.obs is not None:
+                    final = episode.rules.observation.from_wire(event.obs, "obs")
+                how = "truncated" if event.truncated else "terminated"
+                agents = agents_of(episode, event)
+                return Ended(
+                    episode.started.key, seq, how, final, waits=episode.waits, agents=agents
+                )
+            require_part(episode, event)
+            return judge_action(episode, event, seq, values)
+        except SpaceError as error:
+            raise invalid(event, str(error)) from error
+
+    def _redacted(self, event: E, rules: PolicyRules) -> E:
+        """The event without what its policy's file takes out. Raises Refusal.
+
+        What comes with rules is never kept as it came: without a redactor it is not judged.
+        """
+        declared = rules.declaration
+        if not declared.redact:
+            return event
+        if self.redactor is None:
+            raise TypeError(f"policy {declared.policy_id}: expected a redactor for its rules")
+        return self.redactor.event(event, rules)
+
+    def is_owner(self, instance: str | None, name: Name) -> bool:
+        """Whether an open episode was started by this client instance."""
+        episode = self.episodes.get(name)
+        return episode is not None and episode.started.instance == (instance or "")
+
+    def check_values(self, batch: wire.Batch) -> dict[int, Values]:
+        """The batch's values that are valid, checked together; see `judgements.check_values`."""
+        return check_values(batch, self._rules_of)
+
+    def rules_of(self, policy_id: str, schema_id: str) -> PolicyRules:
+        """The rules that an episode began under: today's declaration or an earlier one."""
+        return self._schemas[policy_id, schema_id]
+
+    def rules_for(self, event: wire.Event) -> PolicyRules | None:
+        """The rules that an event is judged by, or was if its episode is over; None: none known."""
+        if isinstance(event, wire.Start):
+            return self._rules_of("", {"": event.policy_id})
+        name = name_of(event)
+        ended = self.finished.get(name)
+        if ended is not None and ended.policy_id:
+            return self._schemas.get((ended.policy_id, ended.schema_id))
+        return self._rules_of(name, {})
+
+    def _rules_of(self, name: Name, starting: Mapping[Name, str | None]) -> PolicyRules | None:
+        episode = self.episodes.get(name) or self.closing.get(name)
+        if episode is not None:
+            return episode.rules
+        if name not in starting:
+            return None
+        return self.rules.get(self._named(starting[name]))
+
+    def _named(self, policy_id: str | None) -> str:
+        alone = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
+        return alone if policy_id is None else policy_id
+
+
+def _redacted_today(
+    earlier: PolicyDeclaration, today: PolicyDeclaration | None
+) -> PolicyDeclaration:
+    """An earlier declaration with what its policy's file of today takes out, too."""
+    if today is None or not today.redact:
+        return earlier
+    redact = rules_for_earlier(earlier.redact, today.redact, earlier.observation)
+    return replace(earlier, redact=redact)
+
+
+def _others(episode_id: str) -> Refusal:
+    text = f"Episode {episode_id} was started by another client"
+    return Refusal("conflict", text, "instance", episode_id)

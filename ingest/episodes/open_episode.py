@@ -1,0 +1,539 @@
+"""An episode (or a track) that is not over: its columns as growing buffers, its numbers, its rows.
+
+Nothing here judges. `EpisodeAssembler` decides what may happen; this keeps what happened, in the
+form that a part needs: one buffer per column, no Python object per step.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from ingest.episodes.infos import KEY_BYTES, MergedInfo
+from ingest.episodes.journal_events import Acted, Cut, Ended, RewardedStep, Started, decision_hash
+from ingest.protocol.agent_names import Whole
+from storage.declarations.declaration import PolicyDeclaration
+from storage.experience.episode import DEFAULT_AGENT, SOURCES, Ending, Part
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import Box
+
+DIGEST_SIZE = 8
+ON_POLICY = SOURCES.index("on_policy")
+
+OPEN_BYTES = 2_500
+"""What an open episode takes beside its columns: its buffers' own sizes, its place in the maps."""
+
+WORTH_CUTTING = 0.25
+"""The share of its steps that an episode is cut for by its size; a cut copies those that stay."""
+
+
+@dataclass(frozen=True)
+class PolicyRules:
+    """A declaration with what is derived from it once."""
+
+    declaration: PolicyDeclaration
+    observation: Codec
+    action: Codec
+    schema_id: str
+
+    @cached_property
+    def has_densities(self) -> bool:
+        """Whether an action has a density, which may exceed 1, in place of a probability."""
+        return any(isinstance(leaf.space, Box) for leaf in self.action.leaves)
+
+    @classmethod
+    def of(cls, declaration: PolicyDeclaration) -> PolicyRules:
+        return cls(
+            declaration,
+            Codec(declaration.observation),
+            Codec(declaration.action),
+            declaration.schema_id,
+        )
+
+
+class Carry(msgspec.Struct, array_like=True, frozen=True):
+    """What an open episode is, at the cut of its latest recorded part: where replay begins."""
+
+    started: Started
+    seq: int  # of the action that opens the step after the cut
+    t: int  # of that step
+    part: int
+    episode_ordinal: int  # -1: no part of it has one yet
+    collector_id: str = ""  # whose stream that ordinal is of
+
+    def with_ordinal(self, episode_ordinal: int, collector_id: str) -> Carry:
+        return msgspec.structs.replace(
+            self, episode_ordinal=episode_ordinal, collector_id=collector_id
+        )
+
+
+class OpenEpisode:
+    """The state of one open episode, from its latest cut on."""
+
+    __slots__ = (
+        "action_lengths",
+        "actions",
+        "counted",
+        "digests",
+        "dist_inputs",
+        "dist_lengths",
+        "durable_seq",
+        "ended",
+        "env_t",
+        "first_seq",
+        "info_bytes",
+        "info_keys",
+        "infos",
+        "late_rows",
+        "logp",
+        "next_seq",
+        "obs",
+        "obs_lengths",
+        "open_row",
+        "open_seq",
+        "opened",
+        "part",
+        "part_since",
+        "pass_prob",
+        "received",
+        "reward_ids",
+        "rewarded",
+        "rewards",
+        "rows",
+        "rules",
+        "seen",
+        "seqs",
+        "source",
+        "started",
+        "step_rows",
+        "t0",
+        "ts",
+        "unsynced",
+        "version",
+        "whole",
+    )
+
+    def __init__(self, started: Started, rules: PolicyRules, row: int, now: float) -> None:
+        self.started = started
+        self.rules = rules
+        self.rows = [row]  # journal rows that the buffered steps need
+        self.open_row = row  # the row of the open step's action
+        self.open_seq = 0
+        self.next_seq = 1  # the start is 0
+        self.first_seq = 1  # seq of digests[0]
+        self.ended: Ended | None = None  # over, but its steps still take rewards
+        self.late_rows: set[int] = set()  # of rewards for named steps
+        self.reward_ids: dict[tuple[int, str], bytes] = {}  # (t, reward_id) -> digest
+        self.durable_seq = -1  # of those that replies were given for
+        self.unsynced: deque[tuple[int, int]] = deque()  # (row, seq) that replies ran ahead with
+        self.digests = bytearray()
+        self.counted = 0  # bytes of `held` that somebody's sum has
+        self.part = 0
+        self.t0 = 0
+        self.seen = now
+        self.part_since = now
+        self.whole: Whole | None = None  # what this track shares with the others
+        self._clear()
+
+    @classmethod
+    def resumed(cls, carry: Carry, rules: PolicyRules, now: float) -> OpenEpisode:
+        """The episode as it stood right before the action that `carry` names."""
+        episode = cls(carry.started, rules, -1, now)
+        episode.rows = []
+        episode.next_seq = episode.first_seq = carry.seq
+        episode.t0 = carry.t
+        episode.part = carry.part
+        return episode
+
+    def _clear(self) -> None:
+        self.obs = bytearray()
+        self.actions = bytearray()
+        self.obs_lengths = array("I")
+        self.action_lengths = array("I")
+        self.rewards = array("d")
+        self.rewarded = bytearray()  # whether any reward came
+        self.opened = array("d")  # seconds of running time
+        self.seqs = array("q")
+        self.step_rows = array("q")  # the journal rows of the actions
+        self.logp = array("d")
+        self.version = array("q")
+        self.source = bytearray()
+        self.pass_prob = array("d")
+        self.ts = array("q")
+        self.received = array("q")
+        self.env_t = array("q")  # of a track; else empty
+        self.dist_inputs = bytearray()
+        self.dist_lengths = array("I")
+        self.infos: dict[int, str | MergedInfo] = {}  # text, of what came in one piece
+        self.info_bytes = 0
+        self.info_keys = 0  # of the merged ones
+
+    @property
+    def steps(self) -> int:
+        """Buffered steps, the open one included."""
+        return len(self.rewards)
+
+    @property
+    def t_next(self) -> int:
+        return self.t0 + len(self.rewards)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the part that the buffered steps would be."""
+        columns = len(self.obs) + len(self.actions) + len(self.dist_inputs) + self.info_bytes
+        return columns + 74 * len(self.rewards)
+
+    @property
+    def held(self) -> int:
+        """Bytes that this takes in memory, about."""
+        return (
+            OPEN_BYTES
+            + len(self.started.tags)
+            + (0 if self.ended is None else len(self.ended.final_obs or b""))
+            + self.nbytes
+            + len(self.digests)
+            + 40 * len(self.rows)
+            + 200 * len(self.reward_ids)
+            + KEY_BYTES * self.info_keys
+        )
+
+    def remember(self, seq: int, digest: bytes, row: int, now: float) -> bool:
+        """Note that event `seq` was applied from `row`; answers whether that row is new here."""
+        self.digests += digest
+        self.next_seq = seq + 1
+        self.see(now)
+        return self.hold(row)
+
+    def see(self, now: float) -> None:
+        """Note that something came of it, for its time-out and for that of the whole episode."""
+        self.seen = now
+        if self.whole is not None:
+            self.whole.seen = now
+
+    def correct(self, seq: int, digest: bytes, row: int, now: float) -> bool:
+        """Note that event `seq`, the latest, was replaced from `row`; is that row new here?"""
+        at = (seq - self.first_seq) * DIGEST_SIZE
+        del self.digests[at:]
+        return self.remember(seq, digest, row, now)
+
+    def digest_of(self, seq: int) -> bytes | None:
+        """The digest of an applied event, None when it lies before the latest recorded cut."""
+        at = (seq - self.first_seq) * DIGEST_SIZE
+        return bytes(self.digests[at : at + DIGEST_SIZE]) if at >= 0 else None
+
+    def repeats_decision(self, seq: int | None, obs: bytes) -> bool:
+        """Whether a request to act on `obs` as event `seq` is what the open step answered."""
+        on_policy = bool(self.source) and self.source[-1] == ON_POLICY
+        latest = seq is not None and seq == self.open_seq == self.next_seq - 1
+        return on_policy and latest and self.obs.endswith(obs)
+
+    def open_action(self) -> bytes:
+        """The open step's action in canonical bytes."""
+        return bytes(
+            self.actions[self._prefix(self.actions, self.action_lengths, self.rules.action) :]
+        )
+
+    def decision(self) -> bytes:
+        """The name of the open step's decision; nothing where no policy decided."""
+        if not self.source or self.source[-1] != ON_POLICY:
+            return b""
+        obs = self.obs[self._prefix(self.obs, self.obs_lengths, self.rules.observation) :]
+        return decision_hash(
+            bytes(obs),
+            self.open_action(),
+            self.logp[-1],
+            self.version[-1],
+            self.open_dist_inputs(),
+        )
+
+    def open_dist_inputs(self) -> bytes:
+        """The inputs of the open step's action distribution, float32; empty when unknown."""
+        return bytes(self.dist_inputs[len(self.dist_inputs) - self._open_dist() :])
+
+    def replied(self, row: int, seq: int) -> None:
+        """Note that a reply for event `seq` leaves before row `row` is durable."""
+        self.unsynced.append((row, seq))
+
+    def synced(self, row: int) -> int:
+        """The latest seq that a reply was given for and that is durable, given row `row` is."""
+        while self.unsynced and self.unsynced[0][0] <= row:
+            self.durable_seq = self.unsynced.popleft()[1]
+        return self.durable_seq
+
+    def redecide(self, event: Acted, received: int) -> None:
+        """Put another decision in place of the open step's; nothing came after it yet."""
+        opened, last = self.opened[-1], len(self.rewards) - 1
+        reward, came, info = self.rewards[-1], self.rewarded[-1], self.infos.pop(last, "")
+        self._count_info(info, -1)
+        del self.obs[self._prefix(self.obs, self.obs_lengths, self.rules.observation) :]
+        del self.actions[self._prefix(self.actions, self.action_lengths, self.rules.action) :]
+        del self.dist_inputs[len(self.dist_inputs) - self._open_dist() :]
+        for name in _PER_STEP:
+            del getattr(self, name)[-1:]
+        self.act(event, received, self.open_row, opened)
+        if came:  # a reward that named this step stays with it
+            self.rewards[-1], self.rewarded[-1] = reward, came
+        if info:
+            self._take_back(info, event.info)
+
+    def _open_dist(self) -> int:
+        return self.dist_lengths[-1] if self.dist_lengths else 0
+
+    def act(self, event: Acted, received: int, row: int, running: float) -> None:
+        """Open the next step; the one before takes no rewards without its number any more."""
+        if event.dist_inputs and not self.dist_lengths:
+            self.dist_lengths.extend([0] * len(self.rewards))
+        self.obs += event.obs
+        self.actions += event.action
+        if self.rules.observation.itemsize is None:
+            self.obs_lengths.append(len(event.obs))
+        if self.rules.action.itemsize is None:
+            self.action_lengths.append(len(event.action))
+        came = event.reward == event.reward  # NaN: none came
+        self.rewards.append(event.reward if came else self.started.reward_default)
+        self.rewarded.append(came)
+        self.opened.append(running)
+        self.seqs.append(event.seq)
+        self.step_rows.append(row)
+        self.logp.append(event.logp)
+        self.version.append(event.version)
+        self.source.append(event.source)
+        self.pass_prob.append(event.pass_prob)
+        self.ts.append(received if event.ts is None else event.ts)
+        self.received.append(received)
+        if self.started.agent_id is not None:
+            self.env_t.append(event.env_t)
+            if self.whole is not None:
+                self.whole.acted.add(self.started.agent_id)
+        if event.dist_inputs or self.dist_lengths:
+            self.dist_inputs += event.dist_inputs
+            self.dist_lengths.append(len(event.dist_inputs))
+        if event.info:
+            self._note(event.info)
+        self.open_row = row
+        self.open_seq = event.seq
+
+    def closed(self, running: float) -> int:
+        """How many leading steps take no more rewards: a part may hold them."""
+        steps = len(self.rewards) - (self.ended is None and bool(self.rewards))
+        window = self.rules.declaration.reward_window
+        return steps if not window else min(steps, bisect_right(self.opened, running - window))
+
+    @property
+    def waits(self) -> bool:
+        """Whether steps would still take rewards if this ended now."""
+        return self.rules.declaration.reward_window > 0 and bool(self.rewards)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether there is more than one part is to hold."""
+        policy = self.rules.declaration
+        return self.steps > policy.part_steps or self.nbytes > policy.part_bytes
+
+    def cut_due(self, running: float, least: float = 0.0) -> Cut | None:
+        """The cut that makes a part of the closed steps, if any are, and that share of all."""
+        closed = self.closed(running)
+        if closed == 0 or closed < least * self.steps:
+            return None
+        windowed = self.rules.declaration.reward_window > 0
+        return Cut(self.started.key, self.part, closed if windowed else -1)
+
+    def takes_reward(self, t: int, running: float) -> bool:
+        """Whether step `t` may still get a reward: it is the open one, or in its window."""
+        at, last = t - self.t0, len(self.rewards) - 1
+        if 0 <= at == last and self.ended is None:
+            return True
+        window = self.rules.declaration.reward_window
+        return 0 <= at <= last and running - self.opened[at] < window
+
+    def combined(self, amount: float, at: int = -1) -> float:
+        """The reward of a buffered step (by default the open one) with one more."""
+        if not self.rewarded[at]:
+            return amount
+        known, rule = self.rewards[at], self.started.reward_combination
+        if rule == "sum":
+            return known + amount
+        if rule == "max":
+            return max(known, amount)
+        return known if rule == "first" else amount
+
+    def reward(self, amount: float, info: str, at: int = -1) -> None:
+        """Give a buffered step a reward and an info, beside those that it has."""
+        self.rewards[at] = self.combined(amount, at)
+        self.rewarded[at] = True
+        if info:
+            self._note(info, at)
+
+    def info_size(self, at: int = -1) -> int:
+        """Characters of a buffered step's info (by default the open one's), 0 without one."""
+        return len(self.infos.get(at % len(self.rewards), ""))
+
+    def _note(self, info: str, at: int = -1) -> None:
+        """Add to a buffered step's info."""
+        at %= len(self.rewards)
+        known = self.infos.get(at, "")
+        if not known:
+            self.infos[at] = info
+            self._count_info(info)
+            return
+        self._count_info(known, -1)
+        merged = MergedInfo.of(known) if isinstance(known, str) else known
+        merged.add(info)
+        self.infos[at] = merged
+        self._count_info(merged)
+
+    def _take_back(self, known: str | MergedInfo, decided: str) -> None:
+        """Let the open step have the info again that it had before another decision came with
+        `decided`: what is known wins."""
+        at = len(self.rewards) - 1
+        if decided:
+            self._count_info(decided, -1)
+            known = MergedInfo.of(known) if isinstance(known, str) else known
+            known.add(decided, first=True)
+        self.infos[at] = known
+        self._count_info(known)
+
+    def _count_info(self, info: str | MergedInfo, sign: int = 1) -> None:
+        self.info_bytes += sign * len(info)
+        self.info_keys += 0 if isinstance(info, str) else sign * info.keys
+
+    def reward_step(self, event: RewardedStep, digest: bytes, row: int, now: float) -> bool:
+        """Apply a reward for a named step from `row`; answers whether that row is new here."""
+        self.reward(event.reward, event.info, event.t - self.t0)
+        if event.reward_id:
+            self.reward_ids[event.t, event.reward_id] = digest
+        self.late_rows.add(row)
+        self.see(now)
+        return self.hold(row)
+
+    def hold(self, row: int) -> bool:
+        """Note that `row` is needed here; answers whether that is new."""
+        new = not self.rows or self.rows[-1] != row
+        if new:
+            self.rows.append(row)
+        return new
+
+    def finish(self, ended: Ended) -> Part | None:
+        """The last part; None when no step is buffered."""
+        if not self.rewards:
+            return None
+        how: Ending = ended.how  # type: ignore[assignment]  # judged before it was journaled
+        return self._part(len(self.rewards), ended.final_obs, how, self.infos, ended.agents)
+
+    def cut(self, closed: int) -> tuple[Part, set[int]]:
+        """The first steps as a part, and its rows; the rest stays.
+
+        The observation of the first step that stays ends the part.
+        """
+        rows = {row for row in self.rows if row <= self.step_rows[closed]} | self.late_rows
+        begin, end = (
+            _offset(self.obs_lengths, self.rules.observation, n) for n in (closed, closed + 1)
+        )
+        infos = {row: text for row, text in self.infos.items() if row < closed}
+        part = self._part(closed, bytes(self.obs[begin:end]), None, infos)
+        self._drop(closed)
+        return part, rows
+
+    def _prefix(self, buffer: bytearray, lengths: array[int], codec: Codec) -> int:
+        """The size in bytes of all values but the last."""
+        return len(buffer) - (codec.itemsize if codec.itemsize is not None else lengths[-1])
+
+    def _drop(self, closed: int) -> None:
+        """Forget the first `closed` steps, which a part holds now."""
+        row, seq = self.step_rows[closed], self.seqs[closed]
+        for name, size in (
+            ("obs", _offset(self.obs_lengths, self.rules.observation, closed)),
+            ("actions", _offset(self.action_lengths, self.rules.action, closed)),
+            ("dist_inputs", sum(self.dist_lengths[:closed])),
+        ):
+            setattr(self, name, getattr(self, name)[size:])
+        for name in _PER_STEP:
+            setattr(self, name, getattr(self, name)[closed:])
+        self.infos = {at - closed: text for at, text in self.infos.items() if at >= closed}
+        self.info_bytes = self.info_keys = 0
+        for info in self.infos.values():
+            self._count_info(info)
+        self.t0 += closed
+        self.part += 1
+        self.reward_ids = {
+            key: value for key, value in self.reward_ids.items() if key[0] >= self.t0
+        }
+        self.rows = [held for held in self.rows if held >= row]
+        self.late_rows = {held for held in self.late_rows if held >= row}
+        self.digests = self.digests[(seq - self.first_seq) * DIGEST_SIZE :]
+        self.first_seq = seq
+
+    def _part(
+        self,
+        steps: int,
+        final_obs: bytes | None,
+        ended: Ending | None,
+        infos: Mapping[int, str | MergedInfo],
+        agents: int = -1,
+    ) -> Part:
+        obs, actions, dist = len(self.obs), len(self.actions), len(self.dist_inputs)
+        if steps < len(self.rewards):
+            obs = _offset(self.obs_lengths, self.rules.observation, steps)
+            actions = _offset(self.action_lengths, self.rules.action, steps)
+            dist = sum(self.dist_lengths[:steps])
+        started = self.started
+        return Part(
+            episode_id=started.episode_id,
+            part=self.part,
+            t0=self.t0,
+            steps=steps,
+            schema_id=started.schema_id,
+            obs=bytes(self.obs[:obs]),
+            actions=bytes(self.actions[:actions]),
+            rewards=self.rewards[:steps].tobytes(),
+            action_logp=self.logp[:steps].tobytes(),
+            policy_version=self.version[:steps].tobytes(),
+            source=bytes(self.source[:steps]),
+            pass_prob=self.pass_prob[:steps].tobytes(),
+            ts=self.ts[:steps].tobytes(),
+            received_ts=self.received[:steps].tobytes(),
+            obs_lengths=self.obs_lengths[:steps].tobytes(),
+            actions_lengths=self.action_lengths[:steps].tobytes(),
+            dist_inputs=bytes(self.dist_inputs[:dist]),
+            dist_lengths=self.dist_lengths[:steps].tobytes(),
+            infos={row: str(info) for row, info in infos.items()},
+            final_obs=final_obs,
+            ended=ended,
+            policy_id=started.policy_id,
+            agent_id=DEFAULT_AGENT if started.agent_id is None else started.agent_id,
+            env_t=self.env_t[:steps].tobytes(),
+            agents=agents,
+            training_enabled=started.training_enabled,
+            continues=started.continues,
+            tags=started.tags,
+        )
+
+
+def _offset(lengths: array[int], codec: Codec, count: int) -> int:
+    """The size in bytes of the first `count` values."""
+    return sum(lengths[:count]) if codec.itemsize is None else codec.itemsize * count
+
+
+_PER_STEP = (
+    "obs_lengths",
+    "action_lengths",
+    "rewards",
+    "rewarded",
+    "opened",
+    "seqs",
+    "step_rows",
+    "logp",
+    "version",
+    "source",
+    "pass_prob",
+    "ts",
+    "received",
+    "env_t",
+    "dist_lengths",
+)

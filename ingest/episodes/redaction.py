@@ -1,0 +1,230 @@
+"""Taking out of events what must not reach the disk, before anything is made of them.
+
+A `Redaction` knows one policy's `redact` rules (`storage.declarations.redaction_rules`). It is
+applied to a wire event once its episode is found, before anything else of it is judged, so that
+neither journal nor shard, neither a message about the event nor the cause of a broken episode can
+hold what it takes out. The same event gives the same result: a retry is still known as one.
+
+A pseudonym is an HMAC under the root's own key (`keys/redaction.key`): the same value has the same
+one in every field and every episode of that root, and without the key nobody can try values out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from ingest.episodes.event_checks import invalid
+from ingest.episodes.open_episode import PolicyRules
+from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import label_of
+from ingest.protocol.errors import Refusal
+from storage.declarations.redaction_rules import HASH_DIGITS, leaf_rules
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import Discrete, MultiDiscrete, SpaceError, Text
+from storage.spaces.leaves import Leaf, bounds_of
+
+E = TypeVar("E", bound=wire.Event | wire.GetAction)
+
+__all__ = ["Redaction", "Redactor", "pseudonym"]
+
+
+def pseudonym(key: bytes, value: Any) -> str:
+    """32 hex digits that stand for a value; a number and its text have the same."""
+    return _digest(key, value).hex()[:HASH_DIGITS]
+
+
+def _digest(key: bytes, value: Any) -> bytes:
+    return hmac.digest(key, _text(value).encode("utf-8", "surrogatepass"), hashlib.sha256)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):  # what JSON cannot say is refused afterwards
+        return repr(value)
+
+
+class Redaction:
+    """The rules of one policy, applied to its events."""
+
+    def __init__(self, redact: Mapping[str, str], observation: Codec, key: bytes) -> None:
+        self._key = key
+        self._observation = observation
+        self._leaves = leaf_rules(redact, observation.space)
+        self._infos = _paths(redact, "infos")
+        self._tags = _paths(redact, "tags")
+
+    def event(self, event: E) -> E:
+        """The event without what the rules take out.
+
+        Raises Refusal for an invalid observation and an info that is too deep.
+        """
+        changes: dict[str, Any] = {}
+        if isinstance(event, wire.Start):
+            if event.tags and self._tags:
+                changes["tags"] = self._mapping(event.tags, self._tags)
+        else:
+            obs = getattr(event, "obs", None)
+            if obs is not None and self._leaves:
+                changes["obs"] = self.observation(self.checked(event, obs))
+            info = getattr(event, "info", None)
+            if info and self._infos:
+                _require_shallow(event, info)
+                changes["info"] = self._mapping(info, self._infos)
+        return msgspec.structs.replace(event, **changes) if changes else event
+
+    @property
+    def of_observations(self) -> bool:
+        """Whether any part of an observation is taken out."""
+        return bool(self._leaves)
+
+    def checked(self, event: wire.Event | wire.GetAction, obs: Any) -> bytes:
+        """Canonical bytes of an observation as it came. Raises Refusal, which shows none of it."""
+        try:
+            return self._observation.from_wire(obs, "obs")
+        except SpaceError:
+            # not from it: its text shows the values that came
+            raise Refusal(
+                "invalid",
+                f"Episode {label_of(event)}: expected an observation of the policy's space; what "
+                "came is not shown, because parts of it are redacted",
+                "obs",
+                event.episode_id,
+                agent_id=event.agent_id,
+            ) from None
+
+    def observation(self, data: bytes) -> bytes:
+        """Canonical bytes of an observation with other values in the leaves that have a rule."""
+        if not self._leaves:
+            return data
+        columns = dict(self._observation.columns(data, 1, [len(data)]))
+        for leaf, rule in self._leaves:
+            value = columns[leaf.path][0]
+            columns[leaf.path] = (
+                [self._stand_in(leaf, rule, value)]
+                if leaf.is_text
+                else np.asarray(self._stand_in(leaf, rule, value), leaf.dtype)[None]
+            )
+        return self._observation.encode_columns(columns, 1)[0]
+
+    def _stand_in(self, leaf: Leaf, rule: str, value: Any) -> Any:
+        if rule == "drop":
+            return _nothing(leaf)
+        space = leaf.space
+        if isinstance(space, Text):
+            return self._pseudonym(value)[: space.max_length]
+        if isinstance(space, Discrete):
+            return self._code(int(value), space.n, space.start)
+        if not isinstance(space, MultiDiscrete):
+            raise TypeError(f"{leaf.path}: {type(space).__name__} has no pseudonym")
+        ranges = zip(space.nvec, space.start, strict=True)
+        return [self._code(int(item), *one) for item, one in zip(value, ranges, strict=True)]
+
+    def _pseudonym(self, value: Any) -> str:
+        return pseudonym(self._key, value)
+
+    def _code(self, value: int, n: int, start: int) -> int:
+        return start + int.from_bytes(_digest(self._key, value)[:16], "big") % n
+
+    def _mapping(self, given: Mapping[str, Any], rules: Mapping[str, str]) -> dict[str, Any]:
+        """A copy without what the rules name; `given` itself is not changed."""
+        if "" in rules:
+            return {}
+        found: dict[str, Any] = self._below(given, "", rules)
+        return found
+
+    def _below(self, value: Any, prefix: str, rules: Mapping[str, str]) -> Any:
+        """A copy of what lies below a path (`prefix` ends with a dot, or is empty).
+
+        The items of a list are looked into one by one. A key may itself hold dots: whatever keys
+        make up a path together with those above them, what the path names does not slip through.
+        """
+        if isinstance(value, (list, tuple)):
+            return [self._below(item, prefix, rules) for item in value]
+        if not isinstance(value, Mapping):
+            return value
+        result: dict[str, Any] = {}
+        for key, item in value.items():
+            path = f"{prefix}{_text(key)}"
+            rule = _rule(path, prefix, rules)
+            if rule == "drop":
+                continue
+            if any(one.startswith(f"{path}.") for one in rules):
+                item = self._below(item, f"{path}.", rules)
+            result[key] = item if rule is None else self._pseudonym(item)
+        return result
+
+
+def _require_shallow(event: wire.Event | wire.GetAction, info: Any) -> None:
+    """Raise Refusal for an info that may not be kept, before its depths are looked into."""
+    try:
+        wire.require_shallow(info)
+    except ValueError as error:
+        raise invalid(event, f"info: expected JSON values: {error}") from None
+
+
+def _paths(redact: Mapping[str, str], part: str) -> dict[str, str]:
+    """Path below `part` -> rule, the longest first; "" is all of it."""
+    found = {
+        path.partition(".")[2]: rule
+        for path, rule in redact.items()
+        if path.partition(".")[0] == part
+    }
+    return {path: found[path] for path in sorted(found, key=len, reverse=True)}
+
+
+def _rule(path: str, prefix: str, rules: Mapping[str, str]) -> str | None:
+    """The rule of a path, or the longest one above it that no key above it was looked up by."""
+    for one, rule in rules.items():
+        if len(one) >= len(prefix) and f"{path}.".startswith(f"{one}."):
+            return rule
+    return None
+
+
+def _nothing(leaf: Leaf) -> Any:
+    """The legal value nearest to zero; the shortest text."""
+    space = leaf.space
+    if isinstance(space, Text):
+        return (space.charset or "-")[0] * space.min_length
+    bounds = bounds_of(space)
+    zero = np.zeros(leaf.shape, leaf.dtype)
+    return zero if bounds is None else np.clip(zero, *bounds).astype(leaf.dtype)
+
+
+class Redactor:
+    """The redactions of one collector's policies."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._known: dict[tuple[str, str], Redaction] = {}
+
+    def of(self, rules: PolicyRules) -> Redaction | None:
+        """The redaction of an episode's rules, None where nothing is taken out."""
+        declared = rules.declaration
+        if not declared.redact:
+            return None
+        name = declared.policy_id, rules.schema_id
+        found = self._known.get(name)
+        if found is None:
+            found = Redaction(declared.redact, rules.observation, self._key)
+            self._known[name] = found
+        return found
+
+    def event(self, event: E, rules: PolicyRules | None) -> E:
+        """The event without what the rules' policy takes out. Raises Refusal."""
+        redaction = None if rules is None else self.of(rules)
+        return event if redaction is None else redaction.event(event)
+
+    def observation(self, obs: bytes, rules: PolicyRules) -> bytes:
+        """An observation, in canonical bytes, as it is kept under these rules."""
+        redaction = self.of(rules)
+        return obs if redaction is None else redaction.observation(obs)

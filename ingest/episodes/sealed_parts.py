@@ -1,0 +1,103 @@
+"""What the assembler hands on: parts that are ready for a shard, and what is remembered of ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from ingest.episodes.journal_events import Ended
+from ingest.episodes.open_episode import Carry, OpenEpisode
+from ingest.protocol.agent_names import Name, label, name_in
+from ingest.protocol.errors import Refusal, completed
+from storage.experience.episode import Part
+
+
+class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What is remembered of an ended episode, so that late events get the right answer."""
+
+    episode_id: str
+    key: int
+    instance: str
+    start: int
+    next_seq: int
+    how: str
+    cause: str = ""
+    agent_id: str | None = None  # of a track
+    agents: int = -1  # how many tracks the whole episode had, if this one ended it
+    policy_id: str = ""  # the rules that it was under; "": what earlier releases wrote
+    schema_id: str = ""
+
+    @property
+    def name(self) -> Name:
+        """The episode, or the agent's track of it."""
+        return name_in(self.episode_id, self.agent_id)
+
+    @classmethod
+    def of(cls, episode: OpenEpisode, ended: Ended) -> Finished:
+        """What is remembered of an episode that ended so."""
+        started = episode.started
+        return cls(
+            started.episode_id,
+            started.key,
+            started.instance,
+            started.start,
+            episode.next_seq,
+            ended.how,
+            ended.cause,
+            started.agent_id,
+            ended.agents,
+            started.policy_id,
+            started.schema_id,
+        )
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether it has any, or may have had: the start and the end are two numbers."""
+        return self.next_seq != 2
+
+    @property
+    def client_seq(self) -> int:
+        """The first number that the client has no acknowledgement for."""
+        by_client = self.how in ("terminated", "truncated")
+        return self.next_seq if by_client else self.next_seq - 1
+
+    def refusal(self) -> Refusal:
+        """The answer to what comes after the end."""
+        name, said = self.episode_id, label(self.name)
+        if self.how == "abandoned":
+            text = (
+                f"Episode {said} was abandoned: no event came within its episode_timeout. "
+                f"Go on with start_episode(continues={name!r})."
+            )
+            return Refusal("abandoned", text, episode_id=name, agent_id=self.agent_id)
+        if self.how == "broken":
+            text = f"Episode {said} is broken: {self.cause}"
+            return Refusal("broken", text, episode_id=name, agent_id=self.agent_id)
+        return completed(name, self.agent_id)
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """A part that is ready for a shard, or an episode that ended without a step (`part` None)."""
+
+    key: int
+    part: Part | None
+    rows: tuple[int, ...]  # the journal rows that it needs
+    finished: Finished | None = None  # set on an episode's last part
+    carry: Carry | None = None  # set on every other part
+    stored: bool = False  # in a shard already, which a backup of the journal did not know of
+
+    @property
+    def number(self) -> int:
+        """The part's number, -1 for an end without steps."""
+        return -1 if self.part is None else self.part.part
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what is remembered. Counts, not times: memory does not depend on traffic."""
+
+    open_episodes: int = 100_000
+    finished: int = 100_000
+    instances: int = 4_096
+    imports: int = 100_000

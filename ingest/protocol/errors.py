@@ -1,0 +1,173 @@
+"""Errors of the edge.
+
+IngestError
+├── Refusal           what a server answers: a code, an HTTP status, and where it went wrong
+├── ClientError       what PolicyClient raises when the collector cannot be used
+│   ├── CollectorUnavailable   no answer in time; nothing queued is lost
+│   └── BufferFull             the bounded queue is full and the policy says raise
+├── ServingStopped    the program behind an ExternalEnv, or its worker, has gone
+├── TokenError        (ingest.access.tokens) a token cannot be made, found or read
+├── ReplayError       a log cannot be imported: the file, its columns, or what was asked for
+├── ServeError        (ingest.server.listening) the collector cannot start: what to change
+└── CollectorFailed   the collector must stop: the journal can no longer be trusted
+
+Refusals of a caller's own call also reach users of PolicyClient as ValueError, with the texts of
+the API that Headrace succeeds ("Episode X not found.").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ingest.protocol.agent_names import label, name_in
+
+
+class IngestError(Exception):
+    """Root of the errors of this package."""
+
+
+STATUS = {
+    "malformed": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "no_route": 404,
+    "method_not_allowed": 405,
+    "too_slow": 408,
+    "completed": 409,
+    "already_started": 409,
+    "conflict": 409,
+    "gap": 409,
+    "abandoned": 409,
+    "broken": 409,
+    "no_action": 409,
+    "window_closed": 409,
+    "unknown_instance": 409,
+    "decision_unknown": 409,
+    "too_large": 413,
+    "unsupported_media": 415,
+    "invalid": 422,
+    "busy": 429,
+    "header_too_large": 431,
+    "draining": 503,
+    "no_version": 503,
+    "disk_full": 507,
+}
+"""Every code of the wire protocol and its HTTP status."""
+
+
+MESSAGE_CHARACTERS, PATH_CHARACTERS = 1_000, 200
+"""What a refusal says is kept, logged and sent, and may be made of what came: so long at most."""
+
+
+@dataclass(eq=False)
+class Refusal(IngestError, ValueError):
+    """One refused request or event.
+
+    `path` says where in the request (`$.events[3].obs`), `agent_id` which track of an episode of
+    several agents it is about, `expected_seq` what a gap or conflict expected, `retry_after` is in
+    seconds. `token_id` is the token of whoever may not, for the audit line: no answer has it.
+    """
+
+    code: str
+    message: str
+    path: str | None = None
+    episode_id: str | None = None
+    expected_seq: int | None = None
+    retry_after: float | None = None
+    agent_id: str | None = None
+    token_id: str | None = None
+
+    def __post_init__(self) -> None:
+        self.message = _cut(self.message, MESSAGE_CHARACTERS)
+        if self.path is not None:
+            self.path = _cut(self.path, PATH_CHARACTERS)
+        self.args = (self.code, self.message, self.path)  # an exception keeps what it was made of
+
+    @property
+    def status(self) -> int:
+        return STATUS[self.code]
+
+    @property
+    def breaks_episode(self) -> bool:
+        """Whether this refusal is for an event's content, which closes a batch-logged episode."""
+        return self.status in (400, 422)
+
+    def to_json(self) -> dict[str, Any]:
+        """The one JSON shape of an error, with the fields that are known."""
+        fields = {
+            "code": self.code,
+            "message": self.message,
+            "path": self.path,
+            "episode_id": self.episode_id,
+            "expected_seq": self.expected_seq,
+            "retry_after": self.retry_after,
+            "agent_id": self.agent_id,
+        }
+        return {key: value for key, value in fields.items() if value is not None}
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else text[: characters - 4] + " ..."
+
+
+class ClientError(IngestError):
+    """The collector cannot be used as asked."""
+
+
+class CollectorUnavailable(ClientError, ConnectionError):
+    """No usable answer from the collector in time.
+
+    `maybe_applied` is False when the request certainly had no effect: no connection was made, or
+    the collector said that it would not take it now. `retry_after` is in seconds.
+    """
+
+    def __init__(
+        self, message: str, *, maybe_applied: bool = True, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.maybe_applied = maybe_applied
+        self.retry_after = retry_after
+
+
+class BufferFull(ClientError):
+    """More events wait for the collector than the client may hold."""
+
+
+class ServingStopped(IngestError):
+    """The program behind an ExternalEnv has gone, or the worker that served it."""
+
+
+class ReplayError(IngestError):
+    """A log cannot be imported: its file, its columns, or what was asked for."""
+
+
+class CollectorFailed(IngestError):
+    """The journal failed in a way that only a restart and a replay can mend."""
+
+
+def not_found(episode_id: str, agent_id: str | None = None) -> Refusal:
+    text = f"Episode {label(name_in(episode_id, agent_id))} not found."
+    return Refusal("not_found", text, episode_id=episode_id, agent_id=agent_id)
+
+
+def completed(episode_id: str, agent_id: str | None = None) -> Refusal:
+    text = f"Episode {label(name_in(episode_id, agent_id))} has already completed."
+    return Refusal("completed", text, episode_id=episode_id, agent_id=agent_id)
+
+
+def already_started(episode_id: str, agent_id: str | None = None) -> Refusal:
+    text = f"Episode {label(name_in(episode_id, agent_id))} is already started"
+    return Refusal("already_started", text, episode_id=episode_id, agent_id=agent_id)
+
+
+def disk_full() -> Refusal:
+    return Refusal(
+        "disk_full",
+        "the disk is full: nothing of this was acknowledged, send it again later",
+        retry_after=2.0,
+    )

@@ -1,0 +1,1 @@
+"""Logs in files, sent as if they happened now."""

@@ -1,0 +1,1 @@
+"""Routes, metrics, logs and the process that serves."""

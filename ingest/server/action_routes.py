@@ -1,0 +1,333 @@
+"""Remote inference: requests for actions, answered by one forward for all that wait.
+
+Requests that arrive while a forward runs are answered by the next one: there is no timer, and a
+lone request waits for nobody. A policy that is held by flow control is waited for, as long as its
+caller says; then it acts with what is live. What is wrong with one of them is its own answer alone.
+
+A reply that does not wait for the disk may be lost with the collector. It says up to which event
+its episode is durable, and the client sends what lies behind that again (see `wire.ActionBatch`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ingest.access.tokens import NOBODY, Caller
+from ingest.collector.collector import Collector
+from ingest.collector.live_policies import Choice, LivePolicies
+from ingest.episodes.idempotency import Given
+from ingest.episodes.open_episode import OpenEpisode
+from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import Name, label_of, name_of
+from ingest.protocol.errors import Refusal, disk_full
+from storage.spaces.descriptors import SpaceError
+
+MAX_HOLD_SECONDS = 60.0
+MAX_AHEAD = 1024
+"""Journal rows that replies run ahead of the disk at most; beyond that they wait for it."""
+
+
+@dataclass(eq=False)
+class _Request:
+    """The calls of one request, their answers so far, and who waits for them."""
+
+    instance: str | None
+    calls: list[wire.GetAction]
+    held: Mapping[str, int]
+    durable: bool
+    done: asyncio.Future[int]  # the journal row of its decisions
+    given: Given | None  # the key of a request for one action
+    answers: list[wire.ActionReply] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.answers = [
+            wire.ActionReply(episode_id=call.episode_id, agent_id=call.agent_id)
+            for call in self.calls
+        ]
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for it any more: it failed, or its caller has gone."""
+        return self.done.done()
+
+    def fail(self, error: Exception) -> None:
+        if not self.over:
+            self.done.set_exception(error)
+
+    def refuse(self, index: int, refusal: Refusal) -> None:
+        """Answer one of the calls with a refusal."""
+        call = self.calls[index]
+        named = replace(refusal, episode_id=call.episode_id, agent_id=call.agent_id)
+        self.answers[index].error = named.to_json()
+
+
+class _Group(msgspec.Struct, frozen=True):
+    """What one forward can answer together."""
+
+    policy_id: str
+    schema_id: str
+    explore: bool
+
+
+class _Question(msgspec.Struct, frozen=True):
+    request: _Request
+    index: int
+    obs: bytes
+
+
+class Acting:
+    """Chooses actions with the live policies, and gives them to the collector as decisions.
+
+    `requests` and `forwards` count both; `holds` counts requests that waited for a newer version,
+    `holds_given_up` those for which none came.
+    """
+
+    def __init__(self, collector: Collector, live: LivePolicies) -> None:
+        self._collector = collector
+        self._live = live
+        self._waiting: list[_Request] = []
+        self.requests = self.forwards = self.holds = self.holds_given_up = 0
+
+    async def act(
+        self,
+        message: wire.ActionBatch,
+        caller: Caller = NOBODY,
+        given: Given | None = None,
+    ) -> wire.ActionsReply:
+        """Pending events first, then one action for each observation."""
+        events = wire.Batch(instance=message.instance, events=message.events)
+        reply, row = self._collector.accept(events, caller=caller)
+        epoch = self._collector.epoch
+        held = await self._unheld(reply.hold, message)
+        caller.require_live(time.time())
+        done = asyncio.get_running_loop().create_future()
+        request = _Request(message.instance, message.actions, held, message.durable, done, given)
+        self._submit(request)
+        decided = await done
+        if self._collector.epoch != epoch:  # the events were thrown away meanwhile
+            raise disk_full()
+        row = max(row, decided)
+        await self._collector.durable(row if message.durable else row - MAX_AHEAD)
+        return wire.ActionsReply(
+            durable=message.durable and self._collector.keeps,
+            actions=request.answers,
+            refused=reply.refused,
+        )
+
+    def _submit(self, request: _Request) -> None:
+        self.requests += 1
+        self._waiting.append(request)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._drain)
+
+    async def _unheld(
+        self, hold: Mapping[str, int], message: wire.ActionBatch
+    ) -> Mapping[str, int]:
+        """Wait for newer versions than those held; answers what is still held in the end."""
+        episodes = self._collector.assembler.episodes
+        named = set(map(name_of, message.actions))
+        acting = {episodes[name].started.policy_id for name in named if name in episodes}
+        held = {policy: hold[policy] for policy in acting if policy in hold}
+        if not held:
+            return held
+        self.holds += 1
+        try:
+            async with asyncio.timeout(min(message.wait, MAX_HOLD_SECONDS)):
+                while (held := self._still(held)) and not self._live.closing:
+                    await self._live.changed(next(iter(held)))
+        except TimeoutError:
+            self.holds_given_up += 1
+        return held
+
+    def _still(self, held: Mapping[str, int]) -> dict[str, int]:
+        return {name: old for name, old in held.items() if self._live.version(name) == old}
+
+    # --- one forward for all -----------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Answer every request that waits."""
+        waiting, self._waiting = self._waiting, []
+        try:
+            self._answer([request for request in waiting if not request.over])
+        except Exception as error:  # of none in particular: nobody may be left waiting
+            for request in waiting:
+                request.fail(error)
+
+    def _answer(self, waiting: list[_Request]) -> None:
+        """Answer each request for itself: what fails in one is not the others' trouble."""
+        self._live.refresh()
+        groups: dict[_Group, list[_Question]] = {}
+        for request in waiting:
+            with _alone(request):
+                self._ask(request, groups)
+        chosen: dict[_Request, list[tuple[_Question, Choice]]] = {}
+        for group, questions in groups.items():
+            for question, choice in self._choose(group, questions):
+                chosen.setdefault(question.request, []).append((question, choice))
+        for request in waiting:
+            if request.over:
+                continue
+            with _alone(request):
+                row = self._decide(request, chosen.get(request, []))
+                if not request.durable:
+                    self._mark(request.answers, row)
+                request.done.set_result(row)
+
+    def _ask(self, request: _Request, groups: dict[_Group, list[_Question]]) -> None:
+        """Put a request's calls to the groups that answer them, but those answered at once."""
+        named: set[Name] = set()
+        for index, call in enumerate(request.calls):
+            try:
+                if name_of(call) in named:
+                    text = f"Episode {label_of(call)}: expected once in a request"
+                    raise Refusal("invalid", text, "episode_id", call.episode_id)
+                named.add(name_of(call))
+                episode, obs = self._observed(call)
+            except Refusal as refusal:
+                request.refuse(index, refusal)
+                continue
+            if not self._repeat(request, call, obs, request.answers[index]):
+                group = _Group(episode.started.policy_id, episode.rules.schema_id, call.explore)
+                groups.setdefault(group, []).append(_Question(request, index, obs))
+
+    def _observed(self, call: wire.GetAction) -> tuple[OpenEpisode, bytes]:
+        """The episode of a call, and the call's observation in canonical bytes."""
+        assembler = self._collector.assembler
+        episode = assembler.episodes.get(name_of(call))
+        if episode is None:
+            ended = assembler.finished.get(name_of(call))
+            raise ended.refusal() if ended else assembler.missing(call.episode_id, call.agent_id)
+        redaction = self._collector.redactor.of(episode.rules)
+        if redaction is not None and redaction.of_observations:
+            return episode, redaction.checked(call, call.obs)
+        try:
+            obs = episode.rules.observation.from_wire(call.obs, "obs")
+        except SpaceError as error:
+            place, _, text = str(error).partition(": ")
+            text = f"Episode {label_of(call)}: {text}"
+            raise Refusal("invalid", text, place, call.episode_id) from error
+        return episode, obs
+
+    def _choose(self, group: _Group, questions: list[_Question]) -> list[tuple[_Question, Choice]]:
+        """The choices for those questions that have one; the others are answered or failed."""
+        answers: Sequence[Choice | Refusal]
+        try:
+            answers = self._live.act(
+                group.policy_id, group.schema_id, [item.obs for item in questions], group.explore
+            )
+            self.forwards += 1
+        except Refusal as refusal:
+            answers = [refusal] * len(questions)
+        except Exception as error:
+            if len(questions) > 1:  # one of them, and the others can be answered
+                return [found for item in questions for found in self._choose(group, [item])]
+            questions[0].request.fail(error)
+            return []
+        chosen = []
+        for question, answer in zip(questions, answers, strict=True):
+            if isinstance(answer, Refusal):
+                question.request.refuse(question.index, answer)
+            else:
+                chosen.append((question, answer))
+        return chosen
+
+    def _decide(self, request: _Request, chosen: list[tuple[_Question, Choice]]) -> int:
+        """Accept a request's decisions; answers the row that makes its answers durable."""
+        if not chosen:
+            return self._collector.submitted_row
+        decisions: list[wire.Event] = [
+            _decision(request.calls[question.index], question.obs, choice)
+            for question, choice in chosen
+        ]
+        batch = wire.Batch(instance=request.instance, events=decisions)
+        reply, row = self._collector.accept(batch, single=True, given=request.given)
+        refused = {item.index: item.error for item in reply.refused}
+        for i, (question, choice) in enumerate(chosen):
+            answer = request.answers[question.index]
+            if i in refused:
+                answer.error = {k: v for k, v in refused[i].items() if k != "path"}
+                continue
+            answer.action = plain(choice.action_env)
+            self._fill(answer, request)
+        return max(row, self._collector.submitted_row)
+
+    def _repeat(
+        self, request: _Request, call: wire.GetAction, obs: bytes, answer: wire.ActionReply
+    ) -> bool:
+        """Answer a repeated request, whose first answer was lost, with the decision it made."""
+        episode = self._collector.assembler.episodes[name_of(call)]
+        mine = episode.started.instance == (request.instance or "")
+        if not mine or not episode.repeats_decision(
+            call.seq, self._collector.redactor.observation(obs, episode.rules)
+        ):
+            return False
+        sent = self._live.sent(episode.rules.action, episode.open_action())
+        answer.action = plain(sent)
+        self._fill(answer, request)
+        return True
+
+    def _fill(self, answer: wire.ActionReply, request: _Request) -> None:
+        """Say how the open step of an answer's episode was decided."""
+        episode = self._collector.assembler.episodes[name_of(answer)]
+        logp = episode.logp[-1]
+        answer.action_logp = logp if math.isfinite(logp) else None
+        answer.policy_version = episode.version[-1]
+        answer.hold = episode.started.policy_id in request.held
+
+    # --- ahead of the disk -------------------------------------------------------------------
+
+    def _mark(self, answers: list[wire.ActionReply], row: int) -> None:
+        """Tell how far each episode is durable, and all of the decision that may not be."""
+        for answer in answers:
+            episode = self._collector.assembler.episodes.get(name_of(answer))
+            if answer.error is None and episode is not None:
+                answer.decision = episode.decision()
+                answer.stored = episode.open_action()
+                answer.action_dist_inputs = episode.open_dist_inputs()
+                episode.replied(row, episode.open_seq)
+                answer.durable_seq = episode.synced(self._collector.durable_row)
+
+
+@contextlib.contextmanager
+def _alone(request: _Request) -> Iterator[None]:
+    """Keep what fails in a request from the others."""
+    try:
+        yield
+    except Exception as error:
+        request.fail(error)
+
+
+def _decision(call: wire.GetAction, obs: bytes, choice: Choice) -> wire.Decision:
+    return wire.Decision(
+        episode_id=call.episode_id,
+        seq=call.seq,
+        obs=obs,
+        action=choice.action,
+        action_logp=choice.logp if math.isfinite(choice.logp) else None,
+        policy_version=choice.version,
+        action_dist_inputs=choice.dist_inputs,
+        ts=call.ts,
+        decided=call.decided,
+        agent_id=call.agent_id,
+        env_t=call.env_t,
+    )
+
+
+def plain(value: Any) -> Any:
+    """An action as JSON and msgpack can carry it: arrays become nested lists."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value

@@ -1,0 +1,89 @@
+"""What `collect` declares: spaces given as short forms, as an environment, or as a policy file.
+
+declared = declaration_of(observation="box:4", action="discrete:2")
+for change in declare(root, declared):
+    print(change)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from storage.declarations.declaration import DeclarationError, PolicyDeclaration
+from storage.declarations.policy_files import load_declarations, save_declaration
+from storage.spaces.descriptors import parse_space
+
+__all__ = ["declaration_of", "declare"]
+
+
+def declaration_of(
+    *,
+    observation: str | None = None,
+    action: str | None = None,
+    env: str | None = None,
+    file: Path | None = None,
+) -> PolicyDeclaration | None:
+    """The declaration of one of the forms; None when none is given.
+
+    Raises DeclarationError for several forms, half of one, or an unknown environment; SpaceError;
+    OSError for a file that cannot be read.
+    """
+    forms = [(observation, action) != (None, None), env is not None, file is not None]
+    if sum(forms) > 1:
+        raise DeclarationError("expected one of --observation with --action, --env and --policy")
+    if file is not None:
+        return PolicyDeclaration.from_json(json.loads(file.read_bytes()), str(file))
+    if env is not None:
+        return _of_environment(env)
+    if observation is not None and action is not None:
+        return PolicyDeclaration(observation=parse_space(observation), action=parse_space(action))
+    if forms[0]:
+        raise DeclarationError("expected --observation and --action together, got one of them")
+    return None
+
+
+def _of_environment(name: str) -> PolicyDeclaration:
+    import gymnasium  # noqa: PLC0415  the [train] extra: only this form needs it
+
+    from storage.spaces.gymnasium_spaces import from_gym  # noqa: PLC0415  imports gymnasium
+
+    try:
+        made = gymnasium.make(name)
+    except gymnasium.error.Error as error:
+        raise DeclarationError(f"environment {name!r}: {error}") from error
+    try:
+        return PolicyDeclaration(
+            observation=from_gym(made.observation_space), action=from_gym(made.action_space)
+        )
+    finally:
+        made.close()
+
+
+def declare(
+    root: Path, declared: PolicyDeclaration, *, spaces_only: bool = False
+) -> tuple[str, ...]:
+    """Write the declaration under `root`; what it changes there, for people to read.
+
+    `spaces_only` keeps the settings that are declared already beside the spaces.
+    """
+    before = load_declarations(root).get(declared.policy_id)
+    if before is not None and spaces_only:
+        same = before.schema_id == declared.schema_id
+        declared = replace(
+            before,
+            observation=declared.observation,
+            action=declared.action,
+            spec=before.spec if same else None,  # a spec holds between its own spaces only
+        )
+    new = declared.to_json()
+    old = new if before is None else before.to_json()
+    if before is None or new != old:
+        save_declaration(root, declared)
+    return tuple(
+        f"policy {declared.policy_id}: {name} was {json.dumps(old[name])}, is now "
+        f"{json.dumps(new[name])}; episodes that are open keep the old"
+        for name in sorted(new)
+        if new[name] != old[name]
+    )

@@ -1,0 +1,187 @@
+"""`/metrics`: one metric for every promise, read from the collector's own counters at the scrape.
+
+Nothing is counted twice and nothing is global: a registry belongs to its collector. The table in
+docs/operations.md says what each metric is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from ingest.collector.collector import Collector
+from ingest.collector.live_policies import LivePolicies
+from ingest.histogram import Histogram
+from ingest.server.action_routes import Acting
+from ingest.web.asgi import Router
+from ingest.web.connections import ConnectionWatch
+from storage.experience.episode import ENDINGS
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Whose counters are read; `connections` is None where no socket of ours is served."""
+
+    collector: Collector
+    live: LivePolicies
+    router: Router
+    acting: Acting
+    connections: ConnectionWatch | None = None
+
+
+class Metrics:
+    """The registry of one collector."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """All metrics, as of now."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """What prometheus-client asks for at a scrape."""
+        yield from _events(self._sources.collector)
+        yield from _journal(self._sources.collector, self._sources.live.root)
+        yield from _shards(self._sources.collector)
+        yield from _episodes(self._sources.collector)
+        yield from _policies(self._sources.collector, self._sources.live)
+        yield from _acting(self._sources.acting)
+        yield from _requests(self._sources.router)
+        if self._sources.connections is not None:
+            yield from _connections(self._sources.connections)
+
+
+def _events(collector: Collector) -> Iterator[Metric]:
+    stats = collector.stats
+    outcomes = {"accepted": stats.accepted, "duplicate": stats.duplicates, "refused": stats.refused}
+    yield _counters("headrace_events", "Events judged since the start.", "outcome", outcomes)
+    yield _counters("headrace_refused_events", "Refused events.", "code", stats.refused_by)
+    yield _counter("headrace_steps_accepted", "Steps, over the journal's life.", collector.steps)
+
+
+def _journal(collector: Collector, root: Path | None) -> Iterator[Metric]:
+    yield _histogram("headrace_commit_seconds", "A commit with its sync.", collector.commits)
+    lag = collector.submitted_row - collector.durable_row
+    yield _gauge("headrace_durable_lag_rows", "Rows that are not on disk yet.", lag)
+    yield _gauge("headrace_journal_rows", "Rows that shards do not hold yet.", collector.rows)
+    files = [] if root is None else (root / "journal").glob("journal.db*")
+    size = sum(file.stat().st_size for file in files)
+    yield _gauge("headrace_journal_bytes", "Size of the journal's files.", size)
+    damage = collector.damage
+    found = {
+        "missing": damage.missing_rows,
+        "lost": damage.lost_rows,
+        "damaged": damage.damaged_rows,
+        "state": len(damage.lost_state),
+        "set_aside": int(damage.set_aside is not None),
+    }
+    yield _gauges("headrace_journal_damage", "Rows, and journals, found damaged.", "kind", found)
+    yield _counter("headrace_rebuilds", "States rebuilt from the journal.", collector.stats.rebuilt)
+
+
+def _shards(collector: Collector) -> Iterator[Metric]:
+    totals = collector.totals
+    yield _counter("headrace_steps_in_shards", "Steps that shards hold.", totals.rows)
+    yield _counter("headrace_shards", "Shards recorded.", totals.shards)
+    restored = totals.restored
+    yield _counter("headrace_restored_steps", "Of backups, and found in shards.", restored)
+    pending = collector.pending_bytes
+    yield _gauge("headrace_pending_bytes", "Bytes of parts that wait for a shard.", pending)
+    failures = collector.writer_failures
+    yield _counter("headrace_writer_failures", "Writes of a shard that were repeated.", failures)
+
+
+def _episodes(collector: Collector) -> Iterator[Metric]:
+    assembler = collector.assembler
+    yield _gauge(
+        "headrace_open_episodes",
+        "Open episodes; each agent's of several counts.",
+        len(assembler.episodes),
+    )
+    yield _gauge("headrace_open_bytes", "Memory that they hold, about.", assembler.open_bytes)
+    ended = dict.fromkeys(ENDINGS, 0) | collector.stats.ended
+    yield _counters("headrace_episodes_ended", "Episodes that are over.", "ending", ended)
+    yield _gauge("headrace_instances", "Client instances known.", len(assembler.instances))
+
+
+def _policies(collector: Collector, live: LivePolicies) -> Iterator[Metric]:
+    names = list(live.policies)
+    versions = {name: -1 if (v := live.version(name)) is None else v for name in names}
+    yield _gauges("headrace_live_version", "What is live, -1 for nothing.", "policy", versions)
+    generations = {name: live.generation(name) for name in names}
+    yield _gauges("headrace_live_generation", "Its generation.", "policy", generations)
+    held = collector.held()
+    holds = {name: int(name in held) for name in names}
+    yield _gauges("headrace_policy_held", "1 while clients wait for weights.", "policy", holds)
+    ready = collector.failure is None and not collector.draining
+    yield _gauge("headrace_ready", "1 while events are taken.", int(ready))
+
+
+def _acting(acting: Acting) -> Iterator[Metric]:
+    yield _counter("headrace_action_requests", "Requests for actions.", acting.requests)
+    yield _counter("headrace_forwards", "Forwards that answered them.", acting.forwards)
+    yield _counter("headrace_holds", "Requests that waited for weights.", acting.holds)
+    given_up = acting.holds_given_up
+    yield _counter("headrace_holds_given_up", "Those for which none came.", given_up)
+
+
+def _requests(router: Router) -> Iterator[Metric]:
+    statuses = {str(status): count for status, count in sorted(router.statuses.items())}
+    yield _counters("headrace_requests", "Answers.", "status", statuses)
+    yield _counters("headrace_refused_requests", "Refused ones.", "code", router.refusals)
+    errors = router.statuses[500]
+    yield _counter("headrace_internal_errors", "Answers with 500: each is a bug.", errors)
+    yield _histogram("headrace_acknowledge_seconds", "From body to answer.", router.latency)
+    yield _gauge("headrace_body_bytes", "Bodies in memory.", router.budget.held)
+    yield _counter("headrace_body_refusals", "Bodies without room.", router.budget.refused)
+    charged = router.toll.charged
+    yield _counter("headrace_refused_work_seconds", "What refused long bodies cost.", charged)
+
+
+def _connections(watch: ConnectionWatch) -> Iterator[Metric]:
+    yield _gauge("headrace_connections", "Open connections.", len(watch.open))
+    yield _gauge("headrace_connections_limit", "At most so many.", watch.max_connections)
+    yield _counter("headrace_connections_refused", "Turned away.", watch.refused)
+    yield _counters("headrace_connections_cut", "Closed by a limit.", "why", watch.cut_off)
+    yield _counter("headrace_malformed_requests", "What was no HTTP.", watch.malformed)
+
+
+def _gauge(name: str, says: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, says, value=value)
+
+
+def _gauges(name: str, says: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, says, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _counter(name: str, says: str, value: float) -> Metric:
+    return CounterMetricFamily(name, says, value=value)
+
+
+def _counters(name: str, says: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(name, says, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _histogram(name: str, says: str, values: Histogram) -> Metric:
+    return HistogramMetricFamily(name, says, buckets=values.buckets(), sum_value=values.total)

@@ -1,0 +1,131 @@
+"""Publishing over HTTP, by callers with the scope `weights:publish` alone.
+
+What comes is checked before anything of it is kept: its digest, that it is safetensors of finite
+numbers, that a policy of the declared spaces gives finite numbers with it, and that all that goes
+with it can be sent again, in JSON and in msgpack. The publisher proposes the
+number, and hears 409 with the next one when that is not it; the same request again has the same
+answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ingest.access.admission import audit
+from ingest.collector.live_policies import LivePolicies
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import Refusal
+from ingest.web.asgi import Request, Response
+from storage.errors import GenerationConflict, StorageError, WeightsNotFound
+from storage.weights.manifest import Live, decode_weights, plain_document
+from storage.weights.store import WeightStore
+
+T = TypeVar("T")
+
+_FIELDS = frozenset(wire.Publish.__struct_fields__)
+
+
+class Publishing:
+    """The routes that change what is live."""
+
+    def __init__(self, live: LivePolicies) -> None:
+        self._live = live
+        self._one_at_a_time = asyncio.Lock()
+
+    async def versions(self, request: Request) -> Response:
+        store = self._store(request.params["id"])
+        return Response.of(await self._change(request, lambda: _versions(store)), request)
+
+    async def publish(self, request: Request) -> Response:
+        store = self._store(request.params["id"])
+        message = request.decode(wire.Publish)
+        now = await self._change(request, lambda: self._publish(store, message))
+        return self._tell("published", request, store, now, sha256=message.sha256)
+
+    async def rollback(self, request: Request) -> Response:
+        store = self._store(request.params["id"])
+        message = request.decode(wire.Rollback)
+        now = await self._change(
+            request, lambda: store.rollback(message.to, expected_generation=message.generation)
+        )
+        return self._tell("rolled_back", request, store, now, to=message.to)
+
+    def _store(self, policy_id: str) -> WeightStore:
+        if policy_id not in self._live.policies:
+            raise Refusal("no_route", f"there is no policy {policy_id!r:.80}")
+        store = self._live.store(policy_id)
+        if not isinstance(store, WeightStore):
+            raise Refusal("no_route", "this collector keeps nothing on disk")
+        return store
+
+    def _publish(self, store: WeightStore, message: wire.Publish) -> Live:
+        for field in ("spec", "filter_state", "metrics"):  # before anybody looks deeper into them
+            if (document := getattr(message, field)) is not None:
+                plain_document(document, field)
+        weights = decode_weights(message.weights, message.sha256, "weights")
+        self._live.require_usable(store.policy_id, message.spec, weights, message.filter_state)
+        digest = store.add_candidate(
+            weights,
+            spec=message.spec,
+            metrics=message.metrics,
+            lineage=message.lineage,
+            filter_state=message.filter_state,
+            checkpoint=message.checkpoint,
+            number=message.version,
+        )
+        return store.publish_as(digest, message.version)
+
+    async def _change(self, request: Request, change: Callable[[], T]) -> T:
+        """Run a change in a thread, for it waits for the disk. Raises Refusal."""
+        async with self._one_at_a_time:
+            request.caller.require_live(time.time())  # its turn may come late
+            try:
+                return await asyncio.to_thread(change)
+            except GenerationConflict as error:
+                raise Refusal("conflict", str(error)) from error
+            except WeightsNotFound as error:
+                raise Refusal("not_found", "there is no such version") from error
+            except (StorageError, ValueError, TypeError, KeyError, OverflowError) as error:
+                if isinstance(error.__cause__, OSError):
+                    raise _disk_full(error.__cause__) from error
+                raise Refusal("invalid", str(error), _path_of(str(error))) from error
+            except OSError as error:
+                raise _disk_full(error) from error
+
+    def _tell(
+        self, event: str, request: Request, store: WeightStore, now: Live, **more: str | int | None
+    ) -> Response:
+        name, token = store.policy_id, request.caller.token_id
+        audit(event, policy=name, version=now.version, by=token, **more)
+        self._live.refresh()
+        reply = wire.NowLive(version=now.version, generation=now.generation)
+        return Response.of(reply, request, 201)
+
+
+def _versions(store: WeightStore) -> wire.Versions:
+    live = store.live()
+    return wire.Versions(
+        live=None
+        if live is None
+        else wire.NowLive(version=live.version, generation=live.generation),
+        next=store.next_version,
+        versions=[store.manifest(number).to_json() for number in store.versions()],
+    )
+
+
+def _path_of(text: str) -> str | None:
+    """The field of a publication that an error's text begins with."""
+    place = text.partition(": ")[0].replace(" ", "_")
+    return f"$.{place}" if re.split(r"[.\[]", place)[0] in _FIELDS else None
+
+
+def _disk_full(error: OSError) -> Refusal:
+    """What a publisher hears when nothing could be written. Raises what is another trouble."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    return Refusal("disk_full", "the disk is full: nothing is published", retry_after=2.0)

@@ -1,0 +1,281 @@
+"""Every route of wire protocol v1: what it takes, what it answers, what it may refuse.
+
+The server binds these routes and `/openapi.json` describes them: there is no second list.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ingest.access.tokens import (
+    ACTING,
+    ANY,
+    COUNTING,
+    EITHER,
+    LOGGING,
+    NOBODY_NEEDED,
+    PUBLISHING,
+    READING,
+)
+from ingest.protocol import messages as wire
+from ingest.web.limits import ServerLimits
+
+HTML = "text/html"
+TEXT = "text/plain"
+
+EVERYWHERE = (
+    "malformed",
+    "unauthorized",
+    "forbidden",
+    "too_slow",
+    "too_large",
+    "unsupported_media",
+    "busy",
+    "header_too_large",
+    "draining",
+)
+"""Codes that any route may answer with: they are about the request as such."""
+
+EVENT = (
+    "not_found",
+    "completed",
+    "already_started",
+    "conflict",
+    "gap",
+    "abandoned",
+    "broken",
+    "no_action",
+    "window_closed",
+    "unknown_instance",
+    "decision_unknown",
+    "invalid",
+    "disk_full",
+)
+"""Codes that an event may be refused with."""
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One method of one path.
+
+    `needed` are the scopes of which a caller needs one. `handler` is the name of the method of
+    `ingest.server.routes.Routes` that answers. `body` is the message that is taken (JSON or
+    msgpack), or the media type of what is no message; `reply` likewise. `refuses` are codes beside
+    those of EVERYWHERE; `query` and `headers` are the names that mean something here, each with
+    what it says.
+    """
+
+    method: str
+    path: str
+    needed: frozenset[str]
+    handler: str
+    summary: str
+    body: Any = None
+    reply: Any = wire.JSON
+    status: int = 200
+    refuses: tuple[str, ...] = ()
+    statuses: tuple[int, ...] = ()  # beside those of `status` and of the refusals
+    query: dict[str, str] = msgspec.field(default_factory=dict)
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
+    large: bool = False  # the message may be as large as a bulk import
+
+    def limit(self, limits: ServerLimits) -> int:
+        """The bytes that a body may have: none where none is taken, whatever its headers say."""
+        if self.body is None:
+            return 0
+        return limits.max_bulk if self.large or self.body == wire.ARROW else limits.max_message
+
+
+_INSTANCE = {"Headrace-Instance": "The client instance that the call belongs to."}
+_SINGLE = {
+    **_INSTANCE,
+    "Idempotency-Key": "Names the call, so that it may be sent again: at most 200 characters.",
+}
+_ONE = "/v1/episodes/{id}"
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/events",
+        LOGGING,
+        "events",
+        "Log a batch of events; each is judged by itself, and the reply names the refused ones.",
+        body=wire.Batch,
+        reply=wire.EventsReply,
+        refuses=("invalid", "disk_full"),
+    ),
+    Route(
+        "POST",
+        "/v1/actions",
+        ACTING,
+        "actions",
+        "Log pending events, then ask the live policies for actions.",
+        body=wire.ActionBatch,
+        reply=wire.ActionsReply,
+        refuses=("invalid", "disk_full"),
+    ),
+    Route(
+        "POST",
+        "/v1/instances",
+        EITHER,
+        "instances",
+        "Register a client instance, or find a named import again.",
+        body=wire.Register,
+        reply=wire.Registered,
+        status=201,
+        refuses=("invalid", "disk_full"),
+    ),
+    Route(
+        "POST",
+        "/v1/steps",
+        LOGGING,
+        "steps",
+        "Import whole episodes as an Arrow stream of shard columns.",
+        body=wire.ARROW,
+        reply=wire.EventsReply,
+        refuses=("invalid", "conflict", "disk_full"),
+        headers={
+            "Headrace-CRC32": "CRC-32 of the body, 8 hex digits. Needed.",
+            "Idempotency-Key": "Names the import, so that it may be sent again.",
+        },
+    ),
+    Route("GET", "/v1/spec", ANY, "spec", "Policies, their spaces and live versions, limits."),
+    Route(
+        "POST",
+        "/v1/episodes",
+        LOGGING,
+        "start",
+        "Start an episode.",
+        body=wire.Start,
+        reply=wire.Started,
+        status=201,
+        refuses=EVENT,
+        headers=_SINGLE,
+    ),
+    Route(
+        "GET",
+        _ONE,
+        EITHER,
+        "episode",
+        "How far an episode is.",
+        reply=wire.EpisodeState,
+        refuses=("not_found",),
+    ),
+    Route(
+        "POST",
+        _ONE + "/log_action",
+        LOGGING,
+        "log_action",
+        "Log an action that the caller chose.",
+        body=wire.LogAction,
+        reply=wire.EventsReply,
+        refuses=EVENT,
+        headers=_SINGLE,
+    ),
+    Route(
+        "POST",
+        _ONE + "/log_returns",
+        LOGGING,
+        "log_returns",
+        "Log a reward of the last action.",
+        body=wire.LogReturns,
+        reply=wire.EventsReply,
+        refuses=EVENT,
+        headers=_SINGLE,
+    ),
+    Route(
+        "POST",
+        _ONE + "/end",
+        LOGGING,
+        "end",
+        "End an episode.",
+        body=wire.End,
+        reply=wire.EventsReply,
+        refuses=EVENT,
+        headers=_SINGLE,
+    ),
+    Route(
+        "POST",
+        _ONE + "/action",
+        ACTING,
+        "action",
+        "Ask the live policy for an action; the step is logged.",
+        body=wire.GetAction,
+        reply=wire.ActionReply,
+        refuses=(*EVENT, "no_version"),
+        headers=_SINGLE,
+    ),
+    Route(
+        "GET",
+        "/v1/policies/{id}/weights",
+        READING,
+        "weights",
+        "The live weights, or those of one version.",
+        reply=wire.MSGPACK,
+        refuses=("no_route", "not_found", "no_version"),
+        statuses=(304,),
+        query={"version": "A version's number, in place of what is live."},
+        headers={
+            "If-None-Match": "The ETag of the weights that are known: 304 when they are live.",
+            "Prefer": "wait=SECONDS: answer when something newer is live, or after that time.",
+        },
+    ),
+    Route(
+        "GET",
+        "/v1/policies/{id}/versions",
+        PUBLISHING,
+        "versions",
+        "What is published, what is live, and the number that comes next.",
+        reply=wire.Versions,
+        refuses=("no_route", "invalid"),
+    ),
+    Route(
+        "POST",
+        "/v1/policies/{id}/versions",
+        PUBLISHING,
+        "publish",
+        "Publish trained weights under the number that comes next.",
+        body=wire.Publish,
+        reply=wire.NowLive,
+        status=201,
+        refuses=("no_route", "invalid", "conflict", "disk_full"),
+        large=True,
+    ),
+    Route(
+        "POST",
+        "/v1/policies/{id}/rollback",
+        PUBLISHING,
+        "rollback",
+        "Go back to an earlier version, which becomes a new one.",
+        body=wire.Rollback,
+        reply=wire.NowLive,
+        status=201,
+        refuses=("no_route", "not_found", "invalid", "conflict", "disk_full"),
+    ),
+    Route(
+        "GET",
+        "/v1/ledger",
+        COUNTING,
+        "ledger",
+        "Where every acknowledged step is, at one moment.",
+        reply=wire.Ledger,
+    ),
+    Route(
+        "GET",
+        "/v1/ledger/records",
+        COUNTING,
+        "ledger_records",
+        "Recorded shards, a page at a time.",
+        reply=wire.LedgerPage,
+        refuses=("invalid",),
+        query={"after": "The plan id behind which the page begins."},
+    ),
+    Route(
+        "GET", "/healthz", NOBODY_NEEDED, "healthz", "Whether the journal works.", statuses=(503,)
+    ),
+    Route("GET", "/readyz", NOBODY_NEEDED, "readyz", "503 once it drains.", statuses=(503,)),
+    Route("GET", "/metrics", ANY, "metrics", "Metrics in the text form of Prometheus.", reply=TEXT),
+    Route("GET", "/openapi.json", ANY, "openapi", "This description."),
+    Route("GET", "/", ANY, "status_page", "The status page.", reply=HTML),
+)

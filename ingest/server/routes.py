@@ -1,0 +1,352 @@
+"""The routes of wire protocol v1: from requests to the collector, and back once it is durable."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from ingest.access.tokens import ACTING, LOGGING, NOBODY, Caller
+from ingest.bulk_import import handler as bulk
+from ingest.bulk_import.request_batching import Gathering
+from ingest.collector import journal_report as ledger
+from ingest.collector.collector import Collector
+from ingest.collector.live_policies import LivePolicies
+from ingest.episodes import idempotency
+from ingest.episodes.client_instances import IMPORT
+from ingest.episodes.idempotency import Given
+from ingest.episodes.status import episode_state
+from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import name_of
+from ingest.protocol.errors import STATUS, Refusal, not_found
+from ingest.server import openapi
+from ingest.server.action_routes import Acting
+from ingest.server.publishing import Publishing
+from ingest.server.route_table import ROUTES
+from ingest.server.weight_routes import Publication
+from ingest.web.asgi import Admit, Request, Response, Router
+from ingest.web.connections import ConnectionWatch
+from ingest.web.limits import Budget, ServerLimits
+from storage.spaces.descriptors import space_to_json
+
+_NUMBER_EVENTS = (
+    "register an instance and number the events (start, seq), or send them as single calls"
+)
+
+
+class Routes:
+    """Binds a collector and its live policies to the routes of `route_table`.
+
+    `version` is the program's own.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        live: LivePolicies,
+        *,
+        version: str = "",
+        limits: ServerLimits | None = None,
+        connections: ConnectionWatch | None = None,
+    ) -> None:
+        self.collector = collector
+        self.live = live
+        self.acting = Acting(collector, live)
+        self.gathering = Gathering(collector)
+        self.limits = limits or ServerLimits()
+        self._version = version
+        self._connections = connections
+        self._openapi = b""
+        self._router: Router | None = None
+        self._metrics: Any = None
+        self._acted_on: set[Given] = set()  # calls whose answer is being made
+        self.weights = Publication(live).weights
+        self.publish, self.rollback = (publishing := Publishing(live)).publish, publishing.rollback
+        self.versions = publishing.versions
+        self.log_action = self._single(wire.LogAction)
+        self.log_returns = self._single(wire.LogReturns)
+        self.end = self._single(wire.End)
+
+    def router(self, budget: Budget | None = None, *, admit: Admit | None = None) -> Router:
+        """The application; `budget` is what all bodies in memory share, `admit` lets callers in."""
+        router = Router(self.limits, budget=budget, admit=admit)
+        for route in ROUTES:
+            handler = getattr(self, route.handler)
+            limit = route.limit(self.limits)
+            router.add(route.method, route.path, handler, route.needed, limit=limit)
+        self._router = router
+        return router
+
+    # --- logging ---------------------------------------------------------------------------
+
+    async def events(self, request: Request) -> Response:
+        idempotency.require_none(request.headers.get(b"idempotency-key"), _NUMBER_EVENTS)
+        batch = request.decode(wire.Batch)
+        _require_events(request.caller, batch.events)
+        reply, row = self.collector.accept(batch, caller=request.caller)
+        await self.collector.durable(row)
+        return Response.of(reply, request, wasted=_wasted(reply, batch, request))
+
+    async def instances(self, request: Request) -> Response:
+        instead = "a name in the body finds the same instance again"
+        idempotency.require_none(request.headers.get(b"idempotency-key"), instead)
+        message = request.decode(wire.Register)
+        if message.name is not None and message.name.startswith(IMPORT):
+            text = f"expected a name that does not begin with {IMPORT!r}: those are the keys'"
+            raise Refusal("invalid", f"{text} of /v1/steps", "$.name")
+        registered, row = self.collector.register(message, request.caller.token_id)
+        await self.collector.durable(row)
+        return Response.of(registered, request, 201)
+
+    async def start(self, request: Request) -> Response:
+        event = request.decode(wire.Start)
+        if not event.episode_id:
+            key = idempotency.key_of(request.headers.get(b"idempotency-key"))
+            token = request.caller.token_id
+            name = secrets.token_hex(16) if key is None else idempotency.episode_of(key, token)
+            event = msgspec.structs.replace(event, episode_id=name)
+        await self._accept_single(request, event)
+        reply = wire.Started(
+            episode_id=event.episode_id, agent_id=event.agent_id, durable=self.collector.keeps
+        )
+        return Response.of(reply, request, 201)
+
+    def _single(self, kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
+        async def handler(request: Request) -> Response:
+            reply = await self._accept_single(request, _named(request, kind))
+            return Response.of(reply, request)
+
+        return handler
+
+    async def _accept_single(self, request: Request, event: wire.Event) -> wire.EventsReply:
+        """One event as a call of its own: its refusal is the answer."""
+        given = self._given(request, event)
+        batch = wire.Batch(instance=request.instance, events=[event])
+        reply, row = self.collector.accept(batch, single=True, caller=request.caller, given=given)
+        await self.collector.durable(row)
+        if reply.refused:
+            error = dict(reply.refused[0].error)
+            path = error.pop("path").removeprefix("$.events[0]")
+            raise Refusal(**error, path=f"${path}" if path else None)
+        return reply
+
+    def _given(self, request: Request, message: Any) -> Given | None:
+        """The Idempotency-Key of a single call. Raises Refusal."""
+        key = idempotency.key_of(request.headers.get(b"idempotency-key"))
+        if key is None:
+            return None
+        assembler = self.collector.assembler
+        if assembler.redacts:  # a digest would tell whoever guesses what it is of
+            # of an end that an earlier release remembers no rules are known: those of a lone policy
+            rules = assembler.rules_for(message) or assembler.rules_for(wire.Start())
+            message = self.collector.redactor.event(message, rules)
+        return Given.of(key, request.instance, message, request.caller.token_id)
+
+    async def steps(self, request: Request) -> Response:
+        reply, wasted = await bulk.import_steps(request, self.collector, self.gathering)
+        return Response.of(reply, request, wasted=wasted)
+
+    # --- acting ----------------------------------------------------------------------------
+
+    async def action(self, request: Request) -> Response:
+        """One action, durable before the reply."""
+        call = _named(request, wire.GetAction)
+        given = self._given(request, call)
+        with self._being_answered(given):
+            actions = [self._repeated(call, given)]
+            message = wire.ActionBatch(instance=request.instance, actions=actions)
+            reply = await self.acting.act(message, request.caller, given)
+        (answer,) = reply.actions
+        if answer.error is not None:
+            raise Refusal(**answer.error)
+        answer.durable = reply.durable
+        return Response.of(answer, request)
+
+    @contextlib.contextmanager
+    def _being_answered(self, given: Given | None) -> Iterator[None]:
+        """One call at a time with a key. Raises Refusal."""
+        if given is None:
+            yield
+            return
+        if given in self._acted_on:
+            raise Refusal("busy", "this call is being answered", retry_after=1.0)
+        self._acted_on.add(given)
+        try:
+            yield
+        finally:
+            self._acted_on.discard(given)
+
+    def _repeated(self, call: wire.GetAction, given: Given | None) -> wire.GetAction:
+        """The call under the number that it had, if its key is known. Raises Refusal."""
+        known = self.collector.known(given)
+        if known is None:
+            return call
+        episode = self.collector.assembler.episodes.get(name_of(call))
+        if episode is not None and episode.next_seq != known.seq + 1:
+            text = "the answer is not kept: other events of its episode came after it"
+            raise Refusal("conflict", text, "Idempotency-Key", call.episode_id, episode.next_seq)
+        return msgspec.structs.replace(call, seq=known.seq)
+
+    async def actions(self, request: Request) -> Response:
+        idempotency.require_none(request.headers.get(b"idempotency-key"), _NUMBER_EVENTS)
+        message = request.decode(wire.ActionBatch)
+        _require_events(request.caller, message.events, actions=len(message.actions))
+        return Response.of(await self.acting.act(message, request.caller), request)
+
+    # --- asking ----------------------------------------------------------------------------
+
+    async def spec(self, request: Request) -> Response:
+        self.live.refresh()
+        policies = {
+            name: {
+                "observation": space_to_json(policy.observation),
+                "action": space_to_json(policy.action),
+                "schema_id": policy.schema_id,
+                "spec": policy.spec,
+                "live_version": self.live.version(name),
+                "episode_timeout": policy.episode_timeout,
+                "reward_window": policy.reward_window,
+                "reward_combination": policy.reward_combination,
+                "reward_default": policy.reward_default,
+                "flow": {
+                    "steps_per_version": policy.steps_per_version,
+                    "max_policy_lag": policy.max_policy_lag,
+                },
+            }
+            for name, policy in self.collector.policies.items()
+        }
+        document = {
+            "protocol": wire.PROTOCOL_VERSION,
+            "version": self._version,
+            "collector_id": self.collector.collector_id,
+            "durable": self.collector.keeps,
+            "policies": policies,
+            "limits": {
+                "max_body": self.limits.max_message,
+                "max_bulk": self.limits.max_bulk,
+                "max_events": wire.MAX_EVENTS,
+            },
+        }
+        return Response.of(document, request)
+
+    async def episode(self, request: Request) -> Response:
+        name = request.params["id"]
+        state = episode_state(self.collector.assembler, name)
+        if state is None:
+            raise not_found(name)
+        return Response.of(state, request)
+
+    async def openapi(self, request: Request) -> Response:
+        if not self._openapi:
+            self._openapi = msgspec.json.encode(openapi.document(self._version))
+        return Response(200, self._openapi)
+
+    async def metrics(self, request: Request) -> Response:
+        from ingest.server import metrics  # noqa: PLC0415 - the first scrape loads it, not the start
+
+        if self._router is None:
+            raise Refusal("no_route", "there is no router to read metrics from")
+        if self._metrics is None:
+            self._metrics = metrics.Metrics(
+                metrics.Sources(
+                    self.collector, self.live, self._router, self.acting, self._connections
+                )
+            )
+        return Response(200, self._metrics.text(), metrics.CONTENT_TYPE)
+
+    async def ledger(self, request: Request) -> Response:
+        return Response.of(await ledger.ledger(self.collector), request)
+
+    async def ledger_records(self, request: Request) -> Response:
+        text = parse_qs(request.query).get("after", ["-1"])[0]
+        if not re.fullmatch(r"-?\d{1,18}", text):
+            raise Refusal("invalid", f"expected a plan id, got {text[:40]!r}", "after")
+        return Response.of(await ledger.records(self.collector, int(text)), request)
+
+    async def healthz(self, request: Request) -> Response:
+        failed = self.collector.failure
+        if failed is not None:
+            cause = {} if request.caller is NOBODY else {"cause": str(failed)}
+            return Response.of({"status": "failed", **cause}, request, 503)
+        return Response.of({"status": "ok"}, request)
+
+    async def readyz(self, request: Request) -> Response:
+        ready = self.collector.failure is None and not self.collector.draining
+        counts = self._counts() if request.caller is not NOBODY else {}
+        return Response.of({"ready": ready, **counts}, request, 200 if ready else 503)
+
+    def _counts(self) -> dict[str, Any]:
+        collector = self.collector
+        return {
+            "collector_id": collector.collector_id,
+            "steps": collector.steps,
+            "steps_in_shards": collector.totals.rows,
+            "shards": collector.totals.shards,
+            "episodes_open": len(collector.assembler.episodes),
+            "episodes_ended": collector.totals.episodes,
+            "events_accepted": collector.stats.accepted,
+            "events_repeated": collector.stats.duplicates,
+            "events_refused": collector.stats.refused,
+            "bytes_waiting": collector.pending_bytes,
+        }
+
+    async def status_page(self, request: Request) -> Response:
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>"
+            for name, value in self._counts().items()
+        )
+        page = (
+            "<!doctype html><meta charset=utf-8><title>Headrace collector</title>"
+            "<style>body{font:16px sans-serif;margin:3em}td{padding:.2em 1em .2em 0}</style>"
+            f"<h1>Headrace collector</h1><table>{rows}</table>"
+        )
+        return Response(200, page.encode(), "text/html; charset=utf-8")
+
+
+def _wasted(reply: wire.EventsReply, batch: wire.Batch, request: Request) -> float:
+    """The part of a batch that was hostile: it does not fit its policy, or nothing of it does.
+
+    By bytes, not by events: one refused event may be most of a body.
+    """
+    if not reply.refused:
+        return 0.0
+    if not (reply.accepted or reply.duplicates):
+        return 1.0
+    codes = {STATUS[one.error["code"]] for one in reply.refused}
+    if codes.isdisjoint((400, 422)):
+        return 0.0
+    refused = [batch.events[one.index] for one in reply.refused]
+    try:
+        size = len(wire.encode(refused, request.content_type))
+    except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return 1.0  # what no client of ours could have sent
+    return min(1.0, size / len(request.body))
+
+
+def _require_events(caller: Caller, events: Sequence[wire.Event], *, actions: int = 0) -> None:
+    """Raise Refusal unless the caller may log, and send the decisions among them.
+
+    Counts them, and the actions that are asked for with them, as one request's.
+    """
+    if events:
+        caller.require(LOGGING, "an event")
+    if not caller.may(ACTING) and any(type(event) is wire.Decision for event in events):
+        caller.require(ACTING, "a decision")
+    caller.charge(len(events) + actions)
+
+
+def _named(request: Request, kind: type[wire.M]) -> wire.M:
+    """A single call's message, with the episode that the path names."""
+    message: Any = request.decode(kind)
+    name = request.params["id"]
+    if message.episode_id not in ("", name):
+        text = f"expected episode {name!r} as in the path, got {message.episode_id!r}"
+        raise Refusal("invalid", text, "$.episode_id", name)
+    replaced: wire.M = msgspec.structs.replace(message, episode_id=name)
+    return replaced

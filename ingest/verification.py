@@ -1,0 +1,260 @@
+"""The journal's side of `verify` and `ls`: what it says was accepted, and where the steps are.
+
+    account = journal_account(root)
+    account.accepted, account.open_steps
+
+A collector that runs is asked for its ledger. Else the journal's files are copied and the copy is
+replayed, exactly as a collector would at its start: nothing of the original changes, whatever it
+holds. Only while they are copied a collector that starts has to wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from ingest.client.transport import Delivery, Transport
+from ingest.collector.address_file import LiveAddress
+from ingest.collector.backup_restore import notice_restore
+from ingest.collector.journal_report import damage_texts
+from ingest.collector.recovery import Recovered, recover
+from ingest.collector.stores import ShardFolder
+from ingest.episodes.sealed_parts import Sealed
+from ingest.protocol import messages as wire
+from storage.declarations.policy_files import load_declarations
+from storage.errors import JournalLocked
+from storage.journal.database import DATABASE
+from storage.journal.journal_damage import past_damage
+from storage.journal.sqlite_journal import Plan, ShardRecord, SqliteJournal
+from storage.system.files import FileLock
+from storage.verify.audit import (
+    JournalAccount,
+    Progress,
+    Trained,
+    VerifyReport,
+    no_progress,
+    verify,
+)
+
+LEDGER_SECONDS = 60.0
+LOOKS = 3
+_FILES = (DATABASE, f"{DATABASE}-wal", "high-water")
+
+
+def verified(
+    root: Path,
+    *,
+    token: str | None = None,
+    ca: Path | None = None,
+    quarantine: bool = False,
+    on_progress: Progress = no_progress,
+) -> VerifyReport:
+    """What `verify` finds under `root`, with the account of its journal.
+
+    A collector that starts meanwhile is not kept waiting. What is found may then be its work of
+    after the account, so that all is looked at again. `quarantine` keeps it out. Raises ValueError
+    for `quarantine` where one runs, and what `journal_account` raises.
+    """
+    directory = root / "journal"
+    if quarantine:
+        return _set_aside(root, directory, on_progress)
+    for _ in range(LOOKS):
+        before = stamps(directory)
+        trained = Trained.of(root)
+        account = journal_account(root, token=token, ca=ca)
+        report = verify(root, account, trained, on_progress=on_progress)
+        still = account is None or account.live or stamps(directory) == before
+        if report.ok or still:
+            break
+    return report
+
+
+def _set_aside(root: Path, directory: Path, on_progress: Progress) -> VerifyReport:
+    """`verify` that may move shards: nobody starts until it is done."""
+    if not (directory / DATABASE).exists():
+        return verify(root, None, Trained.of(root), quarantine=True, on_progress=on_progress)
+    lock = FileLock(directory / "lock")
+    if not lock.acquire(blocking=False):
+        raise ValueError(
+            "--quarantine: expected no collector on this root, one is running or another command "
+            "looks at it"
+        )
+    try:
+        with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+            _copy(directory, Path(folder))
+            account = _account(root, directory, Path(folder))
+        return verify(root, account, Trained.of(root), quarantine=True, on_progress=on_progress)
+    finally:
+        lock.release()
+
+
+def journal_account(
+    root: Path, *, token: str | None = None, ca: Path | None = None
+) -> JournalAccount | None:
+    """The account of the journal under `root`, None when there is none.
+
+    A collector that runs on it is asked for its ledger (with `token`, scope admin, if it has
+    tokens; `ca` is what its certificate is held against). Raises JournalLocked, naming the process,
+    when that one cannot be asked: an address that nothing proves to be its own is not; Refusal,
+    CollectorUnavailable, OSError.
+    """
+    directory = root / "journal"
+    if not (directory / DATABASE).exists():
+        return None
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        lock = FileLock(directory / "lock")
+        if _may_look(lock):
+            try:
+                _copy(directory, Path(folder))
+            finally:
+                lock.release()
+            return _account(root, directory, Path(folder))
+    holder = f"process {lock.holder()} has the journal under {root}"
+    account = _asked(directory, holder, token, ca)
+    # a start keeps no folder of rows lost or damaged inside: one told twice is better than none
+    return replace(account, damage=(*_past(directory), *account.damage))
+
+
+def _may_look(lock: FileLock) -> bool:
+    """Whether no collector has the journal; none gets it before the lock is released."""
+    try:
+        return lock.acquire(blocking=False, shared=True)
+    except FileNotFoundError:  # a backup may leave it out; whoever makes it changes `stamps`
+        return True
+
+
+def stamps(directory: Path) -> list[tuple[int, int, int]]:
+    """What tells whether a collector had the journal in between."""
+    found = []
+    for name in _FILES:
+        with contextlib.suppress(FileNotFoundError):  # a collector that ends takes its log away
+            stat = (directory / name).stat()
+            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return found
+
+
+def _asked(directory: Path, holder: str, token: str | None, ca: Path | None) -> JournalAccount:
+    """What the collector that has the journal says, and only that one."""
+    live = LiveAddress.of(directory)
+    if live is None:
+        raise JournalLocked(
+            f"{holder}, and it cannot be proven where that serves: expected a collector that runs "
+            "on this machine and in this network, as the same user, or nobody"
+        )
+    with closing(live):
+        if token is not None and not live.private():
+            raise JournalLocked(
+                f"{holder} and serves {live.address} in clear text: the token is not sent; "
+                "expected TLS, or an address that is loopback"
+            )
+        account = live_account(live, token, ca)
+        if not live.holds():
+            raise JournalLocked(f"{holder} and ended while it was asked: try again")
+        return account
+
+
+def live_account(
+    live: LiveAddress, token: str | None = None, ca: Path | None = None
+) -> JournalAccount:
+    """What a running collector says at one moment. Raises Refusal, CollectorUnavailable."""
+
+    def proven() -> str:
+        if token is None or not live.holds():
+            raise JournalLocked(f"the collector of {live.address} has ended")
+        return token
+
+    sent = None if token is None else proven  # asked for before each request
+    named = not live.loopback()  # a certificate names what clients call, not this way to it
+    transport = Transport(live.address, token=sent, ca=ca, timeout=LEDGER_SECONDS, named=named)
+    try:
+        told = Delivery(transport, "GET", "/v1/ledger").run(wire.Ledger)
+        account = JournalAccount(
+            collector_id=told.collector_id,
+            accepted=told.accepted,
+            records=(),
+            plans={_plan(plan): plan.steps for plan in told.plans},
+            next_ordinals=told.next_ordinals,
+            waiting_steps=told.waiting_steps,
+            open_steps=told.open_steps,
+            open_episodes=told.open_episodes,
+            damage=tuple(told.damage),
+            waiting_ordinals=told.waiting_ordinals,
+            live=True,
+        )
+        # the pages come later than the ledger, and may know of shards that it does not
+        records = (r for r in _records(transport) if not account.is_behind(r.stream, r.first))
+        return replace(account, records=tuple(records))
+    finally:
+        transport.close()
+
+
+def _records(transport: Transport) -> Iterator[ShardRecord]:
+    after: int | None = -1
+    while after is not None:
+        page = Delivery(transport, "GET", f"/v1/ledger/records?after={after}").run(wire.LedgerPage)
+        for record in page.records:
+            yield ShardRecord(**msgspec.structs.asdict(record))
+        after = page.last
+
+
+def _plan(plan: wire.LedgerPlan) -> Plan:
+    return Plan(plan.plan_id, plan.stream, "", plan.first, plan.last, b"")
+
+
+def _copy(directory: Path, folder: Path) -> None:
+    for name in _FILES:
+        if (directory / name).exists():
+            shutil.copyfile(directory / name, folder / name)
+
+
+def _account(root: Path, directory: Path, copy: Path) -> JournalAccount:
+    past = _past(directory)
+    with closing(SqliteJournal.open(copy)) as journal:
+        policies = load_declarations(root)
+        shards = ShardFolder(root / "shards")
+        notice_restore(journal, policies, shards, received=time.time_ns() // 1000)
+        return _told(journal, recover(journal, policies), past)
+
+
+def _told(journal: SqliteJournal, found: Recovered, past: tuple[str, ...]) -> JournalAccount:
+    episodes = [*found.assembler.episodes.values(), *found.assembler.closing.values()]
+    return JournalAccount(
+        collector_id=found.damage.previous_collector_id or journal.collector_id,
+        accepted=found.assembler.steps,
+        records=tuple(journal.shards()),
+        plans={plan: _steps(parts) for plan, parts in found.planned},
+        next_ordinals=journal.streams(),
+        waiting_steps=_steps(found.waiting),
+        open_steps=sum(len(episode.rewards) for episode in episodes),
+        open_episodes=dict(Counter(episode.started.policy_id for episode in episodes)),
+        damage=(*past, *damage_texts(found.damage)),
+        waiting_ordinals=_ordinals(journal, found.waiting),
+    )
+
+
+def _past(directory: Path) -> tuple[str, ...]:
+    return tuple(f"{kept.name}: {text}" for kept, text in past_damage(directory))
+
+
+def _ordinals(journal: SqliteJournal, waiting: list[Sealed]) -> dict[str, int]:
+    """Stream -> where the ordinals end that a start gives its waiting parts; see `Sealing`."""
+    ends = journal.streams()
+    for item in waiting:
+        if item.part is not None and not item.stored:
+            stream = f"{journal.collector_id}-{item.part.schema_id}"
+            ends[stream] = ends.get(stream, 0) + 1
+    return ends
+
+
+def _steps(sealed: list[Sealed]) -> int:
+    parts = (item.part for item in sealed if not item.stored)
+    return sum(part.steps for part in parts if part is not None)

@@ -1,0 +1,1 @@
+"""Requests and connections, and their limits."""

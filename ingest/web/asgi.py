@@ -1,0 +1,433 @@
+"""Requests and responses over ASGI, with the limits that the HTTP server does not have.
+
+A `Router` is an ASGI application: it reads a bounded body, finds the handler of method and path,
+and turns every Refusal into the one JSON shape of an error. A request cannot end in a 500 because
+of its content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeAlias
+from urllib.parse import unquote
+
+import msgspec
+
+from ingest.access.tokens import ANY, LOCAL, NOBODY, Caller
+from ingest.histogram import Histogram
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import CollectorFailed, Refusal
+from ingest.web.cost_limits import FREE_SECONDS, AtOnce, Line, Metered, Toll, Turn
+from ingest.web.limits import LONG_BODY, Budget, ServerLimits
+
+log = logging.getLogger("headrace.server")
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MAX_REFUSED_PATH = 200
+MOSTLY = 0.5
+DEAR_SECONDS = 0.01
+"""What a short body may cost that is refused and no import, which is far more than most do."""
+
+OF_CONTENT = frozenset({400, 404, 405, 413, 415, 422})
+"""Statuses that say: this request was wrong in itself."""
+
+
+@lru_cache(maxsize=16)
+def _media_type(header: bytes) -> str:
+    return header.decode("latin-1").partition(";")[0].strip().lower() or wire.JSON
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One HTTP request with its whole body; header names are lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[bytes, bytes]
+    body: bytes
+    params: Mapping[str, str] = msgspec.field(default_factory=dict)
+    query: str = ""
+    caller: Caller = NOBODY
+    max_values: int = ServerLimits.max_values
+    turn: Turn | AtOnce = AtOnce()  # to be awaited before work that is dear to refuse
+
+    @property
+    def content_type(self) -> str:
+        """The media type without its parameters; JSON when the client names none."""
+        return _media_type(self.headers.get(b"content-type", b""))
+
+    @property
+    def instance(self) -> str | None:
+        """The client instance that a single call belongs to."""
+        value = self.headers.get(b"headrace-instance")
+        return None if value is None else value.decode("latin-1")
+
+    def decode(self, kind: type[wire.M]) -> wire.M:
+        """The body as a message. Raises Refusal."""
+        if len(self.body) <= LONG_BODY:
+            return wire.decode(self.body, self.content_type, kind)
+        # Each collection of garbage would walk all that was decoded so far: seconds for megabytes.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            if len(self.body) > self.max_values:
+                self._require_few_values()
+            return wire.decode(self.body, self.content_type, kind)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _require_few_values(self) -> None:
+        """Refuse a body whose lists and objects would take many times its size in memory."""
+        count = wire.count_containers(self.body, self.content_type, self.max_values)
+        if count > self.max_values:
+            raise Refusal(
+                "too_large",
+                f"expected at most {self.max_values} lists and objects, got some {count}: send "
+                "arrays as bytes",
+            )
+
+
+class Response(msgspec.Struct, frozen=True):
+    """A whole answer."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = wire.JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    wasted: float = 0.0  # the part of a body that was refused for its content, 0 to 1
+
+    @classmethod
+    def of(
+        cls, message: Any, request: Request, status: int = 200, *, wasted: float = 0.0
+    ) -> Response:
+        """A message in the encoding of its request: msgpack for msgpack, else JSON."""
+        kind = wire.MSGPACK if request.content_type == wire.MSGPACK else wire.JSON
+        return cls(status, wire.encode(message, kind), kind, wasted=wasted)
+
+    @classmethod
+    def refused(cls, refusal: Refusal) -> Response:
+        headers: tuple[tuple[bytes, bytes], ...] = ()
+        if refusal.retry_after is not None:
+            headers = ((b"retry-after", str(max(1, round(refusal.retry_after))).encode()),)
+        if refusal.code == "unauthorized":
+            headers += ((b"www-authenticate", b'Bearer realm="headrace"'),)
+        body = msgspec.json.encode({"error": refusal.to_json()})
+        return cls(refusal.status, body, headers=headers)
+
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+WHO_MAY = frozenset({"unauthorized", "forbidden"})
+"""Codes that say: not by this caller."""
+
+
+class Admit(Protocol):
+    """Says who makes a request, and tells of those who may not."""
+
+    def __call__(self, scope: Scope, needed: frozenset[str], /) -> Caller:
+        """The caller, who has one of the scopes that are needed. Raises Refusal, told of."""
+
+    def tell(self, scope: Scope, refusal: Refusal, /) -> None:
+        """Leave a line about one who was let in and may not after all."""
+
+
+class _Everybody:
+    """Lets everybody in, as a local caller."""
+
+    def __call__(self, scope: Scope, needed: frozenset[str]) -> Caller:
+        return LOCAL
+
+    def tell(self, scope: Scope, refusal: Refusal) -> None: ...
+
+
+class Route(NamedTuple):
+    """A handler, and the scopes of which its caller needs one."""
+
+    handler: Handler
+    needed: frozenset[str]
+    limit: int  # of its body, in bytes; 0 where none is read
+
+
+class Router:
+    """Routes by method and path; `{name}` in a path matches one segment.
+
+    `admit` answers who makes a request, given the scopes that its route needs, or raises Refusal;
+    without one everybody is a local caller. `budget` is what all bodies in memory share.
+    """
+
+    def __init__(
+        self,
+        limits: ServerLimits | None = None,
+        *,
+        budget: Budget | None = None,
+        admit: Admit | None = None,
+    ) -> None:
+        self._limits = limits or ServerLimits()
+        self._admit = admit or _Everybody()
+        self.toll = Toll()
+        self._line = Line(self.toll)
+        self.budget = budget or Budget(self._limits.max_bodies)
+        self.latency = Histogram()  # from a whole body to a 2xx answer, of what changes something
+        self.statuses: Counter[int] = Counter()  # answers so far
+        self.refusals: Counter[str] = Counter()  # of them refusals, by code
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._patterns: list[tuple[list[str], dict[str, Route]]] = []
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        needed: frozenset[str],
+        *,
+        limit: int | None = None,
+    ) -> None:
+        """Bind a handler; a body of more than `limit` bytes is refused, unread where it says so."""
+        route = Route(handler, needed, self._limits.max_message if limit is None else limit)
+        if "{" not in path:
+            self._exact.setdefault(path, {})[method] = route
+            return
+        parts = path.split("/")
+        for known, methods in self._patterns:
+            if known == parts:
+                methods[method] = route
+                return
+        self._patterns.append((parts, {method: route}))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        held = _Held(self.budget)
+        try:
+            response = await self._respond(scope, receive, held)
+        except Refusal as refusal:
+            self.refusals[refusal.code] += 1
+            # without the frames, which hold it and would be garbage together with it
+            response = Response.refused(refusal.with_traceback(None))
+        except CollectorFailed as error:
+            self.refusals["draining"] += 1
+            response = Response.refused(Refusal("draining", str(error), retry_after=1.0))
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            body = b'{"error":{"code":"internal","message":"internal error; see the log"}}'
+            response = Response(500, body)
+        finally:
+            held.give_back()
+        self.statuses[response.status] += 1
+        if log.isEnabledFor(logging.DEBUG):
+            self._log(scope, response)
+        await _send(send, response)
+
+    async def _respond(self, scope: Scope, receive: Receive, held: _Held) -> Response:
+        try:
+            route, params = self._find(scope["method"], scope["path"], scope["raw_path"])
+        except Refusal:
+            self._admit(scope, ANY)  # strangers hear of their token, not which routes there are
+            raise
+        caller = self._admit(scope, route.needed)
+        try:
+            answer = await self._admitted(scope, receive, held, route, params, caller)
+            if answer.wait:  # nobody holds its body any more
+                held.give_back()
+                await asyncio.sleep(answer.wait)
+            return answer.response_or_raise()
+        except Refusal as refusal:
+            if refusal.code in WHO_MAY:  # its token ended meanwhile, or the body asks for more
+                self._admit.tell(scope, refusal)
+            raise
+
+    async def _admitted(
+        self,
+        scope: Scope,
+        receive: Receive,
+        held: _Held,
+        route: Route,
+        params: Mapping[str, str],
+        caller: Caller,
+    ) -> _Answer:
+        headers = dict(scope["headers"])
+        encoding = headers.get(b"content-encoding", b"identity").lower()
+        if encoding != b"identity":
+            raise Refusal(
+                "unsupported_media",
+                f"expected an uncompressed body, got {encoding[:40].decode('latin-1')!r}",
+            )
+        payer, sender = caller.token_id or "", f"{scope.get('client')}"
+        declared = _declared(headers, route.limit)
+        if declared > LONG_BODY:
+            await self._line.turn(payer, sender)  # before it is read: what waits takes no memory
+        held.belongs(payer or sender, declared)
+        body = await self._body(receive, held, route.limit)
+        query = scope["query_string"].decode("latin-1")
+        most, long = self._limits.max_values, len(body) > LONG_BODY
+        turn = Turn(self._line, payer, sender, dear=long)
+        request = Request(
+            scope["method"], scope["path"], headers, body, params, query, caller, most, turn
+        )
+        began = time.perf_counter()
+        if long:
+            await turn()  # again: others may have been refused meanwhile
+        caller.require_live(time.time())  # a body may come slowly, and its turn late
+        if not body:
+            answer = _Answer(await route.handler(request))
+        else:
+            work = Metered(_answer(route.handler, request))
+            answer = self._charged(await work, work.seconds, turn)
+        if request.method == "POST" and answer.refusal is None:
+            self.latency.observe(time.perf_counter() - began)
+        return answer
+
+    def _charged(self, answer: _Answer, cost: float, turn: Turn) -> _Answer:
+        """The answer, which waits for what of its cost was refused for its content."""
+        refusal = answer.refusal
+        part = 1.0 if refusal and refusal.status in OF_CONTENT else answer.response.wasted
+        if turn.dear:
+            self._judge(turn.sender, answer.response.status, part)
+        cost *= part  # what was accepted is nobody's debt
+        if cost <= (FREE_SECONDS if turn.dear else DEAR_SECONDS):
+            return answer
+        wait = self.toll.refused(turn.payer, cost, time.monotonic())
+        return answer._replace(wait=wait)
+
+    def _judge(self, sender: str, status: int, part: float) -> None:
+        """Whether the sender of a dear body is a stranger from now on, by what was refused."""
+        if part > MOSTLY:
+            self.toll.estrange(sender)
+        elif status < 300:
+            self.toll.accepted(sender)
+
+    def _log(self, scope: Scope, response: Response) -> None:
+        number, code = self.statuses.total(), response.status
+        client, path = scope.get("client"), scope["path"][:MAX_REFUSED_PATH]
+        log.debug("request %d of %s: %s %s -> %d", number, client, scope["method"], path, code)
+
+    def _find(self, method: str, path: str, raw_path: bytes) -> tuple[Route, Mapping[str, str]]:
+        methods = self._exact.get(path)
+        params: Mapping[str, str] = {}
+        if methods is None:
+            methods, params = self._match(raw_path)
+        if method == "HEAD" and "GET" in methods:
+            method = "GET"
+        if method not in methods:
+            expected = ", ".join(sorted(methods))
+            shown = path[:MAX_REFUSED_PATH]
+            raise Refusal("method_not_allowed", f"expected {expected} for {shown}, got {method}")
+        return methods[method], params
+
+    def _match(self, raw_path: bytes) -> tuple[dict[str, Route], Mapping[str, str]]:
+        """Segments are decoded one by one: an id may hold a slash, as %2F."""
+        given = [unquote(part) for part in raw_path.decode("latin-1").split("/")]
+        for parts, methods in self._patterns:
+            if len(parts) != len(given):
+                continue
+            pairs = list(zip(parts, given, strict=True))
+            if all(part == text or (part[:1] == "{" and text) for part, text in pairs):
+                return methods, {part[1:-1]: text for part, text in pairs if part[:1] == "{"}
+        raise Refusal("no_route", f"there is nothing at {'/'.join(given)[:MAX_REFUSED_PATH]!r}")
+
+    async def _body(self, receive: Receive, held: _Held, limit: int) -> bytes:
+        """All of a body. One that comes too slowly is seen when a piece comes, or a nudge."""
+        chunks: list[bytes] = []
+        size, more = 0, True
+        until = time.monotonic() + self._limits.body_seconds
+        while more:
+            message = await receive()
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > limit:
+                raise _too_large(limit, f"{size} or more")
+            held.take(len(chunks[-1]))
+            more = message.get("more_body", False)
+            if more and time.monotonic() > until:
+                text = f"expected the whole body within {self._limits.body_seconds:.0f} s"
+                raise Refusal("too_slow", text)
+        if message["type"] == "http.disconnect":
+            raise Refusal("malformed", "the client went away within its body")
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+class _Held:
+    """What one request holds of the bytes that all bodies share."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._payer = ""
+        self._declared = 0
+        self._size = 0
+        self._long = 0  # of that, what was taken as part of a long body
+
+    def belongs(self, payer: str, declared: int) -> None:
+        """Say whose body it is and how long it will be, as far as that is known."""
+        self._payer, self._declared = payer, declared
+
+    def take(self, nbytes: int) -> None:
+        """Raises Refusal when other bodies fill the budget."""
+        long = max(self._declared, self._size + nbytes) > LONG_BODY
+        if not self._budget.take(nbytes, self._payer if long else "", self._long):
+            raise self._budget.refusal()
+        self._size += nbytes
+        self._long += nbytes if long else 0
+
+    def give_back(self) -> None:
+        self._budget.give(self._long, self._payer)
+        self._budget.give(self._size - self._long)
+        self._long = self._size = 0
+
+
+class _Answer(NamedTuple):
+    """A handler's answer, what it refuses with, and how long it waits in seconds."""
+
+    response: Response
+    refusal: Refusal | None = None
+    wait: float = 0.0
+
+    def response_or_raise(self) -> Response:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.response
+
+
+async def _answer(handler: Handler, request: Request) -> _Answer:
+    """A handler's answer, or what it refuses with.
+
+    The refusal forgets where it was raised: by those frames it would hold the body, and all that
+    was made of it, for as long as its answer waits, and longer.
+    """
+    try:
+        return _Answer(await handler(request))
+    except Refusal as refusal:
+        refusal.__cause__ = refusal.__context__ = None
+        return _Answer(Response(refusal.status), refusal.with_traceback(None))
+
+
+def _declared(headers: Mapping[bytes, bytes], limit: int) -> int:
+    """The length that a header names, 0 for none. Raises Refusal when it is beyond the limit."""
+    text = headers.get(b"content-length", b"")
+    size = int(text) if text.isdigit() else 0
+    if size > limit:
+        raise _too_large(limit, text.decode())
+    return size
+
+
+def _too_large(limit: int, size: str) -> Refusal:
+    return Refusal("too_large", f"expected at most {limit} bytes, got {size[:40]}")
+
+
+async def _send(send: Send, response: Response) -> None:
+    headers = [
+        (b"content-type", response.content_type.encode()),
+        (b"content-length", str(len(response.body)).encode()),
+        *response.headers,
+    ]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body})

@@ -1,0 +1,423 @@
+"""Connections with the limits that the HTTP server does not have.
+
+`BoundedProtocol` is uvicorn's protocol over httptools (llhttp), which does the parsing. Added here:
+
+- so many connections and no more: beyond them the one that is half-open longest makes room, or one
+  that has been idle for a while, and when there is none the new one hears 429;
+- a header must be complete within a time, a size and a count; the framing of a body (chunk
+  extensions, trailers) is bounded by the body, and its chunks are not all tiny;
+- a peer that does not read its answer, and one that goes on sending after it, are cut off;
+- an answer's head and body are one write;
+- what is no HTTP is answered in the one JSON shape of errors.
+
+A `ConnectionWatch` looks at all connections once a second, so that a request costs no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from enum import Enum
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from ingest.protocol.errors import Refusal
+from ingest.web.limits import Budget, ServerLimits
+
+SWEEP_SECONDS = 1.0
+MIN_IDLE_SECONDS = 1.0
+"""A connection that waits for its next request for less is not idle yet."""
+
+MANY_CHUNKS, SMALL_CHUNK = 1_000, 64
+"""Of so many chunks the mean must be so many bytes: each costs as much, whatever it brings."""
+
+LINGER_SECONDS = 2.0
+"""How long an early answer (413, say) waits to be read by a client that still sends."""
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""What goes ahead of an answer, to a client that asks whether to send its body."""
+
+_ONE_WRITE = 16_384
+"""Bytes of a body that goes with its head."""
+
+
+class Phase(Enum):
+    """What is being read from a connection."""
+
+    WAITING = "waiting"  # for a request, or for our answer to one that is complete
+    HEADER = "header"
+    BODY = "body"
+    LINGERING = "lingering"  # a body whose request is answered already; it is thrown away
+
+
+class Connection(Protocol):
+    """What the watch has to know of a connection; one in its TLS handshake is one too."""
+
+    since: float
+    transport: asyncio.Transport
+
+    @property
+    def answering(self) -> bool: ...
+    def overdue(self, now: float) -> str | None: ...
+    def refuse(self, refusal: Refusal) -> None: ...
+    def let_go(self) -> None: ...
+    def nudge(self) -> None: ...
+
+
+class ConnectionWatch:
+    """All connections of a server: their count, their common budget, and who is too slow."""
+
+    def __init__(self, limits: ServerLimits, *, max_connections: int, budget: Budget) -> None:
+        self.limits = limits
+        self.max_connections = max_connections
+        self.budget = budget
+        self.open: set[Connection] = set()
+        # Those without a request now, the longest so first: that never had one, and that had.
+        self.half_open: dict[Connection, None] = {}
+        self.idle: dict[Connection, None] = {}
+        self.refused = 0
+        whys = ("handshake", "header", "idle", "body", "send", "linger", "room")
+        self.cut_off = dict.fromkeys(whys, 0)
+        self.malformed = 0
+
+    def protocol(self) -> Any:
+        """What uvicorn takes for `http=`."""
+        return partial(BoundedProtocol, watch=self)
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether a new connection may stay; another one goes for it if it must."""
+        if len(self.open) >= self.max_connections:
+            other = self._dispensable(connection.since)
+            if other is None:
+                self.refused += 1
+                return False
+            self.cut(other, "room")
+        self.open.add(connection)
+        self.half_open[connection] = None
+        return True
+
+    def _dispensable(self, now: float) -> Connection | None:
+        """Who makes room: a burst of strangers must not cut off who is between two requests."""
+        for stranger in self.half_open:
+            return stranger
+        for idle in self.idle:
+            return idle if now - idle.since > MIN_IDLE_SECONDS else None
+        return None
+
+    def forget(self, connection: Connection) -> None:
+        self.open.discard(connection)
+        self.engage(connection)
+
+    def engage(self, connection: Connection) -> None:
+        """Note that a connection has a request."""
+        self.half_open.pop(connection, None)
+        self.idle.pop(connection, None)
+
+    def cut(self, connection: Connection, why: str) -> None:
+        """Close a connection without another word."""
+        self.cut_off[why] += 1
+        self.forget(connection)
+        connection.let_go()
+        connection.transport.abort()
+
+    async def follow(self) -> None:
+        """Look after all connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep(loop.time())
+
+    def sweep(self, now: float) -> None:
+        for connection in list(self.open):
+            why = connection.overdue(now)
+            if why == "slow":
+                connection.nudge()
+            elif why == "header" and connection.answering is False:
+                connection.refuse(
+                    Refusal("too_slow", "expected the header within its time; see header_seconds")
+                )
+                self.cut_off[why] += 1
+            elif why is not None:
+                self.cut(connection, why)
+
+
+class _OneWrite(asyncio.Transport):
+    """What one answer is written to: its head waits for its body, which follows at once.
+
+    Two writes are two calls of the system and two packets, for every request.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._head: bytes | None = None
+        self._begun = False
+
+    def write(self, data: Any) -> None:
+        if self._begun and len(data) > _ONE_WRITE:  # one for all who ask: no copy for each
+            self._transport.write(self._taken())
+            self._transport.write(data)
+        elif self._begun:
+            self._transport.write(self._taken() + data)
+        elif data == _CONTINUE:
+            self._transport.write(data)
+        else:
+            self._begun, self._head = True, data
+
+    def close(self) -> None:
+        self._transport.write(self._taken())
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _taken(self) -> bytes:
+        """The head, once."""
+        head, self._head = self._head or b"", None
+        return head
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. See the module's docstring."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        watch: ConnectionWatch,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._watch = watch
+        self._limits = watch.limits
+        self._phase = Phase.WAITING
+        self.since = self.loop.time()
+        self._raw = 0  # bytes read since the request began, but those of its first read
+        self._body = 0  # of them, body
+        self._chunks = 0  # of a chunked body
+        self._names = 0  # header lines of the request
+        self._header = 0  # bytes of its complete header lines
+        self._held = 0  # of the common budget, for an incomplete header
+        self._refusal: Refusal | None = None
+        self._running: RequestResponseCycle | None = None
+        self._unread = 0  # bytes of an answer that the peer did not take yet
+        self._unread_since = self.since
+
+    @property
+    def answering(self) -> bool:
+        """Whether a request is being answered."""
+        return self._running is not None and not self._running.response_complete
+
+    # --- the life of a connection ----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base
+        self.since = self.loop.time()
+        if self._watch.admit(self):
+            super().connection_made(transport)
+            return
+        self.transport = transport
+        text = f"{self._watch.max_connections} connections are open"
+        self._write(Refusal("busy", text, retry_after=1.0))
+        transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch.forget(self)
+        self._give_back()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._raw += len(data)
+        super().data_received(data)
+        if self._phase is Phase.HEADER:
+            self._hold(len(data))
+        elif self._phase is Phase.LINGERING and self._raw > self._limits.max_message:
+            self._watch.cut(self, "linger")
+        elif self._phase is Phase.BODY and self._is_mostly_framing():
+            self._watch.cut(self, "body")
+
+    def _is_mostly_framing(self) -> bool:
+        """Whether a body is chunk extensions and trailers. A chunk of one byte has five more."""
+        return self._raw - self._body > self._limits.max_header + 16 * self._body
+
+    def overdue(self, now: float) -> str | None:
+        """Why this connection should be closed now, None when it should not.
+
+        "slow": not yet, it is to hear of it first.
+        """
+        limits, waited = self._limits, now - self.since
+        if self._is_stuck(now):
+            return "send"
+        if self.transport.is_closing():
+            return None
+        if self._phase is Phase.HEADER and waited > limits.header_seconds:
+            return "header"
+        if self._phase is Phase.LINGERING and waited > LINGER_SECONDS:
+            return "linger"
+        if self._phase is Phase.BODY and waited > limits.body_seconds + LINGER_SECONDS:
+            return "body"
+        if self._phase is Phase.BODY and waited > limits.body_seconds:
+            return "slow"
+        if self._phase is Phase.WAITING and not self.answering:
+            if self.cycle is None and waited > limits.header_seconds:
+                return "idle"
+            if waited > limits.idle_seconds:
+                return "idle"
+        return None
+
+    def _is_stuck(self, now: float) -> bool:
+        """Whether the peer has taken nothing of what is written to it, for too long."""
+        unread = self.transport.get_write_buffer_size()
+        if unread == 0 or unread != self._unread:
+            self._unread, self._unread_since = unread, now
+            return False
+        return now - self._unread_since > self._limits.send_seconds
+
+    # --- the parser's calls ----------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._enter(Phase.HEADER)
+        self._raw = self._body = self._chunks = self._names = self._header = 0
+        if len(self.pipeline) >= self._limits.max_pipelined:
+            raise self._refused("malformed", f"at most {self._limits.max_pipelined} in a pipeline")
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A line of the header, or of the trailer behind a chunked body, which nobody reads."""
+        self._names += 1
+        self._count(len(name) + len(value))
+        if self._names > self._limits.max_headers:
+            text = f"expected at most {self._limits.max_headers} header lines"
+            raise self._refused("header_too_large", text)
+        if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            raise self._refused("malformed", "expected no transfer encoding but chunked")
+        if self._phase is Phase.HEADER:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            raise self._refused("malformed", "expected HTTP/1.1")
+        if self.parser.should_upgrade():
+            raise self._refused("malformed", "expected HTTP/1.1 without an upgrade or CONNECT")
+        self._give_back()
+        self._enter(Phase.BODY)
+        self._watch.engage(self)
+        super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle  # in a pipeline, `cycle` of the base is the latest, not this one
+        if cycle.scope["method"] != "HEAD":  # whose answer has a head only
+            cycle.transport = _OneWrite(self.transport)
+        super()._start_asgi_task(cycle, app)
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        if self._chunks > MANY_CHUNKS and self._body < SMALL_CHUNK * self._chunks:
+            raise self._refused("malformed", f"expected chunks of {SMALL_CHUNK} bytes in the mean")
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body. The first is kept as it came: uvicorn would copy it twice."""
+        self._body += len(body)
+        cycle = self.cycle
+        if cycle.body:
+            cycle.body = bytearray(cycle.body) if isinstance(cycle.body, bytes) else cycle.body
+            super().on_body(body)
+        elif not cycle.response_complete:
+            cycle.body = body  # type: ignore[assignment]  # bytes of it, which is asked for next, is itself
+            super().on_body(b"")
+
+    def on_message_complete(self) -> None:
+        self._enter(Phase.WAITING)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self._phase is Phase.BODY and self.cycle.response_complete:
+            self._enter(Phase.LINGERING)
+        else:
+            self.since = self.loop.time()
+        super().on_response_complete()
+        if not self.answering and not self.transport.is_closing():
+            self._watch.idle[self] = None
+
+    # --- refusing --------------------------------------------------------------------------
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer what is no request, and close."""
+        self._write(refusal)
+        self.let_go()
+        self.transport.close()
+
+    def let_go(self) -> None:
+        """Tell the handlers of this connection that nobody listens any more."""
+        for cycle in (self._running, self.cycle):
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def nudge(self) -> None:
+        """Wake whoever waits for the rest of a body, and sees then that it took too long."""
+        if self._running is not None:
+            self._running.message_event.set()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to what its parser refuses, in our words.
+
+        Within a pipeline there is none: it would be taken for the answer to another request.
+        """
+        self._watch.malformed += 1
+        if not self.answering:
+            self._write(self._refusal or Refusal("malformed", f"expected HTTP/1.1: {msg}"))
+        self.let_go()
+        self.transport.close()
+
+    def _write(self, refusal: Refusal) -> None:
+        body = msgspec.json.encode({"error": refusal.to_json()})
+        phrase = http.HTTPStatus(refusal.status).phrase
+        head = f"HTTP/1.1 {refusal.status} {phrase}\r\ncontent-type: application/json\r\n"
+        if refusal.retry_after is not None:
+            head += f"retry-after: {max(1, round(refusal.retry_after))}\r\n"
+        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
+
+    def _refused(self, code: str, text: str) -> Refusal:
+        """The refusal to raise in a parser's call: the parser stops, and we answer with it."""
+        self._refusal = Refusal(code, text)
+        return self._refusal
+
+    def _count(self, nbytes: int) -> None:
+        self._header += nbytes
+        if self._header > self._limits.max_header:
+            raise self._refused("header_too_large", self._too_large())
+
+    def _too_large(self) -> str:
+        return f"expected a header of at most {self._limits.max_header} bytes"
+
+    def _hold(self, nbytes: int) -> None:
+        """Count a read that left the header incomplete: the parser keeps it."""
+        if self._raw > self._limits.max_header:
+            self.refuse(Refusal("header_too_large", self._too_large()))
+        elif self._watch.budget.take(nbytes):
+            self._held += nbytes
+        else:
+            self.refuse(self._watch.budget.refusal())
+
+    def _give_back(self) -> None:
+        self._watch.budget.give(self._held)
+        self._held = 0
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self.since = self.loop.time()

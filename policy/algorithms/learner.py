@@ -1,0 +1,223 @@
+"""The learner: batches in, updates and metrics out, and a checkpoint to go on from.
+
+    learner = Learner(Policy(spec, seed=7), BanditConfig(objective="dr"), seed=7)
+    for metrics in learner.run(reader):
+        print(metrics["loss"])
+    learner.save(path, reader_state=reader.state_dict())
+
+A checkpoint is one safetensors file: weights and optimizer state as tensors, all the rest as a JSON
+document in its metadata, which also holds a digest of every tensor. It is written beside its place,
+synced and renamed. Nothing in it is executed when it is read. The position of the reader lies in
+it, so that what was read and what was learned can't part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+import torch
+
+from policy.algorithms.base import AlgorithmConfig
+from policy.networks.policy import Policy
+from policy.progress import Progress, no_progress
+from storage.errors import WeightsDamaged
+from storage.experience.sample_batch import ORDINAL, STREAM, SampleBatch
+from storage.reading.ledger import Ledger, Ranges
+from storage.system.files import make_directory, replace_file
+from storage.weights.manifest import open_document, seal_document
+
+__all__ = ["Learner", "LearnerCounts", "optimizer_state", "restore_optimizer"]
+
+Tensors = dict[str, npt.NDArray[Any]]
+_DOCUMENT = "checkpoint"
+
+
+@dataclass
+class LearnerCounts:
+    """What a learner did since it was made, over all resumed runs; rows are steps."""
+
+    updates: int = 0  # batches
+    rows_read: int = 0
+    rows_trained: int = 0
+    excluded: dict[str, int] = field(default_factory=dict)  # why -> rows
+
+
+class Learner:
+    """Runs an algorithm's updates on a policy; deterministic under its seed.
+
+    Attributes: `policy`; `algorithm`; `counts`; `lineage`, the ordinals trained on by stream.
+    """
+
+    def __init__(self, policy: Policy, config: AlgorithmConfig, *, seed: int = 0) -> None:
+        self.policy = policy
+        self.config = config
+        self.algorithm = config.build(policy)
+        self.counts = LearnerCounts()
+        self._rng = np.random.default_rng(seed)
+        self._lineage = Ledger()
+
+    @property
+    def lineage(self) -> dict[str, list[list[int]]]:
+        """Stream -> ranges of the ordinals that rows were trained on."""
+        return self._lineage.to_json()
+
+    def run(self, batches: Iterable[SampleBatch]) -> Iterator[dict[str, float]]:
+        """Update on every batch; the metrics of each."""
+        for batch in batches:
+            yield self.update(batch)
+
+    def update(self, batch: SampleBatch, on_progress: Progress = no_progress) -> dict[str, float]:
+        """Learn from a batch; its metrics. A batch without usable rows changes no weights.
+
+        Metrics hold `rows`, the rows trained on, and what the algorithm says.
+        """
+        return self.learn(*self.usable(batch), on_progress)
+
+    def usable(self, batch: SampleBatch) -> tuple[SampleBatch, dict[str, int]]:
+        """(the rows that the algorithm can use, how many it can't, by reason); counts nothing."""
+        keep = np.ones(batch.count, np.bool_)
+        left_out: dict[str, int] = {}
+        reasons = self.algorithm.left_out(batch) if batch.count else {}
+        for reason, rows in reasons.items():
+            number = int((rows & keep).sum())
+            if number:
+                left_out[reason] = number
+            keep &= ~rows
+        return (batch if keep.all() else batch.take(keep)), left_out
+
+    def learn(
+        self,
+        used: SampleBatch,
+        left_out: Mapping[str, int],
+        on_progress: Progress = no_progress,
+    ) -> dict[str, float]:
+        """`update` in two steps, for a caller that gathers rows: what `usable` gave, summed up."""
+        metrics: dict[str, float] = {"rows": used.count}
+        self.counts.rows_read += used.count + sum(left_out.values())
+        for reason, number in left_out.items():
+            self.counts.excluded[reason] = self.counts.excluded.get(reason, 0) + number
+        if used.count:
+            self.policy.filter.push(self.policy.flat_observations(used))
+            metrics |= self.algorithm.update(used, self._rng, on_progress)
+            self._record(used)
+        self.counts.updates += 1
+        return metrics
+
+    def _record(self, used: SampleBatch) -> None:
+        self.counts.rows_trained += used.count
+        if STREAM in used and ORDINAL in used:
+            streams = used[STREAM]
+            for stream in sorted(set(streams.tolist())):
+                mine = np.asarray(streams == stream, np.bool_)
+                self._lineage.add(stream, np.unique(used[ORDINAL][mine]))
+
+    def go_on_from(
+        self, weights: Mapping[str, npt.NDArray[Any]], lineage: Mapping[str, Ranges]
+    ) -> None:
+        """Begin with published weights and what they were trained on, where no checkpoint is left:
+        the optimizer and the counts begin anew."""
+        self.policy.set_weights(weights)
+        self._lineage = Ledger(lineage)
+
+    # checkpoints
+
+    def save(self, path: Path, *, reader_state: Mapping[str, Any] | None = None) -> None:
+        """Write everything that `load` needs to go on as if nothing had happened."""
+        tensors = {f"weights/{k}": v for k, v in self.policy.get_weights().items()}
+        optimizer, groups = optimizer_state(self.algorithm.optimizer)
+        tensors |= optimizer
+        body = {
+            "spec": self.policy.spec.to_json(),
+            "algorithm": type(self.config).__name__,
+            "config": asdict(self.config),
+            "algorithm_state": dict(self.algorithm.state_dict()),
+            "optimizer_groups": groups,
+            "filter_state": self.policy.filter.to_json(),
+            "policy_version": self.policy.version,
+            "rng": dict(self._rng.bit_generator.state),
+            "counts": asdict(self.counts),
+            "lineage": self.lineage,
+            "reader_state": None if reader_state is None else dict(reader_state),
+            "tensors": {name: _digest(array) for name, array in tensors.items()},
+        }
+        document = seal_document(_DOCUMENT, body).decode()
+        make_directory(path.parent)
+        replace_file(path, safetensors.numpy.save(tensors, metadata={_DOCUMENT: document}))
+
+    def load(self, path: Path) -> dict[str, Any] | None:
+        """Go on from a checkpoint; the reader's state in it, if any.
+
+        Raises WeightsDamaged for a damaged file, ValueError for one of another spec or algorithm.
+        """
+        body, tensors = _read_checkpoint(path)
+        mine = (self.policy.spec.to_json(), type(self.config).__name__)
+        if (body["spec"], body["algorithm"]) != mine:
+            raise ValueError(
+                f"{path}: expected a checkpoint of this learner's spec and {mine[1]}, got one of "
+                f"{'another' if body['spec'] != mine[0] else 'this'} spec and {body['algorithm']}"
+            )
+        restored = Policy(self.policy.spec, filter_state=body["filter_state"])
+        self.policy.set_weights(_named(tensors, "weights"), version=body["policy_version"])
+        self.policy.filter = restored.filter
+        restore_optimizer(self.algorithm.optimizer, tensors, body["optimizer_groups"])
+        self.algorithm.load_state_dict(body["algorithm_state"])
+        self._rng.bit_generator.state = body["rng"]
+        self.counts = LearnerCounts(**body["counts"])
+        self._lineage = Ledger.from_json(body["lineage"])
+        state: dict[str, Any] | None = body["reader_state"]
+        return state
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[Tensors, list[dict[str, Any]]]:
+    """(tensors named optimizer/{parameter}/{key}, parameter groups as JSON)."""
+    state = optimizer.state_dict()
+    tensors = {
+        f"optimizer/{parameter}/{key}": value.detach().cpu().numpy().copy()
+        for parameter, values in state["state"].items()
+        for key, value in values.items()
+    }
+    return tensors, [dict(group) for group in state["param_groups"]]
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Tensors, groups: list[dict[str, Any]]
+) -> None:
+    """What `optimizer_state` gave, into an optimizer of the same parameters."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, array in _named(tensors, "optimizer").items():
+        parameter, key = name.split("/")
+        state.setdefault(int(parameter), {})[key] = torch.from_numpy(array.copy())
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Tensors]:
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            document = (file.metadata() or {}).get(_DOCUMENT, "")
+            # the file is no mapping: it can't be iterated itself
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise WeightsDamaged(f"{path}: {error}") from error
+    body = open_document(_DOCUMENT, document.encode(), path)
+    found = {name: _digest(array) for name, array in tensors.items()}
+    if found != body["tensors"]:
+        raise WeightsDamaged(f"{path}: the tensors do not fit their digests")
+    return body, tensors
+
+
+def _named(tensors: Tensors, prefix: str) -> Tensors:
+    start = f"{prefix}/"
+    return {name[len(start) :]: a for name, a in tensors.items() if name.startswith(start)}
+
+
+def _digest(array: npt.NDArray[Any]) -> str:
+    described = f"{array.dtype.str}{array.shape}".encode()
+    return hashlib.sha256(described + np.ascontiguousarray(array).tobytes()).hexdigest()

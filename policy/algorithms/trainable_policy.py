@@ -1,0 +1,361 @@
+"""A policy with its update rule: what a rollout worker acts with and learns.
+
+    policy = TrainablePolicy(env.observation_space, env.action_space, {"seed": 7})
+    gradients, info = policy.compute_gradients(batch)
+    policy.apply_gradients(gradients)
+    info = policy.learn_on_batch(batch)                # both in one
+    policy.actor().act(flat, rng)                      # a snapshot: learning does not move it
+
+One thread may learn while another samples: weights change and are copied under a lock, so that
+nobody ever acts with half an update. A subclass overrides `postprocess_trajectory`, `actor` or the
+gradient methods; its constructor takes (observation space, action space, config).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from policy.algorithms.advantages import gae
+from policy.algorithms.data_parallel import all_or_none, average_gradients
+from policy.algorithms.ppo import ADVANTAGES, PPO, VALUE_TARGETS, PPOConfig
+from policy.inference.filters import ConcurrentMeanStdFilter
+from policy.inference.numpy_policy import Actions, NumpyPolicy
+from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.networks.policy import FloatArray, Policy
+from storage.experience.sample_batch import (
+    AGENT_ID,
+    EPISODE_ORDINAL,
+    NEXT_OBS,
+    REWARDS,
+    TERMINATEDS,
+    SampleBatch,
+    T,
+)
+from storage.experience.sequences import fragment_ends
+from storage.spaces.descriptors import Space
+from storage.spaces.gymnasium_spaces import from_gym
+
+__all__ = ["Actor", "PolicySettings", "TrainablePolicy"]
+
+FlatArray = npt.NDArray[np.float32]
+Gradients = Sequence[npt.NDArray[np.float32]]
+CONCURRENT = "ConcurrentMeanStdFilter"
+
+
+class Actor(Protocol):
+    """Acts on filtered flat observations (B, D) until the next fragment; `version` of its weights.
+
+    The actor of a policy with an `initial_state()` takes `state=` beside (a list of (B, *s)
+    arrays), and answers (Actions, the next state).
+    """
+
+    version: int
+
+    def act(
+        self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True
+    ) -> Actions: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySettings:
+    """What a policy is made of; `from_config` reads the keys of a policy_config, where `gamma`,
+    `lambda` and `lr` stand for fields of `algorithm`."""
+
+    module: ModuleSpec = field(default_factory=ModuleSpec)
+    algorithm: PPOConfig = field(default_factory=lambda: PPOConfig(schedule_steps=None))
+    observation_filter: str = "NoFilter"
+    seed: int = 0
+    explore: bool = True
+    spec: PolicySpec | None = None  # instead of module and filter; has to fit the spaces
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.algorithm, PPOConfig):
+            raise ValueError(
+                f"algorithm: expected a PPOConfig, got {type(self.algorithm).__name__}: other "
+                "update rules learn from the worker's batches through policy.algorithms.learner.Learner"
+            )
+
+    _KEYS: ClassVar[tuple[str, ...]] = ("algorithm", "observation_filter", "explore", "spec")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> PolicySettings:
+        """Keys that are none of ours are left to the policy's class."""
+        known = {key: config[key] for key in cls._KEYS if key in config}
+        if "module" in config or config.get("model"):
+            known["module"] = _module_spec(config.get("module", config.get("model")))
+        if config.get("seed") is not None:
+            known["seed"] = int(config["seed"])
+        made = cls(**known)
+        short = {name: config[name] for name in SHORT_NAMES if config.get(name) is not None}
+        return replace(made, algorithm=_with_short_names(made.algorithm, short, known))
+
+
+SHORT_NAMES: Mapping[str, str] = {"gamma": "gamma", "lambda": "lam", "lr": "lr"}
+"""Keys of a policy_config -> the fields of a PPOConfig that they set."""
+
+
+def _with_short_names(
+    algorithm: PPOConfig, short: Mapping[str, Any], known: Mapping[str, Any]
+) -> PPOConfig:
+    """The algorithm with these values; one that was given has to hold them already."""
+    for name, value in short.items():
+        real = SHORT_NAMES[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{name}: expected a number, got {value!r:.80}")
+        if "algorithm" in known and getattr(algorithm, real) != value:
+            raise ValueError(
+                f"{name}: expected it in algorithm=PPOConfig({real}=...) alone, got {value!r} "
+                f"beside an algorithm with {getattr(algorithm, real)!r}"
+            )
+    return replace(algorithm, **{SHORT_NAMES[name]: value for name, value in short.items()})
+
+
+_MODEL_KEYS = {"fcnet_hiddens": "hidden", "fcnet_activation": "activation"}
+
+
+def _module_spec(model: Any) -> ModuleSpec:
+    """A ModuleSpec, or a dict of its fields (also by their names of old)."""
+    if isinstance(model, ModuleSpec):
+        return model
+    if not isinstance(model, Mapping):
+        raise ValueError(f"model: expected a dict or a ModuleSpec, got {model!r:.80}")
+    named = {_MODEL_KEYS.get(str(key), str(key)): value for key, value in model.items()}
+    unknown = set(named) - {"kind", "hidden", "activation", "value_head"}
+    if unknown:
+        raise ValueError(
+            f"model: expected hidden, activation and value_head, got {sorted(unknown)}"
+        )
+    return ModuleSpec(**named)
+
+
+def _descriptor(space: gym.Space[Any] | Space) -> Space:
+    return from_gym(space) if isinstance(space, gym.Space) else space
+
+
+class TrainablePolicy(Policy):
+    """A `Policy`, its optimizer and loss (PPO's), its filter and its share in global variables.
+
+    `config` is a `PolicySettings` or a dict with its fields, `model` (see `ModuleSpec`) and
+    whatever a subclass reads; a worker adds `worker_index` and `num_workers`.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any] | Space,
+        action_space: gym.Space[Any] | Space,
+        config: Mapping[str, Any] | PolicySettings | None = None,
+    ) -> None:
+        given: Mapping[str, Any] = {}
+        if isinstance(config, PolicySettings):
+            self.settings = config
+        else:
+            given = config or {}
+            self.settings = PolicySettings.from_config(given)
+        self.config = dict(given)
+        spec, concurrent = _spec_of(self.settings, observation_space, action_space)
+        super().__init__(spec, seed=self.settings.seed)
+        if concurrent:
+            self.filter = ConcurrentMeanStdFilter(spec.flattener.size)
+        self.observation_space, self.action_space = observation_space, action_space
+        self.global_vars: dict[str, Any] = {}
+        self.world_size = 1
+        self._lock = threading.RLock()
+        # filtered outside, by the filter that goes on learning
+        self._unfiltered = replace(spec, observation_filter="NoFilter")
+
+    @cached_property
+    def algorithm(self) -> PPO:
+        """The update rule; raises ValueError for a module without a value head."""
+        return PPO(self, self.settings.algorithm)
+
+    # acting
+
+    def actor(self) -> Actor:
+        """What the next fragment is acted with: a copy of the weights as they are now."""
+        with self._lock:
+            return NumpyPolicy(self._unfiltered, super().get_weights(), version=self.version)
+
+    def initial_state(self) -> list[npt.NDArray[Any]]:
+        """The recurrent state (s,) at the start of an episode; none for feed-forward modules."""
+        return []
+
+    def act_once(
+        self, flat: FlatArray, rng: np.random.Generator, *, explore: bool | None = None
+    ) -> Actions:
+        """Act on raw flat observations (B, D), outside of sampling: nothing is learned from them.
+
+        `explore` defaults to the policy's own setting.
+        """
+        chosen = self.settings.explore if explore is None else explore
+        actions: Actions = self.actor().act(self.filter(flat), rng, explore=chosen)
+        return actions
+
+    # what comes of a trajectory
+
+    def postprocess_trajectory(
+        self,
+        batch: SampleBatch,
+        other_agent_batches: Mapping[Any, Any] | None = None,
+        episode: Any = None,
+    ) -> SampleBatch:
+        """Complete the rows of one agent's run of one episode; may change their number.
+
+        `other_agent_batches`: agent id -> (policy, batch) of those that acted beside it.
+        """
+        return self.postprocess(batch)
+
+    @torch.no_grad()
+    def postprocess(self, batch: SampleBatch) -> SampleBatch:
+        """Add `advantages` and `value_targets` (float64) to rows of one or more trajectories, each
+        with its rows behind each other: see policy.algorithms.advantages.gae. Without a value head
+        nothing."""
+        if not batch.count or not self.spec.module.value_head:
+            return batch
+        ends = fragment_ends(batch[T], batch[EPISODE_ORDINAL], batch[AGENT_ID])
+        values = self._values(batch, "obs")
+        following = np.empty_like(values)
+        following[:-1] = values[1:]
+        # inside a fragment the next observation is the next row's; only the ends need their own
+        last = batch.take(ends)
+        following[ends] = np.where(last[TERMINATEDS], 0.0, self._values(last, NEXT_OBS))
+        config = self.settings.algorithm
+        found = gae(
+            batch[REWARDS],
+            values,
+            following,
+            terminated=batch[TERMINATEDS],
+            ends=ends,
+            gamma=config.gamma,
+            lam=config.lam,
+        )
+        batch[ADVANTAGES], batch[VALUE_TARGETS] = found.advantages, found.value_targets
+        return batch
+
+    def _values(self, batch: SampleBatch, prefix: str) -> FloatArray:
+        observed = self.observe(self.flat_observations(batch, prefix))
+        values: FloatArray = self.module.values(observed).double().cpu().numpy()
+        return values
+
+    # learning
+
+    def compute_gradients(self, batch: SampleBatch) -> tuple[list[FlatArray], dict[str, Any]]:
+        """(a gradient for each parameter, info with `learner_stats` and `batch_count`).
+
+        Copies: a later backward pass does not change them. With data parallelism they are the mean
+        over all ranks. Raises ValueError when no row can be learned from, or when ranks come with
+        different counts or another one refuses; FloatingPointError for a loss that is not finite.
+        """
+        with self._lock:
+            counts = {"rows": 0}
+            with all_or_none(counts, self.world_size):
+                gradients, stats, counts["rows"] = self._own_gradients(batch)
+            average_gradients(gradients, self.world_size)
+            return gradients, {"learner_stats": stats, "batch_count": counts["rows"]}
+
+    def _own_gradients(self, batch: SampleBatch) -> tuple[list[FlatArray], dict[str, float], int]:
+        """(this rank's gradients, statistics, how many rows they are of)."""
+        used, why = self._usable(batch)
+        if not used.count:
+            raise ValueError(f"expected rows to learn from, got none of {batch.count}: {why}")
+        rows, before = self.algorithm.rows(used)
+        clip = self.algorithm.schedule()
+        loss = self.algorithm.loss(rows, clip, normalise=False)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"the loss became {loss.item()}; try a smaller lr")
+        self.module.zero_grad(set_to_none=True)
+        loss.backward()
+        gradients = [self._gradient(parameter) for parameter in self.module.parameters()]
+        return gradients, {"loss": float(loss.detach()), **before}, used.count
+
+    def _usable(self, batch: SampleBatch) -> tuple[SampleBatch, dict[str, int]]:
+        """(the rows that can be learned from, how many can't be, by reason)."""
+        keep = np.ones(batch.count, np.bool_)
+        reasons = self.algorithm.left_out(batch) if batch.count else {}
+        for rows in reasons.values():
+            keep &= ~rows
+        why = {name: int(rows.sum()) for name, rows in reasons.items()}
+        return (batch if keep.all() else batch.take(keep)), why
+
+    def _gradient(self, parameter: torch.nn.Parameter) -> FlatArray:
+        if parameter.grad is None:
+            return np.zeros(tuple(parameter.shape), np.float32)
+        return parameter.grad.detach().cpu().numpy().copy()
+
+    def apply_gradients(self, gradients: Gradients) -> None:
+        """One optimizer step; raises ValueError for gradients that are not the parameters'."""
+        parameters = list(self.module.parameters())
+        if len(gradients) != len(parameters):
+            raise ValueError(
+                f"gradients: expected {len(parameters)}, one a parameter, got {len(gradients)}"
+            )
+        named = self.module.named_parameters()
+        for (name, parameter), gradient in zip(named, gradients, strict=True):
+            if np.shape(gradient) != tuple(parameter.shape):
+                raise ValueError(
+                    f"gradients: {name}: expected shape {tuple(parameter.shape)}, "
+                    f"got {np.shape(gradient)}"
+                )
+        with self._lock:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                copied = torch.from_numpy(np.array(gradient, np.float32))
+                parameter.grad = copied.to(parameter.device)
+            most = self.algorithm.config.max_grad_norm
+            torch.nn.utils.clip_grad_norm_(parameters, most)
+            self.algorithm.optimizer.step()
+
+    def learn_on_batch(self, batch: SampleBatch) -> dict[str, Any]:
+        """One gradient step on the batch; info with `learner_stats` and `batch_count`."""
+        with self._lock:
+            gradients, info = self.compute_gradients(batch)
+            self.apply_gradients(gradients)
+            if "timestep" not in self.global_vars:
+                self.algorithm.trained += info["batch_count"] * self.world_size
+            return info
+
+    def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
+        """Keep them; `timestep` is where the schedules of learning rate and clip range stand."""
+        self.global_vars = dict(global_vars)
+        if "timestep" in global_vars and self.spec.module.value_head:
+            self.algorithm.trained = int(global_vars["timestep"])
+            self.algorithm.schedule()
+
+    # weights
+
+    def get_weights(self) -> dict[str, FlatArray]:
+        with self._lock:
+            return super().get_weights()
+
+    def set_weights(self, weights: Mapping[str, npt.NDArray[Any]], *, version: int = -1) -> None:
+        with self._lock:
+            super().set_weights(weights, version=version)
+
+
+def _spec_of(
+    settings: PolicySettings, observation_space: Any, action_space: Any
+) -> tuple[PolicySpec, bool]:
+    """(the spec, whether its filter is the concurrent one)."""
+    name = settings.observation_filter
+    concurrent = name == CONCURRENT
+    observation, action = _descriptor(observation_space), _descriptor(action_space)
+    if settings.spec is None:
+        named = "MeanStdFilter" if concurrent else name
+        made = PolicySpec(observation, action, settings.module, observation_filter=named)
+        return made, concurrent
+    spec = settings.spec
+    if (spec.observation, spec.action) != (observation, action):
+        raise ValueError(
+            f"spec: expected the spaces {observation} and {action}, got {spec.observation} and "
+            f"{spec.action}"
+        )
+    if name != "NoFilter" and spec.observation_filter == "NoFilter":
+        raise ValueError(f"observation_filter: the spec says 'NoFilter', the settings say {name!r}")
+    return spec, concurrent

@@ -1,0 +1,117 @@
+"""Where the parameters of an action distribution lie in `dist_inputs`: shared by numpy and torch.
+
+A module's head emits M numbers an observation: logits and means of the action space's leaves, in
+canonical order. Behind them come S log standard deviations (those of Box leaves), which do not
+depend on the observation. Together they are `dist_inputs`, K = M + S float32, as shards keep them.
+
+| action space | distribution | head |
+| --- | --- | --- |
+| Discrete(n, start) | categorical | n logits |
+| MultiDiscrete(nvec) | multi_categorical | sum(nvec) logits |
+| MultiBinary(shape) | bernoulli | a logit an element |
+| Box of floats | diag_gaussian | a mean an element (and a log std) |
+| Dict, Tuple | product | those of the items, independent given the observation |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from storage.spaces.codec import Leaf, leaves
+from storage.spaces.descriptors import (
+    Box,
+    Dict,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    SpaceError,
+    Tuple,
+)
+
+__all__ = ["LOG_STD_RANGE", "ActionLayout", "Component", "action_layout", "distribution_name"]
+
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Log standard deviations are held inside: beyond, densities over- or underflow float32."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """The distribution of one leaf of an action space."""
+
+    leaf: Leaf
+    kind: str  # categorical, multi_categorical, bernoulli, diag_gaussian
+    inputs: slice  # logits or means in dist_inputs
+    log_std: slice  # in dist_inputs; empty unless diag_gaussian
+    sizes: tuple[int, ...] = ()  # options of each choice (categorical kinds)
+    start: tuple[int, ...] = ()  # the first option's number
+
+
+@dataclass(frozen=True)
+class ActionLayout:
+    """The components of an action space in canonical order."""
+
+    space: Space
+    components: tuple[Component, ...]
+    head: int  # M
+    log_stds: int  # S
+
+    @property
+    def size(self) -> int:
+        """K, the length of dist_inputs."""
+        return self.head + self.log_stds
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether logp is that of a probability, not of a density."""
+        return self.log_stds == 0
+
+
+def action_layout(space: Space) -> ActionLayout:
+    """The layout of an action space; raises SpaceError when no policy can act in it."""
+    found = leaves(space)
+    sizes = [_head_size(leaf) for leaf in found]
+    head = sum(sizes)
+    components, at, std_at = [], 0, head
+    for leaf, size in zip(found, sizes, strict=True):
+        stds = size if isinstance(leaf.space, Box) else 0
+        components.append(_component(leaf, slice(at, at + size), slice(std_at, std_at + stds)))
+        at, std_at = at + size, std_at + stds
+    return ActionLayout(space, tuple(components), head, std_at - head)
+
+
+def distribution_name(space: Space) -> str:
+    """The name of the distribution that acts in a space."""
+    if isinstance(space, (Dict, Tuple)):
+        return "product"
+    return action_layout(space).components[0].kind
+
+
+def _component(leaf: Leaf, inputs: slice, log_std: slice) -> Component:
+    space = leaf.space
+    if isinstance(space, Discrete):
+        return Component(leaf, "categorical", inputs, log_std, (space.n,), (space.start,))
+    if isinstance(space, MultiDiscrete):
+        return Component(leaf, "multi_categorical", inputs, log_std, space.nvec, space.start)
+    kind = "bernoulli" if isinstance(space, MultiBinary) else "diag_gaussian"
+    return Component(leaf, kind, inputs, log_std)
+
+
+def _head_size(leaf: Leaf) -> int:
+    space = leaf.space
+    where = f"action.{leaf.path}" if leaf.path else "action"
+    if isinstance(space, Discrete):
+        return space.n
+    if isinstance(space, MultiDiscrete):
+        return sum(space.nvec)
+    if isinstance(space, MultiBinary):
+        return math.prod(space.shape)
+    if not isinstance(space, Box):
+        raise SpaceError(f"{where}: a policy can't act in a Text space")
+    if space.dtype.kind != "f":
+        raise SpaceError(
+            f"{where}: a policy can't act in a Box of {space.dtype}: expected a Box of floats, "
+            "or MultiDiscrete or MultiBinary for choices"
+        )
+    return math.prod(space.shape)

@@ -1,0 +1,319 @@
+"""A policy evaluated with numpy alone: what a thin client and a collector act with.
+
+    policy = NumpyPolicy(spec, weights, version=3)
+    choice = policy.act_one(obs, rng)                    # one observation, microseconds
+    choice.action, choice.action_env, choice.logp
+    actions = policy.act(policy.flatten(columns), rng)   # B at once
+
+It agrees with policy.networks.policy.Policy (torch) on logits, means, logps and values within 1e-5,
+and with the same generator it draws the same actions. An instance never changes: any number of
+threads may act with it, each with its own generator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from policy.inference.action_layout import LOG_STD_RANGE
+from policy.inference.distributions import NotFinite, Product
+from policy.inference.filters import make_filter
+from policy.inference.preprocessors import assemble, plausible_columns
+from policy.inference.spec import PolicySpec
+from storage.spaces.descriptors import Array, Discrete, Space
+from storage.weights.manifest import WEIGHTS_FILE, Manifest, decode_weights
+
+__all__ = ["Action", "Actions", "NotFinite", "NumpyPolicy", "check_weights"]
+
+FlatArray = npt.NDArray[np.float32]
+FloatArray = npt.NDArray[np.float64]
+# Up to here a loop over Python floats is faster than numpy's calls.
+_FEW_OPTIONS = 16
+# Up to here adding Python floats finds a NaN faster than numpy does.
+_FEW_NUMBERS = 64
+
+
+class Action(NamedTuple):
+    """One action. `action` is stored; `action_env` (clipped to a Box's bounds) is what is sent."""
+
+    action: Any
+    logp: float  # of `action`; nan where it has no density (see `Actions`)
+    dist_inputs: FlatArray  # (K,)
+    action_env: Any
+
+
+@dataclass(frozen=True)
+class Actions:
+    """B actions as columns: leaf path -> (B, *shape).
+
+    Without exploration the mode is taken for certain: logp is 0 for discrete actions and nan
+    (unknown) where a Box takes part, because a certain action has no density.
+    """
+
+    space: Space
+    columns: Mapping[str, Array]  # as stored
+    env_columns: Mapping[str, Array]  # as sent: Box values clipped to their bounds
+    logp: FloatArray  # (B,)
+    dist_inputs: FlatArray  # (B, K)
+
+    def __len__(self) -> int:
+        return len(self.logp)
+
+    @cached_property
+    def actions(self) -> list[Any]:
+        """One value an action, as `storage.spaces.codec` decodes them."""
+        return [assemble(self.space, self.columns, row) for row in range(len(self))]
+
+    @cached_property
+    def actions_env(self) -> list[Any]:
+        return [assemble(self.space, self.env_columns, row) for row in range(len(self))]
+
+
+class NumpyPolicy:
+    """A spec and its weights, ready to act. `version` is that of the weights, -1 unknown.
+
+    `weights` are float32 arrays with the names and shapes of `spec.weight_shapes()`;
+    `filter_state` is the observation filter's. Raises ValueError when they do not fit.
+    """
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        weights: Mapping[str, npt.NDArray[Any]],
+        *,
+        filter_state: Mapping[str, Any] | None = None,
+        version: int = -1,
+    ) -> None:
+        checked = check_weights(spec, weights)
+        self.spec = spec
+        self.version = version
+        self._filter = make_filter(spec.observation_filter, spec.flattener.size, filter_state)
+        self._filters = spec.observation_filter != "NoFilter"
+        self._activate = _ACTIVATIONS[spec.module.activation]
+        self._pi = _tower(checked, "pi", len(spec.module.hidden))
+        self._vf = _tower(checked, "vf", len(spec.module.hidden)) if spec.module.value_head else []
+        self._log_std = np.clip(checked.get("log_std", np.empty(0, np.float32)), *LOG_STD_RANGE)
+        self._product = Product(spec.layout)
+        self._flatten_one = spec.flattener.value
+        self._hidden, self._last = self._pi[:-1], self._pi[-1]
+        self._start = spec.action.start if isinstance(spec.action, Discrete) else 0
+        self._few_options = isinstance(spec.action, Discrete) and spec.action.n <= _FEW_OPTIONS
+
+    @classmethod
+    def published(cls, manifest: Manifest, weights: bytes) -> NumpyPolicy:
+        """The policy of a published version: `weights` are the bytes of its safetensors file.
+
+        Raises WeightsDamaged for bytes that are not what the manifest says, ValueError for weights
+        that do not fit the spec.
+        """
+        arrays = decode_weights(weights, manifest.digests[WEIGHTS_FILE])
+        return cls(
+            PolicySpec.from_json(manifest.spec),
+            arrays,
+            filter_state=manifest.filter_state,
+            version=manifest.version,
+        )
+
+    # many observations
+
+    def flatten(self, columns: Mapping[str, Array] | Array) -> FlatArray:
+        """(B, D) float32 of B raw observations: leaf path -> (B, *shape), or the one leaf's."""
+        return self.spec.flattener.columns(columns)
+
+    def act(self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True) -> Actions:
+        """Draw an action for each flat observation (B, D), or take the most likely one.
+
+        Raises NotFinite when an observation gives numbers that are not finite.
+        """
+        inputs = self.dist_inputs(flat)
+        return choose(self.spec, self._product, inputs, rng, explore=explore)
+
+    def act_where_finite(
+        self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True
+    ) -> tuple[npt.NDArray[np.bool_], Actions]:
+        """(B,) which observations give finite numbers, and the actions of those, in order.
+
+        One that overflows float32 on its way through the network is nobody else's trouble.
+        """
+        finite = np.asarray(np.isfinite(flat).all(axis=1))
+        with np.errstate(over="ignore", invalid="ignore"):
+            inputs = self.dist_inputs(flat[finite])
+        fits = np.isfinite(inputs).all(axis=1)
+        finite[finite] = fits
+        return finite, choose(self.spec, self._product, inputs[fits], rng, explore=explore)
+
+    def require_finite(self) -> None:
+        """Raise ValueError unless it acts on plausible observations: finite weights may not do."""
+        columns = plausible_columns(self.spec.observation)
+        finite, _ = self.act_where_finite(self.flatten(columns), np.random.default_rng(0))
+        if not finite.all():
+            raise ValueError(
+                "weights: expected some that act on an observation next to zero, got NaN or "
+                "infinity from the network"
+            )
+
+    def dist_inputs(self, flat: FlatArray) -> FlatArray:
+        """(B, K) float32 parameters of the action distributions."""
+        head = self._run(self._pi, self._observed(flat))
+        if not self._log_std.size:
+            return head
+        stds = np.broadcast_to(self._log_std, (len(head), self._log_std.size))
+        return np.concatenate([head, stds], axis=1)
+
+    def values(self, flat: FlatArray) -> FlatArray:
+        """(B,) the value head's estimates; raises ValueError for a module without one."""
+        if not self._vf:
+            raise ValueError("this policy has no value head: see ModuleSpec.value_head")
+        return self._run(self._vf, self._observed(flat))[:, 0]
+
+    def logp(self, flat: FlatArray, actions: Mapping[str, Array] | Array) -> FloatArray:
+        """(B,) float64 log probability of stored actions: columns, or the one leaf's column."""
+        if not isinstance(actions, Mapping):
+            actions = {self.spec.layout.components[0].leaf.path: actions}
+        return self._product.logp(self.dist_inputs(flat), actions)
+
+    def probabilities(self, flat: FlatArray) -> FloatArray:
+        """(B, n) float64 probability of each action of a Discrete space."""
+        return self._product.probabilities(self.dist_inputs(flat))
+
+    # one observation
+
+    def act_one(self, obs: Any, rng: np.random.Generator, *, explore: bool = True) -> Action:
+        """Draw an action for one raw observation; the same as `act` on a batch of it.
+
+        Raises SpaceError for an observation of another shape, NotFinite for numbers that are not
+        finite, in it or in what the network makes of it.
+        """
+        flat = self._flatten_one(obs)
+        if not (
+            math.isfinite(sum(flat.tolist()))
+            if flat.size <= _FEW_NUMBERS
+            else np.isfinite(flat).all()
+        ):
+            raise NotFinite("observation")
+        if self._few_options:
+            return self._act_discrete(flat, rng, explore)
+        one = self.act(flat[None], rng, explore=explore)
+        return Action(one.actions[0], float(one.logp[0]), one.dist_inputs[0], one.actions_env[0])
+
+    def _act_discrete(self, flat: FlatArray, rng: np.random.Generator, explore: bool) -> Action:
+        h: FlatArray = self._filter(flat) if self._filters else flat
+        activate = self._activate
+        for weight, bias in self._hidden:
+            h = weight.dot(h)
+            h += bias
+            activate(h, h)
+        weight, bias = self._last
+        logits = weight.dot(h)
+        logits += bias
+        index, logp = _choose(logits.tolist(), rng.random() if explore else None)
+        action = index + self._start
+        return Action(action, logp, logits, action)
+
+    def _observed(self, flat: FlatArray) -> FlatArray:
+        rows = np.asarray(flat, np.float32)
+        if rows.ndim != 2 or rows.shape[1] != self.spec.flattener.size:
+            raise ValueError(
+                f"observations: expected flat ones (B, {self.spec.flattener.size}), "
+                f"got {rows.shape}"
+            )
+        if not np.isfinite(rows).all():
+            raise NotFinite("observation")
+        return self._filter(rows)
+
+    def _run(self, tower: list[tuple[FlatArray, FlatArray]], rows: FlatArray) -> FlatArray:
+        for i, (weight, bias) in enumerate(tower):
+            if i:
+                self._activate(rows, rows)
+            rows = rows @ weight.T
+            rows += bias
+        return rows
+
+
+def choose(
+    spec: PolicySpec,
+    product: Product,
+    inputs: FlatArray,
+    rng: np.random.Generator,
+    *,
+    explore: bool,
+) -> Actions:
+    """B actions from dist_inputs (B, K): drawn, or the most likely ones."""
+    if explore:
+        columns = product.sample(inputs, rng)
+        logp = product.logp(inputs, columns)
+    else:
+        columns = product.mode(inputs)
+        logp = np.full(len(inputs), 0.0 if spec.layout.is_discrete else np.nan)
+    return Actions(spec.action, columns, product.clip(columns), logp, inputs)
+
+
+def check_weights(
+    spec: PolicySpec, weights: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, FlatArray]:
+    """The weights if they are the spec's; raises ValueError that names the first that is not."""
+    expected = spec.weight_shapes()
+    if set(weights) != set(expected):
+        missing, extra = set(expected) - set(weights), set(weights) - set(expected)
+        raise ValueError(f"weights: missing {sorted(missing)}, not expected {sorted(extra)}")
+    for name, shape in expected.items():
+        array = weights[name]
+        if array.dtype != np.float32 or array.shape != shape:
+            raise ValueError(
+                f"weights: {name}: expected float32 {shape}, got {array.dtype} {array.shape}"
+            )
+        if not np.isfinite(array).all():
+            raise ValueError(f"weights: {name}: expected finite numbers, got NaN or infinity")
+    return {name: weights[name] for name in expected}
+
+
+def _tower(
+    weights: Mapping[str, FlatArray], name: str, hidden: int
+) -> list[tuple[FlatArray, FlatArray]]:
+    """(weight (out, in), bias (out,)) of each layer; copies, so that nobody changes them."""
+    return [
+        (weights[f"{name}.{2 * i}.weight"].copy(), weights[f"{name}.{2 * i}.bias"].copy())
+        for i in range(hidden + 1)
+    ]
+
+
+def _choose(logits: list[float], uniform: float | None) -> tuple[int, float]:
+    """(index, logp) by the inverse of the cumulated probabilities; the mode without a uniform."""
+    if not math.isfinite(sum(logits)):  # float32 each: finite ones have a finite sum
+        raise NotFinite("dist_inputs")
+    largest = max(logits)
+    parts = [math.exp(x - largest) for x in logits]
+    total = sum(parts)
+    if uniform is None:
+        return logits.index(largest), 0.0
+    threshold, cumulated = uniform * total, 0.0
+    index = -1
+    for part in parts:
+        index += 1
+        cumulated += part
+        if threshold < cumulated:
+            break
+    return index, logits[index] - largest - math.log(total)
+
+
+def _relu(h: FlatArray, out: FlatArray) -> None:
+    np.maximum(h, 0.0, out=out)
+
+
+def _silu(h: FlatArray, out: FlatArray) -> None:
+    # exp may become infinite far below 0, where the quotient is 0.
+    with np.errstate(over="ignore"):
+        np.divide(h, 1.0 + np.exp(-h), out=out)
+
+
+_ACTIVATIONS: Mapping[str, Callable[[FlatArray, FlatArray], Any]] = {
+    "tanh": np.tanh,
+    "relu": _relu,
+    "silu": _silu,
+}

@@ -1,0 +1,205 @@
+"""Observations of any space as flat float32 vectors, with numpy alone.
+
+Box becomes its elements, Discrete a one-hot, MultiDiscrete one-hots behind each other, MultiBinary
+zeros and ones; the leaves of Dict and Tuple follow each other in canonical order
+(storage.spaces.codec). Shards keep the raw observation: flattening happens where a policy reads it.
+
+    flat = Flattener(space)
+    flat.value({"speed": 0.5, "gear": 2})            # (D,) for one observation
+    flat.columns({"speed": speeds, "gear": gears})   # (B, D) for B of them
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.spaces.descriptors import (
+    Array,
+    Box,
+    Dict,
+    Discrete,
+    MultiDiscrete,
+    Space,
+    SpaceError,
+    Tuple,
+)
+from storage.spaces.leaves import Leaf, bounds_of, leaves
+
+__all__ = [
+    "Flattener",
+    "assemble",
+    "columns_of",
+    "flatten_observation",
+    "leaf_values",
+    "plausible_columns",
+]
+
+FloatArray = npt.NDArray[np.float32]
+_FLOAT32 = np.dtype("float32")
+_PLAUSIBLE = 8
+"""Observations of `plausible_columns`."""
+
+
+class Flattener:
+    """Flattens the observations of one space.
+
+    `size` is D, the length of a flat observation. Raises SpaceError for a space with Text.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.leaves = leaves(space)
+        for leaf in self.leaves:
+            if leaf.is_text:
+                where = f"observation.{leaf.path}" if leaf.path else "observation"
+                raise SpaceError(f"{where}: a policy can't read a Text space")
+        self._sizes = [_leaf_size(leaf) for leaf in self.leaves]
+        self.size = sum(self._sizes)
+        box = self.leaves[0] if len(self.leaves) == 1 and isinstance(space, Box) else None
+        self._only_box = box
+        self._box_shape = box.shape if box is not None else ()
+
+    def value(self, value: Any) -> FloatArray:
+        """(D,) float32 of one observation; raises SpaceError for a wrong shape or key."""
+        box = self._only_box
+        if box is not None and type(value) is np.ndarray and value.dtype == _FLOAT32:
+            if value.shape != self._box_shape:
+                raise _wrong_shape(box, value.shape)
+            flat: FloatArray = value if value.ndim == 1 else value.reshape(-1)
+            return flat
+        rows = [np.asarray(item)[None] for item in leaf_values(self.space, value, "observation")]
+        one: FloatArray = self._joined(rows, 1)[0]
+        return one
+
+    def columns(self, columns: Mapping[str, Array] | Array) -> FloatArray:
+        """(B, D) float32 of B observations: leaf path -> (B, *shape), or one array for one leaf."""
+        if not isinstance(columns, Mapping):
+            columns = {self.leaves[0].path: columns}
+        missing = [leaf.path for leaf in self.leaves if leaf.path not in columns]
+        if missing or len(columns) != len(self.leaves):
+            raise SpaceError(
+                f"observation: expected the columns {[leaf.path for leaf in self.leaves]}, "
+                f"got {sorted(columns)}"
+            )
+        arrays = [np.asarray(columns[leaf.path]) for leaf in self.leaves]
+        return self._joined(arrays, len(arrays[0]))
+
+    def _joined(self, arrays: list[Array], count: int) -> FloatArray:
+        flat = np.empty((count, self.size), np.float32)
+        at = 0
+        for leaf, size, array in zip(self.leaves, self._sizes, arrays, strict=True):
+            if array.shape != (count, *leaf.shape):
+                raise _wrong_shape(leaf, array.shape[1:])
+            _write(leaf, array, flat[:, at : at + size])
+            at += size
+        return flat
+
+
+def flatten_observation(space: Space, columns: Mapping[str, Array] | Array) -> FloatArray:
+    """(B, D) float32 of B observations given as columns: see `Flattener`."""
+    return Flattener(space).columns(columns)
+
+
+def columns_of(space: Space, prefix: str, batch: Mapping[str, Any]) -> dict[str, Array]:
+    """Leaf path -> array from a batch with columns `prefix` or `prefix.<path>`.
+
+    Raises KeyError that names the column that is missing.
+    """
+    return {leaf.path: batch[leaf.column(prefix)] for leaf in leaves(space)}
+
+
+def plausible_columns(space: Space) -> dict[str, Array]:
+    """A few observations that anybody may meet, as columns: the first next to zero.
+
+    In the others integers lie within 255 of zero and other numbers are standard normal, as far as
+    the space's bounds allow. The same ones each time.
+    """
+    rng = np.random.default_rng(0)
+    return {leaf.path: _plausible(leaf, rng) for leaf in leaves(space)}
+
+
+def _plausible(leaf: Leaf, rng: np.random.Generator) -> Array:
+    whole = leaf.dtype.kind in "iub"
+    shape = (_PLAUSIBLE, *leaf.shape)
+    values = rng.integers(-255, 256, shape) if whole else rng.standard_normal(shape)
+    values[0] = 0
+    bounds = bounds_of(leaf.space)
+    if bounds is None:  # all numbers of its dtype
+        bounds = (np.array(0), np.array(1))
+        if leaf.dtype.kind != "b":
+            limits = np.iinfo(leaf.dtype)
+            bounds = np.array(limits.min), np.array(limits.max)
+    return np.clip(values, *bounds).astype(leaf.dtype)
+
+
+def assemble(space: Space, columns: Mapping[str, Array], row: int) -> Any:
+    """One value of a space from columns (leaf path -> array), as `storage.spaces.codec` decodes
+    it."""
+    return _assembled(space, iter([columns[leaf.path] for leaf in leaves(space)]), row)
+
+
+def _assembled(space: Space, columns: Iterator[Array], row: int) -> Any:
+    if isinstance(space, Dict):
+        return {name: _assembled(inner, columns, row) for name, inner in space.spaces}
+    if isinstance(space, Tuple):
+        return tuple(_assembled(inner, columns, row) for inner in space.spaces)
+    item = next(columns)[row]
+    return int(item) if isinstance(space, Discrete) else item
+
+
+def _leaf_size(leaf: Leaf) -> int:
+    if isinstance(leaf.space, Discrete):
+        return leaf.space.n
+    if isinstance(leaf.space, MultiDiscrete):
+        return sum(leaf.space.nvec)
+    return math.prod(leaf.shape)
+
+
+def leaf_values(space: Space, value: Any, where: str) -> Iterator[Any]:
+    """The leaves' values in canonical order."""
+    if isinstance(space, Dict):
+        names = {name for name, _ in space.spaces}
+        if not isinstance(value, Mapping) or set(value) != names:
+            raise SpaceError(f"{where}: expected the keys {sorted(names)}, got {value!r:.80}")
+        for name, inner in space.spaces:
+            yield from leaf_values(inner, value[name], f"{where}.{name}")
+    elif isinstance(space, Tuple):
+        if not isinstance(value, (list, tuple)) or len(value) != len(space.spaces):
+            raise SpaceError(f"{where}: expected {len(space.spaces)} items, got {value!r:.80}")
+        for i, inner in enumerate(space.spaces):
+            yield from leaf_values(inner, value[i], f"{where}[{i}]")
+    else:
+        yield value
+
+
+def _write(leaf: Leaf, array: Array, target: FloatArray) -> None:
+    """Write one leaf's column (B, *shape) into its place (B, size)."""
+    if isinstance(leaf.space, Discrete):
+        choices = array.reshape(-1, 1) - leaf.space.start
+        _write_one_hots(leaf, choices, (leaf.space.n,), target)
+    elif isinstance(leaf.space, MultiDiscrete):
+        _write_one_hots(leaf, array - np.array(leaf.space.start), leaf.space.nvec, target)
+    else:
+        # A float64 beyond float32 becomes infinite here, and the policy refuses to act on it.
+        with np.errstate(over="ignore"):
+            target[...] = array.reshape(target.shape)
+
+
+def _write_one_hots(leaf: Leaf, choices: Array, sizes: tuple[int, ...], target: FloatArray) -> None:
+    """choices (B, m) counted from 0; option i of choice j lights one element of block j."""
+    if choices.dtype.kind not in "iu" or ((choices < 0) | (choices >= np.array(sizes))).any():
+        place = f"observation.{leaf.path}" if leaf.path else "observation"
+        raise SpaceError(f"{place}: expected integers of {leaf.space}, got others")
+    offsets = np.cumsum((0, *sizes[:-1]))
+    target[...] = 0.0
+    np.put_along_axis(target, choices + offsets, np.float32(1.0), axis=1)
+
+
+def _wrong_shape(leaf: Leaf, shape: tuple[int, ...]) -> SpaceError:
+    place = f"observation.{leaf.path}" if leaf.path else "observation"
+    return SpaceError(f"{place}: expected shape {leaf.shape}, got {shape}")

@@ -1,0 +1,176 @@
+"""What a policy is, as strict JSON: spaces, module, action distribution, observation filter.
+
+A spec and a dictionary of float32 arrays make a policy, in torch (policy.networks.policy) and in
+numpy alone (policy.inference.numpy_policy) alike. Nothing in a spec names code: unknown kinds, keys
+and versions are refused.
+
+    spec = PolicySpec(Box((4,)), Discrete(2), ModuleSpec(hidden=(64, 64)))
+    PolicySpec.from_json(spec.to_json()) == spec
+    spec.weight_shapes()    # {"pi.0.weight": (64, 4), "pi.0.bias": (64,), ...}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from policy.inference.action_layout import ActionLayout, action_layout, distribution_name
+from policy.inference.filters import FILTERS
+from policy.inference.preprocessors import Flattener
+from storage.spaces.descriptors import Json, Space, space_from_json, space_to_json
+
+__all__ = ["ACTIVATIONS", "FORMAT_VERSION", "ModuleSpec", "PolicySpec", "SpecError"]
+
+FORMAT_VERSION = 1
+ACTIVATIONS = ("tanh", "relu", "silu")
+# A client builds what a spec asks for: these bound what a hostile one can ask.
+_MOST_LAYERS = 32
+_WIDEST_LAYER = 65_536
+
+
+class SpecError(ValueError):
+    """A spec can't be used; the text says what was expected, what came, where."""
+
+
+@dataclass(frozen=True)
+class ModuleSpec:
+    """A network: `kind` "mlp" has `hidden` layers for the policy and as many for the value.
+
+    hidden=() is a linear policy. `value_head` adds the value network `vf` beside `pi`.
+    """
+
+    kind: str = "mlp"
+    hidden: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    value_head: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(self.hidden))
+        if self.kind != "mlp":
+            raise SpecError(f"module: expected the kind 'mlp', got {self.kind!r:.80}")
+        if self.activation not in ACTIVATIONS:
+            raise SpecError(
+                f"module: expected an activation of {ACTIVATIONS}, got {self.activation!r:.80}"
+            )
+        if type(self.value_head) is not bool:
+            raise SpecError(f"module: expected value_head true or false, got {self.value_head!r}")
+        sizes_are_fine = all(type(n) is int and 1 <= n <= _WIDEST_LAYER for n in self.hidden)
+        if len(self.hidden) > _MOST_LAYERS or not sizes_are_fine:
+            raise SpecError(
+                f"module: expected at most {_MOST_LAYERS} hidden layers of 1 to {_WIDEST_LAYER} "
+                f"units, got {self.hidden!r:.200}"
+            )
+
+    def to_json(self) -> Json:
+        return {
+            "kind": self.kind,
+            "hidden": list(self.hidden),
+            "activation": self.activation,
+            "value_head": self.value_head,
+        }
+
+    @classmethod
+    def from_json(cls, document: Json) -> ModuleSpec:
+        _check_keys(document, {"kind", "hidden", "activation", "value_head"}, "module")
+        if not isinstance(document["hidden"], list):
+            raise SpecError(f"module: expected hidden as a list, got {document['hidden']!r:.80}")
+        return cls(**{**document, "hidden": tuple(document["hidden"])})
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """Two spaces, the module between them, and how actions are drawn.
+
+    `distribution` defaults to the one of the action space (policy.inference.action_layout).
+    Raises SpaceError for spaces in which no policy can act or that none can read, SpecError for
+    the rest.
+    """
+
+    observation: Space
+    action: Space
+    module: ModuleSpec = field(default_factory=ModuleSpec)
+    distribution: str | None = None
+    observation_filter: str = "NoFilter"
+
+    def __post_init__(self) -> None:
+        default = distribution_name(self.action)
+        if self.distribution is None:
+            object.__setattr__(self, "distribution", default)
+        if self.distribution != default:
+            raise SpecError(
+                f"distribution: expected {default!r} for this action space, got "
+                f"{self.distribution!r:.80}"
+            )
+        if self.observation_filter not in FILTERS:
+            raise SpecError(
+                f"observation_filter: expected one of {sorted(FILTERS)}, "
+                f"got {self.observation_filter!r:.80}"
+            )
+        _ = self.flattener, self.layout  # so that a space without a policy is refused here
+
+    @cached_property
+    def flattener(self) -> Flattener:
+        """Raw observations -> flat float32 vectors."""
+        return Flattener(self.observation)
+
+    @cached_property
+    def layout(self) -> ActionLayout:
+        """Where the distribution's parameters lie."""
+        return action_layout(self.action)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every weight, all float32, named as torch names them."""
+        shapes = dict(self._tower("pi", self.layout.head))
+        if self.layout.log_stds:
+            shapes["log_std"] = (self.layout.log_stds,)
+        if self.module.value_head:
+            shapes.update(self._tower("vf", 1))
+        return shapes
+
+    def _tower(self, name: str, outputs: int) -> list[tuple[str, tuple[int, ...]]]:
+        sizes = (self.flattener.size, *self.module.hidden, outputs)
+        shapes: list[tuple[str, tuple[int, ...]]] = []
+        for i, (into, out) in enumerate(pairwise(sizes)):
+            # Every other place in the torch sequence is an activation.
+            shapes += [(f"{name}.{2 * i}.weight", (out, into)), (f"{name}.{2 * i}.bias", (out,))]
+        return shapes
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": FORMAT_VERSION,
+            "observation": space_to_json(self.observation),
+            "action": space_to_json(self.action),
+            "module": self.module.to_json(),
+            "distribution": self.distribution,
+            "observation_filter": self.observation_filter,
+        }
+
+    @classmethod
+    def from_json(cls, document: Json) -> PolicySpec:
+        """The spec of a document made by `to_json`; raises SpecError or SpaceError."""
+        keys = {"observation", "action", "module", "distribution", "observation_filter"}
+        _check_keys(document, {"version", *keys}, "policy spec")
+        if document["version"] != FORMAT_VERSION:
+            raise SpecError(
+                f"policy spec: expected format version {FORMAT_VERSION}, "
+                f"got {document['version']!r:.80}"
+            )
+        for name in ("distribution", "observation_filter"):
+            if not isinstance(document[name], str):
+                raise SpecError(f"{name}: expected a string, got {document[name]!r:.80}")
+        return cls(
+            space_from_json(document["observation"]),
+            space_from_json(document["action"]),
+            ModuleSpec.from_json(document["module"]),
+            document["distribution"],
+            document["observation_filter"],
+        )
+
+
+def _check_keys(document: Json, keys: set[str], where: str) -> None:
+    if not isinstance(document, dict):
+        raise SpecError(f"{where}: expected an object, got {document!r:.80}")
+    if set(document) != keys:
+        raise SpecError(f"{where}: expected the keys {sorted(keys)}, got {sorted(document)!r:.200}")

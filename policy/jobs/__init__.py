@@ -1,0 +1,1 @@
+"""Freeze, train, evaluate, publish: one run each."""

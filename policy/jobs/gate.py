@@ -1,0 +1,189 @@
+"""Judging a candidate and publishing it through the gate; on a frozen data set, each done once.
+
+decided = publish("run", "default", digest, Gate(min_ess=100))
+decided["published"], decided["gate"]["reasons"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+from policy.jobs.evaluate import evaluate
+from policy.jobs.freeze import Frozen, load_frozen
+from policy.jobs.report import Split, gate, plot_intervals
+from policy.jobs.run_once import Document, once, require_all
+from policy.progress import Progress, no_progress
+from storage.errors import WeightStoreError
+from storage.weights.store import WeightStore
+
+
+class Numbered(Protocol):
+    """What is live now."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+
+
+MakeLive: TypeAlias = Callable[[WeightStore, str], Numbered]
+"""Makes a store's candidate, by its digest, the live version: here or elsewhere."""
+
+__all__ = ["Gate", "evaluate_logs", "evaluate_once", "publish"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """The settings of `policy.jobs.report.gate`."""
+
+    min_ess: float = 100.0
+    baseline: float | Literal["behaviour"] = "behaviour"
+    rule: Literal["lower_bound", "value"] = "lower_bound"
+    estimator: str | None = None
+
+
+def evaluate_once(
+    root: Path | str,
+    policy_id: str,
+    candidate: str,
+    frozen: Frozen,
+    *,
+    on_progress: Progress = no_progress,
+    **settings: Any,
+) -> Document:
+    """`policy.jobs.evaluate.evaluate` of a candidate on a frozen data set, unless it was done.
+
+    `settings` are those of `evaluate`, plain values all. Gives `weights` (the
+    whole digest), `logs` (the one result as plain types), `manifest` and `unchanged`. Raises
+    DataIncomplete.
+    """
+    candidate = WeightStore(root, policy_id).candidate(candidate).digest
+    key = {"policy_id": policy_id, "candidate": candidate, **settings}
+
+    def work() -> Document:
+        result = evaluate(
+            root,
+            policy_id,
+            candidate,
+            manifest=frozen.streams,
+            on_progress=on_progress,
+            **settings,
+        )
+        require_all(frozen, result.skipped)
+        return {"weights": candidate, "logs": [result.to_dict()]}
+
+    return once(frozen, "evaluate", key, work)
+
+
+def evaluate_logs(
+    root: Path | str,
+    policy_id: str,
+    weights: str | int | None,
+    *,
+    others: Sequence[Path] = (),
+    manifest: Path | None = None,
+    plot: Path | None = None,
+    split: Split = "held_out",
+    on_progress: Progress = no_progress,
+    **settings: Any,
+) -> Document:
+    """Judge weights by the log under `root`, and by all episodes of the `others`: one table.
+
+    Gives `weights`, `logs` (an evaluation each, as plain types) and `plot`, the PNG that was asked
+    for. With a manifest file it is `evaluate_once`, which takes neither others nor a plot. Raises
+    ValueError for settings that do not fit each other, and what `evaluate` raises.
+    """
+    if manifest is not None:
+        if others or plot or not isinstance(weights, str):
+            raise ValueError("--manifest: expected a candidate, and neither --log nor --plot")
+        frozen, settings = load_frozen(manifest), {"split": split, **settings}
+        return evaluate_once(root, policy_id, weights, frozen, on_progress=on_progress, **settings)
+    store = WeightStore(root, policy_id)
+    shared = {"store": store, "on_progress": on_progress, **settings}
+    judged = [
+        evaluate(root, policy_id, weights, split=split, label=Path(root).name, **shared),
+        *(
+            evaluate(other, policy_id, weights, split="all", label=other.name, **shared)
+            for other in others
+        ),
+    ]
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        plot_intervals(judged, plot)
+    logs = [result.to_dict() for result in judged]
+    return {"weights": weights, "logs": logs, "plot": plot and str(plot)}
+
+
+def publish(
+    root: Path | str,
+    policy_id: str,
+    candidate: str,
+    settings: Gate | None,
+    *,
+    frozen: Frozen | None = None,
+    on_progress: Progress = no_progress,
+    make_live: MakeLive = WeightStore.publish,
+) -> Document:
+    """Make a candidate live if the gate lets it pass; without `settings` there is no gate.
+
+    Gives `published`, `candidate`, `gate` (None without one), and of what is live now `version` and
+    `generation` (None when refused). With a frozen data set the candidate is judged by that alone,
+    and the decision is kept: a late retry neither brings back a version that another one has
+    followed, nor asks again; `manifest` and `unchanged` stand in the answer. `make_live` publishes
+    elsewhere than in the root. Raises ValueError for settings that do not fit, DataIncomplete,
+    EvaluationError, GenerationConflict.
+    """
+    store = WeightStore(root, policy_id)
+    candidate = store.candidate(candidate).digest
+
+    def work() -> Document:
+        decided = None
+        if settings is not None:
+            decided = _judge(root, candidate, store, settings, frozen, on_progress)
+        passed = decided is None or bool(decided["passed"])
+        live = make_live(store, candidate) if passed else None
+        return {
+            "published": passed,
+            "candidate": candidate,
+            "version": live and live.version,
+            "generation": live and live.generation,
+            "gate": decided,
+        }
+
+    if frozen is None:
+        return work()
+    key = {"policy_id": policy_id, "candidate": candidate, "gate": settings and asdict(settings)}
+    return once(frozen, "publish", key, work, lambda known: _still_numbered(store, known))
+
+
+def _judge(
+    root: Path | str,
+    candidate: str,
+    store: WeightStore,
+    settings: Gate,
+    frozen: Frozen | None,
+    on_progress: Progress,
+) -> Document:
+    streams = None if frozen is None else frozen.streams
+    result = evaluate(
+        root, store.policy_id, candidate, manifest=streams, store=store, on_progress=on_progress
+    )
+    if frozen is not None:
+        require_all(frozen, result.skipped)
+    try:
+        return gate(result, **asdict(settings)).to_dict()
+    except KeyError as error:
+        raise ValueError(f"--estimator: {error.args[0]}") from error
+
+
+def _still_numbered(store: WeightStore, known: Document) -> bool:
+    """Whether the version of a decision exists; a refusal stands by itself."""
+    if not known["published"]:
+        return True
+    try:
+        return bool(store.manifest(known["version"]).candidate == known["candidate"])
+    except WeightStoreError:
+        return False

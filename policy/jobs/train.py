@@ -1,0 +1,266 @@
+"""The training job: shards -> learner -> candidate.
+
+    result = train("run", "default", BanditConfig(objective="dr"), seed=7)
+    result.candidate           # digest of weights/default/candidates/{digest}
+    result.rows_trained, result.excluded
+
+A fixed share of the episodes is held out (storage.reading.shard_reader.held_out): the same ones
+today and next week, for policy.jobs.evaluate to judge by. The same shards, settings and seed give
+the same candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from policy.algorithms.bandit import BanditConfig
+from policy.algorithms.base import AlgorithmConfig
+from policy.algorithms.learner import Learner
+from policy.inference.spec import PolicySpec
+from policy.jobs.report import HELD_OUT
+from policy.networks.policy import Policy
+from policy.progress import Progress, no_progress
+from storage.declarations.policy_files import load_declarations
+from storage.experience.episode import DEFAULT_POLICY
+from storage.experience.sample_batch import (
+    EPISODE_ORDINAL,
+    EPS_ID,
+    ORDINAL,
+    STREAM,
+    SampleBatch,
+    T,
+    concat_samples,
+)
+from storage.reading.ledger import Ranges
+from storage.reading.shard_reader import ShardReader, held_out
+from storage.weights.store import WeightStore
+
+__all__ = [
+    "ALGORITHMS",
+    "HELD_OUT",
+    "NothingToTrainOn",
+    "TrainResult",
+    "declared_spec",
+    "finite",
+    "train",
+]
+
+READ_ROWS = 4096
+BLOCK_ROWS = 500_000
+
+ALGORITHMS: Mapping[str, AlgorithmConfig] = {
+    "ips": BanditConfig(objective="ips"),
+    "snips": BanditConfig(objective="snips"),
+    "dr": BanditConfig(objective="dr"),
+}
+"""Algorithms by the names that a command line offers, with their default settings."""
+
+
+class NothingToTrainOn(ValueError):
+    """No row could be learned from; the text says how many were left out, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a training run did. Rows are steps: read = trained + excluded; beside those stand the
+    held-out ones, and those of the same shards that were not for this training."""
+
+    candidate: str
+    policy_id: str
+    algorithm: str
+    seed: int
+    held_out: float
+    rows_read: int
+    rows_trained: int
+    rows_held_out: int
+    excluded: Mapping[str, int] = field(default_factory=dict)  # why -> rows
+    not_read: Mapping[str, int] = field(default_factory=dict)  # e.g. another policy's -> rows
+    lineage: Mapping[str, list[list[int]]] = field(default_factory=dict)  # stream -> ordinals
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the last update
+    skipped: Mapping[str, str] = field(default_factory=dict)  # damaged shard -> why
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for strict JSON."""
+        return {**asdict(self), "metrics": finite(self.metrics)}
+
+
+def train(
+    root: Path | str,
+    policy_id: str = DEFAULT_POLICY,
+    algorithm: AlgorithmConfig | None = None,
+    *,
+    spec: PolicySpec | None = None,
+    held_out: float = HELD_OUT,
+    epochs: int | None = None,
+    seed: int = 0,
+    manifest: Mapping[str, Ranges] | None = None,
+    block_rows: int = BLOCK_ROWS,
+    checkpoint: Path | None = None,
+    threads: int = 1,
+    on_progress: Progress = no_progress,
+) -> TrainResult:
+    """Train a policy on the shards under `root` and keep it as a candidate of its weight store.
+
+    `spec` defaults to the declared one, or to a default module between the declared (or stored)
+    spaces. `epochs` overrides the algorithm's. `manifest` (stream -> ordinal ranges) reads nothing
+    else. Rows are learned from in blocks of at most `block_rows`, in the order of their ordinals,
+    so that memory is bounded; one block sees the whole log. `checkpoint` keeps the learner's state
+    and the reader's position. `threads` are torch's: more than one fights with a collector on the
+    same machine.
+
+    Raises NothingToTrainOn, and ValueError for settings, spaces or shards that do not fit.
+    """
+    torch.set_num_threads(threads)
+    config = _configured(algorithm, epochs)
+    wanted = spec or declared_spec(Path(root), policy_id)
+    with _reader(root, policy_id, held_out, manifest, config) as reader:
+        learner = None if wanted is None else _learner(wanted, config, seed)
+        metrics: dict[str, float] = {}
+        for block in _blocks(reader, block_rows, on_progress):
+            learner = learner or _learner(_stored_spec(reader), config, seed)
+            metrics = learner.update(block, on_progress) or metrics
+        if learner is None or not learner.counts.rows_trained:
+            raise NothingToTrainOn(_why_nothing(policy_id, learner, reader))
+        if checkpoint is not None:
+            learner.save(checkpoint, reader_state=reader.state_dict())
+        result = _result(learner, reader, metrics, policy_id, seed, held_out)
+        return replace(result, candidate=_keep(learner, result, root, checkpoint))
+
+
+def _configured(algorithm: AlgorithmConfig | None, epochs: int | None) -> AlgorithmConfig:
+    config = algorithm or BanditConfig()
+    return config if epochs is None else replace(config, epochs=epochs)
+
+
+def declared_spec(root: Path, policy_id: str) -> PolicySpec | None:
+    """The spec in `policies/{id}.json`, or a default module between its spaces."""
+    declaration = load_declarations(root).get(policy_id)
+    if declaration is None:
+        return None
+    if declaration.spec is not None:
+        return PolicySpec.from_json(dict(declaration.spec))
+    return PolicySpec(declaration.observation, declaration.action)
+
+
+def _stored_spec(reader: ShardReader) -> PolicySpec:
+    if reader.spaces is None:
+        raise NothingToTrainOn("expected shards that name their spaces, got no rows")
+    return PolicySpec(*reader.spaces)
+
+
+def _learner(spec: PolicySpec, config: AlgorithmConfig, seed: int) -> Learner:
+    return Learner(Policy(spec, seed=seed), config, seed=seed)
+
+
+def _reader(
+    root: Path | str,
+    policy_id: str,
+    fraction: float,
+    manifest: Mapping[str, Ranges] | None,
+    config: AlgorithmConfig,
+) -> ShardReader:
+    def for_training(batch: SampleBatch) -> npt.NDArray[np.bool_]:
+        return ~held_out(batch, fraction)
+
+    return ShardReader(
+        root,
+        policy_id=policy_id,
+        batch_size=READ_ROWS,
+        select=for_training,
+        ordinals=manifest,
+        columns=(EPS_ID, *config.columns),
+    )
+
+
+def _blocks(reader: ShardReader, block_rows: int, on_progress: Progress) -> Iterator[SampleBatch]:
+    """Batches of up to `block_rows`, each in the order of its streams and ordinals."""
+    held: list[SampleBatch] = []
+    rows = read = 0
+    for batch in reader:
+        held.append(batch)
+        rows, read = rows + batch.count, read + batch.count
+        on_progress("reading", read, None)
+        if rows >= block_rows:
+            yield _ordered(held)
+            held, rows = [], 0
+    if rows:
+        yield _ordered(held)
+
+
+def _ordered(batches: list[SampleBatch]) -> SampleBatch:
+    """One batch whose order does not depend on how the rows came to lie in shards."""
+    batch = concat_samples(batches)
+    streams = np.unique(batch[STREAM].astype(str), return_inverse=True)[1]
+    return batch.take(np.lexsort((batch[T], batch[ORDINAL], batch[EPISODE_ORDINAL], streams)))
+
+
+def _result(
+    learner: Learner,
+    reader: ShardReader,
+    metrics: Mapping[str, float],
+    policy_id: str,
+    seed: int,
+    fraction: float,
+) -> TrainResult:
+    not_read = dict(reader.stats.excluded)
+    return TrainResult(
+        candidate="",
+        policy_id=policy_id,
+        algorithm=type(learner.config).__name__,
+        seed=seed,
+        held_out=fraction,
+        rows_read=learner.counts.rows_read,
+        rows_trained=learner.counts.rows_trained,
+        rows_held_out=not_read.pop("select", 0),
+        excluded=dict(learner.counts.excluded),
+        not_read=not_read,
+        lineage=learner.lineage,
+        metrics=metrics,
+        skipped=dict(reader.stats.skipped),
+    )
+
+
+def _keep(learner: Learner, result: TrainResult, root: Path | str, checkpoint: Path | None) -> str:
+    """Add the candidate; its metrics say how it was made, so that evaluation can hold out alike."""
+    policy = learner.policy
+    return WeightStore(root, result.policy_id).add_candidate(
+        policy.get_weights(),
+        spec=policy.spec.to_json(),
+        metrics={
+            "algorithm": result.algorithm,
+            "config": finite(asdict(learner.config)),
+            "seed": result.seed,
+            "held_out": result.held_out,
+            "rows_trained": result.rows_trained,
+            **finite(result.metrics),
+        },
+        lineage=learner.lineage,
+        filter_state=policy.filter.to_json(),
+        checkpoint=None if checkpoint is None else checkpoint.name,
+    )
+
+
+def finite(document: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: such a number becomes None."""
+    return {
+        name: None if isinstance(value, float) and not np.isfinite(value) else value
+        for name, value in document.items()
+    }
+
+
+def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -> str:
+    counts = {**reader.stats.excluded, **(learner.counts.excluded if learner else {})}
+    counts["held_out"] = counts.pop("select", 0)
+    left_out = ", ".join(f"{why}: {rows}" for why, rows in counts.items() if rows) or "none"
+    bad = f"; {len(reader.stats.skipped)} damaged shards" if reader.stats.skipped else ""
+    return (
+        f"policy {policy_id!r}: expected rows to learn from, found none in {reader.stats.shards} "
+        f"shards (rows left out: {left_out}{bad})"
+    )

@@ -1,0 +1,74 @@
+"""`train_once`: the training job on a frozen data set, done once (policy.jobs.run_once)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from policy.algorithms.base import AlgorithmConfig
+from policy.jobs.freeze import Frozen
+from policy.jobs.report import HELD_OUT
+from policy.jobs.run_once import Document, once, require_all
+from policy.jobs.train import train
+from policy.progress import Progress, no_progress
+from storage.declarations.policy_files import load_declarations
+from storage.errors import WeightStoreError
+from storage.weights.store import WeightStore
+
+__all__ = ["train_once"]
+
+
+def train_once(
+    root: Path | str,
+    policy_id: str,
+    algorithm: AlgorithmConfig,
+    frozen: Frozen,
+    *,
+    held_out: float = HELD_OUT,
+    epochs: int | None = None,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    threads: int = 1,
+    on_progress: Progress = no_progress,
+) -> Document:
+    """`policy.jobs.train.train` on a frozen data set, unless its candidate is there already.
+
+    Gives the result as plain types, with `manifest` (the hash) and `unchanged`. Raises
+    DataIncomplete, after training but before it is recorded, when a shard was skipped.
+    """
+    config = algorithm if epochs is None else replace(algorithm, epochs=epochs)
+    declaration = load_declarations(Path(root)).get(policy_id)
+    key = {
+        "policy_id": policy_id,
+        "spec": declaration and declaration.spec,
+        "algorithm": type(config).__name__,
+        "config": asdict(config),
+        "held_out": held_out,
+        "seed": seed,
+    }
+    store = WeightStore(root, policy_id)
+
+    def work() -> Document:
+        result = train(
+            root,
+            policy_id,
+            config,
+            held_out=held_out,
+            seed=seed,
+            manifest=frozen.streams,
+            checkpoint=checkpoint,
+            threads=threads,
+            on_progress=on_progress,
+        )
+        require_all(frozen, result.skipped)
+        return result.to_dict()
+
+    return once(frozen, "train", key, work, lambda known: _is_there(store, known["candidate"]))
+
+
+def _is_there(store: WeightStore, candidate: str) -> bool:
+    try:
+        store.load_candidate(candidate)
+    except WeightStoreError:
+        return False
+    return True

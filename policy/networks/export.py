@@ -1,0 +1,110 @@
+"""Policies for other programs: the network as torch.export or ONNX, the weights as safetensors.
+
+The exported network maps filtered flat observations (B, D) to `dist_inputs` (B, K): see
+policy.inference.preprocessors, policy.inference.filters and policy.inference.action_layout, and the
+spec that is written beside.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+
+from policy.networks.policy import Policy
+from storage.system.files import make_directory, replace_file
+
+__all__ = ["export_checkpoint", "export_model", "export_onnx"]
+
+_TOLERANCE = 1e-5
+
+
+class ExportError(RuntimeError):
+    """What was exported does not compute what the policy computes."""
+
+
+def export_model(policy: Policy, directory: Path | str) -> Path:
+    """Write `model.pt2` (torch.export, any batch size) and `spec.json`; the model's path.
+
+    The file is torch's own format: torch.export.load reads it. It is checked against the policy.
+    """
+    folder = _folder(policy, directory)
+    module, example = policy.module.eval(), _example(policy, 3)
+    # torch takes a batch of 0 or 1 for a constant: the example has 3 rows, and any number fits
+    shapes = {"flat": {0: torch.export.Dim("batch")}}
+    program = torch.export.export(module, (example,), dynamic_shapes=shapes)
+    _check(policy, lambda rows: program.module()(rows).detach().numpy(), "torch.export")
+    path = folder / "model.pt2"
+    torch.export.save(program, path)
+    return path
+
+
+def export_onnx(policy: Policy, directory: Path | str) -> Path:
+    """Write `model.onnx` (input `flat`, output `dist_inputs`) and `spec.json`; the model's path.
+
+    Needs the [onnx] extra. What onnxruntime computes from the file is checked against torch.
+    """
+    try:
+        import onnxruntime  # noqa: PLC0415  an optional extra
+        import onnxscript  # noqa: F401, PLC0415  an optional extra, which torch.onnx needs
+    except ImportError as error:
+        raise ImportError(
+            "export to ONNX needs the [onnx] extra: pip install headrace[onnx]"
+        ) from error
+    folder = _folder(policy, directory)
+    path = folder / "model.onnx"
+    torch.onnx.export(
+        policy.module.eval(),
+        (_example(policy, 3),),
+        str(path),
+        input_names=["flat"],
+        output_names=["dist_inputs"],
+        dynamic_shapes={"flat": {0: torch.export.Dim("batch")}},
+        dynamo=True,
+        verbose=False,
+    )
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    _check(policy, lambda rows: session.run(None, {"flat": rows.numpy()})[0], "ONNX")
+    return path
+
+
+def export_checkpoint(policy: Policy, directory: Path | str, prefix: str = "model") -> Path:
+    """Write `{prefix}.safetensors` (the state_dict) and `{prefix}.json` (spec, filter state,
+    version); the weights' path."""
+    folder = Path(directory)
+    make_directory(folder)
+    path = folder / f"{prefix}.safetensors"
+    replace_file(path, safetensors.numpy.save(policy.get_weights()))
+    document = {
+        "spec": policy.spec.to_json(),
+        "filter_state": policy.filter.to_json(),
+        "policy_version": policy.version,
+    }
+    replace_file(folder / f"{prefix}.json", json.dumps(document, indent=2).encode())
+    return path
+
+
+def _folder(policy: Policy, directory: Path | str) -> Path:
+    folder = Path(directory)
+    make_directory(folder)
+    replace_file(folder / "spec.json", json.dumps(policy.spec.to_json(), indent=2).encode())
+    return folder
+
+
+def _example(policy: Policy, rows: int) -> torch.Tensor:
+    rng = np.random.default_rng(0)
+    return torch.from_numpy(rng.normal(size=(rows, policy.spec.flattener.size)).astype(np.float32))
+
+
+def _check(policy: Policy, run: Any, what: str) -> None:
+    """Raise ExportError unless it agrees on a batch of another size than it was traced with."""
+    rows = _example(policy, 7)
+    with torch.no_grad():
+        expected = policy.module(rows).numpy()
+    found = np.asarray(run(rows))
+    if found.shape != expected.shape or not np.allclose(found, expected, atol=_TOLERANCE):
+        raise ExportError(f"{what}: what was exported computes other numbers than the policy")

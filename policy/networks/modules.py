@@ -1,0 +1,84 @@
+"""Torch modules: flat observations in, distribution parameters and values out.
+
+The names of their weights are those of `PolicySpec.weight_shapes`, so that
+policy.inference.numpy_policy evaluates the same network from the same arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from policy.inference.action_layout import LOG_STD_RANGE
+from policy.inference.spec import PolicySpec
+
+__all__ = ["PolicyModule", "build_module"]
+
+_ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+}
+# A nearly uniform first policy explores and has no opinion to unlearn (Andrychowicz et al. 2021,
+# What matters in on-policy RL, section 3.2).
+_HEAD_GAIN = 0.01
+
+
+class PolicyModule(nn.Module):
+    """`pi`, a multilayer perceptron; `vf`, another, if the spec has a value head; `log_std`, one
+    number an element of the action's Box leaves, the same for every observation."""
+
+    def __init__(self, spec: PolicySpec, generator: torch.Generator) -> None:
+        super().__init__()
+        self.pi = _tower(spec, spec.layout.head, _HEAD_GAIN, generator)
+        self.vf = _tower(spec, 1, 1.0, generator) if spec.module.value_head else None
+        stds = spec.layout.log_stds
+        self.log_std = nn.Parameter(torch.zeros(stds)) if stds else None
+
+    def dist_inputs(self, flat: Tensor) -> Tensor:
+        """(B, K) of filtered flat observations (B, D)."""
+        head: Tensor = self.pi(flat)
+        if self.log_std is None:
+            return head
+        # shape[0], not len(), which would fix the batch size of an exported network
+        log_std = self.log_std.clamp(*LOG_STD_RANGE).expand(head.shape[0], -1)
+        return torch.cat([head, log_std], dim=1)
+
+    def values(self, flat: Tensor) -> Tensor:
+        """(B,); raises ValueError without a value head."""
+        if self.vf is None:
+            raise ValueError("this policy has no value head: see ModuleSpec.value_head")
+        values: Tensor = self.vf(flat)[:, 0]
+        return values
+
+    def forward(self, flat: Tensor) -> Tensor:
+        return self.dist_inputs(flat)
+
+
+def build_module(spec: PolicySpec, seed: int) -> PolicyModule:
+    """A new module: the same weights for the same spec and seed; torch's global seed is left be."""
+    return PolicyModule(spec, torch.Generator().manual_seed(seed))
+
+
+def _tower(spec: PolicySpec, outputs: int, gain: float, generator: torch.Generator) -> nn.Module:
+    """Linear layers with activations between; orthogonal weights, biases of zero."""
+    layers: list[nn.Module] = []
+    size = spec.flattener.size
+    for width in spec.module.hidden:
+        layers += [
+            _linear(size, width, math.sqrt(2), generator),
+            _ACTIVATIONS[spec.module.activation](),
+        ]
+        size = width
+    return nn.Sequential(*layers, _linear(size, outputs, gain, generator))
+
+
+def _linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    if layer.weight.numel():
+        nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,130 @@
+"""A policy in torch: what a learner trains.
+
+policy = Policy(spec, seed=7)
+actions = policy.compute_actions(policy.flatten(columns), rng)
+flat = policy.observe(policy.flatten(columns))           # filtered, as a tensor
+policy.distribution(flat).logp(...)                      # with gradients
+weights = policy.get_weights()                           # float32 copies, never views
+client_side = policy.to_numpy(version=3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from policy.inference.distributions import Product
+from policy.inference.filters import make_filter
+from policy.inference.numpy_policy import Actions, NumpyPolicy, check_weights, choose
+from policy.inference.preprocessors import columns_of
+from policy.inference.spec import PolicySpec
+from policy.networks.distributions import ActionDistribution, action_tensors
+from policy.networks.modules import build_module
+from storage.spaces.descriptors import Array
+
+__all__ = ["Policy"]
+
+FlatArray = npt.NDArray[np.float32]
+FloatArray = npt.NDArray[np.float64]
+
+
+class Policy:
+    """A spec, its torch module and its observation filter.
+
+    Attributes: `spec`; `module`, whose parameters a learner changes; `filter`, through which flat
+    observations go first; `version` of the weights, -1 when they were never published.
+    """
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        *,
+        seed: int = 0,
+        filter_state: Mapping[str, Any] | None = None,
+        version: int = -1,
+    ) -> None:
+        self.spec = spec
+        self.version = version
+        self.module = build_module(spec, seed)
+        self.filter = make_filter(spec.observation_filter, spec.flattener.size, filter_state)
+        self._product = Product(spec.layout)
+
+    # from columns to tensors
+
+    def flatten(self, columns: Mapping[str, Array] | Array) -> FlatArray:
+        """(B, D) float32 of B raw observations: leaf path -> (B, *shape), or the one leaf's."""
+        return self.spec.flattener.columns(columns)
+
+    def flat_observations(self, batch: Mapping[str, Any], prefix: str = "obs") -> FlatArray:
+        """(B, D) of a batch's columns `obs` or `obs.<path>` (or those of another prefix)."""
+        return self.flatten(columns_of(self.spec.observation, prefix, batch))
+
+    def stored_actions(self, batch: Mapping[str, Any]) -> list[Tensor]:
+        """A batch's columns `actions` or `actions.<path>`, as `ActionDistribution` reads them."""
+        columns = columns_of(self.spec.action, "actions", batch)
+        return action_tensors(self.spec.layout, columns, self.device)
+
+    def observe(self, flat: FlatArray) -> Tensor:
+        """Filtered flat observations (B, D) as a tensor on the module's device."""
+        return torch.as_tensor(self.filter(flat), device=self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    # what a learner reads; `observed` comes from `observe`
+
+    def distribution(self, observed: Tensor) -> ActionDistribution:
+        return ActionDistribution(self.spec.layout, self.module.dist_inputs(observed))
+
+    def values(self, observed: Tensor) -> Tensor:
+        """(B,) float32; raises ValueError without a value head."""
+        return self.module.values(observed)
+
+    # acting
+
+    @torch.no_grad()
+    def compute_actions(
+        self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True
+    ) -> Actions:
+        """Draw an action for each flat observation (B, D), or take the most likely one.
+
+        The same generator draws the same actions as with `to_numpy()`.
+        """
+        inputs = self.module.dist_inputs(self.observe(flat)).cpu().numpy()
+        return choose(self.spec, self._product, inputs, rng, explore=explore)
+
+    @torch.no_grad()
+    def logp(self, flat: FlatArray, actions: Mapping[str, Array]) -> FloatArray:
+        """(B,) float64 log probability of stored actions (leaf path -> column)."""
+        taken = action_tensors(self.spec.layout, actions, self.device)
+        logp: FloatArray = self.distribution(self.observe(flat)).logp(taken).cpu().numpy()
+        return logp
+
+    # weights
+
+    def get_weights(self) -> dict[str, FlatArray]:
+        """Name -> float32 array: copies, so that a later update does not change them."""
+        state = self.module.state_dict()
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in state.items()}
+
+    def set_weights(self, weights: Mapping[str, npt.NDArray[Any]], *, version: int = -1) -> None:
+        """Copy weights in; raises ValueError, and changes nothing, when they are not the spec's."""
+        checked = check_weights(self.spec, weights)
+        state = {name: torch.from_numpy(array.copy()) for name, array in checked.items()}
+        self.module.load_state_dict(state)
+        self.version = version
+
+    def to_numpy(self, *, version: int | None = None) -> NumpyPolicy:
+        """The same policy with numpy alone, as it is now."""
+        return NumpyPolicy(
+            self.spec,
+            self.get_weights(),
+            filter_state=self.filter.to_json(),
+            version=self.version if version is None else version,
+        )

@@ -1,0 +1,152 @@
+"""What actions are worth under a target policy, for estimators that need q and v: `cross_fit`.
+
+Every step is scored by a model (policy.ope.value_models) that was fitted on other episodes. In
+episodes of one step it knows the reward; in longer ones it is fitted again and again to the reward
+of each step plus what its last fit says that the target policy gets from the next one: fitted Q
+evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from policy.ope.value_models import RewardModel, expected_value
+
+__all__ = ["CrossFitted", "cross_fit"]
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+
+MOST_FITS = 200
+CLOSE = 1e-3  # of the largest target: less is no news
+
+
+class CrossFitted(NamedTuple):
+    """What `cross_fit` returns; S rows."""
+
+    q: FloatArray  # (S,) of the action taken
+    v: FloatArray  # (S,) expected under the target policy
+    fold: IntArray  # (S,) which fold's model scored the row; that model was fitted on the others
+
+
+def cross_fit(
+    make_model: Callable[[], RewardModel],
+    obs: npt.ArrayLike,
+    actions: npt.ArrayLike,
+    rewards: npt.ArrayLike,
+    target_probs: npt.ArrayLike,
+    *,
+    rng: np.random.Generator,
+    lengths: npt.ArrayLike | None = None,
+    terminated: npt.ArrayLike | None = None,
+    gamma: float = 1.0,
+    folds: int = 5,
+) -> CrossFitted:
+    """Score every row with a model fitted on the other folds' episodes.
+
+    Chernozhukov et al. 2018, Double/debiased machine learning, definition 3.2; for episodes of
+    several steps with Le, Voloshin & Yue 2019, Batch policy learning under constraints, algorithm
+    3. obs (S, *obs), actions and rewards (S,), target_probs (S, A); `lengths` (n,) says which rows
+    are one episode, in order (default: each row is), so that none is on both sides. `make_model`
+    gives a fresh model.
+
+    `terminated` (n,): whether nothing would have followed an episode's last step (default: all);
+    where something would have, nobody knows what, and the step is left out of the fit. As many fits
+    as the longest episode has steps make values of so many steps. They are kept within what so
+    many can earn, because fits that learn from themselves may diverge. Raises ValueError for
+    shapes that do not fit.
+    """
+    taken = np.asarray(actions)
+    sizes = np.ones(len(taken), np.int64) if lengths is None else np.asarray(lengths)
+    last = _last(sizes, len(taken))
+    fits = min(int(sizes.max()), MOST_FITS) if gamma else 1
+    known = np.ones(len(taken), np.bool_)
+    if terminated is not None and fits > 1:
+        known[last] = np.asarray(terminated, np.bool_)
+    given = (np.asarray(obs), taken, np.asarray(rewards), np.asarray(target_probs))
+    steps = _Steps(*given, last, known)
+    fold = _folds(sizes, folds, rng)
+    q, v = np.empty(len(fold)), np.empty(len(fold))
+    for number in range(folds):
+        inside = fold == number
+        model = _fit(make_model, steps.only(~inside), gamma, fits)
+        mine = steps.only(inside)
+        q[inside] = model.q(mine.obs, mine.actions)
+        v[inside] = expected_value(model, mine.obs, mine.probs)
+    return CrossFitted(q, v, fold)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """S steps, episodes one behind the other."""
+
+    obs: npt.NDArray[np.generic]
+    actions: npt.NDArray[np.generic]
+    rewards: FloatArray
+    probs: FloatArray
+    last: BoolArray  # (S,) of its episode
+    known: BoolArray  # (S,) whether it is known what follows it: a step, or nothing
+
+    def __post_init__(self) -> None:
+        for name in ("obs", "rewards", "probs"):
+            found = getattr(self, name).shape
+            if found[:1] != self.actions.shape[:1]:
+                raise ValueError(f"{name}: expected {len(self.actions)} rows, got {found}")
+
+    def only(self, chosen: BoolArray) -> _Steps:
+        """Those of whole episodes."""
+        return _Steps(
+            self.obs[chosen],
+            self.actions[chosen],
+            self.rewards[chosen],
+            self.probs[chosen],
+            self.last[chosen],
+            self.known[chosen],
+        )
+
+
+def _fit(
+    make_model: Callable[[], RewardModel], steps: _Steps, gamma: float, fits: int
+) -> RewardModel:
+    low, high = _attainable(steps.rewards, gamma, fits)
+    obs, actions = steps.obs[steps.known], steps.actions[steps.known]
+    targets = steps.rewards
+    model = make_model().fit(obs, actions, targets[steps.known])
+    for _ in range(fits - 1):
+        following = np.roll(expected_value(model, steps.obs, steps.probs), -1)
+        following[steps.last] = 0.0
+        before, targets = targets, np.clip(steps.rewards + gamma * following, low, high)
+        if np.abs(targets - before).max() <= CLOSE * np.abs(targets).max():
+            break
+        model = make_model().fit(obs, actions, targets[steps.known])
+    return model
+
+
+def _attainable(rewards: FloatArray, gamma: float, steps: int) -> tuple[float, float]:
+    """The least and the most that an episode of 1 to `steps` steps can earn."""
+    weight = float(np.sum(gamma ** np.arange(steps)))
+    least, most = float(rewards.min()), float(rewards.max())
+    return min(least, least * weight), max(most, most * weight)
+
+
+def _last(sizes: IntArray, total: int) -> BoolArray:
+    if sizes.ndim != 1 or sizes.sum() != total or (sizes < 1).any():
+        raise ValueError(
+            f"lengths: expected to sum to {total} rows, 1 or more each, got {sizes.tolist()!r:.200}"
+        )
+    last = np.zeros(total, np.bool_)
+    last[np.cumsum(sizes) - 1] = True
+    return last
+
+
+def _folds(sizes: IntArray, folds: int, rng: np.random.Generator) -> IntArray:
+    """(S,) fold of each row: episodes dealt out at random, equally many to each fold."""
+    if not 2 <= folds <= len(sizes):
+        raise ValueError(f"folds: expected 2 to {len(sizes)}, the number of episodes, got {folds}")
+    return np.repeat(rng.permutation(np.arange(len(sizes)) % folds), sizes)

@@ -1,0 +1,428 @@
+"""Off-policy estimators: what a target policy would have earned, judged from another's episodes.
+
+Hold the log as flat arrays, one row a step, episodes one after the other, and say how long each is:
+
+    episodes = Episodes.from_flat(
+        rewards, lengths=lengths, behaviour_logp=action_logp, target_logp=logp_of_the_new_policy
+    )
+    pdis(episodes, gamma=0.99).interval                          # Student-t, 95 %
+    wis(episodes, interval=Bootstrap(np.random.default_rng(7)))  # whole episodes drawn anew
+    ESTIMATORS["cwpdis"](episodes, gamma=0.99).to_dict()         # by name, ready for JSON
+
+One-step decisions (bandits) usually hold probabilities instead:
+
+    episodes = Episodes.one_step(clicks, behaviour_prob=propensity, target_prob=prob, q=q, v=v)
+    dr(episodes).value
+
+`q` is a model's value of the action that was taken, `v` its expected value under the target policy;
+`policy.ope.value_models` fits both. Which estimator needs what:
+
+    v_behavior                     rewards (the logging policy's own value, for comparison)
+    dm                             v
+    ips snips is pdis wis cwpdis   both logps
+    dr sndr switch_dr dr_os        both logps, q, v
+
+ips, snips, sndr, switch_dr and dr_os are for one-step episodes; the others take any length, and on
+one-step episodes is = pdis = ips and wis = cwpdis = snips. Everything here works on whole episodes:
+a weight is the product of the ratios target / behaviour of the steps up to and including its own.
+This module is pure: arrays in, numbers out; randomness enters as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from policy.ope.episodes import Episodes
+from policy.ope.intervals import Bootstrap, Interval, PerStepSums, Resampled, StudentT, Sums
+
+__all__ = [
+    "ESTIMATORS",
+    "Bootstrap",
+    "Episodes",
+    "Estimate",
+    "Estimator",
+    "Interval",
+    "StudentT",
+    "cwpdis",
+    "dm",
+    "dr",
+    "dr_os",
+    "importance_sampling",
+    "ips",
+    "pdis",
+    "sndr",
+    "snips",
+    "switch_dr",
+    "v_behavior",
+    "wis",
+]
+
+FloatArray = npt.NDArray[np.float64]
+
+STUDENT_T_95 = StudentT()
+# Beyond this the square of a weight is no longer a number.
+LARGEST_WEIGHT = 1e150
+# How many numbers a table of episodes of about the same length may hold: 8 MB of float64.
+CELLS = 1 << 20
+
+_WHAT_TO_DO = {
+    "no_propensity": "log actions with action_prob=... or action_logp=...",
+    "abandoned": "end episodes with end_episode, or keep these with leave_out=()",
+    "broken": "see why the collector closed them, or keep them with leave_out=()",
+    "unfinished": "wait until they end, or keep them with leave_out=()",
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an estimator says. Values are returns per episode; `stderr` is of `value`."""
+
+    name: str
+    value: float
+    stderr: float  # inf when one episode is all there is
+    interval: tuple[float, float]
+    level: float  # of the interval, e.g. 0.95
+    ess: float  # effective sample size, (sum w)^2 / sum w^2 over whole-episode weights
+    n: int  # episodes used
+    excluded: Mapping[str, int]  # reason -> episodes not used
+    max_weight: float  # largest whole-episode weight
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain types for strict JSON; a number that is not finite becomes None."""
+
+        def plain(number: float) -> float | None:
+            return float(number) if np.isfinite(number) else None
+
+        return {
+            "name": self.name,
+            "value": plain(self.value),
+            "stderr": plain(self.stderr),
+            "interval": [plain(limit) for limit in self.interval],
+            "level": self.level,
+            "ess": plain(self.ess),
+            "n": self.n,
+            "excluded": dict(self.excluded),
+            "max_weight": plain(self.max_weight),
+        }
+
+
+class Estimator(Protocol):
+    """What every estimator can be called with; some take a keyword more."""
+
+    def __call__(
+        self, episodes: Episodes, *, gamma: float = 1.0, interval: Interval = ...
+    ) -> Estimate: ...
+
+
+# ------------------------------------------------------------------ estimators of any length
+
+
+def v_behavior(
+    episodes: Episodes, *, gamma: float = 1.0, interval: Interval = STUDENT_T_95
+) -> Estimate:
+    """The logging policy's own value: the mean discounted return. Needs no propensities."""
+    data = _prepared(episodes)
+    returns = _discounted(data, data.rewards, gamma)
+    return _estimate("v_behavior", data, Sums(base=returns), interval, np.ones(data.n))
+
+
+def dm(episodes: Episodes, *, gamma: float = 1.0, interval: Interval = STUDENT_T_95) -> Estimate:
+    """Direct method: mean of v at the first step. Dudik, Langford & Li 2011, section 2.
+
+    Its interval shows how v varies over episodes, and nothing of the model's own error. Needs no
+    propensities; `gamma` is in v already.
+    """
+    data = _prepared(episodes, "v")
+    _check_gamma(gamma)
+    first = _given(data.v)[data.starts]
+    return _estimate("dm", data, Sums(base=first), interval, np.ones(data.n))
+
+
+def importance_sampling(
+    episodes: Episodes, *, gamma: float = 1.0, interval: Interval = STUDENT_T_95
+) -> Estimate:
+    """Trajectory-wise: mean of w_T * return. Precup, Sutton & Singh 2000, section 3 (IS)."""
+    data = _weighable(episodes)
+    weights = _last(data, _weights(data))
+    _check_overlap(weights)
+    terms = weights * _discounted(data, data.rewards, gamma)
+    return _estimate("is", data, Sums(base=terms), interval, weights)
+
+
+def pdis(episodes: Episodes, *, gamma: float = 1.0, interval: Interval = STUDENT_T_95) -> Estimate:
+    """Per decision: mean of sum_t g^t w_t r_t. Precup, Sutton & Singh 2000, section 4 (PDIS)."""
+    data = _weighable(episodes)
+    weights = _weights(data)
+    terms = _discounted(data, weights * data.rewards, gamma)
+    return _estimate("pdis", data, Sums(base=terms), interval, _last(data, weights))
+
+
+def wis(episodes: Episodes, *, gamma: float = 1.0, interval: Interval = STUDENT_T_95) -> Estimate:
+    """Weighted: sum w_T * return / sum w_T. Precup, Sutton & Singh 2000, section 3 (WIS)."""
+    data = _weighable(episodes)
+    weights = _last(data, _weights(data))
+    _check_overlap(weights)
+    returns = _discounted(data, data.rewards, gamma)
+    return _estimate("wis", data, _ratio(weights, returns), interval, weights)
+
+
+def cwpdis(
+    episodes: Episodes, *, gamma: float = 1.0, interval: Interval = STUDENT_T_95
+) -> Estimate:
+    """Consistent weighted per decision: sum_t g^t (sum_i w_t r_t / sum_i w_t).
+
+    Thomas 2015, Safe Reinforcement Learning (thesis), section 3.10. An episode that has ended
+    keeps its last weight with reward 0.
+    """
+    data = _weighable(episodes)
+    weights = _weights(data)
+    sums = PerStepSums(weights, data.rewards, data.lengths, _check_gamma(gamma))
+    if not sums.denominators().all():
+        step = int(np.argmin(sums.denominators() > 0))
+        raise ValueError(f"every importance weight is 0 at step {step}: use 'pdis' or 'dr'")
+    return _estimate("cwpdis", data, sums, interval, _last(data, weights))
+
+
+def dr(episodes: Episodes, *, gamma: float = 1.0, interval: Interval = STUDENT_T_95) -> Estimate:
+    """Doubly robust: D_t = v_t + rho_t (r_t + g D_{t+1} - q_t), mean of D_0.
+
+    Jiang & Li 2016; for one step Dudik, Langford & Li 2011. Computed unrolled, as Thomas &
+    Brunskill 2016 write it: sum_t g^t (w_{t-1} v_t + w_t (r_t - q_t)), w_{-1} = 1.
+    """
+    data = _weighable(episodes, "q", "v")
+    weights = _weights(data)
+    before = np.empty_like(weights)
+    before[1:] = weights[:-1]
+    before[data.starts] = 1.0
+    steps = before * _given(data.v) + weights * (data.rewards - _given(data.q))
+    sums = Sums(base=_discounted(data, steps, gamma))
+    return _estimate("dr", data, sums, interval, _last(data, weights))
+
+
+# ------------------------------------------------------------------ estimators of one step
+
+
+def ips(episodes: Episodes, *, gamma: float = 1.0, interval: Interval = STUDENT_T_95) -> Estimate:
+    """Inverse propensity score: mean of w r. Dudik, Langford & Li 2011, section 2."""
+    one = importance_sampling(_single(episodes, "ips", "is"), gamma=gamma, interval=interval)
+    return replace(one, name="ips")
+
+
+def snips(episodes: Episodes, *, gamma: float = 1.0, interval: Interval = STUDENT_T_95) -> Estimate:
+    """Self-normalised: sum w r / sum w. Swaminathan & Joachims 2015, section 4."""
+    one = wis(_single(episodes, "snips", "wis"), gamma=gamma, interval=interval)
+    return replace(one, name="snips")
+
+
+def sndr(episodes: Episodes, *, gamma: float = 1.0, interval: Interval = STUDENT_T_95) -> Estimate:
+    """Self-normalised DR: mean v + sum w (r - q) / sum w. Kallus & Uehara 2019."""
+    data, weights, residual = _bandit(episodes, "sndr", gamma)
+    sums = _ratio(weights, residual, base=_given(data.v))
+    return _estimate("sndr", data, sums, interval, weights)
+
+
+def switch_dr(
+    episodes: Episodes,
+    *,
+    gamma: float = 1.0,
+    interval: Interval = STUDENT_T_95,
+    tau: float = 10.0,
+) -> Estimate:
+    """DR where w <= tau, the model alone elsewhere. Wang, Agarwal & Dudik 2017 (SWITCH)."""
+    data, weights, residual = _bandit(episodes, "switch_dr", gamma)
+    if not tau >= 0:
+        raise ValueError(f"tau: expected a weight >= 0, got {tau}")
+    # A ratio that is tau exactly may come out of its logarithms one rounding above it.
+    kept = np.where(weights <= tau * (1 + 1e-9), weights, 0.0)
+    terms = _given(data.v) + kept * residual
+    return _estimate("switch_dr", data, Sums(base=terms), interval, weights)
+
+
+def dr_os(
+    episodes: Episodes,
+    *,
+    gamma: float = 1.0,
+    interval: Interval = STUDENT_T_95,
+    shrinkage: float = 10.0,
+) -> Estimate:
+    """DR with weights l w / (w^2 + l), l = `shrinkage` (0: the model alone; inf: plain DR).
+
+    Su, Dimakopoulou, Krishnamurthy & Dudik 2020, optimistic shrinkage.
+    """
+    data, weights, residual = _bandit(episodes, "dr_os", gamma)
+    if not shrinkage >= 0:
+        raise ValueError(f"shrinkage: expected a number >= 0, got {shrinkage}")
+    # The same as in the docstring, but inf does not divide by itself.
+    shrunk = weights / (1 + weights**2 / shrinkage) if shrinkage > 0 else np.zeros_like(weights)
+    terms = _given(data.v) + shrunk * residual
+    return _estimate("dr_os", data, Sums(base=terms), interval, weights)
+
+
+ESTIMATORS: Mapping[str, Estimator] = {
+    "v_behavior": v_behavior,
+    "ips": ips,
+    "snips": snips,
+    "dm": dm,
+    "dr": dr,
+    "sndr": sndr,
+    "switch_dr": switch_dr,
+    "dr_os": dr_os,
+    "is": importance_sampling,
+    "pdis": pdis,
+    "wis": wis,
+    "cwpdis": cwpdis,
+}
+
+
+# ------------------------------------------------------------------ what they share
+
+
+def _estimate(
+    name: str, data: Episodes, sums: Resampled, interval: Interval, weights: FloatArray
+) -> Estimate:
+    """Put a value, its standard error and its interval together. weights (n,)."""
+    n = data.n
+    value = float(sums.value(np.ones((1, n)))[0])
+    spread = sums.influence()
+    # n (n - 1) for ratios too: with equal weights their error is then that of a plain mean.
+    stderr = float(np.sqrt(spread @ spread / (n * (n - 1)))) if n > 1 else np.inf
+    return Estimate(
+        name=name,
+        value=value,
+        stderr=stderr,
+        interval=interval.around(sums, value, stderr),
+        level=interval.level,
+        ess=_effective(weights),
+        n=n,
+        excluded=dict(data.excluded),
+        max_weight=float(weights.max()),
+    )
+
+
+def _effective(weights: FloatArray) -> float:
+    """Kish 1965: (sum w)^2 / sum w^2; 0 when no episode has any weight."""
+    largest = weights.max()
+    if largest == 0:
+        return 0.0
+    shares = weights / largest
+    return float(shares.sum() ** 2 / (shares @ shares))
+
+
+def _prepared(data: Episodes, *needs: str) -> Episodes:
+    """Raise ValueError when a column is missing or no episode is left."""
+    missing = [name for name in needs if getattr(data, name) is None]
+    if missing:
+        raise ValueError(f"this estimator needs {', '.join(missing)}: give it to Episodes")
+    if data.n == 0:
+        reasons = ", ".join(f"{why}: {count}" for why, count in data.excluded.items() if count)
+        advice = [_WHAT_TO_DO[why] for why in data.excluded if why in _WHAT_TO_DO]
+        raise ValueError(
+            f"no episodes are left to judge by ({reasons or 'none were given'})"
+            + "".join(f"; {one}" for one in advice)
+        )
+    return data
+
+
+def _weighable(data: Episodes, *needs: str) -> Episodes:
+    return _prepared(data.with_propensity(), "target_logp", *needs)
+
+
+def _single(data: Episodes, name: str, instead: str) -> Episodes:
+    if data.rewards.size != data.n:
+        raise ValueError(
+            f"{name}: expected one-step episodes, got one of {int(data.lengths.max())} steps; "
+            f"use {instead!r}"
+        )
+    return data
+
+
+def _bandit(data: Episodes, name: str, gamma: float) -> tuple[Episodes, FloatArray, FloatArray]:
+    """One-step episodes, their weights (n,) and residuals r - q (n,)."""
+    _check_gamma(gamma)
+    data = _weighable(_single(data, name, "dr"), "q", "v")
+    return data, _weights(data), data.rewards - _given(data.q)
+
+
+def _given(column: FloatArray | None) -> FloatArray:
+    """A column that _prepared has found there."""
+    if column is None:
+        raise ValueError("a column that this estimator needs is missing")
+    return column
+
+
+def _weights(data: Episodes) -> FloatArray:
+    """(S,) product of target / behaviour up to and including each step."""
+    ratios = _given(data.target_logp) - data.behaviour_logp
+    with np.errstate(over="ignore"):
+        weights = np.exp(_running_sums(ratios, data))
+    if not (weights < LARGEST_WEIGHT).all():
+        episode = int(np.searchsorted(np.cumsum(data.lengths), weights.argmax(), side="right"))
+        raise ValueError(
+            f"the importance weight of episode {episode} exceeds {LARGEST_WEIGHT}: target and "
+            "behaviour are too far apart, or one of the logps is not of the logged action"
+        )
+    _check_overlap(weights)
+    return weights
+
+
+def _running_sums(values: FloatArray, data: Episodes) -> FloatArray:
+    """(S,) sums from each episode's start, over tables of episodes of about the same length.
+
+    One running sum over all S less its value at the start would be shorter, but -inf (a
+    probability of 0) and the rounding of one episode would spoil those after it.
+    """
+    if values.size == data.n:
+        return values
+    order = np.argsort(data.lengths, kind="stable")
+    lengths, starts = data.lengths[order], data.starts[order]
+    sums, begin = np.empty_like(values), 0
+    while begin < data.n:
+        shortest = int(lengths[begin])
+        end = min(
+            begin + max(1, CELLS // shortest),
+            int(np.searchsorted(lengths, 2 * shortest, side="right")),
+        )
+        columns = np.arange(int(lengths[end - 1]))
+        inside = columns < lengths[begin:end, None]
+        rows = (starts[begin:end, None] + columns)[inside]
+        table = np.zeros(inside.shape)
+        table[inside] = values[rows]
+        sums[rows] = np.cumsum(table, axis=1)[inside]
+        begin = end
+    return sums
+
+
+def _last(data: Episodes, weights: FloatArray) -> FloatArray:
+    """(n,) whole-episode weights."""
+    return weights[np.cumsum(data.lengths) - 1]
+
+
+def _discounted(data: Episodes, steps: FloatArray, gamma: float) -> FloatArray:
+    """(n,) sum_t g^t x_t of each episode; steps (S,)."""
+    if _check_gamma(gamma) != 1:
+        steps = steps * gamma ** data.t.astype(np.float64)
+    return np.add.reduceat(steps, data.starts)
+
+
+def _ratio(weights: FloatArray, values: FloatArray, base: FloatArray | None = None) -> Sums:
+    """base + sum w x / sum w; all (n,)."""
+    return Sums(base=base, numerator=weights * values, denominator=weights)
+
+
+def _check_overlap(weights: FloatArray) -> None:
+    if not weights.any():
+        raise ValueError(
+            "every importance weight is 0: the target policy never does what was logged, so these "
+            "episodes say nothing about it"
+        )
+
+
+def _check_gamma(gamma: float) -> float:
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma: expected a discount in [0, 1], got {gamma}")
+    return gamma

@@ -1,0 +1,268 @@
+"""Value models: what the model-based estimators need fitted.
+
+A model says what reward an action earns where: `fit`, then `q` of the actions that were taken and
+`q_all` of all of them. With the target policy's probabilities (n, A) that makes the q and v of
+`policy.ope.estimators`:
+
+    model = LinearRewardModel(n_actions=4).fit(obs, actions, rewards)
+    q, v = model.q(obs, actions), expected_value(model, obs, target_probs)
+
+A model judges the rows it was fitted on too kindly, and knows the reward of a step but not what
+follows it. `policy.ope.cross_fitting` scores every episode with a model that never saw it, and in
+episodes of several steps with one that looks ahead:
+
+    fitted = cross_fit(
+        lambda: LinearRewardModel(n_actions=4), obs, actions, rewards, target_probs,
+        lengths=lengths, gamma=0.99, rng=np.random.default_rng(7),
+    )
+    episodes = Episodes.from_flat(rewards, lengths=lengths, q=fitted.q, v=fitted.v, ...)
+
+Actions are those of a Discrete space. numpy alone.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "LinearRewardModel",
+    "RewardModel",
+    "SmoothedMeanRewardModel",
+    "expected_value",
+]
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+# How many values q_all may fill at a time when only their mean is wanted: 32 MB of float64.
+CELLS = 1 << 22
+
+
+class RewardModel(Protocol):
+    """The contract of a model; n rows, A actions."""
+
+    def fit(self, obs: npt.ArrayLike, actions: npt.ArrayLike, rewards: npt.ArrayLike) -> Self:
+        """Learn from obs (n, *obs), actions (n,) and rewards (n,); return the model itself."""
+
+    def q(self, obs: npt.ArrayLike, actions: npt.ArrayLike) -> FloatArray:
+        """(n,) expected reward of the given actions."""
+
+    def q_all(self, obs: npt.ArrayLike) -> FloatArray:
+        """(n, A) expected reward of every action."""
+
+
+class SmoothedMeanRewardModel:
+    """The mean reward of each action, pulled towards a prior; the observation plays no part.
+
+    q(a) = (sum of rewards of a + prior_successes) / (number of a + prior_count), the mean of a
+    Beta posterior when rewards are 0 or 1 (Gelman et al. 2013, Bayesian Data Analysis, eq. 2.6).
+    Actions run from `start` to `start + n_actions - 1`, as in Discrete(n, start).
+    """
+
+    def __init__(
+        self,
+        n_actions: int,
+        *,
+        prior_successes: float = 0.0,
+        prior_count: float = 1.0,
+        start: int = 0,
+    ) -> None:
+        _check_n_actions(n_actions)
+        if not prior_count > 0 or not np.isfinite(prior_successes):
+            raise ValueError(
+                "expected prior_count > 0 and a finite prior_successes, got "
+                f"{prior_count} and {prior_successes}"
+            )
+        self.n_actions = n_actions
+        self.start = start
+        self.prior_successes = prior_successes
+        self.prior_count = prior_count
+        self._means: FloatArray | None = None  # (A,)
+
+    def fit(self, obs: npt.ArrayLike, actions: npt.ArrayLike, rewards: npt.ArrayLike) -> Self:
+        index = _action_index(actions, self.n_actions, self.start)
+        reward = _numbers("rewards", rewards, (len(index),))
+        _features(obs, len(index))
+        counts = np.bincount(index, minlength=self.n_actions)
+        totals = np.bincount(index, weights=reward, minlength=self.n_actions)
+        self._means = (totals + self.prior_successes) / (counts + self.prior_count)
+        return self
+
+    def q(self, obs: npt.ArrayLike, actions: npt.ArrayLike) -> FloatArray:
+        index = _action_index(actions, self.n_actions, self.start)
+        _features(obs, len(index))
+        return _fitted(self._means)[index]
+
+    def q_all(self, obs: npt.ArrayLike) -> FloatArray:
+        """(n, A), read-only: one row seen n times."""
+        return np.broadcast_to(_fitted(self._means), (len(_features(obs)), self.n_actions))
+
+
+class LinearRewardModel:
+    """Ridge regression of the reward on the observation, one for each action.
+
+    The pooled model b = argmin |r - X b|^2 + l2 |b|^2 over all rows (its intercept free) is where
+    each action starts from: b_a = argmin |r_a - X_a b_a|^2 + l2 |b_a - b|^2. So an action that was
+    rarely taken is judged like the average one, and one never taken exactly so. Closed form,
+    Hoerl & Kennard 1970, eq. 2.1. Features are scaled to unit variance first, so that l2 counts
+    rows: an action needs about l2 of them to move half way from the pooled model.
+    """
+
+    def __init__(self, n_actions: int, *, l2: float = 10.0, start: int = 0) -> None:
+        _check_n_actions(n_actions)
+        if not (l2 > 0 and np.isfinite(l2)):
+            raise ValueError(f"l2: expected a finite number > 0, got {l2}")
+        self.n_actions = n_actions
+        self.start = start
+        self.l2 = l2
+        self._center = np.empty(0)  # (F,)
+        self._scale = np.empty(0)  # (F,)
+        self._coefficients: FloatArray | None = None  # (A, F + 1), the intercept last
+
+    def fit(self, obs: npt.ArrayLike, actions: npt.ArrayLike, rewards: npt.ArrayLike) -> Self:
+        index = _action_index(actions, self.n_actions, self.start)
+        reward = _numbers("rewards", rewards, (len(index),))
+        features = _features(obs, len(index))
+        if len(index) == 0:
+            raise ValueError("expected at least one row to fit, got none")
+        self._center, spread = features.mean(axis=0), features.std(axis=0)
+        # A constant column carries no information: its centred values are 0 at any scale.
+        self._scale = np.where(spread > 1e-12 * np.abs(self._center), spread, 1.0)
+        self._coefficients = self._solve(self._design(features), index, reward)
+        return self
+
+    def q(self, obs: npt.ArrayLike, actions: npt.ArrayLike) -> FloatArray:
+        index = _action_index(actions, self.n_actions, self.start)
+        rows = _fitted(self._coefficients)[index]
+        return _row_dots(self._design(self._known(obs, len(index))), rows)
+
+    def q_all(self, obs: npt.ArrayLike) -> FloatArray:
+        coefficients = _fitted(self._coefficients)
+        values: FloatArray = self._design(self._known(obs)) @ coefficients.T
+        return values
+
+    def _solve(self, design: FloatArray, index: IntArray, reward: FloatArray) -> FloatArray:
+        """(A, F + 1) coefficients; design (n, F + 1), index (n,) of actions."""
+        penalty = self.l2 * np.eye(design.shape[1])
+        free = penalty.copy()
+        free[-1, -1] = 0.0
+        pooled = np.linalg.solve(design.T @ design + free, design.T @ reward)
+        residual = reward - design @ pooled
+        coefficients = np.tile(pooled, (self.n_actions, 1))
+        order = np.argsort(index, kind="stable")
+        ends = np.cumsum(np.bincount(index, minlength=self.n_actions))
+        for action, rows in enumerate(np.split(order, ends[:-1])):
+            own = design[rows]
+            coefficients[action] += np.linalg.solve(own.T @ own + penalty, own.T @ residual[rows])
+        return coefficients
+
+    def _design(self, features: FloatArray) -> FloatArray:
+        """(n, F + 1): scaled features and a column of ones."""
+        scaled = (features - self._center) / self._scale
+        return np.column_stack([scaled, np.ones(len(features))])
+
+    def _known(self, obs: npt.ArrayLike, rows: int | None = None) -> FloatArray:
+        features = _features(obs, rows)
+        if features.shape[1] != len(self._center):
+            raise ValueError(
+                f"obs: expected {len(self._center)} numbers a row, as in fit, "
+                f"got {features.shape[1]}"
+            )
+        return features
+
+
+def expected_value(
+    model: RewardModel, obs: npt.ArrayLike, target_probs: npt.ArrayLike
+) -> FloatArray:
+    """(n,) sum_a target_probs[i, a] q(obs_i, a); target_probs (n, A), each row sums to 1."""
+    features = np.asarray(obs)
+    probs = _probabilities(target_probs, len(features))
+    at_once = max(1, CELLS // max(1, probs.shape[1]))
+    values = np.empty(len(features))
+    for begin in range(0, len(features), at_once):
+        rows = slice(begin, begin + at_once)
+        q_all = model.q_all(features[rows])
+        if q_all.shape != probs[rows].shape:
+            raise ValueError(
+                f"target_probs: expected {q_all.shape[1]} probabilities a row, one an action, "
+                f"got {probs.shape[1]}"
+            )
+        values[rows] = _row_dots(probs[rows], q_all)
+    return values
+
+
+def _action_index(actions: npt.ArrayLike, n_actions: int, start: int) -> IntArray:
+    """(n,) actions counted from 0."""
+    taken = np.asarray(actions)
+    if taken.ndim != 1 or taken.dtype.kind not in "iu":
+        raise ValueError(
+            "actions: expected those of a Discrete space, integers (n,), got "
+            f"{taken.dtype} of shape {taken.shape}; other action spaces are not supported here"
+        )
+    index = taken.astype(np.int64) - start
+    bad = (index < 0) | (index >= n_actions)
+    if bad.any():
+        row = int(bad.argmax())
+        raise ValueError(
+            f"actions: expected {start} to {start + n_actions - 1}, got {taken[row]} in row {row}"
+        )
+    return index
+
+
+def _features(obs: npt.ArrayLike, rows: int | None = None) -> FloatArray:
+    """(n, F) each observation flattened."""
+    given = np.asarray(obs)
+    if given.ndim == 0 or given.dtype.kind not in "biuf":
+        raise ValueError(
+            f"obs: expected numbers (n, ...), got {given.dtype} of shape {given.shape}; flatten "
+            "Dict and Tuple observations first"
+        )
+    if rows is not None and len(given) != rows:
+        raise ValueError(f"obs: expected {rows} rows, got {len(given)}")
+    width = int(np.prod(given.shape[1:]))
+    return _numbers("obs", given.reshape(len(given), width), (len(given), width))
+
+
+def _numbers(name: str, given: npt.ArrayLike, shape: tuple[int, ...]) -> FloatArray:
+    column = np.asarray(given, dtype=np.float64)
+    if column.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {column.shape}")
+    bad = ~np.isfinite(column)
+    if bad.any():
+        row = int(np.unravel_index(int(bad.argmax()), shape)[0])
+        raise ValueError(f"{name}: expected finite numbers, got {column[row]} in row {row}")
+    return column
+
+
+def _probabilities(given: npt.ArrayLike, rows: int) -> FloatArray:
+    probs = np.asarray(given, dtype=np.float64)
+    if probs.ndim != 2 or len(probs) != rows:
+        raise ValueError(f"target_probs: expected shape ({rows}, A), got {probs.shape}")
+    # 1e-5: a softmax in float32 over many actions.
+    bad = ~((probs >= 0).all(axis=1) & (np.abs(probs.sum(axis=1) - 1) < 1e-5))
+    if bad.any():
+        row = int(bad.argmax())
+        raise ValueError(
+            f"target_probs: expected numbers >= 0 that sum to 1, got a sum of {probs[row].sum()} "
+            f"and a minimum of {probs[row].min()} in row {row}"
+        )
+    return probs
+
+
+def _row_dots(left: FloatArray, right: FloatArray) -> FloatArray:
+    dots: FloatArray = np.einsum("ij,ij->i", left, right)
+    return dots
+
+
+def _fitted(values: FloatArray | None) -> FloatArray:
+    if values is None:
+        raise ValueError("this model has not been fitted yet: call fit(obs, actions, rewards)")
+    return values
+
+
+def _check_n_actions(n_actions: int) -> None:
+    if n_actions < 1:
+        raise ValueError(f"n_actions: expected at least 1, got {n_actions}")

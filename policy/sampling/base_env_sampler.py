@@ -1,0 +1,478 @@
+"""Sampling from any BaseEnv: several agents, several policies, programs that call us.
+
+One poll after another: complete the rows that the news are about, act for every agent that waits
+with one forward pass a policy, send the actions. See policy.envs.base_env for what a poll says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from policy.algorithms.trainable_policy import Actor, TrainablePolicy
+from policy.envs.base_env import ALL_AGENTS, BaseEnv, MultiEnvDict
+from policy.envs.env_runner import Restarts
+from policy.inference.numpy_policy import Actions
+from policy.sampling.agent_rows import ActedRow, AgentRows
+from policy.sampling.callbacks import is_overridden
+from policy.sampling.episode import RolloutEpisode
+from policy.sampling.fragment_buffers import Segment
+from policy.sampling.metrics import MetricsRecorder
+from policy.sampling.plays import Pack, Play, Waiting, observation_columns, same_action
+from policy.sampling.postprocessing import RowFinisher, alike
+from policy.sampling.sampler import FRAGMENT_CUT, CutRules
+from storage.experience.episode import DEFAULT_POLICY
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.experience.sample_batch import SampleBatch, concat_samples
+
+__all__ = ["BaseEnvSampler"]
+
+_log = logging.getLogger(__name__)
+
+ObservationFn = Callable[..., Any]
+TRAINING_ENABLED = "training_enabled"
+
+
+class BaseEnvSampler:
+    """Plays with a BaseEnv; `next_batch` is a fragment of one env, or a whole episode: a
+    SampleBatch where the default policy is the only one, else a MultiAgentBatch.
+
+    `observation_fn(agent_obs=, worker=, base_env=, policies=, episode=)` may change what the agents
+    of an env see; it returns a dict by agent. `joint`: several agents may act in an episode; rows
+    then have `env_t`, the episode's length when the action was made, and the last rows of the
+    agents that end with the episode `agents`, how many acted in it (else -1).
+    """
+
+    def __init__(
+        self,
+        env: BaseEnv,
+        policies: Mapping[str, TrainablePolicy],
+        policy_of: Callable[[Any, RolloutEpisode], str],
+        rules: CutRules,
+        *,
+        finisher: RowFinisher,
+        recorder: MetricsRecorder,
+        restarts: Restarts,
+        rng: np.random.Generator,
+        clip_actions: bool = True,
+        explore: bool = True,
+        observation_fn: ObservationFn | None = None,
+        joint: bool = True,
+    ) -> None:
+        self._env, self._policies, self._policy_of = env, policies, policy_of
+        self._rules, self._finisher, self._recorder = rules, finisher, recorder
+        self._restarts, self._rng = restarts, rng
+        self._clip, self._explore = clip_actions, explore
+        self._observation_fn, self._joint = observation_fn, joint
+        self._callbacks = finisher.callbacks
+        self._watched = is_overridden(self._callbacks, "on_episode_step")
+        self._plays: dict[Any, Play] = {}
+        self._packs: dict[Any, Pack] = {}
+        self._waiting: dict[str, Waiting] = {}
+        self._logged: dict[Any, dict[Any, Any]] = {}  # actions that their own programs chose
+        self._ready: deque[SampleBatch | MultiAgentBatch] = deque()
+        self._actors: dict[str, Actor] = {}
+        self._episodes = 0
+        self._played = 0
+        self._stopped_by: Exception | None = None
+        self._warned = False  # of rewards that came too late for their rows
+
+    def next_batch(self) -> SampleBatch | MultiAgentBatch:
+        """The next fragment or episode; raises what cannot be mended, and again at every call."""
+        if not self._ready:
+            self._renew_actors()
+        while not self._ready:
+            if self._stopped_by is not None:
+                raise self._stopped_by
+            self._round()
+        return self._ready.popleft()
+
+    def simulate(self, episodes: int) -> None:
+        target = self._played + episodes
+        while self._played < target and self._stopped_by is None:
+            self._renew_actors()
+            self._round()
+            self._ready.clear()
+
+    def _renew_actors(self) -> None:
+        self._actors = {name: policy.actor() for name, policy in self._policies.items()}
+
+    # one round
+
+    def _round(self) -> None:
+        try:
+            with self._recorder.timed("env_wait"):
+                obs, rewards, terminateds, truncateds, infos, logged = self._env.poll()
+        except Exception as error:
+            self._stop_with(error)
+            return
+        try:
+            self._take_all(obs, rewards, terminateds, truncateds, infos, logged)
+            with self._recorder.timed("inference"):
+                actions = self._act()
+            if actions:
+                self._env.send_actions(actions)
+        except Exception as error:
+            self._stopped_by = error  # half a round was played: its rows would not fit together
+            raise
+        self._recorder.round_done()
+
+    def _take_all(
+        self,
+        obs: MultiEnvDict,
+        rewards: MultiEnvDict,
+        terminateds: MultiEnvDict,
+        truncateds: MultiEnvDict,
+        infos: MultiEnvDict,
+        logged: MultiEnvDict,
+    ) -> None:
+        """A poll's news, env by env."""
+        for env_id, by_agent in obs.items():
+            if isinstance(by_agent, Exception):
+                self._mend(env_id, by_agent)
+                continue
+            self._take(
+                env_id,
+                by_agent,
+                rewards.get(env_id, {}),
+                terminateds.get(env_id, {}),
+                truncateds.get(env_id, {}),
+                infos.get(env_id, {}),
+                logged.get(env_id, {}),
+            )
+
+    def _stop_with(self, error: Exception) -> None:
+        """Nothing more comes: the rows that are complete are handed over, the error comes after."""
+        self._stopped_by = error
+        for env_id, play in self._plays.items():
+            self._close(play, self._pack_of(env_id))
+        self._plays.clear()
+        for key in list(self._packs):
+            self._flush(key)
+
+    def _mend(self, env_id: Any, error: Exception) -> None:
+        """A failed env: its episode is lost, it is made anew and begins another one."""
+        if self._plays.pop(env_id, None) is not None:
+            self._restarts.discarded += 1
+        worker = self._finisher.worker
+        if worker is not None and not worker.settings.restart_failed_sub_environments:
+            raise error
+        while True:
+            self._restarts.failed(env_id, error)
+            try:
+                self._env.try_restart(env_id)
+                began = self._env.try_reset(env_id)
+            except Exception as another:
+                error = another
+                continue
+            if began is not None:
+                self._begin_from(env_id, began)
+            return
+
+    def _begin_from(self, env_id: Any, began: tuple[dict[Any, Any], dict[Any, Any]]) -> None:
+        obs, infos = began
+        first = infos.get(env_id, {})
+        self._take(env_id, obs.get(env_id, {}), {}, {}, {}, first, {})
+
+    def _take(
+        self,
+        env_id: Any,
+        obs: dict[Any, Any],
+        rewards: Mapping[Any, float],
+        terminateds: Mapping[Any, bool],
+        truncateds: Mapping[Any, bool],
+        infos: Mapping[Any, Mapping[str, Any]],
+        logged: Mapping[Any, Any],
+    ) -> None:
+        """One env's news."""
+        play = self._plays.get(env_id)
+        fresh = play is None
+        if play is None:
+            play = self._new_play(env_id)
+        for info in infos.values():
+            if info.get(TRAINING_ENABLED) is False:
+                play.kept = False
+        raw, obs = obs, self._observed(obs, play.episode)
+        if fresh:
+            self._note(play, obs, infos)
+            self._callbacks.on_episode_start(**self._hook(play.episode))
+        else:
+            play.episode.length += 1
+            play.env_steps += 1
+        over = terminateds.get(ALL_AGENTS, False), truncateds.get(ALL_AGENTS, False)
+        reached = play.episode.length >= self._rules.horizon and not any(over) and not fresh
+        ended = self._outcomes(play, obs, rewards, terminateds, truncateds, infos, over, reached)
+        if not fresh:
+            self._note(play, obs, infos)
+            if self._watched:
+                self._callbacks.on_episode_step(**self._hook(play.episode))
+        if any(over) or reached:
+            going_on = {agent: seen for agent, seen in raw.items() if agent not in ended}
+            soft = reached and self._rules.soft_horizon
+            self._end(env_id, play, going_on, soft=soft)
+            return
+        pack = self._pack_of(env_id)
+        steps = play.env_steps + (pack.env_steps if play.kept else 0)
+        if self._rules.truncates and steps >= self._rules.fragment:
+            self._close(play, pack)
+            if play.kept:
+                self._flush(env_id)
+        self._want_actions(env_id, obs, ended, logged)
+
+    def _observed(self, obs: dict[Any, Any], episode: RolloutEpisode) -> dict[Any, Any]:
+        if self._observation_fn is None:
+            return obs
+        seen = self._observation_fn(
+            agent_obs=obs,
+            worker=self._finisher.worker,
+            base_env=self._env,
+            policies=self._policies,
+            episode=episode,
+        )
+        if not isinstance(seen, dict):
+            raise ValueError(f"observation_fn: expected a dict by agent, got {type(seen).__name__}")
+        return seen
+
+    def _outcomes(
+        self,
+        play: Play,
+        obs: Mapping[Any, Any],
+        rewards: Mapping[Any, float],
+        terminateds: Mapping[Any, bool],
+        truncateds: Mapping[Any, bool],
+        infos: Mapping[Any, Mapping[str, Any]],
+        over: tuple[bool, bool],
+        reached: bool,
+    ) -> set[Any]:
+        """Complete the rows that the news are about; the agents that have ended."""
+        for agent, reward in rewards.items():
+            rows = play.agents.get(agent)
+            if rows is not None and (rows.open or reward):
+                row = rows.open or rows.last
+                if row is not None:
+                    row.reward += reward
+                elif play.kept:
+                    self._tell_late(play.episode, agent, reward)
+                play.episode.add_reward(agent, reward)
+        ended = set()
+        for agent, rows in play.agents.items():
+            own = bool(terminateds.get(agent)), bool(truncateds.get(agent))
+            flags = own if any(own) else over
+            if any(own):
+                ended.add(agent)
+            if rows.open is None or not (agent in obs or any(flags) or reached):
+                continue
+            self._require_last(play, agent, obs, own, over)
+            info = infos.get(agent, {})
+            rows.open.info = {k: v for k, v in info.items() if k != TRAINING_ENABLED}
+            count = np.array([play.episode.length])
+            flag = [np.array([one], np.bool_) for one in flags]
+            ends = self._rules.ends(count, flag[0], flag[1])
+            rows.open.cut = int(ends.cuts[0])
+            if any(over) or reached:
+                rows.open.agents = len(play.agents)
+            rows.complete(
+                obs.get(agent),
+                terminated=bool(ends.terminateds[0]),
+                truncated=bool(ends.truncateds[0]),
+            )
+        return ended
+
+    def _tell_late(self, episode: RolloutEpisode, agent: Any, reward: float) -> None:
+        """A reward for an agent that has ended, and whose rows were handed out in a fragment."""
+        told = episode.custom_metrics
+        told["late_reward"] = told.get("late_reward", 0.0) + reward
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "episode %s: agent %r has ended and was paid %g after its last row was handed "
+                "out: no row has it, the metric late_reward counts it; "
+                'batch_mode="complete_episodes" keeps rows until the episode ends',
+                episode.episode_id,
+                agent,
+                reward,
+            )
+
+    def _require_last(
+        self,
+        play: Play,
+        agent: Any,
+        obs: Mapping[Any, Any],
+        own: tuple[bool, bool],
+        over: tuple[bool, bool],
+    ) -> None:
+        """An env that we step has to show its live agents where its end left them."""
+        missing = agent not in obs and any(over) and not any(own)
+        if missing and self._env.can_reset and not self._rules.no_done_at_end:
+            raise ValueError(
+                f"episode {play.episode.episode_id}: it ended for all agents, but the last "
+                f"observation of agent {agent!r} is missing: an env that sets "
+                '"__all__" has to give the last observations of all live agents'
+            )
+
+    def _want_actions(
+        self, env_id: Any, obs: Mapping[Any, Any], ended: set[Any], logged: Mapping[Any, Any]
+    ) -> None:
+        """Note who waits for an action."""
+        play = self._plays[env_id]
+        if logged:
+            self._logged[env_id] = dict(logged)
+        for agent, seen in obs.items():
+            if agent in ended:
+                continue
+            policy_id = play.episode.policy_for(agent)
+            if agent not in play.agents:
+                play.agents[agent] = self._new_rows(policy_id)
+                play.states[agent] = self._policies[policy_id].initial_state()
+            waiting = self._waiting.setdefault(policy_id, Waiting())
+            waiting.env_ids.append(env_id)
+            waiting.agents.append(agent)
+            waiting.observations.append(seen)
+
+    def _new_rows(self, policy_id: str) -> AgentRows:
+        return AgentRows(self._policies[policy_id].spec, joint=self._joint)
+
+    # acting
+
+    def _act(self) -> dict[Any, dict[Any, Any]]:
+        """An action for every agent that waits, env id -> agent id."""
+        sent: dict[Any, dict[Any, Any]] = {}
+        waiting, self._waiting = self._waiting, {}
+        for policy_id, asked in waiting.items():
+            policy = self._policies[policy_id]
+            flat = policy.flatten(observation_columns(policy.spec.observation, asked.observations))
+            if self._finisher.trains(policy_id):
+                policy.filter.push(flat)
+            actions, states = self._forward(policy_id, policy.filter(flat), asked)
+            stored, to_env = actions.actions, actions.actions_env
+            for i, (env_id, agent) in enumerate(zip(asked.env_ids, asked.agents, strict=True)):
+                row = ActedRow(
+                    asked.observations[i],
+                    stored[i],
+                    float(actions.logp[i]),
+                    actions.dist_inputs[i],
+                    self._actors[policy_id].version,
+                    self._plays[env_id].episode.length,
+                    state=[state[i] for state in states],
+                )
+                if self._clip and not same_action(stored[i], to_env[i]):
+                    row.action_env = to_env[i]
+                self._take_logged(env_id, agent, row)
+                self._plays[env_id].agents[agent].begin(row)
+                action = row.action if row.action_env is None else row.action_env
+                sent.setdefault(env_id, {})[agent] = action
+        self._logged.clear()
+        return sent
+
+    def _forward(self, policy_id: str, flat: Any, asked: Waiting) -> tuple[Actions, list[Any]]:
+        actor = self._actors[policy_id]
+        policy = self._policies[policy_id]
+        explore, initial = self._explore and policy.settings.explore, policy.initial_state()
+        if not initial:
+            return actor.act(flat, self._rng, explore=explore), []
+        mine = [self._plays[e].states[a] for e, a in zip(asked.env_ids, asked.agents, strict=True)]
+        states = [np.stack([one[i] for one in mine]) for i in range(len(initial))]
+        recurrent: Any = actor
+        actions, after = recurrent.act(flat, self._rng, explore=explore, state=states)
+        for row, (env_id, agent) in enumerate(zip(asked.env_ids, asked.agents, strict=True)):
+            self._plays[env_id].states[agent] = [state[row] for state in after]
+        return actions, states
+
+    def _take_logged(self, env_id: Any, agent: Any, row: ActedRow) -> None:
+        """The environment's own program chose: its action is recorded, with its propensity."""
+        logged = self._logged.get(env_id, {}).get(agent)
+        if logged is None:
+            return
+        row.action, row.action_env, row.logged = logged.action, None, True
+        row.logp = float("nan") if logged.logp is None else logged.logp
+        row.version = logged.version
+        row.dist_inputs = np.full_like(row.dist_inputs, np.nan)
+
+    # episodes
+
+    def _new_play(self, env_id: Any) -> Play:
+        episode = RolloutEpisode(env_id, self._policy_of, worker=self._finisher.worker)
+        play = self._plays[env_id] = Play(episode, self._episodes)
+        self._episodes += 1
+        return play
+
+    def _note(
+        self, play: Play, obs: Mapping[Any, Any], infos: Mapping[Any, Mapping[str, Any]]
+    ) -> None:
+        for agent, seen in obs.items():
+            rows = play.agents.get(agent)
+            last = rows.last if rows is not None else None
+            action = None if last is None else last.action
+            play.episode.policy_for(agent)
+            play.episode.note(agent, seen, action, infos.get(agent, {}))
+
+    def _hook(self, episode: RolloutEpisode) -> dict[str, Any]:
+        return {
+            "worker": self._finisher.worker,
+            "base_env": self._env,
+            "policies": self._policies,
+            "episode": episode,
+            "env_index": episode.env_id,
+        }
+
+    def _end(self, env_id: Any, play: Play, going_on: dict[Any, Any], *, soft: bool) -> None:
+        """The episode is over; with a soft horizon the env goes on under a new id, with the agents
+        that are `going_on` and what they see."""
+        self._callbacks.on_episode_end(**self._hook(play.episode))
+        self._recorder.add(play.episode.metrics(self._recorder.perf_stats()))
+        self._restarts.progressed(env_id)
+        self._played += 1
+        pack = self._pack_of(env_id)
+        self._close(play, pack)
+        if not self._rules.truncates or pack.env_steps >= self._rules.fragment:
+            self._flush(env_id)
+        del self._plays[env_id]
+        if soft:
+            self._take(env_id, going_on, {}, {}, {}, {}, {})
+            self._plays[env_id].states |= play.states
+            return
+        began = self._env.try_reset(env_id)
+        if began is not None:
+            self._begin_from(env_id, began)
+
+    # fragments
+
+    def _pack_of(self, env_id: Any) -> Pack:
+        """Where the env's rows wait: with envs that come and go, all wait together."""
+        return self._packs.setdefault(env_id if self._env.can_reset else None, Pack())
+
+    def _close(self, play: Play, pack: Pack) -> None:
+        """Postprocess the complete rows of an episode and pack them, by policy."""
+        taken = {agent: rows.take() for agent, rows in play.agents.items() if len(rows)}
+        env_steps, play.env_steps = play.env_steps, 0
+        if not play.kept:
+            return
+        pack.env_steps += env_steps
+        segment = [Segment(0, play.episode.episode_id, play.number)]
+        runs = {}
+        for agent, (columns, has_next) in taken.items():
+            if not columns["cut"][-1]:
+                columns["cut"][-1] = FRAGMENT_CUT
+            policy_id = play.episode.policy_for(agent)
+            batch = self._finisher.identified(
+                columns, segment, policy_id=policy_id, agent_id=str(agent), has_next=has_next
+            )
+            runs[agent] = (policy_id, batch)
+        for policy_id, rows in self._finisher.finish(runs, play.episode).values():
+            pack.by_policy.setdefault(policy_id, []).append(rows)
+
+    def _flush(self, env_id: Any) -> None:
+        """Hand over what is packed; env steps without a whole row count for the next fragment."""
+        pack = self._pack_of(env_id)
+        if not pack.by_policy:
+            return
+        joined = {name: concat_samples(alike(rows)) for name, rows in pack.by_policy.items()}
+        env_steps, pack.env_steps, pack.by_policy = pack.env_steps, 0, {}
+        if set(self._policies) == {DEFAULT_POLICY}:
+            self._ready.append(MultiAgentBatch.wrap_as_needed(joined, env_steps))
+        else:
+            self._ready.append(MultiAgentBatch(joined, env_steps))

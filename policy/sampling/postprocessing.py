@@ -1,0 +1,166 @@
+"""From gathered columns to a batch: identity of the rows, clipped rewards, postprocessing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from policy.algorithms.trainable_policy import TrainablePolicy
+from policy.sampling.callbacks import Callbacks, is_overridden
+from policy.sampling.fragment_buffers import Segment
+from storage.experience.sample_batch import (
+    AGENT_ID,
+    EPISODE_ORDINAL,
+    EPS_ID,
+    HAS_NEXT_OBS,
+    POLICY_ID,
+    REWARDS,
+    STREAM,
+    SampleBatch,
+    concat_samples,
+)
+
+__all__ = ["RAW_REWARDS", "SOURCE", "RowFinisher", "alike", "clip_rewards", "env_columns"]
+
+Array = npt.NDArray[Any]
+RAW_REWARDS, SOURCE = "raw_rewards", "source"
+
+
+def clip_rewards(mode: Any, rewards: Array) -> Array | None:
+    """Rewards (N,) float64 clipped: True or "sign" gives their signs, a number x keeps them within
+    -x to x; None when they stay as they are (None, False)."""
+    if mode is None or mode is False:
+        return None
+    if mode is True or mode == "sign":
+        return np.sign(rewards)
+    return np.clip(rewards, -mode, mode)
+
+
+def check_clip_rewards(mode: Any) -> Any:
+    """The mode, if it is one. Raises ValueError."""
+    plain = mode is None or isinstance(mode, bool) or mode == "sign"
+    if not plain and not (isinstance(mode, (int, float)) and mode > 0):
+        raise ValueError(
+            f'clip_rewards: expected None, False, True, "sign" or a number > 0, got {mode!r}'
+        )
+    return mode
+
+
+def env_columns(stored: Mapping[str, Array], sent: Mapping[str, Array]) -> dict[str, Array]:
+    """Leaf path -> what was sent, if anything that was sent is not what is stored; else empty."""
+    same = all(
+        stored[path] is sent[path] or np.array_equal(stored[path], sent[path]) for path in sent
+    )
+    return {} if same else dict(sent)
+
+
+def alike(batches: Sequence[SampleBatch]) -> list[SampleBatch]:
+    """The batches with `actions_env` columns in all or in none: they are only there where what was
+    sent differs from what is stored."""
+    names = {name for batch in batches for name in batch if name.startswith("actions_env")}
+    done = []
+    for batch in batches:
+        missing = names - set(batch)
+        if missing:
+            batch = batch.select(list(batch))
+            for name in missing:
+                batch[name] = batch[name.replace("actions_env", "actions", 1)]
+        done.append(batch)
+    return done
+
+
+@dataclass
+class RowFinisher:
+    """Gives rows their identity, and lets policies and callbacks complete them.
+
+    `stream` is this worker's own and new in every process, so that two workers' rows never mix. As
+    in shards, what stands before its last hyphen collected the rows; it has those of all policies.
+    """
+
+    policies: Mapping[str, TrainablePolicy]
+    callbacks: Callbacks
+    clip: Any = None
+    worker: Any = None
+    stream: str = field(default_factory=lambda: f"worker-{secrets.token_hex(6)}-all")
+
+    def trains(self, policy_id: str) -> bool:
+        """Whether the policy learns here; else its filter is not to move either."""
+        return self.worker is None or policy_id in self.worker.policies_to_train
+
+    def identified(
+        self,
+        columns: dict[str, Array],
+        segments: Sequence[Segment],
+        *,
+        policy_id: str,
+        agent_id: str,
+        has_next: Array | None = None,
+    ) -> SampleBatch:
+        """A batch of gathered columns: rows of `segments` behind each other."""
+        count = len(columns[REWARDS])
+        lengths = np.diff([*(one.start for one in segments), count])
+        ids = np.array([one.episode_id for one in segments], object)
+        clipped = clip_rewards(self.clip, columns[REWARDS])
+        if clipped is not None:
+            columns[RAW_REWARDS], columns[REWARDS] = columns[REWARDS], clipped
+        columns[HAS_NEXT_OBS] = np.ones(count, np.bool_) if has_next is None else has_next
+        columns[EPS_ID] = np.repeat(ids, lengths)
+        columns[EPISODE_ORDINAL] = np.repeat([one.number for one in segments], lengths)
+        for name, value in ((AGENT_ID, agent_id), (POLICY_ID, policy_id), (STREAM, self.stream)):
+            columns[name] = np.full(count, value, object)
+        columns.setdefault(SOURCE, np.full(count, "on_policy", object))
+        return SampleBatch(columns)
+
+    def is_hooked(self, policy: TrainablePolicy) -> bool:
+        """Whether trajectories have to be handed over one by one."""
+        own = type(policy).postprocess_trajectory is not TrainablePolicy.postprocess_trajectory
+        return own or is_overridden(self.callbacks, "on_postprocess_trajectory")
+
+    def finish_runs(
+        self, batch: SampleBatch, segments: Sequence[Segment], episodes: Mapping[int, Any]
+    ) -> SampleBatch:
+        """Postprocess rows of the one default agent: runs of episodes behind each other."""
+        policy_id = next(iter(self.policies))
+        policy = self.policies[policy_id]
+        if not self.is_hooked(policy):
+            return policy.postprocess(batch)
+        starts = [*(one.start for one in segments), batch.count]
+        done = []
+        for number, one in enumerate(segments):
+            run = batch.slice(starts[number], starts[number + 1]).copy()
+            if run.count:
+                agent = run[AGENT_ID][0]
+                together = {agent: (policy_id, run)}
+                done.append(self.finish(together, episodes.get(one.number))[agent][1])
+        return concat_samples(done)
+
+    def finish(
+        self, runs: Mapping[Any, tuple[str, SampleBatch]], episode: Any
+    ) -> dict[Any, tuple[str, SampleBatch]]:
+        """Postprocess the agents' runs of one episode: agent id -> (policy id, rows)."""
+        originals = {
+            agent: (self.policies[policy_id], rows) for agent, (policy_id, rows) in runs.items()
+        }
+        done: dict[Any, tuple[str, SampleBatch]] = {}
+        for agent, (policy_id, rows) in runs.items():
+            others = {name: pair for name, pair in originals.items() if name != agent}
+            policy = self.policies[policy_id]
+            out = policy.postprocess_trajectory(rows.copy(), others, episode)
+            done[agent] = (policy_id, out)
+        if is_overridden(self.callbacks, "on_postprocess_trajectory"):
+            for agent, (policy_id, rows) in done.items():
+                self.callbacks.on_postprocess_trajectory(
+                    worker=self.worker,
+                    episode=episode,
+                    agent_id=agent,
+                    policy_id=policy_id,
+                    policies=self.policies,
+                    postprocessed_batch=rows,
+                    original_batches=originals,
+                )
+        return done

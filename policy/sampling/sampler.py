@@ -1,0 +1,84 @@
+"""What both samplers share: how long an episode may be, how fragments are cut, what ends mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from policy.sampling.fragment_buffers import CUTS
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.experience.sample_batch import SampleBatch
+
+__all__ = ["BatchMode", "CutRules", "Ends", "Sampler"]
+
+BatchMode: TypeAlias = Literal["truncate_episodes", "complete_episodes"]
+BoolArray = npt.NDArray[np.bool_]
+
+FRAGMENT_CUT, _TERMINATED, _TRUNCATED = (
+    CUTS.index(n) for n in ("fragment", "terminated", "truncated")
+)
+_HORIZON, _SOFT_HORIZON = CUTS.index("horizon"), CUTS.index("soft_horizon")
+
+
+class Sampler(Protocol):
+    """Plays and hands out fragments; one thread at a time."""
+
+    def next_batch(self) -> SampleBatch | MultiAgentBatch:
+        """The next fragment of one copy (truncate_episodes) or one episode."""
+
+    def simulate(self, episodes: int) -> None:
+        """Play that many episodes for their metrics; their rows are thrown away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """How M steps ended: recorded flags (M,), who begins a new episode, who needs a reset."""
+
+    terminateds: BoolArray
+    truncateds: BoolArray
+    over: BoolArray  # the episode ends here
+    reset: BoolArray  # and its environment with it
+    cuts: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutRules:
+    """When rows are cut.
+
+    `horizon` (inf: none) ends an episode as truncated; with `soft_horizon` the environment goes on
+    under a new episode id, and nothing is recorded as done. `no_done_at_end` records nothing as
+    done at any end.
+    """
+
+    fragment: int
+    mode: BatchMode = "truncate_episodes"
+    horizon: float = math.inf
+    soft_horizon: bool = False
+    no_done_at_end: bool = False
+
+    @property
+    def truncates(self) -> bool:
+        return self.mode == "truncate_episodes"
+
+    def ends(self, lengths: npt.NDArray[Any], terminated: BoolArray, truncated: BoolArray) -> Ends:
+        """The ends of M steps, of episodes that are `lengths` (M,) long now."""
+        env = terminated | truncated
+        reached = (lengths >= self.horizon) & ~env
+        hard = reached & (not self.soft_horizon)
+        soft = reached & self.soft_horizon
+        cuts = np.zeros(len(env), np.uint8)
+        if env.any() or reached.any():
+            cuts[truncated], cuts[terminated] = _TRUNCATED, _TERMINATED
+            cuts[hard], cuts[soft] = _HORIZON, _SOFT_HORIZON
+        quiet = self.no_done_at_end
+        return Ends(
+            terminateds=terminated & (not quiet),
+            truncateds=(truncated | hard) & (not quiet),
+            over=env | reached,
+            reset=env | hard,
+            cuts=cuts,
+        )

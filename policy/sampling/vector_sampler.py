@@ -1,0 +1,348 @@
+"""Sampling from N copies of a single-agent environment, as columns.
+
+Each round acts in all copies that wait, with one forward pass, and writes what came of it into
+buffers, a call a column: nothing is done per row but the environment's own step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from policy.algorithms.trainable_policy import Actor, TrainablePolicy
+from policy.envs.env_runner import Restarts
+from policy.envs.vector_env import Copies, Stepped
+from policy.inference.numpy_policy import Actions
+from policy.sampling.callbacks import Callbacks, is_overridden
+from policy.sampling.episode import RolloutEpisode
+from policy.sampling.fragment_buffers import CUT, INFOS, FragmentBuffers, row_layout
+from policy.sampling.metrics import MetricsRecorder
+from policy.sampling.postprocessing import RowFinisher, env_columns
+from policy.sampling.sampler import FRAGMENT_CUT, CutRules, Ends
+from storage.experience.episode import DEFAULT_AGENT
+from storage.experience.sample_batch import (
+    ACTION_DIST_INPUTS,
+    ACTION_LOGP,
+    NEXT_OBS,
+    OBS,
+    POLICY_VERSION,
+    REWARDS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    SampleBatch,
+    T,
+)
+from storage.spaces.descriptors import Discrete
+from storage.spaces.leaves import leaves
+
+__all__ = ["VectorSampler"]
+
+Array = npt.NDArray[Any]
+Index = npt.NDArray[np.intp]
+# Room set aside for an episode whose length nobody knows; buffers double when it is not enough.
+_FIRST_ROOM = 128
+
+
+class VectorSampler:
+    """Plays with `copies`; `next_batch` is a fragment of one of them, or a whole episode.
+
+    `restarts` counts failures; `finisher` knows the policy. `actions_env` columns are there where
+    clipping changed what was sent. What goes wrong in a round leaves copies and rows half a step
+    apart, so that nothing more is played: the same error comes at every later call.
+    """
+
+    def __init__(
+        self,
+        copies: Copies,
+        policy: TrainablePolicy,
+        policy_id: str,
+        rules: CutRules,
+        *,
+        finisher: RowFinisher,
+        recorder: MetricsRecorder,
+        restarts: Restarts,
+        rng: np.random.Generator,
+        clip_actions: bool = True,
+        explore: bool = True,
+    ) -> None:
+        self._copies, self._policy, self._policy_id = copies, policy, policy_id
+        self._rules, self._finisher, self._recorder = rules, finisher, recorder
+        self._restarts, self._rng = restarts, rng
+        self._clip, self._explore = clip_actions, explore and policy.settings.explore
+        self._callbacks: Callbacks = finisher.callbacks
+        self._watched = is_overridden(self._callbacks, "on_episode_step")
+        self._hooked = finisher.is_hooked(policy)
+        self._actor: Actor = policy.actor()
+        self._set_up(len(copies.envs))
+        self._ready: deque[SampleBatch] = deque()
+        self._episodes_played = 0
+        self._started = False
+        self._stopped_by: Exception | None = None
+
+    def _set_up(self, count: int) -> None:
+        spec = self._policy.spec
+        self._obs_names = [(leaf.path, leaf.column(OBS)) for leaf in leaves(spec.observation)]
+        self._next_names = [(p, leaf.column(NEXT_OBS)) for p, leaf in self._paths(spec.observation)]
+        self._action_names = {p: leaf.column("actions") for p, leaf in self._paths(spec.action)}
+        self._env_names = {p: leaf.column("actions_env") for p, leaf in self._paths(spec.action)}
+        self._plain_discrete = isinstance(spec.action, Discrete)
+        # only a Box can be clipped to something else than what is stored
+        self._may_differ = self._clip and spec.layout.log_stds > 0
+        layout = row_layout(spec.observation, spec.action, spec.layout.size)
+        if self._may_differ:
+            stored = {name: layout[name] for name in self._action_names.values()}
+            layout |= {self._env_names[p]: stored[n] for p, n in self._action_names.items()}
+        initial = self._policy.initial_state()
+        self._initial = initial
+        self._state = [np.repeat(one[None], count, axis=0) for one in initial]
+        layout |= {f"state_in_{i}": (one.shape, one.dtype) for i, one in enumerate(initial)}
+        rules = self._rules
+        room = rules.fragment if rules.truncates else _FIRST_ROOM
+        self._buffers = FragmentBuffers(count, room + 1, layout)
+        self._lengths = np.zeros(count, np.int64)
+        self._returns = np.zeros(count)
+        self._episodes: list[RolloutEpisode | None] = [None] * count
+        self._numbers = np.zeros(count, np.int64)
+        self._by_number: dict[int, RolloutEpisode] = {}
+        self._count = 0
+        self._waiting: Index = np.empty(0, np.intp)  # copies that wait for an action
+
+    @staticmethod
+    def _paths(space: Any) -> list[tuple[str, Any]]:
+        return [(leaf.path, leaf) for leaf in leaves(space)]
+
+    # what callers use
+
+    def next_batch(self) -> SampleBatch:
+        """The next fragment or episode; raises what an environment raised that is not mended, and
+        again at every later call."""
+        if not self._ready:
+            self._actor = self._policy.actor()
+        while not self._ready:
+            self._play_on()
+        return self._ready.popleft()
+
+    def simulate(self, episodes: int) -> None:
+        target = self._episodes_played + episodes
+        while self._episodes_played < target:
+            self._actor = self._policy.actor()
+            self._play_on()
+            self._ready.clear()
+
+    def _play_on(self) -> None:
+        """One round, after the first resets; none after one that failed."""
+        if self._stopped_by is not None:
+            raise self._stopped_by
+        try:
+            self._start()
+            self._round()
+        except Exception as error:
+            self._stopped_by = error
+            raise
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._begin(self._copies.reset(range(len(self._episodes))))
+
+    # one round
+
+    def _round(self) -> None:
+        waiting = self._waiting
+        begin = time.perf_counter()
+        sent = self._act(waiting) if len(waiting) else []
+        acted = time.perf_counter()
+        stepped = self._copies.step(waiting, sent)
+        self._waiting = np.empty(0, np.intp)
+        answered = time.perf_counter()
+        self._recorder.spent("inference", acted - begin)
+        self._recorder.spent("env_wait", answered - acted)
+        again = self._log(stepped) if len(stepped.index) else []
+        for copy in stepped.failed:
+            self._discard(copy)
+        begun = self._copies.reset([*again, *stepped.failed]) if again or stepped.failed else []
+        self._begin([*begun, *stepped.begun])
+        self._recorder.round_done()
+
+    def _act(self, waiting: Index) -> list[Any]:
+        """Choose an action for each copy that waits, begin its row, and give what is sent."""
+        policy = self._policy
+        columns = self._copies.observations.take(waiting)
+        flat = policy.flatten(columns)
+        if self._finisher.trains(self._policy_id):
+            policy.filter.push(flat)
+        actions, states = self._forward(policy.filter(flat), waiting)
+        row: dict[str, Any] = {name: columns[path] for path, name in self._obs_names}
+        row |= {name: actions.columns[path] for path, name in self._action_names.items()}
+        row |= {f"state_in_{i}": state for i, state in enumerate(states)}
+        row[ACTION_LOGP], row[ACTION_DIST_INPUTS] = actions.logp, actions.dist_inputs
+        row[POLICY_VERSION], row[T] = self._actor.version, self._lengths[waiting]
+        if self._may_differ:
+            row |= {name: actions.env_columns[path] for path, name in self._env_names.items()}
+        self._buffers.put(waiting, row)
+        if self._plain_discrete:
+            numbers: list[Any] = actions.columns[""].tolist()
+            return numbers
+        return actions.actions_env if self._clip else actions.actions
+
+    def _forward(
+        self, flat: npt.NDArray[np.float32], waiting: Index
+    ) -> tuple[Actions, list[Array]]:
+        """(actions, the recurrent states that they were chosen in)."""
+        if not self._state:
+            return self._actor.act(flat, self._rng, explore=self._explore), []
+        states = [state[waiting] for state in self._state]
+        recurrent: Any = self._actor
+        actions, after = recurrent.act(flat, self._rng, explore=self._explore, state=states)
+        for mine, new in zip(self._state, after, strict=True):
+            mine[waiting] = new
+        return actions, states
+
+    def _log(self, stepped: Stepped) -> list[int]:
+        """Complete the rows of what came back; the copies that are to be reset."""
+        index = stepped.index
+        self._lengths[index] += 1
+        self._returns[index] += stepped.rewards
+        ends = self._rules.ends(self._lengths[index], stepped.terminateds, stepped.truncateds)
+        after = self._copies.observations.take(index)
+        row: dict[str, Any] = {name: after[path] for path, name in self._next_names}
+        row[REWARDS] = stepped.rewards
+        row[TERMINATEDS], row[TRUNCATEDS], row[CUT] = ends.terminateds, ends.truncateds, ends.cuts
+        infos = np.empty(len(index), object)
+        infos[:] = stepped.infos
+        row[INFOS] = infos
+        self._buffers.put(index, row)
+        self._buffers.advance(index)
+        if self._watched:
+            self._watch(stepped, after)
+        again = self._end_episodes(index, ends) if ends.over.any() else []
+        if self._rules.truncates:
+            full = index[self._buffers.filled[index] >= self._rules.fragment]
+            if len(full):
+                self._emit(full.tolist(), self._rules.fragment)
+        self._waiting = index[~ends.reset] if again else index
+        return again
+
+    def _watch(self, stepped: Stepped, after: Mapping[str, Array]) -> None:
+        """Tell the callbacks about each step."""
+        for row, copy in enumerate(stepped.index.tolist()):
+            episode = self._noted(copy)
+            obs = after[""][row] if "" in after else {p: c[row] for p, c in after.items()}
+            names = self._action_names.items()
+            action = {path: self._buffers.last(name, copy) for path, name in names}
+            episode.note(DEFAULT_AGENT, obs, action.get("", action), stepped.infos[row])
+            self._callbacks.on_episode_step(**self._hook(episode, copy))
+
+    def _noted(self, copy: int) -> RolloutEpisode:
+        """The copy's episode with its length and reward as they are now."""
+        episode = self._episodes[copy]
+        if episode is None:
+            raise RuntimeError(f"env copy {copy}: expected an episode that goes on")
+        episode.length = int(self._lengths[copy])
+        reward = float(self._returns[copy])
+        episode.total_reward = reward
+        episode.agent_rewards = {(DEFAULT_AGENT, episode.policy_for(DEFAULT_AGENT)): reward}
+        return episode
+
+    def _hook(self, episode: RolloutEpisode, copy: int) -> dict[str, Any]:
+        return {
+            "worker": self._finisher.worker,
+            "base_env": self._copies,
+            "policies": self._finisher.policies,
+            "episode": episode,
+            "env_index": copy,
+        }
+
+    # episodes
+
+    def _begin(self, copies: list[int]) -> None:
+        """The first observations of these copies are there."""
+        for copy in copies:
+            for mine, initial in zip(self._state, self._initial, strict=True):
+                mine[copy] = initial
+            self._new_episode(copy)
+        if copies:
+            self._waiting = np.sort(np.append(self._waiting, np.asarray(copies, np.intp)))
+
+    def _new_episode(self, copy: int) -> None:
+        episode = RolloutEpisode(copy, self._policy_of, worker=self._finisher.worker)
+        self._episodes[copy] = episode
+        self._lengths[copy], self._returns[copy] = 0, 0.0
+        number = self._count
+        self._count += 1
+        self._numbers[copy] = number
+        if self._hooked:
+            self._by_number[number] = episode
+        self._buffers.begin_episode(copy, episode.episode_id, number)
+        self._callbacks.on_episode_start(**self._hook(episode, copy))
+
+    def _policy_of(self, agent_id: Any, episode: RolloutEpisode) -> str:
+        return self._policy_id
+
+    def _end_episodes(self, index: Index, ends: Ends) -> list[int]:
+        again = []
+        for row in np.flatnonzero(ends.over).tolist():
+            copy = int(index[row])
+            episode = self._noted(copy)
+            self._callbacks.on_episode_end(**self._hook(episode, copy))
+            self._recorder.add(episode.metrics(self._recorder.perf_stats()))
+            self._restarts.progressed(copy)
+            self._episodes_played += 1
+            if not self._rules.truncates:
+                self._emit([copy], int(self._buffers.filled[copy]))
+            if ends.reset[row]:
+                again.append(copy)
+            else:
+                self._new_episode(copy)  # a soft horizon: the environment goes on, states too
+        return again
+
+    def _discard(self, copy: int) -> None:
+        """The copy failed: the rows of its episode that are here are lost, and nothing else."""
+        self._buffers.discard_episode(copy)
+        self._restarts.discarded += 1
+        self._by_number.pop(int(self._numbers[copy]), None)
+
+    # fragments
+
+    def _emit(self, copies: list[int], count: int) -> None:
+        """Hand over `count` rows of each of these copies."""
+        columns, segments = self._buffers.take(copies, count)
+        rows = len(columns[REWARDS])
+        last = np.arange(count - 1, rows, count)
+        cut = columns[CUT]
+        cut[last] = np.where(cut[last] == 0, FRAGMENT_CUT, cut[last])
+        if self._may_differ and not self._sent_differs(columns):
+            for name in self._env_names.values():
+                del columns[name]
+        batch = self._finisher.identified(
+            columns, segments, policy_id=self._policy_id, agent_id=DEFAULT_AGENT
+        )
+        for place, copy in enumerate(copies):
+            self._restarts.progressed(copy)
+            if self._hooked:
+                here = slice(place * count, (place + 1) * count)
+                self._ready.append(self._finish(batch.slice(here.start, here.stop), segments, here))
+        if not self._hooked:
+            done = self._policy.postprocess(batch)
+            self._ready += [done.slice(i, i + count) for i in range(0, rows, count)]
+
+    def _sent_differs(self, columns: Mapping[str, Array]) -> bool:
+        stored = {path: columns[name] for path, name in self._action_names.items()}
+        sent = {path: columns[name] for path, name in self._env_names.items()}
+        return bool(env_columns(stored, sent))
+
+    def _finish(self, batch: SampleBatch, segments: list[Any], here: slice) -> SampleBatch:
+        """Postprocess one copy's rows, a trajectory at a time."""
+        mine = [one for one in segments if here.start <= one.start < here.stop]
+        shifted = [type(one)(one.start - here.start, one.episode_id, one.number) for one in mine]
+        done = self._finisher.finish_runs(batch, shifted, self._by_number)
+        going_on = set(self._numbers.tolist())
+        for one in mine:
+            if one.number not in going_on:
+                self._by_number.pop(one.number, None)
+        return done

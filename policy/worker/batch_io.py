@@ -1,0 +1,127 @@
+"""What a worker reads from and writes to: the context of input and output creators, and its own
+sampler as an input.
+
+    def from_shards(ioctx): return ShardReader(ioctx.log_dir)
+    def to_shards(ioctx): return ParquetOutputWriter(ioctx.log_dir, ioctx.worker.descriptors())
+    RolloutWorker(..., input_creator=from_shards, output_creator=to_shards)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from queue import Empty, Full, Queue
+from typing import Any
+
+from policy.sampling.sampler import Sampler
+from storage.experience.interfaces import InputReader, OutputWriter
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.experience.sample_batch import SampleBatch
+
+__all__ = ["AsyncSamplerInput", "FakeInput", "IOContext", "NoopOutput", "SamplerInput"]
+
+
+@dataclass(frozen=True)
+class IOContext:
+    """What input and output creators are told. `log_dir` is the working directory unless given."""
+
+    log_dir: str = field(default_factory=os.getcwd)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    worker_index: int = 0
+    worker: Any = None
+    sampler: InputReader | None = None
+
+    def default_sampler_input(self) -> InputReader:
+        """The worker's own sampler. Raises ValueError for a worker without an environment."""
+        if self.sampler is None:
+            raise ValueError("default_sampler_input: this worker has no environment to sample from")
+        return self.sampler
+
+
+class NoopOutput(OutputWriter):
+    """Writes nothing."""
+
+    def write(self, batch: SampleBatch | MultiAgentBatch) -> None:
+        return None
+
+
+class SamplerInput(InputReader):
+    """The worker's sampler, a fragment or an episode at a time."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def next(self, timeout: float | None = None) -> Any:
+        return self.sampler.next_batch()
+
+
+class FakeInput(InputReader):
+    """Plays once, then hands the first batch out for ever: what is left is everything but playing.
+    Each time a copy, because batches are changed in place."""
+
+    def __init__(self, source: InputReader) -> None:
+        self._source = source
+        self._first: Any = None
+
+    def next(self, timeout: float | None = None) -> Any:
+        if self._first is None:
+            self._first = self._source.next(timeout)
+        return self._first.copy()
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class AsyncSamplerInput(InputReader):
+    """A sampler that plays in a thread of its own, at most `depth` batches ahead.
+
+    What the sampler raises is raised to the caller of `next`, and again at every later call.
+    """
+
+    def __init__(self, sampler: Sampler, *, depth: int = 5, timeout: float = 600.0) -> None:
+        self._sampler, self._timeout = sampler, timeout
+        self._queue: Queue[Any] = Queue(depth)
+        self._stopping = threading.Event()
+        self._failed: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def next(self, timeout: float | None = None) -> Any:
+        """The next batch; raises TimeoutError when none comes for 600 s (or `timeout`)."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+            self._thread.start()
+        if self._failed is not None and self._queue.empty():
+            raise self._failed
+        wait = self._timeout if timeout is None else timeout
+        try:
+            batch = self._queue.get(timeout=wait)
+        except Empty:
+            raise TimeoutError(f"the sampler gave no batch for {wait:g} s") from None
+        if batch is None:
+            raise self._failed or RuntimeError("the sampler was stopped")
+        return batch
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._put(self._sampler.next_batch())
+        except BaseException as error:
+            self._failed = error
+        finally:
+            self._put(None)
+
+    def _put(self, batch: Any) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._queue.put(batch, timeout=0.1)
+            except Full:
+                continue
+            return
+
+    def close(self) -> None:
+        """Stop playing after the step in progress; an environment that blocks is left behind."""
+        self._stopping.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5.0)

@@ -1,0 +1,330 @@
+"""A driver's worker and N remote ones on Ray: sample from all, learn here, send weights out once.
+
+    group = WorkerGroup(
+        RolloutWorker, 4, {"env_creator": make, "policy": TrainablePolicy, "num_envs": 8}
+    )
+    for _ in range(100):
+        for batch in group.sample():
+            group.local_worker.learn_on_batch(batch)
+        group.sync_weights()
+    group.stop()
+
+A remote worker that dies costs what it was sampling and nothing else: the others' batches are
+there, a new worker takes its place, and gets the newest weights, global variables and filters.
+Needs the [ray] extra. What travels is pickled by Ray between its own processes; nothing of it is
+read from, or becomes, a file or a message of Headrace.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from policy.inference.filters import MeanStdFilter
+from policy.worker.learning import Batch
+from policy.worker.ray_actor import ray_module
+
+__all__ = ["GroupStats", "WorkerGroup"]
+
+_log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+@dataclass
+class GroupStats:
+    """What happened so far."""
+
+    lost: int = 0  # workers that died
+    restarted: int = 0  # workers that took their places
+    weights_sent: int = 0  # versions put into Ray's store, each once
+
+
+@dataclass
+class _Remote:
+    """A remote worker, by its index from 1."""
+
+    index: int
+    actor: Any
+    version: int = -1  # of the weights that it has
+    taking: Any = None  # what its taking up of them will answer
+    failures: int = 0  # in a row
+
+
+class WorkerGroup:
+    """`local_worker` (index 0, which learns) and `num_workers` remote ones.
+
+    `worker_args` are the constructor's; `worker_index`, `num_workers` and, for a worker that takes
+    a lost one's place, `incarnation` are added. `actor_options` are those of `as_remote`. A worker
+    that fails more than `most_restarts` times in a row is left out, and when none is left `sample`
+    raises RuntimeError.
+    """
+
+    def __init__(
+        self,
+        worker_class: type[Any],
+        num_workers: int,
+        worker_args: Mapping[str, Any],
+        *,
+        actor_options: Mapping[str, Any] | None = None,
+        most_restarts: int = 5,
+    ) -> None:
+        if num_workers < 1:
+            raise ValueError(f"num_workers: expected 1 or more, got {num_workers}")
+        self._ray = ray_module()
+        self._args = dict(worker_args)
+        self._class = worker_class.as_remote(**(actor_options or {}))
+        self._most_restarts = most_restarts
+        self.num_workers = num_workers
+        self.stats = GroupStats()
+        self._last_loss = "none"
+        self._stopped = False
+        # what good workers answered to a call that raised another's error, for the next such call
+        self._held_batches: dict[int, Batch] = {}
+        self._held_metrics: list[Any] = []
+        self.local_worker = worker_class(**self._args, worker_index=0, num_workers=num_workers)
+        self.version = 0
+        self._latest: dict[str, Any] = {}  # of every policy: what a new worker starts with
+        self._lives: Counter[int] = Counter()  # how many workers each index had
+        self._weights: Any = None  # the reference in Ray's store
+        self._put_weights()
+        self._remotes = [self._create(index) for index in range(1, num_workers + 1)]
+
+    def _create(self, index: int) -> _Remote:
+        """A remote worker with everything the driver knows. One that takes a lost one's place plays
+        on with random numbers of its own, not the lost one's episodes again."""
+        place = {"worker_index": index, "num_workers": self.num_workers}
+        if self._lives[index]:
+            place["incarnation"] = self._lives[index]
+        self._lives[index] += 1
+        actor = self._class.remote(**self._args, **place)
+        made = _Remote(index, actor)
+        self._send(made, self._weights if self._is_whole else self._ray.put(self._latest))
+        filters = self.local_worker.get_filters()
+        actor.sync_filters.remote({name: _without_buffer(one) for name, one in filters.items()})
+        return made
+
+    # weights
+
+    def sync_weights(
+        self,
+        global_vars: Mapping[str, Any] | None = None,
+        *,
+        policies: Collection[str] | None = None,
+    ) -> int:
+        """Send the driver's weights to every worker as a new version; its number.
+
+        They are put into Ray's store once, however many workers there are. What a worker says
+        against them is raised by the next call that asks it for something.
+        """
+        self._require_running()
+        self.version += 1
+        if global_vars:
+            self.local_worker.set_global_vars(global_vars)
+        self._put_weights(policies)
+        for remote in self._remotes:
+            if remote.actor is not None:  # who takes a lost one's place gets them when it is made
+                self._send(remote, self._weights)
+        return self.version
+
+    def _put_weights(self, policies: Collection[str] | None = None) -> None:
+        weights = self.local_worker.get_weights(policies)
+        self.local_worker.set_weights(weights, version=self.version)
+        self._latest |= weights
+        self._is_whole = len(weights) == len(self._latest)
+        self._weights = self._ray.put(weights)
+        self.stats.weights_sent += 1
+
+    def _send(self, remote: _Remote, weights: Any) -> None:
+        remote.taking = remote.actor.set_weights.remote(
+            weights, self.local_worker.get_global_vars() or None, version=self.version
+        )
+        remote.version = self.version
+
+    def sync_filters(self) -> None:
+        """Merge what every worker's filters saw since the last time into the driver's, and send the
+        outcome to all: no observation is counted twice."""
+        driver = self.local_worker.filters
+        for one in driver.values():
+            if isinstance(one, MeanStdFilter):
+                one.clear_buffer()  # the driver's own observations are in its statistics already
+        answers, failed = self._ask("get_filters", True)
+        for filters in answers.values():
+            for name, theirs in filters.items():
+                mine = driver[name]
+                if isinstance(mine, MeanStdFilter):
+                    mine.apply_changes(theirs)
+        if failed is not None:
+            raise failed  # what the others handed over is in the driver's
+        merged = {name: _without_buffer(one) for name, one in driver.items()}
+        self._each("sync_filters", merged)
+
+    # sampling
+
+    def sample(self) -> list[Batch]:
+        """A sample of every worker that is alive, in the order of their indices.
+
+        A worker that died meanwhile is missing from the list and is there again the next time.
+        Raises RuntimeError when no worker gave anything, and what a worker's own code raised: the
+        others' batches are kept then, and the next call hands them out instead of asking those
+        workers again.
+        """
+        answers, failed = self._ask("sample", but=self._held_batches)
+        self._held_batches |= answers
+        if failed is not None:
+            raise failed
+        batches = [batch for _, batch in sorted(self._held_batches.items(), key=itemgetter(0))]
+        self._held_batches = {}
+        if not batches:
+            raise RuntimeError(
+                f"sample: none of {self.num_workers} remote workers answered; {self.stats.lost} "
+                f"were lost so far, the last one with: {self._last_loss}"
+            )
+        return batches
+
+    def _each(self, method: str, *args: Any) -> list[Any]:
+        """A method of every remote worker, at once; answers of those that are alive."""
+        answers, failed = self._ask(method, *args)
+        if failed is not None:
+            raise failed
+        return list(answers.values())
+
+    def _ask(
+        self, method: str, *args: Any, but: Collection[int] = ()
+    ) -> tuple[dict[int, Any], BaseException | None]:
+        """(answers by index, what a worker's own code raised): one's error costs no other's answer.
+
+        Asked are all that are alive, without those of the indices `but`. Of several errors the
+        first is returned, the others are logged.
+        """
+        self._require_running()
+        self._revive()
+        asked = [
+            (remote, getattr(remote.actor, method).remote(*args))
+            for remote in self._remotes
+            if remote.index not in but
+        ]
+        answers: dict[int, Any] = {}
+        failures: list[BaseException] = []
+        for remote, ref in asked:
+            taking, remote.taking = remote.taking, None
+            if taking is not None:
+                self._answer(remote, taking, failures)
+            answer = _NOTHING if remote.actor is None else self._answer(remote, ref, failures)
+            if answer is not _NOTHING:
+                answers[remote.index] = answer
+                remote.failures = 0
+        for error in failures[1:]:
+            _log.warning("%s: another worker raised as well: %s", method, _first_line(error))
+        return answers, failures[0] if failures else None
+
+    def _answer(self, remote: _Remote, ref: Any, failures: list[BaseException]) -> Any:
+        """What it answered; _NOTHING from a worker that died, or whose own code raised."""
+        try:
+            return self._ray.get(ref)
+        except self._ray.exceptions.RayActorError as error:
+            self.stats.lost += 1
+            remote.failures += 1
+            remote.actor = None
+            self._last_loss = _first_line(error)
+            _log.warning("remote worker %d was lost: %s", remote.index, _first_line(error))
+        except self._ray.exceptions.RayTaskError as error:
+            failures.append(_own_error(error))
+        return _NOTHING
+
+    def _require_running(self) -> None:
+        if self._stopped:
+            raise RuntimeError("this group was stopped")
+
+    def _revive(self) -> None:
+        """New workers in place of those that died."""
+        revived = []
+        for remote in self._remotes:
+            if remote.actor is None and remote.failures <= self._most_restarts:
+                failures = remote.failures
+                remote = self._create(remote.index)
+                remote.failures = failures
+                self.stats.restarted += 1
+            if remote.actor is not None:
+                revived.append(remote)
+        self._remotes = revived
+
+    # every worker
+
+    def foreach_worker(self, func: Callable[[Any], Result]) -> list[Result]:
+        """`func(worker)` of the driver's worker and of every remote one that is alive, in order.
+
+        The function travels by Ray's own pickling; so does what it answers.
+        """
+        self._require_running()
+        return [func(self.local_worker), *self._each("apply", func)]
+
+    def foreach_policy(self, func: Callable[[Any, str], Result]) -> list[Result]:
+        """`func(policy, policy id)` of every policy of every worker, the driver's first."""
+        found = self.foreach_worker(lambda worker: worker.foreach_policy(func))
+        return [result for results in found for result in results]
+
+    def get_metrics(self) -> list[Any]:
+        """What all workers report since the last time, together.
+
+        When a worker's own code raises, what the others reported is in the next call's answer.
+        """
+        self._require_running()
+        self._held_metrics += self.local_worker.get_metrics()
+        answers, failed = self._ask("get_metrics")
+        self._held_metrics += [one for metrics in answers.values() for one in metrics]
+        if failed is not None:
+            raise failed
+        drained, self._held_metrics = self._held_metrics, []
+        return drained
+
+    @property
+    def remote_workers(self) -> list[Any]:
+        """The actors' handles of the workers that are alive as far as is known."""
+        return [remote.actor for remote in self._remotes if remote.actor is not None]
+
+    def stop(self) -> None:
+        """Stop every worker and its process; every call but this one raises RuntimeError then."""
+        self._stopped = True
+        self.local_worker.stop()
+        for actor in self.remote_workers:
+            self._ray.kill(actor)
+        self._remotes = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+_NOTHING: Any = object()
+
+
+def _own_error(error: Any) -> BaseException:
+    """What the worker's own code raised, as it would have been raised here."""
+    own: BaseException = error.as_instanceof_cause()
+    own.__cause__ = error
+    return own
+
+
+def _without_buffer(one: Any) -> Any:
+    """A plain copy that has nothing to hand over."""
+    if not isinstance(one, MeanStdFilter):
+        return one
+    copied = one.as_serialisable()
+    copied.clear_buffer()
+    return copied
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,234 @@
+"""What the worker's policy would have earned, judged by the episodes that its input holds.
+
+Only whole episodes are judged: fragments wait, over any number of batches, until they are all
+there. Estimators are those of policy.ope.estimators by name; "simulation" is the worker's own
+matter.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policy.algorithms.trainable_policy import TrainablePolicy
+from policy.ope.cross_fitting import CrossFitted, cross_fit
+from policy.ope.estimators import ESTIMATORS, Episodes
+from policy.ope.value_models import LinearRewardModel
+from policy.sampling.fragment_buffers import CUT
+from policy.sampling.metrics import OffPolicyEstimate
+from policy.sampling.sampler import FRAGMENT_CUT
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.experience.sample_batch import (
+    ACTION_LOGP,
+    AGENT_ID,
+    EPISODE_ORDINAL,
+    EPS_ID,
+    REWARDS,
+    STREAM,
+    TERMINATEDS,
+    TRUNCATEDS,
+    SampleBatch,
+    T,
+    concat_samples,
+)
+from storage.spaces.descriptors import Discrete
+
+__all__ = ["SIMULATION", "InputEvaluation", "check_methods"]
+
+_log = logging.getLogger(__name__)
+
+SIMULATION = "simulation"
+_ALIASES: Mapping[str, str] = {"wis_pd": "cwpdis", "is_pd": "pdis"}
+_NEED_MODEL = {"dm", "dr", "sndr", "switch_dr", "dr_os"}
+_FOLDS = 5
+# Rows of episodes whose end never comes are given up, the oldest episodes first.
+_MOST_ROWS = 1_000_000
+
+
+def _ends(run: SampleBatch) -> bool:
+    """Whether an episode ends with these rows: recorded as done, or cut by what ends one without
+    that (a soft horizon, `no_done_at_end`)."""
+    cut = int(run[CUT][-1]) if CUT in run else 0
+    return bool(run[TERMINATEDS][-1] or run[TRUNCATEDS][-1]) or cut > FRAGMENT_CUT
+
+
+def check_methods(methods: Collection[str]) -> tuple[str, ...]:
+    """The methods' names of today. Raises ValueError for one that is unknown."""
+    if isinstance(methods, str):
+        raise ValueError(f"input_evaluation: expected a list of names, got {methods!r}")
+    for name in methods:
+        if name != SIMULATION and _ALIASES.get(name, name) not in ESTIMATORS:
+            known = ", ".join([SIMULATION, *_ALIASES, *ESTIMATORS])
+            raise ValueError(f"Unknown evaluation method: {name}; expected one of {known}")
+    return tuple(methods)
+
+
+@dataclass
+class _Whole:
+    """Episodes that are complete: rows one behind the other, S in all."""
+
+    rows: SampleBatch
+    lengths: list[int]
+
+
+class InputEvaluation:
+    """Gathers whole episodes of one policy and judges the policy as it is when asked.
+
+    `gamma` discounts. The estimates' metrics are those of `Estimate.to_dict`, `v_old`, the mean
+    return of the log over the same episodes, `v_gain`, their quotient, and `unavailable`, why an
+    estimator has nothing to say. `open_rows` wait for their episode's end; of `given_up` episodes
+    a piece never came.
+    """
+
+    def __init__(self, methods: Collection[str], policy: TrainablePolicy, gamma: float) -> None:
+        self.methods = [name for name in check_methods(methods) if name != SIMULATION]
+        self._policy, self._gamma = policy, gamma
+        self._open: OrderedDict[tuple[Any, ...], list[SampleBatch]] = OrderedDict()
+        self._open_rows = 0
+        self._whole: list[SampleBatch] = []
+        self.given_up = 0  # episodes
+        self._asked = True  # since the newest rows came
+
+    def add(self, batch: SampleBatch | MultiAgentBatch) -> None:
+        """Take a batch of the input. Raises NotImplementedError for several policies, ValueError
+        where no row says how likely its action was."""
+        if isinstance(batch, MultiAgentBatch):
+            raise NotImplementedError(
+                "input_evaluation: expected the batches of a single policy, got a MultiAgentBatch; "
+                "judge each policy's log by policy.jobs.evaluate"
+            )
+        if not batch.count:
+            return
+        if ACTION_LOGP not in batch or np.isnan(batch[ACTION_LOGP]).all():
+            raise ValueError(
+                "input_evaluation: the input says of no row how likely its action was: log "
+                "actions with action_prob= or action_logp=, or leave input_evaluation empty"
+            )
+        for run in batch.split_by_episode():
+            self._add_run(run)
+        self._asked = False
+        while self._open_rows > _MOST_ROWS:
+            _, runs = self._open.popitem(last=False)
+            self._open_rows -= sum(run.count for run in runs)
+            self._give_up()
+
+    def _add_run(self, run: SampleBatch) -> None:
+        names = (STREAM, EPISODE_ORDINAL, AGENT_ID, EPS_ID)
+        key = tuple(run[name][0] for name in names if name in run)
+        runs = self._open.setdefault(key, [])
+        runs.append(run.copy())
+        self._open_rows += run.count
+        if not _ends(run):
+            return
+        del self._open[key]
+        self._open_rows -= sum(one.count for one in runs)
+        rows = concat_samples(runs)
+        rows = rows.take(np.argsort(rows[T], kind="stable"))
+        if np.array_equal(rows[T], np.arange(rows.count)):
+            self._whole.append(rows)
+        else:
+            self._give_up()  # its beginning, or a piece of it, was never here
+
+    def _give_up(self) -> None:
+        self.given_up += 1
+        if self.given_up == 1:
+            _log.warning(
+                "input_evaluation: an episode was given up: not all of its rows were here when it "
+                "ended, or its end never came; only whole episodes are judged, and they may be no "
+                "fair selection: the metric given_up counts; read the input unshuffled, from the "
+                "beginning of its episodes"
+            )
+
+    def estimates(self) -> list[OffPolicyEstimate]:
+        """Estimates from the whole episodes since the last call. Where rows came and no episode of
+        them is whole, `unavailable` says so; none when nothing came."""
+        whole, self._whole = self._whole, []
+        asked, self._asked = self._asked, True
+        if not whole:
+            return [] if asked else [self._none_whole(name) for name in self.methods]
+        if not self.methods:
+            return []
+        judged = _Whole(concat_samples(whole), [one.count for one in whole])
+        return [self._estimate(name, judged) for name in self.methods]
+
+    def _told(self) -> dict[str, Any]:
+        """What is not judged."""
+        return {"given_up": self.given_up, "open_rows": self._open_rows}
+
+    def _none_whole(self, name: str) -> OffPolicyEstimate:
+        text = (
+            f"no whole episode came since the last call: {self._open_rows} rows of "
+            f"{len(self._open)} episodes wait for others, {self.given_up} episodes were given up"
+        )
+        return OffPolicyEstimate(name, {"unavailable": text, **self._told()})
+
+    def _estimate(self, name: str, whole: _Whole) -> OffPolicyEstimate:
+        method = _ALIASES.get(name, name)
+        returns = self._first(whole, self._returns(whole))
+        v_old = float(returns.mean())
+        try:
+            estimate = ESTIMATORS[method](self._episodes(method, whole), gamma=self._gamma)
+        except ValueError as error:
+            return OffPolicyEstimate(
+                name, {"unavailable": str(error), "v_old": v_old, **self._told()}
+            )
+        metrics = {**estimate.to_dict(), "v_old": v_old, **self._told()}
+        metrics["v_gain"] = estimate.value / v_old if v_old else None
+        return OffPolicyEstimate(name, metrics)
+
+    def _episodes(self, method: str, whole: _Whole) -> Episodes:
+        policy, rows = self._policy, whole.rows
+        actions = rows.leaves("actions")
+        flat = policy.flat_observations(rows)
+        fitted = self._fit(whole, flat) if method in _NEED_MODEL else None
+        return Episodes.from_flat(
+            rows[REWARDS],
+            lengths=whole.lengths,
+            behaviour_logp=rows[ACTION_LOGP],
+            target_logp=policy.logp(flat, actions),
+            q=None if fitted is None else fitted.q,
+            v=None if fitted is None else fitted.v,
+            densities=not policy.spec.layout.is_discrete,
+        )
+
+    def _fit(self, whole: _Whole, flat: Any) -> CrossFitted:
+        """q and v, cross-fitted over episodes; in longer ones by fitted Q evaluation."""
+        space = self._policy.spec.action
+        if not isinstance(space, Discrete):
+            raise ValueError("value models need a Discrete action space")
+        folds = min(_FOLDS, len(whole.lengths))
+        if folds < 2:
+            raise ValueError("cross-fitting needs 2 or more episodes")
+        return cross_fit(
+            lambda: LinearRewardModel(space.n, start=space.start),
+            flat,
+            whole.rows["actions"],
+            whole.rows[REWARDS],
+            self._policy.to_numpy().probabilities(flat),
+            lengths=whole.lengths,
+            terminated=whole.rows[TERMINATEDS][np.cumsum(whole.lengths) - 1],
+            gamma=self._gamma,
+            rng=np.random.default_rng(0),
+            folds=folds,
+        )
+
+    def _returns(self, whole: _Whole) -> Any:
+        """(S,) discounted return from each step to its episode's end."""
+        rewards = whole.rows[REWARDS]
+        returns = np.empty(len(rewards))
+        ends = np.cumsum(whole.lengths)
+        for end, length in zip(ends.tolist(), whole.lengths, strict=True):
+            carried = 0.0
+            for row in range(end - 1, end - length - 1, -1):
+                carried = rewards[row] + self._gamma * carried
+                returns[row] = carried
+        return returns
+
+    @staticmethod
+    def _first(whole: _Whole, column: Any) -> Any:
+        return column[np.cumsum(whole.lengths) - np.asarray(whole.lengths)]

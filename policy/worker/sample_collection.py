@@ -1,0 +1,252 @@
+"""A worker's sampler, input and output put together, and what one sample is gathered from."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from queue import Queue
+from typing import Any
+
+import gymnasium as gym
+
+from policy.envs.base_env import BaseEnv
+from policy.envs.vector_env import Copies, LocalCopies, ProcessCopies
+from policy.sampling.base_env_sampler import BaseEnvSampler
+from policy.sampling.postprocessing import RowFinisher, alike
+from policy.sampling.sampler import Sampler
+from policy.sampling.vector_sampler import VectorSampler
+from policy.worker.batch_io import AsyncSamplerInput, FakeInput, IOContext, NoopOutput, SamplerInput
+from policy.worker.env_creation import (
+    CopyMaker,
+    base_env_of,
+    is_atari,
+    is_multi_agent,
+    seed_of,
+    single_agent,
+    time_limit,
+)
+from policy.worker.input_evaluation import SIMULATION
+from policy.worker.learning import Batch
+from storage.experience.interfaces import InputReader, OutputWriter
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.experience.sample_batch import concat_samples
+
+__all__ = ["Sampling", "join_batches"]
+
+
+def join_batches(batches: Sequence[Any]) -> Batch:
+    """One batch of several; of several policies by policy."""
+    if any(isinstance(batch, MultiAgentBatch) for batch in batches):
+        return MultiAgentBatch.concat_samples(list(batches))
+    return concat_samples(alike(batches))
+
+
+class Sampling:
+    """Environments, sampler, input and output of one worker; `close` releases them."""
+
+    def __init__(
+        self, worker: Any, sampler: Sampler | None, copies: Copies | None, base: BaseEnv | None
+    ) -> None:
+        self._worker, self._settings = worker, worker.settings
+        self._copies, self._base = copies, base
+        self._own = _own_input(self._settings, sampler)
+        self.reader: InputReader | None = self._own
+        self.output: OutputWriter = NoopOutput()
+        self._failed: Exception | None = None
+        self._make_io()
+        simulated = SIMULATION in self._settings.input_evaluation and self.reader is not self._own
+        self._simulation = Simulation(sampler) if simulated and sampler is not None else None
+
+    def _make_io(self) -> None:
+        settings = self._settings
+        given = {} if settings.log_dir is None else {"log_dir": settings.log_dir}
+        context = IOContext(
+            **given,
+            config=dict(settings.policy_config),
+            worker_index=settings.worker_index,
+            worker=self._worker,
+            sampler=self._own,
+        )
+        if settings.input_creator is not None:
+            self.reader = settings.input_creator(context)
+            if not isinstance(self.reader, InputReader):
+                raise TypeError(
+                    f"input_creator: expected an InputReader, got {type(self.reader).__name__}"
+                )
+        if settings.output_creator is not None:
+            self.output = settings.output_creator(context)
+            if not isinstance(self.output, OutputWriter):
+                raise TypeError(
+                    f"output_creator: expected an OutputWriter, got {type(self.output).__name__}"
+                )
+
+    @classmethod
+    def of(cls, worker: Any) -> Sampling:
+        """What the worker's settings ask for."""
+        if worker.env is None:
+            return cls(worker, None, None, None)
+        settings = worker.settings
+        common = {
+            "finisher": _finisher(worker),
+            "recorder": worker.recorder,
+            "restarts": worker.restarts,
+            "rng": worker.worker_rng,
+            "clip_actions": settings.clip_actions,
+            "explore": settings.explore,
+        }
+        if not single_agent(worker.env):
+            base = base_env_of(settings, worker.env, worker.maker)
+            made = BaseEnvSampler(
+                base,
+                worker.policies,
+                worker.policy_of,
+                settings.cut_rules(time_limit(worker.env)),
+                observation_fn=settings.observation_fn,
+                joint=is_multi_agent(worker.env),
+                **common,
+            )
+            return cls(worker, made, None, base)
+        copies = _copies(worker)
+        policy_id, policy = next(iter(worker.policies.items()))
+        rules = settings.cut_rules(time_limit(worker.env))
+        return cls(worker, VectorSampler(copies, policy, policy_id, rules, **common), copies, None)
+
+    # one sample
+
+    def require_input(self) -> None:
+        """Raise RuntimeError for a worker with neither an environment nor an input."""
+        if self.reader is None:
+            raise RuntimeError(
+                "sample: this worker has neither an env_creator nor an input_creator"
+            )
+
+    def gather(self) -> Batch:
+        """The input's batches that make one sample."""
+        settings = self._settings
+        if self.reader is None:
+            raise RuntimeError("sample: this worker has no input")
+        target = settings.rollout_fragment_length * settings.num_envs
+        most = settings.num_envs if settings.batch_mode == "truncate_episodes" else None
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        batches: list[Any] = [self.reader.next()]
+        steps = batches[0].count
+        while steps < target and (most is None or len(batches) < most):
+            try:
+                batch = self.reader.next()
+            except Exception as error:
+                self._failed = error  # what is here already is not lost: the error comes next
+                break
+            batches.append(batch)
+            steps += batch.count
+        return join_batches(batches)
+
+    def simulate(self) -> None:
+        """With input_evaluation "simulation": let an episode a copy be played."""
+        if self._simulation is not None:
+            self._simulation.allow(self._settings.num_envs)
+
+    # environments
+
+    def sub_environments(self) -> list[Any]:
+        """Every copy; what is one thing to us is one."""
+        if self._copies is not None:
+            return list(self._copies.envs)
+        if self._base is None:
+            return []
+        listed = getattr(self._base, "sub_environments", None)
+        return list(listed()) if listed is not None else [self._worker.env]
+
+    def env_at(self, copy: int) -> Any:
+        return self._copies.envs[copy] if self._copies is not None else self._worker.env
+
+    def remake(self, copy: int) -> None:
+        """A new copy in place of one that failed."""
+        if isinstance(self._copies, ProcessCopies):
+            self._copies.remake(copy)
+        elif isinstance(self._copies, LocalCopies):
+            with contextlib.suppress(Exception):  # it failed already: what it says adds nothing
+                self._copies.envs[copy].close()
+            self._copies.envs[copy] = self._worker.maker(copy)
+
+    def close(self) -> None:
+        """Stop threads, then close input, output and environments."""
+        if self._simulation is not None:
+            self._simulation.close()
+        for one in (self.reader, self._own, self.output):
+            if one is not None:
+                one.close()
+        if self._copies is not None:
+            self._copies.close()
+        if self._base is not None:
+            self._base.stop()
+
+
+def _own_input(settings: Any, sampler: Sampler | None) -> InputReader | None:
+    if sampler is None:
+        return None
+    made: InputReader = (
+        AsyncSamplerInput(sampler) if settings.sample_async else SamplerInput(sampler)
+    )
+    return FakeInput(made) if settings.fake_sampler else made
+
+
+def _finisher(worker: Any) -> RowFinisher:
+    settings = worker.settings
+    clip = settings.clip_rewards
+    if clip is None and settings.preprocessor_pref == "deepmind" and is_atari(worker.env):
+        clip = "sign"
+    return RowFinisher(worker.policies, worker.callbacks, clip, worker)
+
+
+def _copies(worker: Any) -> Copies:
+    """The copies of a gymnasium environment, here or in processes of their own."""
+    settings = worker.settings
+    seeds = [seed_of(settings, copy) for copy in range(settings.num_envs)]
+    if not settings.remote_worker_envs:
+        first: gym.Env[Any, Any] = worker.env
+        envs = [first, *(worker.maker(i) for i in range(1, settings.num_envs))]
+        return LocalCopies(
+            envs, try_step=worker._try_env_step, try_reset=worker._try_env_reset, seeds=seeds
+        )
+    worker.env.close()  # it was there for its spaces
+    return ProcessCopies(
+        [CopyMaker(worker.maker, i) for i in range(settings.num_envs)],
+        restart=worker._restart,
+        wait_ms=settings.remote_env_batch_wait_ms,
+        seeds=seeds,
+    )
+
+
+class Simulation:
+    """Plays episodes in a thread, as many as are allowed; only their metrics are kept."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._wanted: Queue[bool] = Queue()  # True: an episode; False: stop
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="simulation", daemon=True)
+        self._thread.start()
+
+    def allow(self, episodes: int) -> None:
+        """Let that many more be played. Raises what playing raised."""
+        if self._failed is not None:
+            raise self._failed
+        for _ in range(episodes):
+            self._wanted.put(True)
+
+    def _run(self) -> None:
+        while self._wanted.get():
+            try:
+                if self._failed is None:
+                    self._sampler.simulate(1)
+            except BaseException as error:
+                self._failed = error
+            finally:
+                self._wanted.task_done()
+
+    def close(self) -> None:
+        self._wanted.put(False)
+        self._thread.join(timeout=5.0)

@@ -1,0 +1,163 @@
+"""A worker's state as bytes: filters with what they have not handed over yet, weights, optimizers,
+global variables, random state.
+
+One safetensors document: arrays as tensors, all the rest as sealed JSON in its metadata with a
+digest of every array. Nothing in it is executed, and damage is found before anything is changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+
+from policy.algorithms.learner import optimizer_state, restore_optimizer
+from policy.algorithms.trainable_policy import TrainablePolicy
+from policy.inference.filters import MeanStdFilter, RunningStat
+from storage.errors import WeightsDamaged
+from storage.system.files import make_directory, replace_file
+from storage.weights.manifest import open_document, seal_document
+
+__all__ = ["filter_from_json", "filter_to_json", "pack", "restore_policy", "unpack", "write_bytes"]
+
+Tensors = dict[str, npt.NDArray[Any]]
+_KIND = "worker"
+FORMAT = 1
+
+
+def filter_to_json(one: MeanStdFilter) -> dict[str, Any]:
+    """A filter with its buffer."""
+    return {**one.to_json(), "buffer": one.buffer.to_json()}
+
+
+def filter_from_json(document: Mapping[str, Any], size: int) -> MeanStdFilter:
+    """The filter of such a document. Raises ValueError."""
+    body = dict(document)
+    buffer = RunningStat.from_json(body.pop("buffer"), size)
+    made = MeanStdFilter.from_json(body, size)
+    made.buffer = buffer
+    return made
+
+
+def pack(
+    policies: Mapping[str, TrainablePolicy],
+    filters: Mapping[str, MeanStdFilter],
+    *,
+    global_vars: Mapping[str, Any],
+    rng: Mapping[str, Any],
+) -> bytes:
+    """The state as one document."""
+    tensors: Tensors = {}
+    described: dict[str, Any] = {}
+    for place, (policy_id, policy) in enumerate(policies.items()):
+        document: dict[str, Any] = {
+            "id": policy_id,
+            "spec": policy.spec.to_json(),
+            "version": policy.version,
+            "filter": filter_to_json(filters[policy_id]) if policy_id in filters else None,
+            "groups": None,
+            "algorithm": None,
+        }
+        tensors |= {f"{place}/weights/{k}": v for k, v in policy.get_weights().items()}
+        if policy.spec.module.value_head:
+            found, document["groups"] = optimizer_state(policy.algorithm.optimizer)
+            document["algorithm"] = dict(policy.algorithm.state_dict())
+            tensors |= {f"{place}/{name}": array for name, array in found.items()}
+        described[str(place)] = document
+    body = {
+        "state_format": FORMAT,
+        "policies": described,
+        "global_vars": dict(global_vars),
+        "rng": dict(rng),
+        "tensors": {name: _digest(array) for name, array in tensors.items()},
+    }
+    sealed = seal_document(_KIND, body).decode()
+    return safetensors.numpy.save(tensors, metadata={_KIND: sealed})
+
+
+def unpack(data: bytes, where: str = "worker state") -> tuple[dict[str, Any], Tensors]:
+    """(body, tensors) of bytes made by `pack`. Raises WeightsDamaged."""
+    try:
+        tensors = safetensors.numpy.load(data)
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise WeightsDamaged(f"{where}: {error}") from error
+    body = open_document(_KIND, metadata.get(_KIND, "").encode(), where)
+    if {name: _digest(array) for name, array in tensors.items()} != body["tensors"]:
+        raise WeightsDamaged(f"{where}: the tensors do not fit their digests")
+    if body["state_format"] != FORMAT:
+        raise WeightsDamaged(
+            f"{where}: expected state format {FORMAT}, got {body['state_format']!r:.40}"
+        )
+    return body, tensors
+
+
+def check_fits(body: Mapping[str, Any], policies: Mapping[str, TrainablePolicy]) -> None:
+    """Raise ValueError unless the state is of policies with these ids and specs."""
+    specs = {one["id"]: one["spec"] for one in body["policies"].values()}
+    mine = {policy_id: policy.spec.to_json() for policy_id, policy in policies.items()}
+    if specs != mine:
+        different = sorted(k for k in {*specs, *mine} if specs.get(k) != mine.get(k))
+        fields = "".join(
+            f"; {name!r}: {text}"
+            for name in different
+            if name in specs and name in mine
+            for text in _differences(mine[name], specs[name])
+        )
+        raise ValueError(
+            f"restore: expected the state of the policies {sorted(mine)} with their specs, got "
+            f"{sorted(specs)}; these differ: {different}{fields}"
+        )
+
+
+def _differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
+    """The fields in which two documents differ, by their paths."""
+    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+        inner = (
+            _differences(mine.get(k), theirs.get(k), f"{path}.{k}" if path else k)
+            for k in sorted({*mine, *theirs})
+        )
+        return [text for texts in inner for text in texts]
+    return [] if mine == theirs else [f"{path}: expected {mine!r:.80}, got {theirs!r:.80}"]
+
+
+def restore_policy(policy: TrainablePolicy, document: Mapping[str, Any], tensors: Tensors) -> None:
+    """Weights, optimizer and schedules as they were."""
+    prefix = "weights/"
+    weights = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+    policy.set_weights(weights, version=document["version"])
+    if document["groups"] is None:
+        return
+    restore_optimizer(
+        policy.algorithm.optimizer,
+        {k: v for k, v in tensors.items() if k.startswith("optimizer/")},
+        document["groups"],
+    )
+    policy.algorithm.load_state_dict(document["algorithm"])
+
+
+def tensors_of(place: str, tensors: Tensors) -> Tensors:
+    """The tensors of one policy, without its place in their names."""
+    start = f"{place}/"
+    return {k[len(start) :]: v for k, v in tensors.items() if k.startswith(start)}
+
+
+def write_bytes(path: Path | str, data: bytes) -> Path:
+    """Put the bytes in place of a file: the old one or the new one, whole."""
+    target = Path(path)
+    make_directory(target.parent)
+    replace_file(target, data)
+    return target
+
+
+def _digest(array: npt.NDArray[Any]) -> str:
+    described = f"{array.dtype.str}{array.shape}".encode()
+    return hashlib.sha256(described + np.ascontiguousarray(array).tobytes()).hexdigest()

@@ -1,0 +1,130 @@
+"""What a policy is to the collector: one JSON file per policy under `policies/`.
+
+The file says which spaces hold, how the policy acts (if it does), and how its episodes are cut,
+closed and timed out. Trainers and collectors read the same file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from storage.declarations.redaction_rules import check_redaction
+from storage.experience.episode import DEFAULT_POLICY
+from storage.spaces.descriptors import (
+    Space,
+    canonical_json,
+    schema_id,
+    space_from_json,
+    space_to_json,
+)
+
+FORMAT_VERSION = 1
+COMBINATIONS = ("sum", "first", "last", "max")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class DeclarationError(ValueError):
+    """A policy file cannot be used; the text says which file, what was expected, what came."""
+
+
+def check_policy_id(policy_id: str) -> str:
+    """The id itself, if it is 1 to 64 letters, digits, `_` or `-`: it names a file."""
+    if not _ID.fullmatch(policy_id):
+        raise DeclarationError(
+            f"policy id: expected 1 to 64 letters, digits, '_' or '-', got {policy_id!r:.80}"
+        )
+    return policy_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyDeclaration:
+    """One policy's spaces and rules. Times are in seconds, sizes in bytes."""
+
+    observation: Space
+    action: Space
+    policy_id: str = DEFAULT_POLICY
+    spec: Mapping[str, Any] | None = None  # a PolicySpec's JSON, for a policy that acts
+    episode_timeout: float = 600.0
+    # for how long after its action a step takes rewards that name it; seconds of running time
+    reward_window: float = 0.0
+    reward_combination: str = "sum"  # how several rewards of one step become one
+    reward_default: float = 0.0  # of a step for which none came
+    part_steps: int = 4096
+    part_bytes: int = 4_000_000
+    part_seconds: float = 60.0
+    seal_bytes: int = 32_000_000
+    seal_seconds: float = 5.0
+    # flow control of on-policy training: when clients are held until newer weights are live
+    steps_per_version: int | None = None  # steps acted with one version; None: never held by this
+    max_policy_lag: int | None = None  # versions by which a client may be behind; None: any
+    redact: Mapping[str, str] = field(
+        default_factory=dict
+    )  # see storage.declarations.redaction_rules
+
+    def __post_init__(self) -> None:
+        check_policy_id(self.policy_id)
+        for name in ("episode_timeout", "part_seconds", "seal_seconds"):
+            if not getattr(self, name) > 0:
+                raise DeclarationError(f"{name}: expected > 0, got {getattr(self, name)!r}")
+        for name in ("part_steps", "part_bytes", "seal_bytes"):
+            if getattr(self, name) < 1:
+                raise DeclarationError(f"{name}: expected >= 1, got {getattr(self, name)!r}")
+        for name, least in (("steps_per_version", 1), ("max_policy_lag", 0)):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise DeclarationError(
+                    f"{name}: expected a whole number >= {least} or null, got {value!r:.80}"
+                )
+        if not 0 <= self.reward_window < math.inf:
+            raise DeclarationError(f"reward_window: expected >= 0, got {self.reward_window!r}")
+        if self.reward_combination not in COMBINATIONS:
+            raise DeclarationError(
+                f"reward_combination: expected one of {', '.join(COMBINATIONS)}, "
+                f"got {self.reward_combination!r:.80}"
+            )
+        if not math.isfinite(self.reward_default):
+            raise DeclarationError(
+                f"reward_default: expected a finite number, got {self.reward_default!r}"
+            )
+        try:
+            check_redaction(self.redact, self.observation)
+        except ValueError as error:
+            raise DeclarationError(str(error)) from error
+
+    @property
+    def schema_id(self) -> str:
+        return schema_id(self.observation, self.action)
+
+    @property
+    def canonical_spaces(self) -> str:
+        return canonical_json(self.observation, self.action)
+
+    def to_json(self) -> dict[str, Any]:
+        document = {"version": FORMAT_VERSION, **asdict(self)}
+        document["observation"] = space_to_json(self.observation)
+        document["action"] = space_to_json(self.action)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any, where: str = "$") -> PolicyDeclaration:
+        """The declaration of a JSON document; raises DeclarationError or SpaceError."""
+        if not isinstance(document, dict) or document.get("version") != FORMAT_VERSION:
+            raise DeclarationError(f"{where}: expected a policy file of version {FORMAT_VERSION}")
+        known = {field.name for field in fields(cls)}
+        unknown = set(document) - known - {"version"}
+        if unknown or not {"observation", "action"} <= set(document):
+            raise DeclarationError(
+                f"{where}: expected observation, action and of {sorted(known)}, "
+                f"got unknown {sorted(unknown)}"
+            )
+        given = {key: value for key, value in document.items() if key != "version"}
+        given["observation"] = space_from_json(given["observation"])
+        given["action"] = space_from_json(given["action"])
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise DeclarationError(f"{where}: {error}") from error

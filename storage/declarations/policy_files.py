@@ -1,0 +1,35 @@
+"""The files under `policies/`: declarations, written in one step and read all together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from storage.declarations.declaration import DeclarationError, PolicyDeclaration
+from storage.system.files import make_directory, replace_file
+
+
+def save_declaration(root: Path, declaration: PolicyDeclaration) -> Path:
+    """Write `policies/{id}.json` in one durable step: the old file or the new, never a half."""
+    folder = root / "policies"
+    make_directory(folder)
+    path = folder / f"{declaration.policy_id}.json"
+    replace_file(path, (json.dumps(declaration.to_json(), indent=2) + "\n").encode())
+    return path
+
+
+def load_declarations(root: Path) -> dict[str, PolicyDeclaration]:
+    """All policies declared under `root`, by id, in order of their ids."""
+    found: dict[str, PolicyDeclaration] = {}
+    for path in sorted((root / "policies").glob("*.json")):
+        try:
+            document = json.loads(path.read_text())
+            declaration = PolicyDeclaration.from_json(document, str(path))
+        except ValueError as error:
+            raise DeclarationError(f"{path}: {error}") from error
+        if declaration.policy_id != path.stem:
+            raise DeclarationError(
+                f"{path}: expected policy_id {path.stem!r}, got {declaration.policy_id!r}"
+            )
+        found[declaration.policy_id] = declaration
+    return found

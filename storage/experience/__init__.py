@@ -1,0 +1,1 @@
+"""Episodes and batches in memory: pure."""

@@ -1,0 +1,234 @@
+"""Steps, episodes and parts: what experience is, and the laws that it keeps.
+
+An episode has T steps and a final observation that may be absent. How it ended is one word of
+`ENDINGS`. A *part* is a run of closed steps of one episode, normally all of it: the unit that is
+sealed, stored and counted. A part holds raw column buffers, so that it travels from the collector
+to a shard without a Python object per step.
+
+This is a pure room: no clock, no file, no thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+Ending: TypeAlias = Literal["terminated", "truncated", "abandoned", "broken"]
+Source: TypeAlias = Literal["on_policy", "logged", "replayed"]
+
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
+SOURCES: tuple[Source, ...] = get_args(Source)
+"""Who chose an action; a part stores the index into this tuple."""
+
+DEFAULT_AGENT = "agent0"
+DEFAULT_POLICY = "default"
+UNKNOWN_VERSION = -1
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class EpisodeError(ValueError):
+    """A part or an episode breaks a law; the text says which, and for which episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedAction:
+    """An action that an environment's own program chose, and how likely that was, if it is known.
+
+    `logp` is the log-probability (or log-density), `version` the policy version that it chose with.
+    """
+
+    action: Any
+    logp: float | None = None
+    version: int = UNKNOWN_VERSION
+
+
+class Part(Struct, frozen=True, kw_only=True, gc=False):
+    """A sealed run of T steps of one episode, as little-endian column buffers.
+
+    In a multi-agent episode each agent's run is a *track*, with parts of its own: the tracks of one
+    `episode_id` differ in `agent_id`, and `env_t` joins their steps (-1 = unknown). An agent that
+    leaves early does not know `agents`, those that end with the episode do.
+
+    `obs` and `actions` hold T canonical encodings (storage.spaces.codec) behind each other; when
+    the space holds Text, `obs_lengths` / `actions_lengths` give each one's size in bytes (uint32),
+    else they are empty. Unknown `action_logp` is NaN here and null at rest.
+    """
+
+    episode_id: str
+    part: int
+    t0: int  # t of the first step
+    steps: int  # T
+    schema_id: str
+    obs: bytes
+    actions: bytes
+    rewards: bytes  # float64 (T,)
+    action_logp: bytes  # float64 (T,), NaN = unknown
+    policy_version: bytes  # int64 (T,), -1 = unknown
+    source: bytes  # uint8 (T,), index into SOURCES
+    pass_prob: bytes  # float64 (T,)
+    ts: bytes  # int64 (T,), microseconds since the epoch, the client's
+    received_ts: bytes  # int64 (T,), microseconds, the collector's
+    env_t: bytes = b""  # int64 (T,), the environment's step; empty = a single-agent episode
+    obs_lengths: bytes = b""
+    actions_lengths: bytes = b""
+    dist_inputs: bytes = b""  # float32, rows behind each other
+    dist_lengths: bytes = b""  # uint32 (T,) bytes per row, 0 = null; empty: null everywhere
+    infos: Mapping[int, str] = msgspec.field(default_factory=dict)  # row in the part -> JSON object
+    final_obs: bytes | None = None  # canonical encoding; absent for a lost client, a bandit step
+    ended: Ending | None = None  # only on an episode's last part
+    policy_id: str = DEFAULT_POLICY
+    agent_id: str = DEFAULT_AGENT
+    training_enabled: bool = True
+    continues: str | None = None
+    tags: str = "{}"  # JSON object of strings
+    ordinal: int = -1  # assigned when the part's shard is planned
+    episode_ordinal: int = -1  # the ordinal of the episode's first part
+    agents: int = -1  # how many tracks with steps the whole episode had; only with an ending
+
+    def __post_init__(self) -> None:
+        steps, eight = self.steps, 8 * self.steps
+        plain = self.env_t == b"" and self.agents == -1
+        if not (  # each part passes here twice: most in one look
+            plain
+            and steps >= 1
+            and len(self.source) == steps
+            and len(self.rewards) == len(self.action_logp) == len(self.policy_version) == eight
+            and len(self.pass_prob) == len(self.ts) == len(self.received_ts) == eight
+            and (self.ended is None or self.ended in ENDINGS)
+        ):
+            self._check_columns()
+            self._check_track()
+
+    def _check_columns(self) -> None:
+        if self.steps < 1:
+            raise EpisodeError(f"episode {self.episode_id}: a part holds 1 or more steps, got 0")
+        for name, itemsize in _STEP_COLUMNS:
+            size = len(getattr(self, name))
+            if size != self.steps * itemsize:
+                raise EpisodeError(
+                    f"episode {self.episode_id}: {name}: expected {self.steps * itemsize} bytes "
+                    f"for {self.steps} steps, got {size}"
+                )
+        if self.ended is not None and self.ended not in ENDINGS:
+            raise EpisodeError(f"episode {self.episode_id}: unknown ending {self.ended!r}")
+
+    def _check_track(self) -> None:
+        """The laws of what a track of a multi-agent episode says beyond an episode."""
+        if self.env_t and len(self.env_t) != self.steps * 8:
+            raise EpisodeError(
+                f"episode {self.episode_id}: env_t: expected {self.steps * 8} bytes for "
+                f"{self.steps} steps or none, got {len(self.env_t)}"
+            )
+        if self.agents != -1 and (self.agents < 1 or self.ended is None):
+            raise EpisodeError(
+                f"episode {self.episode_id}: agents: expected 1 or more on a part that ends its "
+                f"episode, else -1, got {self.agents} with the ending {self.ended!r}"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Raw size, as part and shard limits count it."""
+        values = len(self.obs) + len(self.actions) + len(self.dist_inputs)
+        return values + len(self.env_t) + 49 * self.steps
+
+    def with_ordinals(self, ordinal: int, episode_ordinal: int) -> Part:
+        return msgspec.structs.replace(self, ordinal=ordinal, episode_ordinal=episode_ordinal)
+
+
+_STEP_COLUMNS = (
+    ("rewards", 8),
+    ("action_logp", 8),
+    ("policy_version", 8),
+    ("source", 1),
+    ("pass_prob", 8),
+    ("ts", 8),
+    ("received_ts", 8),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of an episode as a person reads it: decoded values."""
+
+    t: int
+    obs: Any
+    action: Any
+    reward: float
+    action_logp: float | None = None
+    infos: Mapping[str, Any] = field(default_factory=dict)
+    source: Source = "logged"
+    policy_version: int = UNKNOWN_VERSION
+    pass_prob: float = 1.0
+    ts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """A whole episode, or the run of it that was read: decoded columns over T steps.
+
+    `columns` maps a column name (`obs`, `obs.<path>`, `actions`, `rewards`, `action_logp`, ...) to
+    an array whose first axis is T. `final_obs` maps an observation's leaf path to its array, or is
+    None. `complete` says whether all parts, from t = 0 to the ending, are here.
+    """
+
+    episode_id: str
+    columns: Mapping[str, Array]
+    final_obs: Mapping[str, Array] | None = None
+    ended: Ending | None = None
+    policy_id: str = DEFAULT_POLICY
+    agent_id: str = DEFAULT_AGENT
+    training_enabled: bool = True
+    continues: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    stream: str = ""
+    episode_ordinal: int = -1
+    complete: bool = True
+
+    def __post_init__(self) -> None:
+        sizes = {name: len(column) for name, column in self.columns.items()}
+        if len(set(sizes.values())) != 1:
+            raise EpisodeError(
+                f"episode {self.episode_id}: expected columns of one length, got {sizes}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.columns["rewards"])
+
+    @property
+    def terminated(self) -> bool:
+        return self.ended == "terminated"
+
+    @property
+    def truncated(self) -> bool:
+        return self.ended in ("truncated", "abandoned", "broken")
+
+    @property
+    def total_reward(self) -> float:
+        return float(np.sum(self.columns["rewards"]))
+
+
+def encode_tags(tags: Mapping[str, str] | None, episode_id: str) -> str:
+    """Tags as a JSON object with sorted keys; only a few short strings are tags.
+
+    Raises EpisodeError for anything but at most 32 strings of at most 256 characters.
+    """
+    if not tags:
+        return "{}"
+    if len(tags) > 32:
+        raise EpisodeError(f"episode {episode_id}: expected at most 32 tags, got {len(tags)}")
+    for key, value in tags.items():
+        if not (isinstance(key, str) and isinstance(value, str)):
+            raise EpisodeError(f"episode {episode_id}: tags: expected strings, got {key!r:.80}")
+        if len(key) > 256 or len(value) > 256:
+            raise EpisodeError(
+                f"episode {episode_id}: tags.{key:.40}: expected at most 256 characters"
+            )
+    return json.dumps(dict(tags), sort_keys=True, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,91 @@
+"""What a learner reads from: `InputReader`, and how its reading ends or fails.
+
+    StorageError
+    └── ReaderError
+        ├── EndOfInput      everything was read, once
+        ├── MixedSchemas    shards of several schemas, and nothing says which one is meant
+        └── ReaderState     a saved position does not fit this reader
+
+This room needs numpy alone, so that an implementer outside `storage` does not pay for Arrow.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from storage.errors import StorageError
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.experience.sample_batch import SampleBatch
+
+__all__ = [
+    "EndOfInput",
+    "InputReader",
+    "MixedSchemas",
+    "OutputWriter",
+    "ReaderError",
+    "ReaderState",
+]
+
+
+class ReaderError(StorageError):
+    """Reading cannot go on as asked."""
+
+
+class EndOfInput(ReaderError):
+    """There is nothing left to read, and nothing will come."""
+
+
+class MixedSchemas(ReaderError):
+    """One reader reads one schema; the text lists those that were found and how to choose."""
+
+
+class ReaderState(ReaderError):
+    """A saved position was made by another kind of reader, or is damaged."""
+
+
+class InputReader(ABC):
+    """A source of sample batches. Iterating calls `next` until EndOfInput."""
+
+    @abstractmethod
+    def next(self, timeout: float | None = None) -> SampleBatch:
+        """The next batch.
+
+        A reader that follows a growing input blocks; after `timeout` seconds it returns an empty
+        batch. Raises EndOfInput when the input has an end and it is reached.
+        """
+
+    def close(self) -> None:  # noqa: B027  most readers in memory have nothing to release
+        """Release files and threads; closing twice is fine."""
+
+    def __iter__(self) -> Iterator[SampleBatch]:
+        while True:
+            try:
+                yield self.next()
+            except EndOfInput:
+                return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class OutputWriter(ABC):
+    """Where sample batches go."""
+
+    @abstractmethod
+    def write(self, batch: SampleBatch | MultiAgentBatch) -> None:
+        """Take one batch, of one policy or of several; when it is durable is the writer's own
+        promise."""
+
+    def close(self) -> None:  # noqa: B027  most writers in memory have nothing to release
+        """Finish; closing twice is fine."""

@@ -1,0 +1,151 @@
+"""`MemoryJournal`: the in-memory twin of `SqliteJournal`, for simulation and small trials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from storage.experience.range_set import RangeSet
+from storage.journal.records import (
+    NO_ENDS,
+    NOTHING,
+    DamageReport,
+    Plan,
+    ShardRecord,
+    new_collector_id,
+    require_lawful,
+)
+
+
+class _Content(msgspec.Struct):
+    collector_id: str
+    last_row: int = 0
+    last_plan: int = -1
+    rows: dict[int, bytes] = msgspec.field(default_factory=dict)
+    state: dict[str, bytes] = msgspec.field(default_factory=dict)
+    plans: dict[int, Plan] = msgspec.field(default_factory=dict)
+    shards: dict[int, ShardRecord] = msgspec.field(default_factory=dict)
+    streams: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def copy(self) -> _Content:
+        return replace(
+            self,
+            rows=self.rows.copy(),
+            state=self.state.copy(),
+            plans=self.plans.copy(),
+            shards=self.shards.copy(),
+            streams=self.streams.copy(),
+        )
+
+
+class MemoryJournal:
+    """The in-memory twin of SqliteJournal: same laws, lost with the process.
+
+    `crash()` gives what a restart would find: a new journal with only committed content. Without
+    `keep_records` it forgets recorded shards, and grows with what is not recorded alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep_records: bool = True,
+        collector_id_factory: Callable[[], str] = new_collector_id,
+    ) -> None:
+        self._factory = collector_id_factory
+        self._keep_records = keep_records
+        self._content = _Content(collector_id_factory())
+
+    @property
+    def collector_id(self) -> str:
+        return self._content.collector_id
+
+    @property
+    def last_row(self) -> int:
+        return self._content.last_row
+
+    @property
+    def damage(self) -> DamageReport:
+        return DamageReport()
+
+    def commit(
+        self,
+        rows: Sequence[tuple[int, bytes]] = (),
+        *,
+        plan: Plan | None = None,
+        record: ShardRecord | None = None,
+        put: Mapping[str, bytes] = NOTHING,
+        delete: Iterable[str] = (),
+        drop_rows: Iterable[int] = (),
+    ) -> None:
+        dropped = RangeSet.of(drop_rows)
+        require_lawful(self, rows, plan, record, dropped)
+        content = self._content
+        content.rows.update(rows)
+        content.last_row += len(rows)
+        for number in dropped:
+            content.rows.pop(number, None)
+        if plan is not None:
+            content.plans[plan.plan_id] = plan
+            content.last_plan = plan.plan_id
+            content.streams[plan.stream] = plan.last + 1
+        if record is not None:
+            del content.plans[record.plan_id]
+            if self._keep_records:
+                content.shards[record.plan_id] = record
+        for key in delete:
+            content.state.pop(key, None)
+        content.state.update(put)
+
+    def replay(self) -> Iterator[tuple[int, bytes]]:
+        yield from sorted(self._content.rows.items())
+
+    def state(self, prefix: str = "") -> dict[str, bytes]:
+        found = sorted(self._content.state.items())
+        return {key: value for key, value in found if key.startswith(prefix)}
+
+    def plans(self) -> list[Plan]:
+        return [plan for _, plan in sorted(self._content.plans.items())]
+
+    def shards(self, stream: str | None = None, *, after: int = -1) -> Iterator[ShardRecord]:
+        for plan_id, record in sorted(self._content.shards.items()):
+            if plan_id > after and stream in (None, record.stream):
+                yield record
+
+    def next_ordinal(self, stream: str) -> int:
+        return self._content.streams.get(stream, 0)
+
+    def streams(self) -> dict[str, int]:
+        return dict(sorted(self._content.streams.items()))
+
+    def next_plan_id(self) -> int:
+        return self._content.last_plan + 1
+
+    def renew_collector_id(
+        self,
+        rows: Sequence[tuple[int, bytes]] = (),
+        *,
+        records: Sequence[ShardRecord] = (),
+        ends: Mapping[str, int] = NO_ENDS,
+        put: Mapping[str, bytes] = NOTHING,
+    ) -> str:
+        require_lawful(self, rows, None, None, RangeSet())
+        content = self._content
+        content.collector_id = self._factory()
+        content.rows.update(rows)
+        content.last_row += len(rows)
+        content.shards.update((record.plan_id, record) for record in records)
+        content.last_plan = max([content.last_plan, *(record.plan_id for record in records)])
+        content.streams.update(ends)
+        content.state.update(put)
+        return content.collector_id
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def crash(self) -> MemoryJournal:
+        """What a restart finds; this journal may go on being used beside it."""
+        twin = MemoryJournal(collector_id_factory=self._factory)
+        twin._content = self._content.copy()
+        return twin

@@ -1,0 +1,505 @@
+"""The journal: the durable log of what was accepted, until shards hold it.
+
+A row is one request's accepted events, an opaque blob under a dense number. `commit` is one
+transaction and durable when it returns; an acknowledgement may leave only after it. Beside rows the
+journal holds what must change together with them: a small key-value state, the plans of shards to
+write, the shards written, and each stream's next ordinal.
+
+Rows go when no unsealed part needs them. Their numbers stay, as ranges, so that any other gap is
+damage. `SqliteJournal` is the real one; `MemoryJournal` is its twin for simulation.
+
+Files in the journal's directory, which is its owner's alone:
+    journal.db, -wal    SQLite, WAL, synchronous=FULL, one connection that locks it exclusively
+    high-water          the last row that was committed; written after each commit, not synced
+    lock                flock, held while open
+    damaged-<n>/        a report of what was lost, with a malformed database that was set aside
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import astuple, replace
+
+from storage.errors import (
+    FolderMoved,
+    JournalError,
+    JournalFailed,
+    JournalFull,
+    JournalLocked,
+    JournalLookedAt,
+)
+from storage.experience.range_set import RangeSet
+from storage.journal.database import (
+    CHECKPOINT_BYTES,
+    DATABASE,
+    PAGE_BYTES,
+    HighWater,
+    Malformed,
+    checksum,
+    connect,
+    is_malformed,
+    leave_open,
+    translate,
+)
+from storage.journal.journal_damage import keep_damaged
+from storage.journal.memory_journal import MemoryJournal
+from storage.journal.records import (
+    FORMER_ID,
+    NO_ENDS,
+    NOTHING,
+    DamageReport,
+    Journal,
+    Plan,
+    ShardRecord,
+    new_collector_id,
+    require_lawful,
+)
+from storage.system.files import FileLock, make_directory
+from storage.system.pinned_folders import Anchor
+
+__all__ = [
+    "DamageReport",
+    "Journal",
+    "MemoryJournal",
+    "Plan",
+    "ShardRecord",
+    "SqliteJournal",
+    "new_collector_id",
+]
+
+PAGE = 64  # rows per read, so that no read transaction outlives a page
+NUMBER_LIMIT = 2**62
+
+
+class SqliteJournal:
+    """The journal on disk. Make one with `open`; use it from one thread at a time."""
+
+    def __init__(
+        self, directory: Path, lock: FileLock, collector_id_factory: Callable[[], str]
+    ) -> None:
+        self.directory = directory
+        self._lock = lock
+        self._factory = collector_id_factory
+        self._failed: JournalError | None = None
+        self._damage = DamageReport()
+        self._unlogged = 0  # bytes committed since the last checkpoint
+        self._last_row, self._dropped = 0, RangeSet()
+        self._place = Anchor(directory)
+        try:
+            self._connect()
+            self._load()
+        except Malformed as error:
+            self._set_aside(str(error))
+            self._connect()
+            self._load()
+        try:
+            self._count_missing_rows()
+            self._make_durable()
+        except BaseException:
+            self._disconnect()
+            self._place.close()
+            raise
+
+    @classmethod
+    def open(
+        cls, directory: Path, *, collector_id_factory: Callable[[], str] = new_collector_id
+    ) -> SqliteJournal:
+        """Open or create the journal in `directory`, and check all that it holds.
+
+        Every row is read once and checked. A malformed database is moved to `damaged-<n>/` and a
+        new journal begins, with a new collector id; rows missing at the end give it a new collector
+        id too, because ordinals may be missing with them. `damage` tells.
+        Raises JournalLocked (JournalLookedAt where it will pass), JournalFull, JournalFailed.
+        """
+        try:
+            make_directory(directory)
+            with contextlib.suppress(OSError):  # somebody else's folder, whose owner decides
+                directory.chmod(0o700)
+            lock = FileLock(directory / "lock")
+            held = lock.acquire(blocking=False)
+        except OSError as error:
+            raise JournalFailed(f"the journal in {directory} cannot be opened: {error}") from error
+        if not held:
+            raise _locked(directory, lock)
+        try:
+            return cls(directory, lock, collector_id_factory)
+        except BaseException as error:
+            lock.release()
+            if isinstance(error, sqlite3.Error):
+                raise translate(error) from error
+            if isinstance(error, OSError):
+                text = f"the journal in {directory} cannot be opened: {error}"
+                raise (JournalFull if error.errno == errno.ENOSPC else JournalFailed)(
+                    text
+                ) from error
+            raise
+
+    # opening
+
+    def _connect(self) -> None:
+        self._high_water = HighWater(self.directory / "high-water")
+        self._db = connect(self.directory / DATABASE, self._factory)
+
+    def _load(self) -> None:
+        try:
+            self._dropped = RangeSet(self._checked("dropped"))  # first: it tells what is not lost
+            # What no query here reads, such as the list of free pages, would fail a later commit,
+            # and that of the next process again.
+            (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise ValueError(verdict)
+            journal = dict(self._checked("journal"))
+            self.collector_id = str(journal["collector_id"])
+            self._checkpoints = int(journal.get("checkpoints", 0))
+            self._streams: dict[str, int] = dict(self._checked("streams"))
+            self._plans = {fields[0]: Plan(*fields) for fields in self._checked("plans")}
+            self._state: dict[str, bytes] = dict(self._checked("state"))
+            self._bad, present = RangeSet(), RangeSet()
+            for number, blob in self._pages():
+                present.add(number)
+                if blob is None:
+                    self._bad.add(number)
+            self._require_one_time(present)
+            self._last_row = max(present.last or 0, self._dropped.last or 0)
+            self._lost = self._dropped.missing(1, self._last_row).difference(present)
+            (top,) = self._db.execute(
+                "SELECT max(plan_id) FROM (SELECT plan_id FROM plans UNION ALL "
+                "SELECT max(plan_id) FROM shards)"
+            ).fetchone()
+            self._last_plan = -1 if top is None else int(top)
+        except (sqlite3.Error, LookupError, TypeError, ValueError) as error:
+            self._disconnect()
+            if isinstance(error, sqlite3.Error) and not is_malformed(error):
+                raise
+            raise Malformed(str(error)) from error
+
+    def _require_one_time(self, present: RangeSet) -> None:
+        """ValueError when pages of two times lie side by side, each of them whole."""
+        both = present.intersection(self._dropped)
+        if both:
+            raise ValueError(f"rows {both} are there, and were dropped")
+        query = "SELECT plan_id FROM plans WHERE plan_id IN (SELECT plan_id FROM shards)"
+        recorded = [plan_id for (plan_id,) in self._db.execute(query)]
+        if recorded:
+            raise ValueError(f"plans {recorded} are open, and were recorded")
+
+    def _checked(self, table: str) -> Iterator[Any]:
+        """The rows of a small table without their checksums; ValueError when one does not fit."""
+        for *fields, stored in self._db.execute(f"SELECT * FROM {table}"):
+            if checksum(*fields) != stored:
+                raise ValueError(
+                    f"table {table}: expected other bytes than those of {fields!r:.80}"
+                )
+            yield tuple(fields)
+
+    def _pages(self) -> Iterator[tuple[int, bytes | None]]:
+        """Every row there is, ascending; None for a blob that does not fit its checksum."""
+        after = -NUMBER_LIMIT
+        while True:
+            page = self._db.execute(
+                "SELECT number, blob, checksum FROM rows WHERE number > ? ORDER BY number LIMIT ?",
+                (after, PAGE),
+            ).fetchall()
+            for number, blob, stored in page:
+                fits = isinstance(blob, bytes) and checksum(number, blob) == stored
+                yield number, blob if fits else None
+                after = number
+            if len(page) < PAGE:
+                return
+
+    def _set_aside(self, reason: str) -> None:
+        """Move a malformed database away. Its rows are lost, as far as they were not dropped."""
+        high_water = HighWater(self.directory / "high-water")
+        reached = max(high_water.read(), self._last_row)
+        high_water.close()
+        missing = RangeSet([(1, reached)] if reached else []).difference(self._dropped)
+        self._damage = DamageReport(missing_rows=len(missing), reason=reason)
+        # The high-water file goes first: if the process dies between the renames, the next open
+        # still finds the malformed database, and not an empty one behind an old high-water mark.
+        names = ("high-water", f"{DATABASE}-wal", DATABASE)
+        target = keep_damaged(self.directory, self._damage, move=names)
+        self._damage = replace(self._damage, set_aside=target)
+
+    def _count_missing_rows(self) -> None:
+        """Rows that were acknowledged and are not in the database: never silent, never reused."""
+        reached = self._high_water.read()
+        if reached <= self._last_row:
+            return
+        self._damage = replace(
+            self._damage,
+            missing_rows=reached - self._last_row,
+            previous_collector_id=self.collector_id,
+            reason="the database ends before the high-water mark",
+        )
+        keep_damaged(self.directory, self._damage, copy=[f"{DATABASE}-wal"])
+        self._write(lambda: self._drop(RangeSet([(self._last_row + 1, reached)])))
+        self._dropped.add_range(self._last_row + 1, reached)
+        self._last_row = reached
+        self.renew_collector_id(put={FORMER_ID: self.collector_id.encode()})
+
+    def _make_durable(self) -> None:
+        """Copy the log into the database, synced, before anybody hears what is here.
+
+        A process that died because a sync failed leaves a log which reads well and is not on the
+        disk; the kernel takes its pages for written, so that no later sync writes them.
+        """
+        busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise JournalFailed(f"the journal in {self.directory}: its log cannot be taken over")
+
+    # what it holds
+
+    @property
+    def last_row(self) -> int:
+        return self._last_row
+
+    @property
+    def damage(self) -> DamageReport:
+        return replace(self._damage, lost_rows=len(self._lost), damaged_rows=len(self._bad))
+
+    def replay(self) -> Iterator[tuple[int, bytes]]:
+        """The rows that still exist, ascending. Damaged ones are counted, not yielded."""
+        self._require_usable()
+        try:
+            for number, blob in self._pages():
+                if blob is None:
+                    self._bad.add(number)
+                else:
+                    yield number, blob
+        except sqlite3.Error as error:
+            raise self._fail(error) from error
+
+    def state(self, prefix: str = "") -> dict[str, bytes]:
+        found = sorted(self._state.items())
+        return {key: value for key, value in found if key.startswith(prefix)}
+
+    def plans(self) -> list[Plan]:
+        return [plan for _, plan in sorted(self._plans.items())]
+
+    def shards(self, stream: str | None = None, *, after: int = -1) -> Iterator[ShardRecord]:
+        """The recorded shards, by plan id. Raises JournalFailed at a damaged record."""
+        while True:
+            self._require_usable()
+            try:
+                page = self._db.execute(
+                    "SELECT * FROM shards WHERE plan_id > ?1 AND (?2 IS NULL OR stream = ?2) "
+                    "ORDER BY plan_id LIMIT 500",
+                    (after, stream),
+                ).fetchall()
+            except sqlite3.Error as error:
+                raise self._fail(error) from error
+            for *fields, stored in page:
+                if checksum(*fields) != stored:
+                    raise JournalFailed(f"the record of plan {fields[0]} is damaged: {fields}")
+                yield ShardRecord(*fields)
+                after = fields[0]
+            if not page:
+                return
+
+    def next_ordinal(self, stream: str) -> int:
+        return self._streams.get(stream, 0)
+
+    def streams(self) -> dict[str, int]:
+        return dict(sorted(self._streams.items()))
+
+    def next_plan_id(self) -> int:
+        return self._last_plan + 1
+
+    # changes
+
+    def commit(
+        self,
+        rows: Sequence[tuple[int, bytes]] = (),
+        *,
+        plan: Plan | None = None,
+        record: ShardRecord | None = None,
+        put: Mapping[str, bytes] = NOTHING,
+        delete: Iterable[str] = (),
+        drop_rows: Iterable[int] = (),
+    ) -> None:
+        """One transaction, durable on return; see `Journal.commit`."""
+        self._require_usable()
+        drop, gone = RangeSet.of(drop_rows), list(delete)
+        require_lawful(self, rows, plan, record, drop)
+
+        def write() -> None:
+            self._insert("rows", [(number, blob) for number, blob in rows])
+            self._drop(drop)
+            if plan is not None:
+                self._insert("plans", [astuple(plan)])
+                self._put("streams", plan.stream, plan.last + 1)
+            if record is not None:
+                self._insert("shards", [astuple(record)])
+                self._db.execute("DELETE FROM plans WHERE plan_id = ?", (record.plan_id,))
+            self._db.executemany("DELETE FROM state WHERE key = ?", ((key,) for key in gone))
+            for key, value in put.items():
+                self._put("state", key, value)
+
+        self._write(write)
+        self._remember(rows, plan, record, drop)
+        for key in gone:
+            self._state.pop(key, None)
+        self._state.update(put)
+        self._after_commit(sum(len(blob) for _, blob in rows), bool(rows))
+
+    def renew_collector_id(
+        self,
+        rows: Sequence[tuple[int, bytes]] = (),
+        *,
+        records: Sequence[ShardRecord] = (),
+        ends: Mapping[str, int] = NO_ENDS,
+        put: Mapping[str, bytes] = NOTHING,
+    ) -> str:
+        """Take a new collector id, durably; see `Journal.renew_collector_id`."""
+        self._require_usable()
+        require_lawful(self, rows, None, None, RangeSet())
+        fresh = self._factory()
+
+        def write() -> None:
+            self._insert("rows", list(rows))
+            self._insert("shards", [astuple(record) for record in records])
+            for stream, end in ends.items():
+                self._put("streams", stream, end)
+            for key, value in put.items():
+                self._put("state", key, value)
+            self._put("journal", "collector_id", fresh)
+
+        self._write(write)
+        self.collector_id = fresh
+        self._last_row += len(rows)
+        self._last_plan = max([self._last_plan, *(record.plan_id for record in records)])
+        self._streams.update(ends)
+        self._state.update(put)
+        self._after_commit(sum(len(blob) for _, blob in rows), bool(rows))
+        return fresh
+
+    def close(self) -> None:
+        """Close the database and let the lock go. No error when closed already.
+
+        Once the folder was moved the database stays open until the process ends, as after a kill.
+        """
+        if self._failed is None:
+            self._failed = JournalError("the journal is closed")
+        try:
+            self._place.require()
+        except (FolderMoved, OSError):
+            # SQLite would remove `-wal` by its path: what lies there now may be another journal's
+            leave_open(self._db)
+        else:
+            self._disconnect()
+            self._place.close()
+        self._lock.release()
+
+    # inside
+
+    def _write(self, statements: Callable[[], None]) -> None:
+        """Run `statements` as one transaction, or roll all of it back."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            statements()
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise self._fail(error) from error
+            raise
+
+    def _insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            marks = ", ".join("?" * (len(rows[0]) + 1))
+            self._db.executemany(
+                f"INSERT INTO {table} VALUES ({marks})",
+                ((*fields, checksum(*fields)) for fields in rows),
+            )
+
+    def _put(self, table: str, key: str, value: Any) -> None:
+        self._db.execute(
+            f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", (key, value, checksum(key, value))
+        )
+
+    def _drop(self, numbers: RangeSet) -> None:
+        """Delete rows, and keep their numbers as ranges that swallow their neighbours."""
+        merged = numbers.copy()
+        for first, last in numbers.ranges():
+            self._db.execute("DELETE FROM rows WHERE number BETWEEN ? AND ?", (first, last))
+            merged.update(self._dropped.touching(first, last))
+        for first, last in merged.ranges():
+            self._db.execute("DELETE FROM dropped WHERE first BETWEEN ? AND ?", (first, last))
+            self._insert("dropped", [(first, last)])
+
+    def _remember(
+        self,
+        rows: Sequence[tuple[int, bytes]],
+        plan: Plan | None,
+        record: ShardRecord | None,
+        drop: RangeSet,
+    ) -> None:
+        self._last_row += len(rows)
+        if drop:
+            self._dropped.update(drop)
+        if plan is not None:
+            self._plans[plan.plan_id] = plan
+            self._last_plan = plan.plan_id
+            self._streams[plan.stream] = plan.last + 1
+        if record is not None:
+            del self._plans[record.plan_id]
+
+    def _after_commit(self, nbytes: int, has_rows: bool) -> None:
+        if has_rows:
+            self._high_water.write(self._last_row)
+        self._unlogged += nbytes + 2 * PAGE_BYTES  # a commit touches pages beside its blobs
+        if self._unlogged < CHECKPOINT_BYTES:
+            return
+        self._unlogged = 0
+        with contextlib.suppress(JournalFull):  # the log grows until there is room again
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Copy the log into the database, and begin the log anew in its place.
+
+        The first commit after a checkpoint begins it anew, so one is made: else the log would go on
+        lying over a database that is ahead of what a torn log still tells, for as long as nobody
+        writes, and a start would find pages of two times.
+        """
+        try:
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except sqlite3.Error as error:
+            raise self._fail(error) from error
+        self._checkpoints += 1
+        self._write(lambda: self._put("journal", "checkpoints", str(self._checkpoints)))
+
+    def _fail(self, error: sqlite3.Error) -> JournalError:
+        failure = translate(error)
+        if not isinstance(failure, JournalFull):
+            self._failed = failure
+        return failure
+
+    def _require_usable(self) -> None:
+        if self._failed is not None:
+            raise JournalFailed(
+                f"the journal in {self.directory} is not in use: {self._failed}"
+            ) from self._failed
+
+    def _disconnect(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+        self._high_water.close()
+
+
+def _locked(directory: Path, lock: FileLock) -> JournalLocked:
+    """What to say of a journal that somebody else has."""
+    if lock.acquire(blocking=False, shared=True):  # so nobody has it alone
+        lock.release()
+        return JournalLookedAt(f"others look at the journal in {directory} (lock: {lock.path})")
+    return JournalLocked(
+        f"the journal in {directory} is open in process {lock.holder()} (lock: {lock.path}); stop "
+        "that process or choose another directory"
+    )

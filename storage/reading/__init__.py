@@ -1,0 +1,1 @@
+"""Shards as streams of batches."""

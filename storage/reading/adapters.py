@@ -1,0 +1,36 @@
+"""Decoded rows of one episode -> `Episode`."""
+
+from __future__ import annotations
+
+import json
+
+from storage.experience.episode import Episode
+from storage.experience.sample_batch import EPISODE_ORDINAL, NEXT_OBS, SampleBatch, T
+from storage.reading.loading import ENDED, EPISODE_COLUMNS, FINAL
+
+
+def episode_of(rows: SampleBatch, stream: str, names: frozenset[str]) -> Episode:
+    """The episode of decoded rows in the order of t: one stream, episode and agent."""
+    first, last = rows.slice(0, 1), rows.slice(rows.count - 1, None)
+    per_step = {
+        name: column
+        for name, column in rows.items()
+        if name.partition(".")[0] in names and name not in EPISODE_COLUMNS
+    }
+    finals = {path: column[0] for path, column in last.leaves(NEXT_OBS).items()}
+    ended = last[ENDED][0]
+    t = rows[T]
+    return Episode(
+        episode_id=first["eps_id"][0],
+        columns=per_step,
+        final_obs=finals if last[FINAL][0] else None,
+        ended=ended,
+        policy_id=first["policy_id"][0],
+        agent_id=first["agent_id"][0],
+        training_enabled=bool(first["training_enabled"][0]),
+        continues=first["continues"][0],
+        tags=json.loads(first["tags"][0]),
+        stream=stream,
+        episode_ordinal=int(first[EPISODE_ORDINAL][0]),
+        complete=ended is not None and bool(t[0] == 0 and t[-1] == len(t) - 1),
+    )

@@ -1,0 +1,380 @@
+"""One shard's bytes -> verified, decoded, filtered columns: what the prefetch thread does.
+
+Parts whose shard is not written yet become the same columns without the bytes.
+
+Rows come as a `SampleBatch` with columns of this package's own beside the public ones: `_stream`
+(int32, an index), `_row` (int32, the row within its ordinal), `_final` (bool: the row's next
+observation is a part's stored final observation).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.experience.sample_batch import (
+    ACTION_LOGP,
+    AGENT_ID,
+    AGENTS,
+    ENV_T,
+    EPISODE_ORDINAL,
+    EPS_ID,
+    HAS_NEXT_OBS,
+    NEXT_OBS,
+    OBS,
+    ORDINAL,
+    POLICY_ID,
+    POLICY_VERSION,
+    REWARDS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    SampleBatch,
+    T,
+)
+from storage.reading.sources import Content, ShardFile
+from storage.shards.arrow_arrays import decode_column, present
+from storage.shards.names import ShardDamaged, ShardError
+from storage.shards.part_block import UnwrittenParts
+from storage.shards.schema import ShardMetadata, metadata_for
+from storage.shards.tables import BlockColumns
+
+Array: TypeAlias = npt.NDArray[Any]
+
+STREAM_INDEX, ROW, FINAL = "_stream", "_row", "_final"
+ENDED, PART, TAGS, CONTINUES = "ended", "part", "tags", "continues"
+TRAINING_ENABLED, TS = "training_enabled", "ts"
+
+DEFAULT_COLUMNS = (
+    OBS,
+    "actions",
+    REWARDS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    NEXT_OBS,
+    HAS_NEXT_OBS,
+    EPS_ID,
+    T,
+    AGENT_ID,
+    ACTION_LOGP,
+    POLICY_ID,
+    POLICY_VERSION,
+)
+"""What a batch holds unless asked for other columns; `obs` stands for `obs.<path>` too."""
+
+IDENTITY = (T, ORDINAL, EPISODE_ORDINAL)
+"""Read in any case: what rows are counted, ordered and joined by."""
+
+EPISODE_COLUMNS = (EPS_ID, AGENT_ID, POLICY_ID, TRAINING_ENABLED, CONTINUES, TAGS, ENDED)
+"""What an `Episode` says about itself."""
+
+_TEXTS = [EPS_ID, AGENT_ID, ENDED, POLICY_ID, "source", CONTINUES, TAGS]
+_DERIVED = (NEXT_OBS, HAS_NEXT_OBS, "stream")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartFilter:
+    """Which parts to read; a part is judged by its first step.
+
+    `since`/`until`: microseconds since the epoch of the client's `ts`, since <= ts < until.
+    `tags`: every key given has this value.
+    """
+
+    policy_id: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    since: int | None = None
+    until: int | None = None
+    training_disabled: bool = False
+
+    def columns(self) -> list[str]:
+        """The columns that are needed to judge."""
+        wanted = {
+            POLICY_ID: self.policy_id is not None,
+            TAGS: bool(self.tags),
+            TS: self.since is not None or self.until is not None,
+            TRAINING_ENABLED: not self.training_disabled,
+        }
+        return [name for name, needed in wanted.items() if needed]
+
+    def judge(self, firsts: Mapping[str, Array]) -> npt.NDArray[np.int8]:
+        """For the first steps of P parts: 0 keep, else 1 + an index into `REASONS`; int8 (P,)."""
+        count = len(next(iter(firsts.values())))
+        verdict = np.zeros(count, np.int8)
+        if self.since is not None or self.until is not None:
+            low = -(2**63) if self.since is None else self.since
+            high = 2**63 - 1 if self.until is None else self.until - 1
+            verdict[(firsts[TS] < low) | (firsts[TS] > high)] = 4
+        if self.tags:
+            verdict[~self._tagged(firsts[TAGS])] = 3
+        if self.policy_id is not None:
+            verdict[firsts[POLICY_ID] != self.policy_id] = 2
+        if not self.training_disabled:
+            verdict[~firsts[TRAINING_ENABLED]] = 1
+        return verdict
+
+    def _tagged(self, texts: Array) -> npt.NDArray[np.bool_]:
+        """Each different text is parsed once."""
+        listed = texts.tolist()
+        wanted = self.tags.items()
+        fits = {text: wanted <= json.loads(text).items() for text in set(listed)}
+        return np.fromiter((fits[text] for text in listed), np.bool_, len(listed))
+
+
+REASONS = (TRAINING_ENABLED, POLICY_ID, TAGS, "time")
+"""Why a part was left out, as the reader's statistics name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartTable:
+    """The parts in a shard, in the order of their rows: arrays (P,)."""
+
+    ordinals: npt.NDArray[np.int64]
+    steps: npt.NDArray[np.int64]
+    verdicts: npt.NDArray[np.int8]  # 0: its rows are in `Loaded.rows`
+
+    def kept(self, wanted: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], bool]:
+        """(mask over the kept rows of the parts in `wanted`, whether it is all of them)."""
+        kept = self.verdicts == 0
+        return np.repeat(wanted[kept], self.steps[kept]), bool(wanted[kept].all())
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A shard in memory: all its parts, and the rows of those that the filter keeps."""
+
+    shard: ShardFile
+    metadata: ShardMetadata
+    nbytes: int
+    parts: PartTable
+    rows: SampleBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The columns of a shard, written or not; `read` gives some of them as a table."""
+
+    metadata: ShardMetadata
+    names: Sequence[str]
+    read: Callable[[list[str]], pa.Table]
+
+
+class ShardLoader:
+    """Bytes -> `Loaded`. Safe to call from another thread: it has no state.
+
+    `columns` are public names; `parts` says which parts' rows to decode.
+    """
+
+    def __init__(self, columns: Sequence[str], parts: PartFilter) -> None:
+        self.columns = tuple(columns)
+        self.filter = parts
+
+    def load(self, shard: ShardFile, content: Content, stream_index: int) -> Loaded:
+        """Raises ShardDamaged when the bytes are not those that the name proves."""
+        if isinstance(content, UnwrittenParts):
+            return self._load_parts(shard, content, stream_index)
+        check_digest(shard, content)
+        try:
+            with pq.ParquetFile(pa.BufferReader(content), read_dictionary=_TEXTS) as file:
+                metadata = _footer(file, shard)
+                opened = _Opened(
+                    metadata,
+                    file.schema_arrow.names,
+                    lambda names: file.read(columns=names, use_threads=False),
+                )
+                parts, rows = self._decode(opened, stream_index)
+        except pa.ArrowException as error:
+            raise ShardDamaged(f"{shard.place}: {error}") from error
+        return Loaded(shard, metadata, len(content), parts, rows)
+
+    def _load_parts(self, shard: ShardFile, found: UnwrittenParts, stream_index: int) -> Loaded:
+        """The same columns as from the shard that these parts will be written to."""
+        block = found.block
+        metadata, schema = metadata_for(
+            shard.stream,
+            found.canonical_json,
+            ((shard.first, shard.last),),
+            rows=block.rows,
+            parts=len(block.scalars.steps),
+        )
+        table = BlockColumns(block, metadata, schema).table(0, block.rows)
+        opened = _Opened(metadata, schema.names, lambda names: _with_dictionaries(table, names))
+        parts, rows = self._decode(opened, stream_index)
+        return Loaded(shard, metadata, block.nbytes, parts, rows)
+
+    def _decode(self, opened: _Opened, stream_index: int) -> tuple[PartTable, SampleBatch]:
+        parts, keys = self._parts(opened)
+        return parts, self._rows(opened, parts, keys, stream_index)
+
+    def _parts(self, opened: _Opened) -> tuple[PartTable, dict[str, Array]]:
+        names = [*IDENTITY, *self.filter.columns()]
+        table = opened.read(names)
+        keys = {name: column_of(table, name) for name in names}
+        ordinals = keys[ORDINAL]
+        starts = run_starts(ordinals)
+        steps = np.diff(np.append(starts, len(ordinals)))
+        firsts = {name: keys[name][starts] for name in names}
+        return PartTable(ordinals[starts], steps, self.filter.judge(firsts)), keys
+
+    def _rows(
+        self,
+        opened: _Opened,
+        parts: PartTable,
+        keys: Mapping[str, Array],
+        stream_index: int,
+    ) -> SampleBatch:
+        names = [name for name in self._stored(opened.metadata) if name not in keys]
+        absent = [name for name in _LATER if name in names and name not in opened.names]
+        names = [name for name in names if name not in absent]
+        unknown = [name for name in names if name not in opened.names]
+        if unknown:
+            raise ShardError(f"expected columns of {', '.join(opened.names)}, got {unknown}")
+        kept = parts.verdicts == 0
+        if not kept.any():
+            return SampleBatch()
+        table = opened.read(names)
+        columns = {name: column_of(table, name) for name in names if not _is_final(name)}
+        columns.update(keys)
+        columns.update({name: np.full(len(keys[T]), -1, _LATER[name]) for name in absent})
+        if NEXT_OBS in self.columns or HAS_NEXT_OBS in self.columns:
+            columns.update(_next_columns(columns, table))
+        starts = np.cumsum(parts.steps) - parts.steps
+        row = np.arange(len(keys[ORDINAL]), dtype=np.int32)
+        columns[ROW] = row - np.repeat(starts, parts.steps).astype(np.int32)
+        columns[STREAM_INDEX] = np.full(len(row), stream_index, np.int32)
+        rows = SampleBatch(columns)
+        return rows if kept.all() else rows.take(np.repeat(kept, parts.steps))
+
+    def _stored(self, metadata: ShardMetadata) -> list[str]:
+        """The file's columns that have to be read for the public ones."""
+        prefixes = [name for name in self.columns if name not in _DERIVED]
+        if NEXT_OBS in self.columns or HAS_NEXT_OBS in self.columns:
+            prefixes += [OBS, "final_obs", TERMINATEDS]
+        leaves = [name for name in metadata.columns if name.partition(".")[0] in prefixes]
+        return list(dict.fromkeys([*leaves, *(p for p in prefixes if p not in _LEAF_PREFIXES)]))
+
+
+_LATER = {ENV_T: np.int64, AGENTS: np.int32}
+"""Columns that shards of earlier releases do not have: null in all their rows."""
+
+_LEAF_PREFIXES = (OBS, "actions", "final_obs", "action_dist_inputs")
+
+
+def check_digest(shard: ShardFile, content: bytes | memoryview) -> None:
+    """Raises ShardDamaged unless the content's SHA-256 begins as the shard's name says."""
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    if digest != shard.digest16:
+        raise ShardDamaged(f"{shard.place}: expected digest {shard.digest16}, found {digest}")
+
+
+def _footer(file: pq.ParquetFile, shard: ShardFile) -> ShardMetadata:
+    metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, shard.place)
+    if metadata.stream != shard.stream:
+        raise ShardDamaged(
+            f"{shard.place}: expected stream {shard.stream}, the footer says {metadata.stream}"
+        )
+    return metadata
+
+
+def _is_final(name: str) -> bool:
+    return name.partition(".")[0] == "final_obs"
+
+
+def _next_columns(columns: Mapping[str, Array], table: pa.Table) -> dict[str, Array]:
+    """`new_obs[.path]`, `has_new_obs` and `_final`, derived from the rows behind and final_obs.
+
+    Within a run of one part's consecutive steps new_obs[t] = obs[t + 1]; at its last row it is the
+    stored final observation, else zeros.
+    """
+    lasts = run_ends(columns[ORDINAL], columns[T])
+    finals = [name for name in table.column_names if _is_final(name)]
+    ends = table.select(finals).take(pa.array(lasts))
+    stored = present(ends, finals[0])
+    result: dict[str, Array] = {}
+    for name in finals:
+        path = name.removeprefix("final_obs")
+        obs = columns[f"{OBS}{path}"]
+        shifted = np.empty_like(obs)
+        shifted[:-1] = obs[1:]
+        shifted[lasts] = _filled(decode_column(ends, name), obs.dtype)
+        result[f"{NEXT_OBS}{path}"] = shifted
+    count = len(columns[T])
+    result[FINAL] = np.zeros(count, np.bool_)
+    result[FINAL][lasts] = stored
+    result[HAS_NEXT_OBS] = np.ones(count, np.bool_)
+    result[HAS_NEXT_OBS][lasts] = stored | columns[TERMINATEDS][lasts]
+    return result
+
+
+def _filled(values: Array, dtype: np.dtype[Any]) -> Array:
+    """A string where there is none is empty, as a number is zero."""
+    if dtype != np.dtype(object):
+        return values
+    filled: Array = np.where(is_null(values), "", values)
+    return filled
+
+
+def is_null(values: Array) -> npt.NDArray[np.bool_]:
+    """Where an object array (N,) holds None."""
+    return np.asarray(values == _NULL, np.bool_)
+
+
+_NULL: Any = None
+
+
+def column_of(table: pa.Table, name: str) -> Array:
+    """A column as numpy; texts that came as dictionaries become shared strings."""
+    column = table.column(name)
+    if pa.types.is_dictionary(column.type):
+        pieces = [_texts(chunk) for chunk in column.chunks]
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate(pieces) if pieces else np.zeros(0, object)
+    return decode_column(table, name)
+
+
+def _with_dictionaries(table: pa.Table, names: list[str]) -> pa.Table:
+    """Some columns, texts as a file gives them."""
+    columns = [
+        table.column(name).dictionary_encode() if name in _TEXTS else table.column(name)
+        for name in names
+    ]
+    return pa.Table.from_arrays(columns, names).replace_schema_metadata(table.schema.metadata)
+
+
+def _texts(chunk: pa.DictionaryArray) -> Array:
+    """One string object for each different value, None where null."""
+    known = np.empty(len(chunk.dictionary) + 1, object)
+    known[:-1] = chunk.dictionary.to_numpy(zero_copy_only=False)
+    if len(known) == 2 and not chunk.null_count:
+        return np.broadcast_to(known[:1], (len(chunk),))
+    codes = chunk.indices
+    if codes.null_count:
+        codes = codes.fill_null(len(known) - 1)
+    gathered: Array = known[codes.to_numpy()]
+    return gathered
+
+
+# --- runs of rows ----------------------------------------------------------------------------
+
+
+def run_starts(*keys: Array) -> npt.NDArray[np.int64]:
+    """The rows at which any of the keys (N,) differs from the row before; row 0 first."""
+    if not len(keys[0]):
+        return np.zeros(0, np.int64)
+    breaks = keys[0][1:] != keys[0][:-1]
+    for key in keys[1:]:
+        breaks = breaks | (key[1:] != key[:-1])
+    return np.concatenate(([0], np.flatnonzero(breaks) + 1))
+
+
+def run_ends(ordinals: Array, t: Array) -> npt.NDArray[np.int64]:
+    """The last rows of the runs of consecutive t within one ordinal."""
+    breaks = (ordinals[1:] != ordinals[:-1]) | (t[1:] != t[:-1] + 1)
+    return np.append(np.flatnonzero(breaks), len(t) - 1)

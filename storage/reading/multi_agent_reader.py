@@ -1,0 +1,339 @@
+"""Reading multi-agent episodes: the streams of several policies as one sequence of batches.
+
+    with MultiAgentReader("run", batch_size=2000) as reader:
+        for batch in reader:                       # MultiAgentBatch
+            worker.learn_on_batch(batch)
+
+Every agent's run through an episode is a track in the stream of its own policy's spaces. A reader
+per policy brings whole tracks; here they are joined by collector and `eps_id`, and their steps by
+`env_t`. An episode is handed over when all its tracks are there: those that ended with it tell how
+many they are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import load_declarations
+from storage.experience.interfaces import EndOfInput, InputReader, ReaderError, ReaderState
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.reading.agent_joiner import JointEpisode, Ready, TrackJoiner, rows_by_policy
+from storage.reading.agent_reader import TrackReader
+from storage.reading.ledger import Ledger
+from storage.reading.loading import DEFAULT_COLUMNS
+from storage.reading.prefetch import deadline_after
+from storage.reading.shard_reader import ReaderStats, Select
+from storage.reading.sources import POLL_INTERVAL, ShardSource
+
+__all__ = ["JointStats", "MultiAgentReader"]
+
+FORMAT_VERSION = 1
+PATIENCE = 60.0  # s
+MOST_WAITING_BYTES = 256_000_000
+
+Left: TypeAlias = Callable[[], float | None]
+Identity: TypeAlias = tuple[str, str, int]
+
+
+@dataclass(slots=True)
+class JointStats:
+    """What a reader did since it was made. `readers`: the same of each policy's tracks."""
+
+    episodes: int = 0  # handed to the caller
+    env_steps: int = 0
+    agent_steps: int = 0
+    waiting: int = 0  # episodes some of whose tracks are here
+    waiting_bytes: int = 0
+    partial: dict[str, int] = field(default_factory=dict)  # handed over untold: why -> episodes
+    readers: dict[str, ReaderStats] = field(default_factory=dict)
+
+
+class MultiAgentReader(InputReader):
+    """`MultiAgentBatch`es of whole episodes from one or more roots, each step exactly once.
+
+    A batch holds `batch_size` environment steps or more, the last one of a finite input may be
+    short. In it each policy's rows stand episode by episode and agent by agent, in the order of
+    `t`, the agent's own step number; `env_t` is the environment's. A single-agent episode comes as
+    one whose agent acts in every step.
+
+    Arguments
+    - `policies`: whose tracks are read: all that are declared under the roots, or some of them, or
+      declarations. An episode is whole with the tracks of *all* its policies: name them all.
+    - `tags`, `training_disabled`, `select`, `columns`, `follow`, `eager`, `prefetch`, `state`: as
+      `ShardReader` has them; `shuffle` mixes whole episodes, within that many environment steps.
+    - `patience`: an episode that the collector stopped, because it was abandoned or broken, never
+      tells how many tracks it has. It is handed over when nothing of it came for so many seconds;
+      in a finite input, when the collector had its last step so long ago, and else it waits for the
+      next reading.
+    - `most_waiting_bytes`: of tracks that wait for others; then the episode that has waited longest
+      is handed over as it is. What comes of it later is an episode of its own.
+    - `incomplete`: hand over what waits at the end of a finite input.
+    - `sources`: by policy, instead of roots. `clock`: microseconds since the epoch.
+
+    `stats.partial` counts episodes that were handed over without knowing that they were whole, as
+    `stopped`, `memory` or `end`. One thread at a time may use a reader. Raises ValueError for
+    policies that are not declared, and what `ShardReader` raises.
+    """
+
+    def __init__(
+        self,
+        roots: Path | str | Sequence[Path | str] | None = None,
+        *,
+        sources: Mapping[str, ShardSource] | None = None,
+        policies: Iterable[str] | Mapping[str, PolicyDeclaration] | None = None,
+        batch_size: int = 4096,
+        follow: bool = False,
+        eager: bool = False,
+        shuffle: int = 0,
+        seed: int = 0,
+        prefetch: int = 2,
+        state: Mapping[str, Any] | None = None,
+        training_disabled: bool = False,
+        tags: Mapping[str, str] | None = None,
+        select: Select | None = None,
+        columns: Sequence[str] | None = None,
+        incomplete: bool = False,
+        patience: float = PATIENCE,
+        most_waiting_bytes: int = MOST_WAITING_BYTES,
+        poll_interval: float = POLL_INTERVAL,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        for name, value, least in (("batch_size", batch_size, 1), ("shuffle", shuffle, 0)):
+            if value < least:
+                raise ReaderError(f"{name}: expected {least} or more, got {value}")
+        self.batch_size = batch_size
+        self._follow, self._eager, self._incomplete = follow, eager, incomplete
+        self._shuffle, self._seed = shuffle, seed
+        self._bounds = patience, most_waiting_bytes
+        self._clock = clock
+        self._arrival = threading.Condition()
+        self._readers = {
+            policy_id: TrackReader(
+                roots,
+                policy=declaration,
+                arrival=self._arrival,
+                source=None if sources is None else sources[policy_id],
+                columns=DEFAULT_COLUMNS if columns is None else columns,
+                follow=follow,
+                prefetch=prefetch,
+                training_disabled=training_disabled,
+                tags=tags,
+                select=select,
+                incomplete=incomplete,
+                poll_interval=poll_interval,
+            )
+            for policy_id, declaration in _declared(roots, policies).items()
+        }
+        self.stats = JointStats()
+        self._reset()
+        if state is not None:
+            self.load_state_dict(state)
+
+    def _reset(self) -> None:
+        self._rng = np.random.default_rng(self._seed)
+        self._joiner = TrackJoiner(*self._bounds)
+        self._ready = Ready()
+        self._restored: Mapping[str, Any] | None = None
+        self._ended = self._closed = False
+        self.stats.readers = {name: reader.stats for name, reader in self._readers.items()}
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Whose tracks are read."""
+        return tuple(self._readers)
+
+    def taken(self, policy_id: str) -> Ledger:
+        """What is not read from this policy's source again; other threads may ask it."""
+        return self._readers[policy_id].taken
+
+    # batches
+
+    def next(self, timeout: float | None = None) -> Any:
+        """The next MultiAgentBatch; an empty one after `timeout` seconds without it.
+
+        Raises EndOfInput, and ReaderError after `close`.
+        """
+        if self._closed:
+            raise ReaderError("expected an open reader, this one is closed")
+        left = deadline_after(timeout)
+        self._restore()
+        wanted = (1 if self._eager else self.batch_size) + self._shuffle
+        while self._ready.steps < wanted and not self._ended:
+            if not self._gather(left):
+                return MultiAgentBatch({}, 0)
+        if not self._ready.episodes:
+            raise EndOfInput("every shard was read")
+        return self._batch(self._ready.take(self.batch_size, self._rng if self._shuffle else None))
+
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__()
+
+    def _batch(self, episodes: Sequence[JointEpisode]) -> MultiAgentBatch:
+        steps = sum(episode.steps for episode in episodes)
+        rows = rows_by_policy(episodes)
+        batch = MultiAgentBatch({p: self._readers[p].public(r) for p, r in rows.items()}, steps)
+        self.stats.episodes += len(episodes)
+        self.stats.env_steps += steps
+        self.stats.agent_steps += batch.agent_steps()
+        return batch
+
+    def _gather(self, left: Left) -> bool:
+        """Read on; False when the time is over."""
+        if self._follow:
+            return self._read_any(left)
+        open_ = [reader for reader in self._readers.values() if not reader.ended]
+        if not open_:
+            self._finish()
+            return True
+        # the one that is furthest behind, so that little waits
+        return self._read(min(open_, key=lambda reader: reader.reached), left())
+
+    def _read_any(self, left: Left) -> bool:
+        """What is there, of the one furthest behind that has something; else wait for any."""
+        readers = sorted(self._readers.values(), key=lambda reader: reader.reached)
+        if any(self._read(reader, 0.0) for reader in readers):
+            return True
+        expired = self._joiner.expired(time.monotonic())
+        if expired:
+            self._hand_over(expired, "stopped")
+            return True
+        due, rest = self._joiner.due(), left()
+        waits = [rest, None if due is None else max(0.0, due - time.monotonic())]
+        wait = min((one for one in waits if one is not None), default=None)
+        with self._arrival:
+            came = self._arrival.wait_for(lambda: any(r.filled for r in readers), wait)
+        return came or rest is None or (left() or 0.0) > 0.0
+
+    def _read(self, reader: TrackReader, timeout: float | None) -> bool:
+        """Whether this reader had something to say: tracks, or its end."""
+        try:
+            tracks = reader.tracks(timeout)
+        except EndOfInput:
+            return True
+        now = time.monotonic()
+        for track in tracks:
+            episode = self._joiner.push(track, now)
+            if episode is not None:
+                self._ready.push(episode)
+            self._hand_over(self._joiner.excess(), "memory")
+        self._count_waiting()
+        return bool(tracks)
+
+    def _finish(self) -> None:
+        self._hand_over(self._joiner.settled(self._clock()), "stopped")
+        if self._incomplete:
+            self._hand_over(self._joiner.flush(), "end")
+        self._ended = True
+
+    def _hand_over(self, episodes: Sequence[JointEpisode], why: str) -> None:
+        for episode in episodes:
+            self._ready.push(episode)
+            self.stats.partial[why] = self.stats.partial.get(why, 0) + 1
+        self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        self.stats.waiting, self.stats.waiting_bytes = self._joiner.waiting, self._joiner.nbytes
+
+    # positions
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as JSON: each policy's, whose rows inside are those of all tracks here, and
+        how they stand together."""
+        if self._restored is not None:
+            return dict(self._restored)
+        ready, waiting = self._ready.episodes, self._joiner.pending()
+        held = [*(track for episode in ready for track in episode.tracks), *waiting]
+        return {
+            "version": FORMAT_VERSION,
+            "policies": {
+                name: reader.position([t.rows for t in held if t.policy_id == name])
+                for name, reader in self._readers.items()
+            },
+            "reached": {name: list(reader.reached) for name, reader in self._readers.items()},
+            "ready": [[list(t.identity) for t in episode.tracks] for episode in ready],
+            "waiting": [list(track.identity) for track in waiting],
+            "rng": dict(self._rng.bit_generator.state),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a position. Raises ReaderState when this reader cannot."""
+        wanted = {"version", "policies", "reached", "ready", "waiting", "rng"}
+        if not isinstance(state, Mapping) or set(state) != wanted:
+            found = sorted(state) if isinstance(state, Mapping) else repr(state)[:80]
+            raise ReaderState(f"position: expected the keys {sorted(wanted)}, got {found}")
+        if state["version"] != FORMAT_VERSION:
+            raise ReaderState(f"position: expected version 1, got {state['version']!r:.40}")
+        if set(state["policies"]) != set(self._readers):
+            raise ReaderState(
+                f"position: expected the policies {sorted(self._readers)}, got "
+                f"{sorted(state['policies'])}"
+            )
+        for name, reader in self._readers.items():
+            reader.load_state_dict(state["policies"][name])
+        self._reset()
+        try:
+            self._rng.bit_generator.state = state["rng"]
+            for name, reader in self._readers.items():
+                collector, received = state["reached"][name]
+                reader.reached = str(collector), int(received)
+            for one in (*(t for episode in state["ready"] for t in episode), *state["waiting"]):
+                _identity(one)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ReaderState(f"position: {error!r:.200}") from error
+        self._restored = state
+
+    def _restore(self) -> None:
+        """Read the tracks of a position again, into where they stood."""
+        state, self._restored = self._restored, None
+        if state is None:
+            return
+        found = {t.identity: t for r in self._readers.values() for t in r.restored()}
+        for identities in state["ready"]:
+            tracks = [found[one] for one in map(_identity, identities) if one in found]
+            if tracks:
+                self._ready.push(JointEpisode.of(tracks))
+        now = time.monotonic()
+        for one in map(_identity, state["waiting"]):
+            episode = self._joiner.push(found[one], now) if one in found else None
+            if episode is not None:
+                self._ready.push(episode)
+        self._count_waiting()
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        self._closed = True
+
+
+def _identity(document: Any) -> Identity:
+    policy_id, stream, ordinal = document
+    return str(policy_id), str(stream), int(ordinal)
+
+
+def _declared(
+    roots: Path | str | Sequence[Path | str] | None,
+    policies: Iterable[str] | Mapping[str, PolicyDeclaration] | None,
+) -> dict[str, PolicyDeclaration]:
+    """The policies to read. Raises ValueError for none, and for what is not declared."""
+    if isinstance(policies, Mapping):
+        found = dict(policies)
+    else:
+        found = {}
+        for root in [roots] if isinstance(roots, (str, Path)) else roots or ():
+            found |= load_declarations(Path(root))
+        wanted = sorted(found) if policies is None else list(policies)
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            raise ValueError(f"policies: expected some of {sorted(found)}, got {missing}")
+        found = {name: found[name] for name in wanted}
+    if not found:
+        raise ValueError(f"policies: expected one or more, found none declared under {roots}")
+    return found

@@ -1,0 +1,209 @@
+"""A reader's position: what was delivered, and every row that is still inside, by identity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.experience.interfaces import ReaderState
+from storage.experience.sample_batch import ORDINAL, SampleBatch
+from storage.reading.ledger import Ledger, decode_runs, encode_runs, positions
+from storage.reading.loading import ROW, STREAM_INDEX, Loaded, run_starts
+from storage.reading.sources import Content, ShardFile, ShardSource
+from storage.reading.stages import join_rows
+from storage.shards.names import ShardDamaged
+from storage.shards.schema import ShardMetadata
+
+FORMAT_VERSION = 1
+_STAGES = ("joiner", "window", "cutter")
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A saved position.
+
+    `ledger` counts what was delivered whole. The stages hold runs (R, 4) of
+    (index into `streams`, ordinal, first row of the part, count), in the order of their rows.
+    """
+
+    mode: str
+    ledger: Ledger
+    streams: tuple[str, ...]
+    joiner: IntArray
+    window: IntArray
+    cutter: IntArray
+    rng: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        mode: str,
+        taken: Ledger,
+        streams: Sequence[str],
+        joiner: Sequence[SampleBatch],
+        window: Sequence[SampleBatch],
+        cutter: Sequence[SampleBatch],
+        rng: dict[str, Any],
+    ) -> Position:
+        """The position of a reader that has taken `taken` and holds these rows in its stages."""
+        known = tuple(streams)
+        stages = {"joiner": _runs(joiner), "window": _runs(window), "cutter": _runs(cutter)}
+        pending = _ordinals(np.concatenate(list(stages.values())), known)
+        return cls(mode=mode, ledger=taken.without(pending), streams=known, rng=rng, **stages)
+
+    def pending(self) -> Ledger:
+        """The ordinals some of whose rows have not been delivered."""
+        return _ordinals(np.concatenate([self.joiner, self.window, self.cutter]), self.streams)
+
+    def taken(self) -> Ledger:
+        """What a reader that goes on from here must not take from a shard again."""
+        return self.ledger.union(self.pending())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": FORMAT_VERSION,
+            "mode": self.mode,
+            "ledger": self.ledger.to_json(),
+            "streams": list(self.streams),
+            **{name: getattr(self, name).tolist() for name in _STAGES},
+            "rng": self.rng,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Position:
+        """Raises ReaderState for anything but what `to_json` makes."""
+        wanted = {"version", "mode", "ledger", "streams", "rng", *_STAGES}
+        if not isinstance(document, Mapping) or set(document) != wanted:
+            found = sorted(document) if isinstance(document, Mapping) else repr(document)[:80]
+            raise ReaderState(f"position: expected the keys {sorted(wanted)}, got {found}")
+        if document["version"] != FORMAT_VERSION:
+            raise ReaderState(
+                f"position: expected version {FORMAT_VERSION}, got {document['version']!r:.40}"
+            )
+        streams = tuple(str(stream) for stream in document["streams"])
+        return cls(
+            mode=document["mode"],
+            ledger=Ledger.from_json(document["ledger"]),
+            streams=streams,
+            rng=document["rng"],
+            **{name: decode_runs(document[name], len(streams)) for name in _STAGES},
+        )
+
+
+@dataclass(slots=True)
+class RestoredRows:
+    """The rows of a position, read again, stage by stage."""
+
+    joiner: SampleBatch = field(default_factory=SampleBatch)
+    window: SampleBatch = field(default_factory=SampleBatch)
+    cutter: SampleBatch = field(default_factory=SampleBatch)
+    metadata: ShardMetadata | None = None
+    lost: int = 0  # rows that no shard holds any more
+
+
+def restore_rows(
+    position: Position,
+    source: ShardSource,
+    load: Callable[[ShardFile, Content], Loaded],
+) -> RestoredRows:
+    """Find the pending rows in the source's shards, in the order of the position."""
+    result = RestoredRows()
+    pending = position.pending()
+    if not len(pending):
+        return result
+    pieces, indices = [], {}
+    for loaded in _shards_with(pending, source, load):
+        result.metadata = loaded.metadata
+        pieces.append(loaded.rows)
+        indices[loaded.shard.stream] = int(loaded.rows[STREAM_INDEX][0])
+    base = join_rows(pieces)
+    places = _places(base)
+    for name in _STAGES:
+        runs: IntArray = getattr(position, name)
+        rows, lost = _pick(base, places, runs, [indices.get(s, -1) for s in position.streams])
+        setattr(result, name, rows)
+        result.lost += lost
+    return result
+
+
+def _shards_with(
+    pending: Ledger,
+    source: ShardSource,
+    load: Callable[[ShardFile, Content], Loaded],
+) -> list[Loaded]:
+    """Shards reduced to pending rows; each ordinal once. A file that cannot be read is passed by:
+    another may hold the same ordinals, and what none holds is counted as lost."""
+    found, seen = [], Ledger()
+    wanted = pending.streams()
+    for shard in source.scan():
+        ranges = wanted.get(shard.stream)
+        span = shard.last - shard.first + 1
+        if ranges is None or len(ranges.missing(shard.first, shard.last)) == span:
+            continue
+        try:
+            loaded = load(shard, source.read(shard))
+        except (ShardDamaged, OSError):
+            continue
+        if not loaded.rows.count:
+            continue
+        ordinals = loaded.rows[ORDINAL]
+        mask = pending.contains(shard.stream, ordinals) & ~seen.contains(shard.stream, ordinals)
+        if mask.any():
+            seen.add(shard.stream, ordinals[mask])
+            rows = loaded.rows.take(mask)
+            found.append(Loaded(shard, loaded.metadata, loaded.nbytes, loaded.parts, rows))
+    return found
+
+
+def _places(base: SampleBatch) -> dict[tuple[int, int], tuple[int, int]]:
+    """(stream index, ordinal) -> (its first row in `base`, how many)."""
+    if not base.count:
+        return {}
+    starts = run_starts(base[STREAM_INDEX], base[ORDINAL])
+    sizes = np.diff(np.append(starts, base.count)).tolist()
+    keys = zip(base[STREAM_INDEX][starts].tolist(), base[ORDINAL][starts].tolist(), strict=True)
+    return dict(zip(keys, zip(starts.tolist(), sizes, strict=True), strict=True))
+
+
+def _pick(
+    base: SampleBatch,
+    places: Mapping[tuple[int, int], tuple[int, int]],
+    runs: IntArray,
+    indices: Sequence[int],
+) -> tuple[SampleBatch, int]:
+    """(the rows of the runs in their order, how many were not found)."""
+    starts, counts, lost = [], [], 0
+    for stream, ordinal, row, count in runs.tolist():
+        start, size = places.get((indices[stream], ordinal), (0, 0))
+        there = max(0, min(count, size - row))
+        lost += count - there
+        starts.append(start + row)
+        counts.append(there)
+    at = positions(np.array(starts, np.int64), np.array(counts, np.int64))
+    return base.take(at), lost
+
+
+def _runs(pieces: Sequence[SampleBatch]) -> IntArray:
+    filled = [piece for piece in pieces if piece.count]
+    if not filled:
+        return np.zeros((0, 4), np.int64)
+    joined = [
+        np.concatenate([piece[name] for piece in filled]).astype(np.int64)
+        for name in (STREAM_INDEX, ORDINAL, ROW)
+    ]
+    return np.array(encode_runs(*joined), np.int64)
+
+
+def _ordinals(runs: IntArray, streams: Sequence[str]) -> Ledger:
+    """The ordinals of runs (R, 4)."""
+    result = Ledger()
+    for index, stream in enumerate(streams):
+        result.add(stream, runs[runs[:, 0] == index, 1])
+    return result

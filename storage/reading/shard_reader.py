@@ -1,0 +1,471 @@
+"""Reading shards as batches: `ShardReader`.
+
+The truth is the directory scan minus the ledger of ordinals that were taken; a row is known by
+(stream, ordinal, row), so that a merged or rewritten file adds nothing twice. A position saved with
+`state_dict()` names every row that has not reached the caller yet.
+
+Example:
+    >>> with ShardReader("run", batch_size=256, shuffle=10_000, seed=1) as reader:
+    ...     for batch in reader:
+    ...         learn(batch["obs"], batch["actions"], batch["new_obs"])
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.experience.episode import Episode
+from storage.experience.interfaces import (
+    EndOfInput,
+    InputReader,
+    MixedSchemas,
+    OutputWriter,
+    ReaderError,
+    ReaderState,
+)
+from storage.experience.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
+from storage.reading.adapters import episode_of
+from storage.reading.holdout import held_out
+from storage.reading.ledger import Ledger, Ranges
+from storage.reading.loading import (
+    DEFAULT_COLUMNS,
+    EPISODE_COLUMNS,
+    REASONS,
+    STREAM_INDEX,
+    Loaded,
+    PartFilter,
+    ShardLoader,
+)
+from storage.reading.position import Position, restore_rows
+from storage.reading.prefetch import BadShard, End, Failure, Prefetcher, deadline_after
+from storage.reading.shard_choice import ShardChoice
+from storage.reading.sources import POLL_INTERVAL, Content, DirectorySource, ShardFile, ShardSource
+from storage.reading.stages import Cutter, EpisodeJoiner, Mode, ShuffleWindow, unit_bounds
+from storage.reading.torch_dataset import to_torch_dataset
+from storage.spaces.descriptors import Space
+from storage.system.files import make_directory, replace_file
+
+__all__ = [
+    "EndOfInput",
+    "InputReader",
+    "MixedSchemas",
+    "OutputWriter",
+    "ReaderError",
+    "ReaderState",
+    "ReaderStats",
+    "ShardReader",
+    "held_out",
+    "read_position",
+    "to_torch_dataset",
+]
+
+Select: TypeAlias = Callable[[SampleBatch], npt.NDArray[np.bool_]]
+
+
+@dataclass(slots=True)
+class ReaderStats:
+    """What a reader did since it was made; steps are rows of shards."""
+
+    shards: int = 0
+    parts: int = 0
+    rows: int = 0  # handed to the caller
+    nbytes: int = 0  # of the files read
+    doubles: int = 0  # steps that another file had already brought
+    lost: int = 0  # steps of a restored position that no shard holds any more
+    incomplete: int = 0  # episodes that wait for parts (mode "episodes")
+    skipped: dict[str, str] = field(default_factory=dict)  # bad file -> why
+    excluded: dict[str, int] = field(default_factory=dict)  # why -> steps
+
+
+class ShardReader(InputReader):
+    """Sample batches from the shards under one or more roots, each row exactly once.
+
+    Modes
+    - "transitions": batches of exactly `batch_size` rows (the last one of a finite input may be
+      short); `shuffle` mixes rows.
+    - "fragments": the same sizes, and rows of one part stay together in the order of t; `shuffle`
+      mixes whole fragments of at most `batch_size` rows.
+    - "episodes": whole episodes, joined over their parts, at least `batch_size` rows; incomplete
+      ones wait, and come at the end of a finite input if `incomplete` is set.
+
+    Every mode brings `new_obs` and `has_new_obs` (False where a row is not terminated and has no
+    next observation: zeros stand there), and the identity of each row: `stream`, `ordinal`,
+    `episode_ordinal`, `t`. Arrays of unshuffled batches may be read-only views.
+
+    Arguments
+    - `policy_id`, `tags`, `since`/`until` (microseconds of the client's ts) choose parts by their
+      first step; `training_disabled=True` also reads episodes logged with training_enabled=False;
+      `select(batch)` gives a mask over rows. What they leave out counts as read, and in `stats`.
+    - `ordinals`: a manifest, stream -> ranges: nothing else is read.
+    - `schema_id`: which schema to read when the roots hold several. With a `policy_id`, the schema
+      of its steps.
+    - `columns`: public names instead of `DEFAULT_COLUMNS`; `obs` stands for `obs.<path>` too.
+    - `shuffle`: rows of the shuffle window, 0 for the order at rest; `prefetch`: shards read ahead.
+    - `eager`: a batch is what is there, at most `batch_size` rows, and never waits for more.
+    - `follow`: wait for new shards instead of ending; the directory is scanned again when
+      something changes and every `poll_interval` seconds.
+    - `state`: a position of `state_dict()` to go on from.
+
+    One thread at a time may use a reader. Raises MixedSchemas, ReaderState, and from `next`
+    EndOfInput.
+    """
+
+    def __init__(
+        self,
+        roots: Path | str | Sequence[Path | str] | None = None,
+        *,
+        source: ShardSource | None = None,
+        policy_id: str | None = None,
+        mode: Mode = "transitions",
+        batch_size: int = 4096,
+        follow: bool = False,
+        eager: bool = False,
+        shuffle: int = 0,
+        seed: int = 0,
+        prefetch: int = 2,
+        state: Mapping[str, Any] | None = None,
+        training_disabled: bool = False,
+        tags: Mapping[str, str] | None = None,
+        since: int | None = None,
+        until: int | None = None,
+        select: Select | None = None,
+        ordinals: Mapping[str, Ranges] | None = None,
+        schema_id: str | None = None,
+        columns: Sequence[str] | None = None,
+        incomplete: bool = False,
+        poll_interval: float = POLL_INTERVAL,
+    ) -> None:
+        _check_arguments(mode, batch_size, shuffle, prefetch)
+        self._source = _source_of(roots, source, follow)
+        self.mode = mode
+        self.batch_size = batch_size
+        self.stats = ReaderStats()
+        self._follow = follow
+        self._eager = eager
+        self._prefetch = prefetch
+        self._poll_interval = poll_interval
+        self._select = select
+        self._choice = ShardChoice(
+            policy_id=policy_id,
+            schema_id=schema_id,
+            manifest=None if ordinals is None else Ledger(ordinals),
+        )
+        self._incomplete = incomplete
+        chosen = tuple(DEFAULT_COLUMNS if columns is None else columns)
+        own = EPISODE_COLUMNS if mode == "episodes" else ()
+        self._columns = frozenset({*chosen, STREAM, ORDINAL, EPISODE_ORDINAL, "t"})
+        self._loader = ShardLoader(
+            tuple(dict.fromkeys((*chosen, *own, *(("new_obs",) if own else ())))),
+            PartFilter(
+                policy_id=policy_id,
+                tags=dict(tags or {}),
+                since=since,
+                until=until,
+                training_disabled=training_disabled,
+            ),
+        )
+        self._shuffle, self._seed = shuffle, seed
+        self._arrival = threading.Condition()
+        self._reset()
+        if state is not None:
+            self.load_state_dict(state)
+
+    def _reset(self) -> None:
+        """As if nothing had been read."""
+        self._rng = np.random.default_rng(self._seed)
+        bounds = unit_bounds(self.mode, self.batch_size)
+        self._joiner = EpisodeJoiner()
+        self._window = ShuffleWindow(self._shuffle, bounds, self._rng) if self._shuffle else None
+        self._cutter = Cutter(bounds if self.mode == "episodes" else None)
+        self._ledger = Ledger()  # of what was taken: delivered or pending
+        self._streams: list[str] = []
+        self._metadata: Any = None
+        self._prefetcher: Prefetcher | None = None
+        self._restored: Position | None = None
+        self._ended = self._closed = False
+        self._failed: BaseException | None = None
+        self._empty = SampleBatch()
+
+    # what it reads
+
+    @property
+    def schema_id(self) -> str | None:
+        """The schema that is read; None before the first rows came."""
+        return self._metadata.schema_id if self._metadata else self._choice.schema_id
+
+    @property
+    def spaces(self) -> tuple[Space, Space] | None:
+        """(observation, action); None before the first rows came."""
+        return self._metadata.space_pair() if self._metadata else None
+
+    @property
+    def taken(self) -> Ledger:
+        """What is not read from a source again; other threads may ask it."""
+        return self._ledger
+
+    @property
+    def ledger(self) -> dict[str, list[list[int]]]:
+        """Stream -> ranges of the ordinals all of whose rows have reached the caller."""
+        ledger: dict[str, list[list[int]]] = self.state_dict()["ledger"]
+        return ledger
+
+    # batches
+
+    def next(self, timeout: float | None = None) -> SampleBatch:
+        return self._public(self._take(self.batch_size, timeout))
+
+    def episodes(self) -> Iterator[Episode]:
+        """The episodes one by one, until the input ends. Only in mode "episodes"."""
+        if self.mode != "episodes":
+            raise ReaderError(f"episodes(): expected mode 'episodes', this reader's is {self.mode}")
+        while True:
+            try:
+                rows = self._take(1, None)
+            except EndOfInput:
+                return
+            yield self._episode(rows)
+
+    def _take(self, size: int, timeout: float | None) -> SampleBatch:
+        if self._closed:
+            raise ReaderError("expected an open reader, this one is closed")
+        left = deadline_after(timeout)
+        self._start()
+        while self._cutter.rows < (1 if self._eager else size) and not self._ended:
+            if self._failed is not None:
+                raise self._failed
+            found = self._prefetcher.get(left()) if self._prefetcher else None
+            if found is None:
+                return self._empty
+            self._accept(found)
+        if not self._cutter.rows:
+            raise EndOfInput("every shard was read")
+        rows = self._cutter.take(size)
+        self.stats.rows += rows.count
+        self._empty = rows.slice(0, 0)
+        return rows
+
+    def _accept(self, found: Loaded | BadShard | End | Failure) -> None:
+        if isinstance(found, Loaded):
+            self._take_shard(found)
+        elif isinstance(found, BadShard):
+            self.stats.skipped[found.shard.place] = found.reason
+        elif isinstance(found, Failure):
+            self._failed = found.error
+        else:
+            self._finish()
+
+    def _take_shard(self, found: Loaded) -> None:
+        """Claim what is new in a shard and let its rows flow."""
+        stream, parts = found.shard.stream, found.parts
+        new = ~self._ledger.contains(stream, parts.ordinals)
+        self.stats.doubles += int(parts.steps[~new].sum())
+        if self._choice.manifest is not None:
+            new &= self._choice.manifest.contains(stream, parts.ordinals)
+        for code, reason in enumerate(REASONS, 1):
+            self._exclude(reason, int(parts.steps[new & (parts.verdicts == code)].sum()))
+        mask, everything = parts.kept(new)
+        rows = found.rows if everything else found.rows.take(mask)
+        if rows.count:
+            self._check_schema(found)
+            rows = self._selected(rows)
+        self._ledger.add(stream, parts.ordinals[new])
+        self.stats.shards += 1
+        self.stats.parts += int(new.sum())
+        self.stats.nbytes += found.nbytes
+        if rows.count:
+            self._flow(rows)
+
+    def _selected(self, rows: SampleBatch) -> SampleBatch:
+        if self._select is None:
+            return rows
+        mask = np.asarray(self._select(self._public(rows)))
+        if mask.dtype != np.bool_ or mask.shape != (rows.count,):
+            raise ReaderError(
+                f"select: expected bool of shape ({rows.count},), got {mask.dtype} of {mask.shape}"
+            )
+        self._exclude("select", rows.count - int(mask.sum()))
+        return rows if mask.all() else rows.take(mask)
+
+    def _flow(self, rows: SampleBatch) -> None:
+        if self.mode != "episodes":
+            self._mix([rows])
+        else:
+            self._mix(self._joiner.push(rows))
+            self.stats.incomplete = self._joiner.waiting
+
+    def _mix(self, ready: Sequence[SampleBatch]) -> None:
+        for rows in ready:
+            for out in [rows] if self._window is None else self._window.push(rows):
+                self._cutter.push(out)
+
+    def _finish(self) -> None:
+        if self._incomplete:
+            self._mix(self._joiner.flush())
+        for rows in self._window.flush() if self._window else []:
+            self._cutter.push(rows)
+        self._ended = True
+
+    def _exclude(self, reason: str, steps: int) -> None:
+        if steps:
+            self.stats.excluded[reason] = self.stats.excluded.get(reason, 0) + steps
+
+    def _public(self, rows: SampleBatch) -> SampleBatch:
+        names = [name for name in rows if name.partition(".")[0] in self._columns]
+        batch = rows.select(names)
+        if rows.count:
+            batch[STREAM] = self._stream_names(rows[STREAM_INDEX])
+        return batch
+
+    def _stream_names(self, index: npt.NDArray[np.int32]) -> npt.NDArray[np.object_]:
+        names = np.array(self._streams, object)
+        if (index == index[0]).all():
+            return np.broadcast_to(names[index[0]], index.shape)
+        return names[index]
+
+    def _episode(self, rows: SampleBatch) -> Episode:
+        return episode_of(rows, self._streams[int(rows[STREAM_INDEX][0])], self._columns)
+
+    # which shards
+
+    def _check_schema(self, found: Loaded) -> None:
+        known = self._metadata
+        if known is None:
+            self._metadata = found.metadata
+        elif known.schema_id != found.metadata.schema_id:
+            raise MixedSchemas(
+                f"policy {self._choice.policy_id!r} has steps of the schemas {known.schema_id} and "
+                f"{found.metadata.schema_id} ({found.shard.place}): pass schema_id="
+            )
+
+    def _load(self, shard: ShardFile, content: Content) -> Loaded:
+        if shard.stream not in self._streams:
+            self._streams.append(shard.stream)
+        return self._loader.load(shard, content, self._streams.index(shard.stream))
+
+    # positions
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as JSON: what was delivered whole, and each row that is still inside."""
+        if self._restored is not None:
+            return self._restored.to_json()
+        return Position.of(
+            mode=self.mode,
+            taken=self._ledger,
+            streams=self._streams,
+            joiner=self._joiner.pending(),
+            window=self._window.pending() if self._window else [],
+            cutter=self._cutter.pending(),
+            rng=dict(self._rng.bit_generator.state),
+        ).to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a position. Raises ReaderState when this reader cannot."""
+        position = Position.from_json(state)
+        if position.mode != self.mode:
+            raise ReaderState(f"expected a position of mode {self.mode!r}, got {position.mode!r}")
+        self._stop()
+        self._reset()
+        try:
+            self._rng.bit_generator.state = position.rng
+        except (KeyError, TypeError, ValueError) as error:
+            raise ReaderState(f"rng: {error!r:.200}") from error
+        self._ledger = position.taken()
+        self._restored = position
+
+    def _start(self) -> None:
+        if self._restored is not None:
+            self._restore(self._restored)
+            self._restored = None
+        if self._prefetcher is None and not self._ended:
+            self._prefetcher = Prefetcher(
+                self._source,
+                lambda shards: self._choice.wanted(shards, self._ledger),
+                self._load,
+                follow=self._follow,
+                depth=self._prefetch,
+                poll_interval=self._poll_interval,
+                changed=self._arrival,
+            )
+
+    def _restore(self, position: Position) -> None:
+        """Read the pending rows again, into the stages that held them."""
+        stages = restore_rows(position, self._source, self._load)
+        self.stats.lost += stages.lost
+        self._metadata = stages.metadata
+        if stages.joiner.count:
+            self._joiner.restore(stages.joiner)
+            self.stats.incomplete = self._joiner.waiting
+        if stages.window.count and self._window:
+            self._window.restore(stages.window)
+            stages.window = SampleBatch()
+        for rows in (stages.cutter, stages.window):
+            self._cutter.push(rows)
+
+    def save(self, name: str) -> Path:
+        """Write the position to `readers/{name}.json` under the first root; its path.
+
+        A copy for people and for `retain`; a learner keeps its position in its own checkpoint.
+        """
+        if not isinstance(self._source, DirectorySource):
+            raise ReaderError("save: expected a reader of directories, this one has no root")
+        path = _position_path(self._source.roots[0], name)
+        make_directory(path.parent)
+        replace_file(path, json.dumps(self.state_dict()).encode())
+        return path
+
+    def close(self) -> None:
+        self._stop()
+        self._source.close()
+        self._closed = True
+
+    def _stop(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+            self._prefetcher = None
+
+
+def read_position(root: Path | str, name: str) -> dict[str, Any]:
+    """The position that `save(name)` wrote. Raises FileNotFoundError, ReaderState."""
+    path = _position_path(Path(root), name)
+    try:
+        state: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ReaderState(f"{path}: {error}") from error
+    return Position.from_json(state).to_json()
+
+
+# --- checks ----------------------------------------------------------------------------------
+
+
+def _check_arguments(mode: str, batch_size: int, shuffle: int, prefetch: int) -> None:
+    if mode not in get_args(Mode):
+        raise ReaderError(f"mode: expected one of {', '.join(get_args(Mode))}, got {mode!r}")
+    for name, value, least in (
+        ("batch_size", batch_size, 1),
+        ("shuffle", shuffle, 0),
+        ("prefetch", prefetch, 1),
+    ):
+        if value < least:
+            raise ReaderError(f"{name}: expected {least} or more, got {value}")
+
+
+def _source_of(
+    roots: Path | str | Sequence[Path | str] | None, source: ShardSource | None, follow: bool
+) -> ShardSource:
+    if (roots is None) == (source is None):
+        raise ReaderError("expected either roots or a source")
+    return source if source is not None else DirectorySource(roots or (), follow=follow)
+
+
+def _position_path(root: Path, name: str) -> Path:
+    if not name or name.startswith(".") or not all(c.isalnum() or c in "-_." for c in name):
+        raise ReaderError(f"name: expected letters, digits, '-', '_' and '.', got {name!r:.80}")
+    return root / "readers" / f"{name}.json"

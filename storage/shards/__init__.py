@@ -1,0 +1,1 @@
+"""The shard format: schema, names, writer."""

@@ -1,0 +1,321 @@
+"""Raw buffers <-> Arrow arrays, without a Python object per row in either direction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage.shards.names import ShardError
+from storage.shards.schema import PREFIX, ColumnSpec, specs_from_json
+from storage.spaces.codec import Leaf, leaves
+from storage.spaces.descriptors import Space
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """N strings as Arrow keeps them: `offsets` int64 (N + 1,), `data` uint8, UTF-8."""
+
+    offsets: Array
+    data: Array
+
+
+LeafValues: TypeAlias = Array | Texts
+
+
+class RecordSplitter:
+    """Canonical encodings of one space, behind each other -> values leaf by leaf."""
+
+    def __init__(self, space: Space) -> None:
+        self.leaves = leaves(space)
+        self._texts = sum(leaf.is_text for leaf in self.leaves)
+        self._fixed = sum(_size(leaf) for leaf in self.leaves if not leaf.is_text)
+        self.itemsize = None if self._texts else self._fixed
+
+    def offsets(self, rows: int, data: bytes, lengths: bytes, what: str) -> Array:
+        """Where each of `rows` encodings begins, and the end: int64 (rows + 1,).
+
+        `lengths` are uint32, and only a space with Text needs them. Raises ShardError when they and
+        the data do not fit each other.
+        """
+        if self.itemsize is not None:
+            starts = np.arange(rows + 1, dtype=np.int64) * self.itemsize
+        else:
+            sizes = np.frombuffer(lengths, "<u4")
+            if len(sizes) != rows:
+                raise ShardError(f"{what}: expected {rows} lengths, got {len(sizes)}")
+            starts = starts_of(sizes)
+        if starts[-1] != len(data):
+            raise ShardError(
+                f"{what}: expected {starts[-1]} bytes for {rows} values, got {len(data)}"
+            )
+        return starts
+
+    def split(self, data: Array, starts: Array) -> list[LeafValues]:
+        """Values of each leaf in canonical order: arrays (N, *shape), or Texts.
+
+        `data` uint8; `starts` int64 (N + 1,), positions in it. Raises ShardError for cut records.
+        """
+        count = len(starts) - 1
+        fixed = self._fixed_part(data, starts)
+        texts = iter(self._text_parts(data, starts))
+        values: list[LeafValues] = []
+        at = 0
+        for leaf in self.leaves:
+            if leaf.is_text:
+                values.append(next(texts))
+                continue
+            size = _size(leaf)
+            raw = np.ascontiguousarray(fixed[:, at : at + size])
+            shape = (count, *leaf.shape)
+            values.append(raw.view(leaf.dtype).reshape(shape) if size else _empty(leaf, shape))
+            at += size
+        return values
+
+    def _fixed_part(self, data: Array, starts: Array) -> Array:
+        count = len(starts) - 1
+        if self.itemsize is not None:
+            return data[starts[0] : starts[-1]].reshape(count, self._fixed)
+        if count and int((starts[1:] - starts[:-1]).min()) < self._fixed + 4 * self._texts:
+            raise ShardError("expected whole values, got cut ones")
+        return data[starts[:-1, None] + np.arange(self._fixed)]
+
+    def _text_parts(self, data: Array, starts: Array) -> list[Texts]:
+        """Each Text leaf: a 4-byte length and UTF-8 after what came before it in the record."""
+        at, ends, found = starts[:-1] + self._fixed, starts[1:], []
+        for _ in range(self._texts):
+            if (at + 4 > ends).any():
+                raise ShardError("expected whole strings, got cut ones")
+            sizes = data[at[:, None] + np.arange(4)].copy().view("<u4").reshape(-1).astype(np.int64)
+            if (at + 4 + sizes > ends).any():
+                raise ShardError("expected whole strings, got cut ones")
+            found.append(Texts(starts_of(sizes), _gather(data, at + 4, sizes)))
+            at = at + 4 + sizes
+        return found
+
+
+def _size(leaf: Leaf) -> int:
+    return 0 if leaf.is_text else leaf.dtype.itemsize * math.prod(leaf.shape)
+
+
+def _empty(leaf: Leaf, shape: tuple[int, ...]) -> Array:
+    return np.zeros(shape, leaf.dtype)
+
+
+def starts_of(sizes: Array) -> Array:
+    """int64 (N + 1,): where things of these sizes begin behind each other, and the end."""
+    starts = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    return starts
+
+
+def _gather(data: Array, begin: Array, sizes: Array) -> Array:
+    """The pieces data[begin[i] : begin[i] + sizes[i]] behind each other."""
+    shift = np.repeat(begin - starts_of(sizes)[:-1], sizes)
+    return data[shift + np.arange(len(shift))]
+
+
+# --- to Arrow --------------------------------------------------------------------------------
+
+
+def leaf_array(spec: ColumnSpec, values: LeafValues) -> pa.Array:
+    """The Arrow array of a non-null column of a space."""
+    if isinstance(values, Texts):
+        return binary_array(values.offsets, values.data, spec.arrow_type)
+    if spec.encoding == "scalar":
+        return pa.array(values)
+    flat = np.ascontiguousarray(values).reshape(-1)
+    if spec.encoding == "list":
+        return pa.FixedSizeListArray.from_arrays(pa.array(flat), type=spec.arrow_type)
+    size = values.dtype.itemsize * math.prod(values.shape[1:])
+    return binary_array(np.arange(len(values) + 1) * size, flat.view(np.uint8))
+
+
+def leaf_bytes(values: LeafValues) -> Texts:
+    """The values of a leaf as N byte strings: little-endian, C order; UTF-8."""
+    if isinstance(values, Texts):
+        return values
+    size = values.dtype.itemsize * math.prod(values.shape[1:])
+    flat = np.ascontiguousarray(values).reshape(-1)
+    return Texts(np.arange(len(values) + 1, dtype=np.int64) * size, flat.view(np.uint8))
+
+
+def binary_array(
+    offsets: Array, data: Array, kind: pa.DataType | None = None, valid: Array | None = None
+) -> pa.Array:
+    """N byte strings over `data` (uint8), string i at offsets[i]..offsets[i + 1].
+
+    `valid`: bool (N,), False where null. Raises ShardError beyond Arrow's 2 GiB.
+    """
+    base, end = int(offsets[0]), int(offsets[-1])
+    if end - base >= 2**31:
+        raise ShardError(f"expected less than 2 GiB in one row group, got {end - base} bytes")
+    buffers = [
+        None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little")),
+        pa.py_buffer((offsets - base).astype(np.int32)),
+        pa.py_buffer(np.ascontiguousarray(data[base:end])),
+    ]
+    return pa.Array.from_buffers(kind or pa.binary(), len(offsets) - 1, buffers)
+
+
+def sparse_binary(rows: int, at: Array, items: Texts, kind: pa.DataType | None = None) -> pa.Array:
+    """`rows` byte strings, null but at the ascending rows `at`, which have `items` in order."""
+    if not len(at):
+        return pa.nulls(rows, kind or pa.binary())
+    sizes = np.zeros(rows, np.int64)
+    sizes[at] = np.diff(items.offsets)
+    valid = np.zeros(rows, np.bool_)
+    valid[at] = True
+    data = items.data[items.offsets[0] : items.offsets[-1]]
+    return binary_array(starts_of(sizes), data, kind, valid)
+
+
+def coded(words: pa.Array, codes: Array) -> pa.Array:
+    """The word of each code (N,), null where it is below 0, as a dictionary array."""
+    missing = codes < 0
+    indices = pa.array(codes.astype(np.int32), mask=missing if missing.any() else None)
+    return pa.DictionaryArray.from_arrays(indices, words)
+
+
+class RepeatedText:
+    """A text that is one value per part, stretched over the parts' rows."""
+
+    def __init__(self, values: Sequence[str | None]) -> None:
+        index: dict[str, int] = {}
+        codes = [-1 if v is None else index.setdefault(v, len(index)) for v in values]
+        self._codes = np.array(codes, np.int64)
+        self._words = pa.array(list(index), pa.string())
+
+    def rows(self, parts: slice, sizes: Array) -> pa.Array:
+        """A dictionary array of what these parts have, over `sizes` rows each."""
+        codes = self._codes[parts]
+        used = np.zeros(len(self._words) + 1, np.bool_)  # the last one is for null, which is -1
+        used[codes] = True
+        places = np.append(np.cumsum(used[:-1]) - 1, -1)
+        words = self._words.filter(pa.array(used[:-1]))  # each row group has its own
+        return coded(words, np.repeat(places[codes], sizes))
+
+
+# --- from Arrow ------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _specs(text: bytes) -> dict[str, ColumnSpec]:
+    return specs_from_json(text)
+
+
+def table_specs(schema: pa.Schema) -> dict[str, ColumnSpec]:
+    """Column name -> spec, from the footer that a shard's table carries as its metadata."""
+    text = (schema.metadata or {}).get(f"{PREFIX}columns".encode())
+    return {} if text is None else _specs(text)
+
+
+def decode_column(table: pa.Table, name: str) -> Array:
+    """A column of a shard's table as one array whose first axis is the rows.
+
+    Columns of a space come in their dtype and shape (N, *shape), as the footer gives them. Where a
+    row is null: NaN in `action_logp` and `action_dist_inputs` (N, K), zeros in `final_obs`
+    (`present` tells), -1 in `env_t` and `agents`, None in texts, which are an object array.
+    Zero-copy results are read-only.
+
+    Raises ShardError for a column that is not there, for action_dist_inputs of different lengths.
+    """
+    if name not in table.column_names:
+        raise ShardError(f"expected a column of {', '.join(table.column_names)}, got {name!r}")
+    column = table.column(name)
+    spec = table_specs(table.schema).get(name)
+    if spec is None or spec.encoding in ("scalar", "text"):
+        return _plain(column)
+    if spec.encoding == "list":
+        flat = [chunk.flatten().to_numpy() for chunk in column.chunks]
+        return _joined(flat, np.dtype(spec.dtype)).reshape(len(column), *spec.shape)
+    return _binary(column, spec)
+
+
+def present(table: pa.Table, name: str) -> Array:
+    """bool (N,): False where the column is null."""
+    valid: Array = table.column(name).is_valid().to_numpy(zero_copy_only=False)
+    return valid.astype(np.bool_)
+
+
+def _plain(column: pa.ChunkedArray) -> Array:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+    if pa.types.is_floating(kind):
+        return _joined(
+            [chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks],
+            np.dtype(kind.to_pandas_dtype()),
+        )
+    if column.null_count and pa.types.is_integer(kind):
+        column = column.fill_null(-1)
+    values: Array = column.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _joined(pieces: list[Array], dtype: np.dtype[Any]) -> Array:
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype)
+
+
+def _binary(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
+    rows = len(column)
+    if spec.dtype == "str":
+        found = column.cast(pa.string()).to_numpy(zero_copy_only=False)
+        texts: Array = found.astype(object)
+        return texts
+    dtype = np.dtype(spec.dtype)
+    data = _joined([_chunk_bytes(chunk) for chunk in column.chunks], np.dtype(np.uint8))
+    shape = _row_shape(column, spec, dtype)
+    size = math.prod(shape) * dtype.itemsize
+    count = rows - column.null_count
+    if len(data) != count * size:
+        raise ShardError(
+            f"{spec.name}: expected {count} values of {size} bytes, got {len(data)} bytes"
+        )
+    values = data.view(dtype).reshape(count, *shape) if size else np.zeros((count, *shape), dtype)
+    if count == rows:
+        return values
+    fill = np.nan if spec.name == "action_dist_inputs" else 0
+    spread = np.full((rows, *shape), fill, dtype)
+    spread[column.is_valid().to_numpy(zero_copy_only=False).astype(np.bool_)] = values
+    return spread
+
+
+def _row_shape(column: pa.ChunkedArray, spec: ColumnSpec, dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """The shape of each row; a size of -1 is taken from the rows, which have to agree."""
+    if -1 not in spec.shape:
+        return spec.shape
+    sizes = {int(n) for chunk in column.chunks for n in np.unique(_chunk_sizes(chunk))}
+    if len(sizes) > 1:
+        raise ShardError(f"{spec.name}: expected rows of one length, got {sorted(sizes)} bytes")
+    return (sizes.pop() // dtype.itemsize if sizes else 0,)
+
+
+def _chunk_offsets(chunk: pa.Array) -> Array:
+    begin, end = chunk.offset, chunk.offset + len(chunk) + 1
+    offsets: Array = np.frombuffer(chunk.buffers()[1], np.int32)[begin:end]
+    return offsets
+
+
+def _chunk_sizes(chunk: pa.Array) -> Array:
+    valid = chunk.is_valid().to_numpy(zero_copy_only=False).astype(np.bool_)
+    sizes: Array = np.diff(_chunk_offsets(chunk))[valid]
+    return sizes
+
+
+def _chunk_bytes(chunk: pa.Array) -> Array:
+    """The bytes of all rows behind each other, as a view; a null row has none."""
+    if len(chunk) == 0 or chunk.buffers()[2] is None:
+        return np.zeros(0, np.uint8)
+    offsets = _chunk_offsets(chunk)
+    return np.frombuffer(chunk.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]

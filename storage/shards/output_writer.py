@@ -1,0 +1,263 @@
+"""Sampled batches as shards: what a worker played becomes a log like any other.
+
+    writer = ParquetOutputWriter("run", {"default": (Box((4,)), Discrete(2))})
+    writer.write(worker.sample())
+    ShardReader("run", policy_id="default")
+
+A batch becomes a shard a policy. The rows of an episode in one batch are a part; the parts of an
+episode in several batches are joined again on reading, and its agents' by `MultiAgentReader` where
+rows have `env_t` and `agents`. Rewards are stored as the environment gave
+them (`raw_rewards` where the batch has clipped ones), actions as the policy chose them.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.experience.episode import DEFAULT_AGENT, DEFAULT_POLICY, SOURCES, Ending, Part
+from storage.experience.interfaces import OutputWriter
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.experience.sample_batch import (
+    ACTION_DIST_INPUTS,
+    ACTION_LOGP,
+    AGENT_ID,
+    AGENTS,
+    ENV_T,
+    EPS_ID,
+    HAS_NEXT_OBS,
+    NEXT_OBS,
+    OBS,
+    POLICY_ID,
+    POLICY_VERSION,
+    REWARDS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    BatchError,
+    SampleBatch,
+    T,
+)
+from storage.shards.shard import ShardWriter
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import Space, canonical_json, schema_id
+
+__all__ = ["ParquetOutputWriter"]
+
+Array = npt.NDArray[Any]
+# Episodes that nobody ends are forgotten, the oldest first; more rows of one would begin anew.
+_MOST_OPEN = 10_000
+
+
+@dataclass
+class _Open:
+    """An episode that may go on: its next part's number, its ordinal, the t that comes next."""
+
+    part: int
+    episode_ordinal: int
+    t: int
+
+
+class _Stream:
+    """The parts of one schema, of all policies that have it."""
+
+    def __init__(self, collector: str, spaces: tuple[Space, Space]) -> None:
+        self.canonical = canonical_json(*spaces)
+        self.schema = schema_id(*spaces)
+        self.name = f"{collector}-{self.schema}"
+        self.obs, self.actions = Codec(spaces[0]), Codec(spaces[1])
+        self.open: OrderedDict[tuple[str, str, str], _Open] = OrderedDict()
+        self.ordinal = 0
+
+
+class ParquetOutputWriter(OutputWriter):
+    """Writes shards under `root`, durable when `write` returns, with the policies' declarations.
+
+    `spaces`: policy id -> (observation, action) as descriptors. `clock` gives microseconds since
+    the epoch, the `ts` of rows that bring none. Every writer is a collector with streams of its
+    own, one a schema: agents of one episode are joined by it.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        spaces: Mapping[str, tuple[Space, Space]],
+        *,
+        compression: Literal["zstd", "lz4"] = "zstd",
+        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self.root = Path(root)
+        self._writer = ShardWriter(self.root / "shards", compression=compression)
+        self._clock = clock
+        self._streams: dict[str, _Stream] = {}  # by policy
+        by_schema: dict[str, _Stream] = {}
+        collector = secrets.token_hex(6)
+        for policy_id, pair in spaces.items():
+            stream = _Stream(collector, pair)
+            self._streams[policy_id] = by_schema.setdefault(stream.schema, stream)
+            declared = PolicyDeclaration(policy_id=policy_id, observation=pair[0], action=pair[1])
+            save_declaration(self.root, declared)
+
+    def write(self, batch: SampleBatch | MultiAgentBatch) -> None:
+        """Write a batch; raises BatchError for a policy or columns that were not declared,
+        ShardWriteError when the disk refuses."""
+        if isinstance(batch, MultiAgentBatch):
+            for policy_id, rows in batch.policy_batches.items():
+                self._write(policy_id, rows)
+        elif batch.count:
+            default = batch[POLICY_ID][0] if POLICY_ID in batch else DEFAULT_POLICY
+            self._write(str(default), batch)
+
+    def _write(self, policy_id: str, rows: SampleBatch) -> None:
+        if not rows.count:
+            return
+        if policy_id not in self._streams:
+            raise BatchError(
+                f"expected rows of the policies {sorted(self._streams)}, got {policy_id!r}"
+            )
+        stream = self._streams[policy_id]
+        now = self._clock()
+        runs = rows.split_by_episode()
+        undo = {key: _Open(o.part, o.episode_ordinal, o.t) for key, o in stream.open.items()}
+        ordinal = stream.ordinal
+        try:
+            parts = [part for run in runs for part in self._parts(stream, policy_id, run, now)]
+            self._writer.write(stream.name, stream.canonical, parts)
+        except BaseException:
+            # nothing was written: the same ordinals are for the next try
+            stream.open, stream.ordinal = OrderedDict(undo), ordinal
+            raise
+
+    def _parts(self, stream: _Stream, policy_id: str, run: SampleBatch, now: int) -> list[Part]:
+        """The parts of one episode's rows: more than one where t jumps."""
+        jumps = np.flatnonzero(np.diff(run[T]) != 1) + 1
+        starts = [0, *jumps.tolist(), run.count]
+        return [
+            self._part(stream, policy_id, run.slice(begin, end), now)
+            for begin, end in pairwise(starts)
+        ]
+
+    def _part(self, stream: _Stream, policy_id: str, rows: SampleBatch, now: int) -> Part:
+        episode_id = str(rows[EPS_ID][0])
+        agent = str(rows[AGENT_ID][0]) if AGENT_ID in rows else DEFAULT_AGENT
+        ordinal = stream.ordinal
+        stream.ordinal += 1
+        track = policy_id, episode_id, agent
+        known = stream.open.pop(track, None) or _Open(0, ordinal, 0)
+        ended = _ending(rows)
+        if ended is None:
+            stream.open[track] = _Open(known.part + 1, known.episode_ordinal, int(rows[T][-1]) + 1)
+            while len(stream.open) > _MOST_OPEN:
+                stream.open.popitem(last=False)
+        count = rows.count
+        obs = stream.obs.encode_columns(rows.leaves(OBS), count)
+        actions = stream.actions.encode_columns(rows.leaves("actions"), count)
+        dist_inputs, dist_lengths = _dist_inputs(rows)
+        ts = rows["ts"] if "ts" in rows else np.full(count, now, np.int64)
+        return Part(
+            episode_id=episode_id,
+            part=known.part,
+            t0=int(rows[T][0]),
+            env_t=_bytes(rows[ENV_T], "<i8") if ENV_T in rows else b"",
+            agents=int(rows[AGENTS][-1]) if AGENTS in rows and ended else -1,
+            steps=count,
+            schema_id=stream.schema,
+            obs=b"".join(obs),
+            actions=b"".join(actions),
+            obs_lengths=_lengths(stream.obs, obs),
+            actions_lengths=_lengths(stream.actions, actions),
+            rewards=_bytes(rows["raw_rewards" if "raw_rewards" in rows else REWARDS], "<f8"),
+            action_logp=_column(rows, ACTION_LOGP, np.nan, "<f8"),
+            policy_version=_column(rows, POLICY_VERSION, -1, "<i8"),
+            source=_sources(rows),
+            pass_prob=_column(rows, "pass_prob", 1.0, "<f8"),
+            ts=_bytes(ts, "<i8"),
+            received_ts=_bytes(np.full(count, now, np.int64), "<i8"),
+            dist_inputs=dist_inputs,
+            dist_lengths=dist_lengths,
+            infos=_infos(rows),
+            final_obs=_final_obs(stream.obs, rows),
+            ended=ended,
+            policy_id=policy_id,
+            agent_id=agent,
+            training_enabled=bool(rows["training_enabled"][0])
+            if "training_enabled" in rows
+            else True,
+            ordinal=ordinal,
+            episode_ordinal=known.episode_ordinal,
+        )
+
+
+def _ending(rows: SampleBatch) -> Ending | None:
+    """How the episode ended with these rows, by the flags of the last one and by its `cut`: a soft
+    horizon and ends that are not recorded as done end an episode nonetheless."""
+    last = rows.slice(rows.count - 1, None)
+    if last[TERMINATEDS][0]:
+        return "terminated"
+    cut = int(last["cut"][0]) if "cut" in rows else 0
+    # the numbers beyond 1 say that no row of this episode follows
+    return "truncated" if last[TRUNCATEDS][0] or cut > 1 else None
+
+
+def _final_obs(codec: Codec, rows: SampleBatch) -> bytes | None:
+    last = rows.slice(rows.count - 1, None)
+    if HAS_NEXT_OBS in rows and not last[HAS_NEXT_OBS][0]:
+        return None
+    columns = last.leaves(NEXT_OBS)
+    return codec.encode_columns(columns, 1)[0] if columns else None
+
+
+def _lengths(codec: Codec, encoded: list[bytes]) -> bytes:
+    return b"" if codec.itemsize is not None else _bytes([len(one) for one in encoded], "<u4")
+
+
+def _bytes(values: npt.ArrayLike, dtype: str) -> bytes:
+    return np.ascontiguousarray(values, dtype).tobytes()
+
+
+def _column(rows: SampleBatch, name: str, default: float, dtype: str) -> bytes:
+    return _bytes(rows[name] if name in rows else np.full(rows.count, default), dtype)
+
+
+def _sources(rows: SampleBatch) -> bytes:
+    if "source" not in rows:
+        return bytes([SOURCES.index("on_policy")]) * rows.count
+    return bytes(SOURCES.index(word) for word in rows["source"].tolist())
+
+
+def _dist_inputs(rows: SampleBatch) -> tuple[bytes, bytes]:
+    """(values, lengths); null where a row's are NaN: another chose its action."""
+    if ACTION_DIST_INPUTS not in rows:
+        return b"", b""
+    values = np.ascontiguousarray(rows[ACTION_DIST_INPUTS], "<f4")
+    known = ~np.isnan(values).any(axis=1)
+    if not known.any():
+        return b"", b""
+    lengths = np.where(known, values.shape[1] * 4, 0)
+    return values[known].tobytes(), _bytes(lengths, "<u4")
+
+
+def _infos(rows: SampleBatch) -> dict[int, str]:
+    """The infos that are JSON; what else an environment says in them is for callbacks."""
+    found: dict[int, str] = {}
+    for row, info in enumerate(rows["infos"]) if "infos" in rows else ():
+        plain = {k: v for k, v in info.items() if isinstance(v, (str, int, float, bool))}
+        if plain:
+            found[row] = json.dumps(_finite(plain), sort_keys=True)
+    return found
+
+
+def _finite(info: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity: they become null."""
+    return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in info.items()}

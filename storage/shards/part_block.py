@@ -1,0 +1,189 @@
+"""Many parts as one block of columns: how experience travels to the shard writer.
+
+Per-step buffers of the parts are joined column by column; what is one value per part stays a list.
+A block becomes a list of byte frames and back without an object per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from storage.experience.episode import EpisodeError, Part
+from storage.shards.names import ShardError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartScalars:
+    """One value per part, in the order of the parts, and the infos by row of the block."""
+
+    schema_id: str
+    episode_id: list[str]
+    part: list[int]
+    t0: list[int]
+    steps: list[int]
+    policy_id: list[str]
+    agent_id: list[str]
+    ended: list[str | None]
+    training_enabled: list[bool]
+    continues: list[str | None]
+    tags: list[str]
+    ordinal: list[int]
+    episode_ordinal: list[int]
+    agents: list[int]
+    final_obs: list[bytes | None]
+    info_rows: list[int]  # ascending
+    infos: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartBlock:
+    """Parts of one schema, N steps in all: `scalars` per part, little-endian buffers per step.
+
+    The buffers are those of `storage.experience.episode.Part`, joined. `obs_lengths`,
+    `actions_lengths` and `dist_lengths` are empty or hold N uint32; `env_t` is empty or holds N
+    int64, -1 = null.
+    """
+
+    scalars: PartScalars
+    obs: bytes
+    actions: bytes
+    rewards: bytes
+    action_logp: bytes
+    policy_version: bytes
+    source: bytes
+    pass_prob: bytes
+    ts: bytes
+    received_ts: bytes
+    obs_lengths: bytes
+    actions_lengths: bytes
+    dist_inputs: bytes
+    dist_lengths: bytes
+    env_t: bytes
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> PartBlock:
+        """The block of one or more parts that share a schema and have their ordinals.
+
+        Raises ShardError for none, for mixed schemas, for a missing ordinal.
+        """
+        scalars, pieces = _scalars(parts), _pieces(parts)
+        return cls(scalars=scalars, **{name: b"".join(pieces[name]) for name in _BUFFERS})
+
+    @property
+    def rows(self) -> int:
+        return len(self.source)
+
+    @property
+    def first(self) -> int:
+        return min(self.scalars.ordinal)
+
+    @property
+    def last(self) -> int:
+        return max(self.scalars.ordinal)
+
+    @property
+    def nbytes(self) -> int:
+        """Raw size, as `Part.nbytes` counts it."""
+        values = len(self.obs) + len(self.actions) + len(self.dist_inputs)
+        return values + len(self.env_t) + 49 * self.rows
+
+    def to_frames(self) -> list[bytes]:
+        """The scalars as msgpack, then the buffers in their order."""
+        return [_encode(self.scalars), *(getattr(self, name) for name in _BUFFERS)]
+
+    @classmethod
+    def from_frames(cls, frames: Sequence[bytes]) -> PartBlock:
+        """The block of what `to_frames` gave. Raises ShardError for anything else."""
+        if len(frames) != 1 + len(_BUFFERS):
+            raise ShardError(f"block: expected {1 + len(_BUFFERS)} frames, got {len(frames)}")
+        try:
+            scalars = _decode(frames[0])
+        except msgspec.MsgspecError as error:
+            raise ShardError(f"block: expected per-part values as msgpack: {error}") from error
+        return cls(scalars=scalars, **dict(zip(_BUFFERS, frames[1:], strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class UnwrittenParts:
+    """What a shard would be made of, for a reader that does not wait for it."""
+
+    canonical_json: str  # the spaces
+    block: PartBlock
+
+
+def frames_of(parts: Sequence[Part]) -> list[list[bytes]]:
+    """The frames of the parts' block, each in pieces: nothing of their size is held twice.
+
+    Raises ShardError as `PartBlock.of` does.
+    """
+    scalars, pieces = _scalars(parts), _pieces(parts)
+    return [[_encode(scalars)], *(pieces[name] for name in _BUFFERS)]
+
+
+_BUFFERS = tuple(f.name for f in fields(PartBlock))[1:]
+_ALIKE = tuple(n for n in _BUFFERS if n != "env_t" and not n.endswith("_lengths"))
+_PER_PART = tuple(
+    f.name
+    for f in fields(PartScalars)
+    if f.name not in ("schema_id", "episode_id", "info_rows", "infos")
+)
+_encode: Callable[[PartScalars], bytes] = msgspec.msgpack.Encoder().encode
+_decode: Callable[[bytes], PartScalars] = msgspec.msgpack.Decoder(PartScalars).decode
+
+
+def _scalars(parts: Sequence[Part]) -> PartScalars:
+    if not parts:
+        raise ShardError("block: expected one or more parts, got none")
+    schema = parts[0].schema_id
+    for part in parts:
+        if part.schema_id != schema:
+            raise ShardError(
+                f"block: expected parts of schema {schema}, got {part.schema_id} for episode "
+                f"{part.episode_id}"
+            )
+        if part.ordinal < 0 or part.episode_ordinal < 0:
+            raise ShardError(f"block: episode {part.episode_id}: a part without an ordinal")
+    values: dict[str, list[Any]] = {name: [getattr(p, name) for p in parts] for name in _PER_PART}
+    starts = accumulate(values["steps"], initial=0)
+    infos = [
+        (start + row, text)
+        for part, start in zip(parts, starts, strict=False)
+        if part.infos
+        for row, text in sorted(part.infos.items())
+    ]
+    return PartScalars(
+        schema_id=schema,
+        episode_id=[p.episode_id for p in parts],
+        info_rows=[row for row, _ in infos],
+        infos=[text for _, text in infos],
+        **values,
+    )
+
+
+def _pieces(parts: Sequence[Part]) -> dict[str, list[bytes]]:
+    """Each part's share of each buffer."""
+    pieces = {name: [getattr(p, name) for p in parts] for name in _ALIKE}
+    for name in ("obs_lengths", "actions_lengths", "dist_lengths"):
+        pieces[name] = _lengths(parts, name)
+    some = any(p.env_t for p in parts)
+    pieces["env_t"] = [p.env_t or b"\xff" * (8 * p.steps) for p in parts] if some else []
+    return pieces
+
+
+def _lengths(parts: Sequence[Part], name: str) -> list[bytes]:
+    """One uint32 per step, zeros for a part that has none; empty when no part has any."""
+    found = [getattr(p, name) for p in parts]
+    if not any(found):
+        return []
+    for part, lengths in zip(parts, found, strict=True):
+        if len(lengths) not in (0, 4 * part.steps):
+            raise EpisodeError(
+                f"episode {part.episode_id}: {name}: expected {4 * part.steps} bytes for "
+                f"{part.steps} steps, got {len(lengths)}"
+            )
+    return [lengths or bytes(4 * p.steps) for p, lengths in zip(parts, found, strict=True)]

@@ -1,0 +1,319 @@
+"""The columns of a shard: spaces <-> Arrow fields, and the footer that explains them.
+
+How a leaf of a space is stored (`ColumnSpec.encoding`):
+
+* `scalar`  a number: a plain column of its dtype (float16, which few tools read: `binary`)
+* `list`    a vector or a matrix of 2-byte or wider numbers, at most 1,024: a FixedSizeList,
+            flattened in C order, non-null at both levels
+* `binary`  all else: little-endian bytes in C order; the footer gives dtype and shape
+* `text`    a string
+
+Leaves of a Dict or a Tuple have dotted names, and fastparquet cannot resolve a *list* column whose
+name holds a dot, so that a vector inside a Dict or a Tuple is `binary` too.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from storage.shards.names import ShardDamaged
+from storage.spaces.codec import Leaf, leaves
+from storage.spaces.descriptors import Space, SpaceError, schema_id, spaces_from_canonical_json
+
+FORMAT_VERSION = 1
+PREFIX = "headrace."
+MAX_LIST = 1024
+
+Encoding: TypeAlias = Literal["scalar", "list", "binary", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """How the values of one column of a space are stored: rows of `dtype` and `shape`.
+
+    `dtype` is numpy's name, or "str". A size of -1 in `shape` may differ from row to row.
+    """
+
+    name: str
+    encoding: Encoding
+    dtype: str
+    shape: tuple[int, ...]
+    nullable: bool = False
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        if self.encoding == "binary":
+            return pa.binary()
+        if self.encoding == "text":
+            return pa.string()
+        item = pa.from_numpy_dtype(np.dtype(self.dtype))
+        if self.encoding == "scalar":
+            return item
+        return pa.list_(pa.field("element", item, nullable=False), math.prod(self.shape))
+
+
+DIST_INPUTS = ColumnSpec("action_dist_inputs", "binary", "float32", (-1,), nullable=True)
+
+
+def leaf_specs(space: Space, prefix: str) -> tuple[ColumnSpec, ...]:
+    """The columns `prefix[.path]` of a space, in the canonical order of its leaves."""
+    return tuple(
+        ColumnSpec(
+            leaf.column(prefix),
+            _encoding(leaf),
+            "str" if leaf.is_text else leaf.dtype.name,
+            () if leaf.is_text else leaf.shape,
+        )
+        for leaf in leaves(space)
+    )
+
+
+def final_specs(observation: Space) -> tuple[ColumnSpec, ...]:
+    """The nullable binary columns `final_obs[.path]`, in the canonical order of the leaves."""
+    return tuple(
+        ColumnSpec(spec.name, "binary", spec.dtype, spec.shape, nullable=True)
+        for spec in leaf_specs(observation, "final_obs")
+    )
+
+
+def _encoding(leaf: Leaf) -> Encoding:
+    if leaf.is_text:
+        return "text"
+    if leaf.dtype.name == "float16":
+        return "binary"
+    if not leaf.shape:
+        return "scalar"
+    wide = leaf.dtype.itemsize >= 2 and len(leaf.shape) <= 2
+    return "list" if wide and 0 < math.prod(leaf.shape) <= MAX_LIST and not leaf.path else "binary"
+
+
+def columns_for(observation: Space, action: Space) -> pa.Schema:
+    """The Arrow schema of every shard of this pair of spaces, in column order, no metadata."""
+    text, integer, real = pa.string(), pa.int64(), pa.float64()
+
+    def always(*pairs: tuple[str, pa.DataType]) -> list[pa.Field]:
+        return [pa.field(name, kind, nullable=False) for name, kind in pairs]
+
+    def of(specs: Iterable[ColumnSpec]) -> list[pa.Field]:
+        return [pa.field(s.name, s.arrow_type, nullable=s.nullable) for s in specs]
+
+    return pa.schema(
+        [
+            *always(("eps_id", text), ("part", integer), ("t", integer), ("agent_id", text)),
+            *of(leaf_specs(observation, "obs")),
+            *of(leaf_specs(action, "actions")),
+            *always(("rewards", real), ("terminateds", pa.bool_()), ("truncateds", pa.bool_())),
+            pa.field("ended", text),
+            *of(final_specs(observation)),
+            pa.field("infos", text),
+            pa.field("action_logp", real),
+            *of([DIST_INPUTS]),
+            *always(("policy_id", text), ("policy_version", integer), ("source", text)),
+            *always(("pass_prob", real), ("ts", integer), ("received_ts", integer)),
+            *always(("training_enabled", pa.bool_())),
+            pa.field("continues", text),
+            *always(("tags", text), ("ordinal", integer), ("episode_ordinal", integer)),
+            pa.field("env_t", integer),
+            pa.field("agents", pa.int32()),
+        ]
+    )
+
+
+CODED = ("eps_id", "agent_id", "ended", "policy_id", "source", "continues", "tags")
+"""Texts that repeat few values."""
+
+
+def coded_schema(schema: pa.Schema) -> pa.Schema:
+    """A shard's schema with dictionaries in place of the texts that repeat: the way to write it.
+
+    The file says nothing of it. Written as plain texts, each row's text would be hashed again.
+    """
+    for name in CODED:
+        at = schema.get_field_index(name)
+        kind = pa.dictionary(pa.int32(), schema.field(at).type)
+        schema = schema.set(at, schema.field(at).with_type(kind))
+    return schema
+
+
+def arrow_footer(schema: pa.Schema) -> dict[bytes, bytes]:
+    """The footer's pairs: the schema's own, and the schema for Arrow, as Arrow's writer does it.
+
+    Parquet itself has no lists of a fixed size.
+    """
+    return {**schema.metadata, b"ARROW:schema": base64.b64encode(schema.serialize().to_pybytes())}
+
+
+def column_specs(observation: Space, action: Space) -> dict[str, ColumnSpec]:
+    """Column name -> spec, for the columns whose dtype and shape the footer has to tell."""
+    specs = [
+        *leaf_specs(observation, "obs"),
+        *leaf_specs(action, "actions"),
+        *final_specs(observation),
+        DIST_INPUTS,
+    ]
+    return {spec.name: spec for spec in specs}
+
+
+def schema_hash(schema: pa.Schema) -> str:
+    """SHA-256 in hex over names, types and nullability: equal for files of equal columns."""
+    described = [[f.name, str(f.type), f.nullable] for f in schema]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+# --- the footer ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMetadata:
+    """What the footer of a shard says about it.
+
+    `ranges` are the ordinals inside, as inclusive (first, last) in ascending order: compaction and
+    erasure leave holes.
+    """
+
+    format_version: int
+    spaces: str  # canonical JSON
+    schema_id: str
+    stream: str
+    ranges: tuple[tuple[int, int], ...]
+    rows: int
+    parts: int
+    columns: Mapping[str, ColumnSpec]
+    schema_hash: str
+
+    @property
+    def first(self) -> int:
+        return self.ranges[0][0]
+
+    @property
+    def last(self) -> int:
+        return self.ranges[-1][1]
+
+    def space_pair(self) -> tuple[Space, Space]:
+        """(observation, action)."""
+        return _known(self.spaces).spaces
+
+    def to_footer(self) -> dict[bytes, bytes]:
+        """The key-value pairs of the Parquet footer."""
+        values = {
+            "format_version": str(self.format_version),
+            "spaces": self.spaces,
+            "schema_id": self.schema_id,
+            "stream": self.stream,
+            "ranges": json.dumps(self.ranges, separators=(",", ":")),
+            "rows": str(self.rows),
+            "parts": str(self.parts),
+            "columns": f"[{', '.join(map(_spec_json, self.columns.values()))}]",
+            "schema_hash": self.schema_hash,
+        }
+        return {(PREFIX + key).encode(): value.encode() for key, value in values.items()}
+
+    @classmethod
+    def from_footer(cls, footer: Mapping[bytes, bytes] | None, where: str) -> ShardMetadata:
+        """The metadata of a footer's key-value pairs; keys that it does not know are ignored.
+
+        Raises ShardDamaged when the pairs are not ours, or of a newer format version.
+        """
+        version = (footer or {}).get(f"{PREFIX}format_version".encode())
+        if footer is None or version is None:
+            raise ShardDamaged(f"{where}: expected the footer of a shard, found none")
+        if version != str(FORMAT_VERSION).encode():
+            raise ShardDamaged(
+                f"{where}: expected format version {FORMAT_VERSION}, got {version!r:.40}; a newer "
+                "release may read it"
+            )
+        try:
+            return cls._from_texts(
+                {
+                    key.decode().removeprefix(PREFIX): value.decode()
+                    for key, value in footer.items()
+                    if key.startswith(PREFIX.encode())
+                }
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise ShardDamaged(f"{where}: the footer cannot be read: {error!r:.200}") from error
+
+    @classmethod
+    def _from_texts(cls, texts: Mapping[str, str]) -> ShardMetadata:
+        ranges = tuple((int(first), int(last)) for first, last in json.loads(texts["ranges"]))
+        if not ranges:
+            raise ValueError("no ordinals")
+        return cls(
+            int(texts["format_version"]),
+            texts["spaces"],
+            texts["schema_id"],
+            texts["stream"],
+            ranges,
+            int(texts["rows"]),
+            int(texts["parts"]),
+            specs_from_json(texts["columns"]),
+            texts["schema_hash"],
+        )
+
+
+def specs_from_json(text: str | bytes) -> dict[str, ColumnSpec]:
+    """Column name -> spec, from the footer's `headrace.columns`."""
+    specs: list[dict[str, Any]] = json.loads(text)
+    return {s["name"]: ColumnSpec(**{**s, "shape": tuple(s["shape"])}) for s in specs}
+
+
+def metadata_for(
+    stream: str, canonical_json: str, ranges: tuple[tuple[int, int], ...], *, rows: int, parts: int
+) -> tuple[ShardMetadata, pa.Schema]:
+    """The footer and the schema of a shard that is about to be written."""
+    try:
+        known = _known(canonical_json)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpaceError(f"spaces: expected canonical JSON, got {canonical_json!r:.200}") from error
+    metadata = ShardMetadata(
+        FORMAT_VERSION,
+        canonical_json,
+        known.schema_id,
+        stream,
+        ranges,
+        rows,
+        parts,
+        known.columns,
+        known.hash,
+    )
+    return metadata, known.schema.with_metadata(metadata.to_footer())
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What follows from a pair of spaces."""
+
+    spaces: tuple[Space, Space]
+    schema_id: str
+    schema: pa.Schema
+    columns: Mapping[str, ColumnSpec]
+    hash: str
+
+
+@lru_cache(maxsize=64)  # parts that are read as they come would work it out for each
+def _known(canonical_json: str) -> _Known:
+    observation, action = spaces_from_canonical_json(canonical_json)
+    schema = columns_for(observation, action)
+    return _Known(
+        (observation, action),
+        schema_id(observation, action),
+        schema,
+        MappingProxyType(column_specs(observation, action)),
+        schema_hash(schema),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _spec_json(spec: ColumnSpec) -> str:
+    return json.dumps(asdict(spec))

@@ -1,0 +1,373 @@
+"""Shards: immutable Parquet files of parts, one row per step.
+
+A shard is built in memory, written to a dot-file beside its place, synced, read back and compared,
+renamed to a name that holds its digest, and the directory synced: under a final name there is only
+ever a whole shard.
+
+Example:
+    >>> info = ShardWriter(root / "shards").write(stream, canonical_json, parts)
+    >>> table = read_shard(info.path, verify="digest")
+    >>> decode_column(table, "obs").shape
+    (3, 4)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.experience.episode import Part
+from storage.shards.arrow_arrays import decode_column, present, table_specs
+from storage.shards.names import (
+    ShardDamaged,
+    ShardError,
+    ShardInfo,
+    ShardName,
+    ShardWriteError,
+    check_stream,
+    is_about_the_file,
+    require_regular,
+    temporary_name,
+)
+from storage.shards.part_block import PartBlock
+from storage.shards.schema import CODED, ShardMetadata, arrow_footer, metadata_for
+from storage.shards.tables import BlockColumns
+from storage.system.files import make_directory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "ShardDamaged",
+    "ShardError",
+    "ShardInfo",
+    "ShardMetadata",
+    "ShardName",
+    "ShardWriteError",
+    "ShardWriter",
+    "decode_column",
+    "find_shard",
+    "present",
+    "read_shard",
+    "shard_metadata",
+    "to_pandas",
+]
+
+DICTIONARY = [*CODED, "t", "ordinal", "episode_ordinal"]
+"""Columns that repeat few values; dictionaries for all columns would cost 2.8 times the time.
+
+The three that count take less space so, and less time to compress: a shard is a tenth smaller.
+"""
+
+STATISTICS = ["t", "ts", "ordinal", "episode_ordinal"]
+"""What readers skip row groups by: order, time and identity."""
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+class ShardWriter:
+    """Writes blocks of parts as shards under `directory` (the `shards/` folder of a root).
+
+    `row_group_bytes`: raw bytes of a row group. `make` false: `directory` is never made. `fsync`
+    is called with the descriptor of the file and then of the directory; tests put a slow or failing
+    one in its place.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        compression: Literal["zstd", "lz4"] = "zstd",
+        row_group_bytes: int = 8_000_000,
+        make: bool = True,
+        fsync: Callable[[int], None] = os.fsync,
+    ) -> None:
+        if compression not in ("zstd", "lz4"):
+            raise ShardError(f"compression: expected zstd or lz4, got {compression!r}")
+        if row_group_bytes < 1:
+            raise ShardError(f"row_group_bytes: expected 1 or more, got {row_group_bytes}")
+        self.directory = directory
+        self._compression: Literal["zstd", "lz4"] = compression
+        self._row_group_bytes = row_group_bytes
+        self._make = make
+        self._fsync = fsync
+        self._durable: set[Path] = set()
+
+    def write(
+        self, stream: str, canonical_json: str, block: PartBlock | Sequence[Part]
+    ) -> ShardInfo:
+        """Write one shard; when this returns it is whole, in its place and durable.
+
+        The same parts give the same bytes, hence the same name: writing them again is harmless.
+        Raises ShardWriteError (disk full, I/O) and leaves nothing; ShardError for a block whose
+        buffers do not fit its schema.
+        """
+        if not isinstance(block, PartBlock):
+            block = PartBlock.of(block)
+        folder = self.directory / check_stream(stream)
+        ranges = _ranges(block.scalars.ordinal)
+        metadata, schema = metadata_for(
+            stream, canonical_json, ranges, rows=block.rows, parts=len(block.scalars.steps)
+        )
+        if metadata.schema_id != block.scalars.schema_id:
+            raise ShardError(
+                f"stream {stream}: expected parts of schema {metadata.schema_id}, got "
+                f"{block.scalars.schema_id}"
+            )
+        data = self._encode(BlockColumns(block, metadata, schema), schema)
+        digest = hashlib.sha256(data).hexdigest()
+        name = ShardName(metadata.first, metadata.last, digest[:16])
+        try:
+            self._place(folder, str(name), data, metadata)
+        except OSError as error:
+            raise ShardWriteError(f"{folder / str(name)}: {error}", error.errno) from error
+        return _info(folder / str(name), digest, metadata, len(data))
+
+    def adopt(self, stream: str, first: int, last: int) -> ShardInfo | None:
+        """The shard of exactly these ordinals that a killed writer left behind, now durable.
+
+        It died after its rename; whether it came to sync the folder, nobody knows.
+        Raises ShardWriteError.
+        """
+        found = find_shard(self.directory, stream, first, last)
+        if found is None:
+            return None
+        try:
+            self._make_folder(found.path.parent)
+            self._sync_folder(found.path.parent)
+        except OSError as error:
+            raise ShardWriteError(f"{found.path}: {error}", error.errno) from error
+        return found
+
+    def _encode(self, columns: BlockColumns, schema: pa.Schema) -> bytes:
+        sink = pa.BufferOutputStream()
+        rows = max(1, int(self._row_group_bytes / columns.bytes_per_row))
+        with pq.ParquetWriter(
+            sink,
+            columns.schema,
+            store_schema=False,  # it would tell of our dictionaries
+            compression=self._compression,
+            compression_level=1 if self._compression == "zstd" else None,
+            use_dictionary=DICTIONARY,
+            write_statistics=STATISTICS,
+            data_page_version="1.0",
+            write_page_checksum=True,
+        ) as writer:
+            for begin in range(0, columns.rows, rows):
+                end = min(begin + rows, columns.rows)
+                writer.write_table(columns.table(begin, end), row_group_size=rows)
+            writer.add_key_value_metadata(arrow_footer(schema))
+        data: bytes = sink.getvalue().to_pybytes()
+        return data
+
+    def _place(self, folder: Path, name: str, data: bytes, metadata: ShardMetadata) -> None:
+        self._make_folder(folder)
+        temporary = folder / temporary_name(metadata.first, metadata.last)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                self._fsync(file.fileno())
+            _check_copy(temporary, data, metadata)
+            os.rename(temporary, folder / name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        try:
+            self._sync_folder(folder)
+        except BaseException:
+            # A second sync that succeeds would not tell whether this name is durable.
+            (folder / name).unlink(missing_ok=True)
+            raise
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make sure that a stream's folder is there and durable, once for each."""
+        if folder not in self._durable or not folder.is_dir():
+            make_directory(folder, parents=self._make)
+            self._durable.add(folder)
+
+    def _sync_folder(self, folder: Path) -> None:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _check_copy(path: Path, data: bytes, metadata: ShardMetadata) -> None:
+    """Read the file back: the same bytes, and a footer that says what was meant."""
+    found = path.read_bytes()
+    if found != data:
+        raise ShardWriteError(
+            f"{path}: read back {len(found)} bytes that differ from those written"
+        )
+    if _metadata(pq.ParquetFile(pa.BufferReader(found)), path) != metadata:
+        raise ShardWriteError(f"{path}: the footer does not say what was written")
+
+
+def _ranges(ordinals: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending inclusive ranges of the ordinals. Parts of different agents may share one."""
+    values = np.unique(np.array(ordinals, np.int64))
+    cuts = np.flatnonzero(np.diff(values) > 1)
+    firsts = values[np.concatenate([[0], cuts + 1])]
+    lasts = values[np.concatenate([cuts, [len(values) - 1]])]
+    return tuple(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def _info(path: Path, digest: str, metadata: ShardMetadata, nbytes: int) -> ShardInfo:
+    return ShardInfo(
+        path,
+        metadata.stream,
+        metadata.first,
+        metadata.last,
+        digest,
+        metadata.rows,
+        metadata.parts,
+        nbytes,
+    )
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def read_shard(
+    path: Path,
+    *,
+    columns: Sequence[str] | None = None,
+    verify: Literal["digest", "pages"] | None = None,
+    read_dictionary: Sequence[str] = (),
+) -> pa.Table:
+    """A shard's rows as an Arrow table; its schema's metadata is the footer.
+
+    `verify="digest"` hashes the whole file first and finds every changed byte; "pages" checks the
+    checksums of the pages that are read; None trusts the file. `read_dictionary` names text columns
+    to hand over as dictionaries.
+
+    Raises ShardDamaged; ShardError for a column that is not there; OSError (FileNotFoundError, ...)
+    as the system gives it.
+    """
+    require_regular(path)
+    if verify == "digest":
+        data = path.read_bytes()
+        _check_digest(path, data)
+        source: Any = pa.BufferReader(data)
+    else:
+        source = path
+    with (
+        _damage_named(path),
+        pq.ParquetFile(
+            source,
+            page_checksum_verification=verify == "pages",
+            read_dictionary=list(read_dictionary),
+        ) as file,
+    ):
+        metadata = _metadata(file, path)
+        _check_columns(path, file.schema_arrow.names, columns)
+        table = file.read(columns=None if columns is None else list(columns))
+    if len(table) != metadata.rows:
+        raise ShardDamaged(f"{path}: expected {metadata.rows} rows, got {len(table)}")
+    return table
+
+
+def shard_metadata(path: Path) -> ShardMetadata:
+    """What the footer says. Raises ShardDamaged when it is not ours; OSError."""
+    require_regular(path)
+    with _damage_named(path), pq.ParquetFile(path) as file:
+        return _metadata(file, path)
+
+
+def find_shard(directory: Path, stream: str, first: int, last: int) -> ShardInfo | None:
+    """The whole, valid shard of exactly these ordinals, or None: what a restart may adopt.
+
+    `directory` is the `shards/` folder. A file of that range that is damaged, cannot be read or is
+    none is passed over. Raises OSError when that is not the file's fault.
+    """
+    folder = directory / check_stream(stream)
+    for path in sorted(folder.glob(f"{first:012}-{last:012}-*.parquet")):
+        try:
+            require_regular(path)
+            with _damage_named(path):
+                data = path.read_bytes()
+                digest = _check_digest(path, data)
+                metadata = _metadata(pq.ParquetFile(pa.BufferReader(data)), path)
+        except ShardDamaged:
+            continue
+        except OSError as error:
+            if not is_about_the_file(error):
+                raise
+            continue
+        if (metadata.stream, metadata.first, metadata.last) == (stream, first, last):
+            return _info(path, digest, metadata, len(data))
+    return None
+
+
+def to_pandas(path: Path | str) -> pd.DataFrame:
+    """A shard as people read it: arrays and numbers in place of bytes. Needs pandas.
+
+    Vectors and images come as one array per row; an absent `final_obs` or `action_dist_inputs` as
+    None.
+    """
+    import pandas as pd  # noqa: PLC0415  an optional extra, and only for people
+
+    table = read_shard(Path(path), verify="digest")
+    specs = table_specs(table.schema)
+    frame: dict[str, Any] = {}
+    for name in table.column_names:
+        spec = specs.get(name)
+        if spec is None or spec.encoding in ("scalar", "text"):
+            frame[name] = table.select([name]).to_pandas()[name]
+        else:
+            rows = list(decode_column(table, name))
+            valid = present(table, name)
+            found = [row if here else None for row, here in zip(rows, valid, strict=True)]
+            frame[name] = pd.Series(found, dtype=object)
+    return pd.DataFrame(frame)
+
+
+@contextlib.contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """What Arrow cannot make sense of is damage; what the system says (it sets errno) is not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise ShardDamaged(f"{path}: {error}") from error
+    except pa.ArrowException as error:
+        raise ShardDamaged(f"{path}: {error}") from error
+
+
+def _check_digest(path: Path, data: bytes) -> str:
+    """The file's SHA-256, which has to be the one in its name."""
+    name = ShardName.parse(path.name)
+    if name is None:
+        raise ShardDamaged(f"{path}: expected a shard's name, which holds its digest")
+    digest = hashlib.sha256(data).hexdigest()
+    if digest[:16] != name.digest16:
+        raise ShardDamaged(f"{path}: expected digest {name.digest16}, found {digest[:16]}")
+    return digest
+
+
+def _metadata(file: pq.ParquetFile, path: Path) -> ShardMetadata:
+    footer = file.schema_arrow.metadata
+    metadata = ShardMetadata.from_footer(footer, str(path))
+    if file.metadata.num_rows != metadata.rows:
+        raise ShardDamaged(
+            f"{path}: expected {metadata.rows} rows, the file has {file.metadata.num_rows}"
+        )
+    return metadata
+
+
+def _check_columns(path: Path, names: Sequence[str], wanted: Sequence[str] | None) -> None:
+    missing = [name for name in wanted or () if name not in names]
+    if missing:
+        raise ShardError(f"{path}: expected columns of {', '.join(names)}; {missing} are not there")

@@ -1,0 +1,237 @@
+"""A block of parts as Arrow tables, a run of rows at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage.experience.episode import ENDINGS, SOURCES
+from storage.shards.arrow_arrays import (
+    RecordSplitter,
+    RepeatedText,
+    Texts,
+    binary_array,
+    coded,
+    leaf_array,
+    leaf_bytes,
+    sparse_binary,
+    starts_of,
+)
+from storage.shards.names import ShardError
+from storage.shards.part_block import PartBlock
+from storage.shards.schema import ColumnSpec, ShardMetadata, coded_schema, final_specs, leaf_specs
+
+_PER_STEP = {
+    "rewards": "<f8",
+    "action_logp": "<f8",
+    "policy_version": "<i8",
+    "source": "u1",
+    "pass_prob": "<f8",
+    "ts": "<i8",
+    "received_ts": "<i8",
+}
+
+
+_ENDINGS, _SOURCES = pa.array(ENDINGS), pa.array(SOURCES)
+_TERMINATED = ENDINGS.index("terminated")
+
+
+class BlockColumns:
+    """The columns of a block, checked against its schema; `table` gives rows begin..end of them.
+
+    Raises ShardError when buffers, lengths and step counts do not fit each other.
+    """
+
+    def __init__(self, block: PartBlock, metadata: ShardMetadata, schema: pa.Schema) -> None:
+        scalars = block.scalars
+        self._block = block
+        self.schema = coded_schema(schema)
+        self._steps = np.array(scalars.steps, np.int64)
+        self.rows = int(self._steps.sum())
+        self._starts = starts_of(self._steps)
+        self._last_rows = self._starts[1:] - 1
+        observation, action = metadata.space_pair()
+        self._obs = _Values("obs", leaf_specs(observation, "obs"), observation, self.rows, block)
+        self._actions = _Values("actions", leaf_specs(action, "actions"), action, self.rows, block)
+        self._final = _final_columns(block, self._obs.splitter, final_specs(observation))
+        given = np.array([data is not None for data in scalars.final_obs], np.bool_)
+        self._final_rows = self._last_rows[given]
+        self._per_step = {
+            name: _buffer(name, getattr(block, name), dtype, self.rows)
+            for name, dtype in _PER_STEP.items()
+        }
+        if self._per_step["source"].max() >= len(SOURCES):
+            raise ShardError(f"source: expected 0..{len(SOURCES) - 1}")
+        self._texts = self._repeated_texts()
+        self._dist = _dist_inputs(block, self.rows)
+        self._env_t = _buffer("env_t", block.env_t, "<i8", self.rows) if block.env_t else None
+        self._agents = np.array(scalars.agents, np.int32)
+        codes = [-1 if word is None else ENDINGS.index(word) for word in scalars.ended]
+        self._ended = np.array(codes, np.int8)
+        infos = [text.encode() for text in scalars.infos]
+        self._infos = Texts(
+            starts_of(np.array([len(text) for text in infos], np.int64)),
+            np.frombuffer(b"".join(infos), np.uint8),
+        )
+        self._info_rows = np.array(scalars.info_rows, np.int64)
+        self._numbers = {
+            "part": np.array(scalars.part, np.int64),
+            "ordinal": np.array(scalars.ordinal, np.int64),
+            "episode_ordinal": np.array(scalars.episode_ordinal, np.int64),
+            "training_enabled": np.array(scalars.training_enabled, np.bool_),
+        }
+        # t runs on from each part's t0: shift the row number by t0 minus the part's first row
+        self._shifts = np.array(scalars.t0, np.int64) - self._starts[:-1]
+
+    @property
+    def bytes_per_row(self) -> float:
+        """Raw size of an average row: its buffers, and about 160 bytes of everything else."""
+        block = self._block
+        values = len(block.obs) + len(block.actions) + len(block.dist_inputs)
+        return 160 + (values + len(self._infos.data)) / self.rows
+
+    def table(self, begin: int, end: int) -> pa.Table:
+        """Rows `begin`..`end` (exclusive) as a table of `schema`."""
+        parts, sizes = self._parts(begin, end)
+        columns: dict[str, Any] = {
+            name: pa.array(np.repeat(values[parts], sizes))
+            for name, values in self._numbers.items()
+        }
+        columns["t"] = pa.array(np.arange(begin, end) + np.repeat(self._shifts[parts], sizes))
+        columns |= {name: text.rows(parts, sizes) for name, text in self._texts.items()}
+        columns |= self._obs.arrays(begin, end) | self._actions.arrays(begin, end)
+        columns |= self._endings(begin, end)
+        columns |= self._steps_columns(begin, end)
+        here = slice(*np.searchsorted(self._info_rows, (begin, end)).tolist())
+        columns["infos"] = sparse_binary(
+            end - begin,
+            self._info_rows[here] - begin,
+            Texts(self._infos.offsets[here.start : here.stop + 1], self._infos.data),
+            pa.string(),
+        )
+        return pa.Table.from_arrays(
+            [columns[name] for name in self.schema.names], schema=self.schema
+        )
+
+    def _parts(self, begin: int, end: int) -> tuple[slice, npt.NDArray[np.int64]]:
+        """The parts that have rows of `begin`..`end`, and how many each of them has there."""
+        first = int(np.searchsorted(self._starts, begin, "right")) - 1
+        last = int(np.searchsorted(self._starts, end, "left"))
+        edges = self._starts[first : last + 1].clip(begin, end)
+        return slice(first, last), np.diff(edges)
+
+    def _repeated_texts(self) -> dict[str, RepeatedText]:
+        scalars = self._block.scalars
+        return {
+            name: RepeatedText(values)
+            for name, values in (
+                ("eps_id", scalars.episode_id),
+                ("agent_id", scalars.agent_id),
+                ("policy_id", scalars.policy_id),
+                ("continues", scalars.continues),
+                ("tags", scalars.tags),
+            )
+        }
+
+    def _endings(self, begin: int, end: int) -> dict[str, pa.Array]:
+        """ended, terminateds, truncateds, agents, final_obs: what only parts' last rows have."""
+        rows = end - begin
+        parts = slice(*np.searchsorted(self._last_rows, (begin, end)).tolist())
+        at = self._last_rows[parts] - begin
+        ended = np.full(rows, -1, np.int8)
+        ended[at] = self._ended[parts]
+        agents = np.full(rows, -1, np.int32)
+        agents[at] = self._agents[parts]
+        found = slice(*np.searchsorted(self._final_rows, (begin, end)).tolist())
+        final = {
+            name: sparse_binary(
+                rows,
+                self._final_rows[found] - begin,
+                Texts(items.offsets[found.start : found.stop + 1], items.data),
+            )
+            for name, items in self._final.items()
+        }
+        return {
+            "ended": coded(_ENDINGS, ended),
+            "terminateds": pa.array(ended == _TERMINATED),
+            "truncateds": pa.array((ended >= 0) & (ended != _TERMINATED)),
+            "agents": _known(agents),
+            **final,
+        }
+
+    def _steps_columns(self, begin: int, end: int) -> dict[str, pa.Array]:
+        columns = {
+            name: pa.array(values[begin:end])
+            for name, values in self._per_step.items()
+            if name not in ("action_logp", "source")
+        }
+        env_t = self._env_t
+        columns["env_t"] = (
+            pa.nulls(end - begin, pa.int64()) if env_t is None else _known(env_t[begin:end])
+        )
+        logp = self._per_step["action_logp"][begin:end]
+        columns["action_logp"] = pa.array(logp, mask=np.isnan(logp))
+        columns["source"] = coded(_SOURCES, self._per_step["source"][begin:end])
+        offsets, data = self._dist
+        here = offsets[begin : end + 1]
+        columns["action_dist_inputs"] = (
+            binary_array(here, data, valid=np.diff(here) > 0)
+            if len(data)
+            else pa.nulls(end - begin, pa.binary())
+        )
+        return columns
+
+
+class _Values:
+    """The observations or the actions of a block: raw encodings, split leaf by leaf on demand."""
+
+    def __init__(
+        self, what: str, specs: tuple[ColumnSpec, ...], space: Any, rows: int, block: PartBlock
+    ) -> None:
+        self.splitter = RecordSplitter(space)
+        self._specs = specs
+        raw = getattr(block, what)
+        self._starts = self.splitter.offsets(rows, raw, getattr(block, f"{what}_lengths"), what)
+        self._data = np.frombuffer(raw, np.uint8)
+
+    def arrays(self, begin: int, end: int) -> dict[str, pa.Array]:
+        values = self.splitter.split(self._data, self._starts[begin : end + 1])
+        return {
+            spec.name: leaf_array(spec, value)
+            for spec, value in zip(self._specs, values, strict=True)
+        }
+
+
+def _final_columns(
+    block: PartBlock, splitter: RecordSplitter, specs: tuple[ColumnSpec, ...]
+) -> dict[str, Texts]:
+    """The final observations that are there, leaf by leaf, as byte strings."""
+    found = [data for data in block.scalars.final_obs if data is not None]
+    joined = b"".join(found)
+    lengths = np.array([len(data) for data in found], "<u4")
+    starts = splitter.offsets(len(found), joined, lengths.tobytes(), "final_obs")
+    values = splitter.split(np.frombuffer(joined, np.uint8), starts)
+    return {spec.name: leaf_bytes(value) for spec, value in zip(specs, values, strict=True)}
+
+
+def _known(values: npt.NDArray[Any]) -> pa.Array:
+    """Integers (N,), null where below 0."""
+    return pa.array(values, mask=values < 0)
+
+
+def _dist_inputs(block: PartBlock, rows: int) -> tuple[npt.NDArray[np.int64], Any]:
+    lengths = _buffer("dist_lengths", block.dist_lengths or bytes(4 * rows), "<u4", rows)
+    starts = starts_of(lengths)
+    if starts[-1] != len(block.dist_inputs):
+        raise ShardError(f"dist_inputs: expected {starts[-1]} bytes, got {len(block.dist_inputs)}")
+    return starts, np.frombuffer(block.dist_inputs, np.uint8)
+
+
+def _buffer(name: str, data: bytes, dtype: str, rows: int) -> npt.NDArray[Any]:
+    values = np.frombuffer(data, dtype)
+    if len(values) != rows:
+        raise ShardError(f"{name}: expected {rows} values, got {len(values)}")
+    return values

@@ -1,0 +1,158 @@
+"""What shards hold that a journal does not know of: the parts of a life after its backup.
+
+A journal that came from a backup finds shards which it has no record of. `later_shards` reads which
+steps are in them, so that the journal gives none of those a second time. A shard is read for that
+once in the life of a restore; nothing of its observations is decoded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from storage.shards.names import (
+    ShardDamaged,
+    ShardError,
+    ShardInfo,
+    ShardName,
+    is_about_the_file,
+    shard_names,
+)
+from storage.shards.shard import find_shard, read_shard
+
+__all__ = ["FoundPart", "FoundShard", "later_shards"]
+
+log = logging.getLogger("headrace.collector")
+
+_COLUMNS = ("eps_id", "agent_id", "part", "t", "ordinal", "ended", "received_ts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPart:
+    """A part as a shard holds it. `received`: when its steps came, int64 (steps,) microseconds."""
+
+    episode_id: str
+    agent_id: str
+    part: int
+    t0: int
+    steps: int
+    received: bytes
+    ended: str | None
+    is_track: bool = False  # its episode has several agents
+
+
+@dataclass(frozen=True, slots=True)
+class FoundShard:
+    """A whole shard, and the parts in it, by ordinal."""
+
+    info: ShardInfo
+    parts: tuple[FoundPart, ...]
+
+
+def later_shards(
+    directory: Path, known: Mapping[str, int], since: int
+) -> tuple[list[FoundShard], dict[str, int]]:
+    """The shards that a journal does not know of, and the next ordinal of their streams.
+
+    `directory` is the `shards/` folder, `known` the journal's streams with their next ordinals. A
+    stream that is not known belongs to somebody who wrote here after the backup, when anything in
+    it was received at `since` (microseconds since the epoch) or later; older ones are left out. A
+    shard that is damaged or cannot be read is passed over with a warning, its ordinals are counted.
+    Raises OSError for trouble that no shard is to blame for.
+    """
+    found: list[FoundShard] = []
+    ends: dict[str, int] = {}
+    for folder in _folders(directory, known, since):
+        first = known.get(folder.name, 0)
+        for name in [name for name in shard_names(folder) if name.first >= first]:
+            ends[folder.name] = max(ends.get(folder.name, 0), name.last + 1)
+            shard = _read(directory, folder.name, name)
+            if shard is None:
+                log.warning("shard %s of %s is damaged: not taken up", name, folder.name)
+            else:
+                found.append(shard)
+    return found, ends
+
+
+def _folders(directory: Path, known: Mapping[str, int], since: int) -> Iterator[Path]:
+    """The streams to look at; all those of a collector of which one is new."""
+    folders = sorted(path for path in directory.glob("*-*") if path.is_dir())
+    strangers = [folder for folder in folders if folder.name not in known]
+    owners = {_owner(folder) for folder in strangers if _received_since(folder, since)}
+    for folder in folders:
+        if folder.name in known or _owner(folder) in owners:
+            yield folder
+
+
+def _owner(folder: Path) -> str:
+    return folder.name.rpartition("-")[0]
+
+
+def _received_since(folder: Path, since: int) -> bool:
+    """Whether a shard of the stream holds a step that was received at `since` or later.
+
+    The file's own time says nothing: a wall clock may have been set back before it was written.
+    """
+    for name in reversed(shard_names(folder)):
+        path = folder / str(name)
+        try:
+            column = read_shard(path, columns=["received_ts"])["received_ts"]
+        except (ShardDamaged, OSError) as error:
+            _pass_over(error)
+            log.warning("%s cannot be read: %s", path, error)
+            continue
+        if len(column) and int(np.max(column.to_numpy())) >= since:
+            return True
+    return False
+
+
+def _read(directory: Path, stream: str, name: ShardName) -> FoundShard | None:
+    info = find_shard(directory, stream, name.first, name.last)
+    if info is None:
+        return None
+    for columns in ((*_COLUMNS, "env_t"), _COLUMNS):  # an earlier build had no env_t
+        try:
+            return FoundShard(info, tuple(_parts(read_shard(info.path, columns=columns))))
+        except (ShardDamaged, OSError) as error:
+            _pass_over(error)
+            return None
+        except ShardError:
+            continue
+    return None
+
+
+def _pass_over(error: Exception) -> None:
+    """Raises what is not about the one file."""
+    if isinstance(error, OSError) and not is_about_the_file(error):
+        raise error
+
+
+def _parts(table: pa.Table) -> Iterator[FoundPart]:
+    """The parts of a shard's rows; a part's rows stand behind each other."""
+    ordinal, part, t, received = (
+        table[name].to_numpy() for name in ("ordinal", "part", "t", "received_ts")
+    )
+    names, agents, ended = (table[name].to_pylist() for name in ("eps_id", "agent_id", "ended"))
+    if not len(ordinal):
+        return
+    joined = table["env_t"].is_valid().to_pylist() if "env_t" in table.column_names else None
+    breaks = ordinal[1:] != ordinal[:-1]
+    breaks |= np.fromiter((a != b for a, b in pairwise(agents)), np.bool_)
+    starts = [0, *(np.flatnonzero(breaks) + 1).tolist()]
+    for first, stop in zip(starts, [*starts[1:], len(ordinal)], strict=True):
+        yield FoundPart(
+            episode_id=names[first],
+            agent_id=agents[first],
+            part=int(part[first]),
+            t0=int(t[first]),
+            steps=stop - first,
+            received=received[first:stop].astype("<i8").tobytes(),
+            ended=ended[stop - 1],
+            is_track=joined is not None and joined[first],
+        )

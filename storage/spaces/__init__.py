@@ -1,0 +1,1 @@
+"""Spaces, their values and the codec."""

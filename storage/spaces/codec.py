@@ -1,0 +1,447 @@
+"""The value <-> bytes codec of a space: canonical bytes, validation, columns.
+
+The canonical encoding of a value is the concatenation of its fixed-size leaves (little-endian, C
+order, Dict keys sorted, Tuple items in order), then of its Text leaves, each as a 4-byte length and
+UTF-8. A space without Text has values of one size, so that T values are one buffer.
+
+Example:
+    >>> codec = Codec(Box(shape=(2,), low=-1.0, high=1.0))
+    >>> codec.decode(codec.encode([0.5, -0.25]))
+    array([ 0.5 , -0.25], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from storage.spaces.descriptors import (
+    Array,
+    Dict,
+    Discrete,
+    MultiBinary,
+    Space,
+    SpaceError,
+    Text,
+    Tuple,
+)
+from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
+from storage.spaces.quick_leaves import Quick, QuickInteger, quick_numbers
+
+__all__ = ["Codec", "Leaf", "leaves"]
+
+LONG_LIST = 1_000
+"""Shorter lists are made arrays before their shape is looked at: the text can say more."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = _SHORT.maxdict = _SHORT.maxtuple = 8
+_SHORT.maxstring = _SHORT.maxother = 80
+
+# --- the codec -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a fixed-size leaf lies in the canonical encoding, and what may stand there."""
+
+    leaf: Leaf
+    offset: int
+    size: int
+    bounds: tuple[Array, Array] | None = field(compare=False)
+    quick: Quick | None = field(compare=False)
+
+
+def _slot_of(leaf: Leaf, offset: int) -> _Slot:
+    size = leaf.dtype.itemsize * math.prod(leaf.shape)
+    space, bounds = leaf.space, bounds_of(leaf.space)
+    quick: Quick | None
+    if isinstance(space, Discrete):
+        quick = QuickInteger(space.start, space.start + space.n - 1)
+    else:
+        quick = quick_numbers(leaf.dtype, leaf.shape, bounds)
+    return _Slot(leaf, offset, size, bounds, quick)
+
+
+class Codec:
+    """Values of one space <-> canonical bytes, with validation in both directions.
+
+    Attributes: `space`; `leaves`; `itemsize`, bytes per value, None when the space holds Text.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.leaves = leaves(space)
+        self._texts = [leaf for leaf in self.leaves if leaf.is_text]
+        self._slots: list[_Slot] = []
+        offset = 0
+        for leaf in self.leaves:
+            if not leaf.is_text:
+                self._slots.append(_slot_of(leaf, offset))
+                offset += self._slots[-1].size
+        self._fixed = offset
+        self.itemsize: int | None = None if self._texts else offset
+        self._single = self._slots[0] if not isinstance(space, (Dict, Text, Tuple)) else None
+
+    # one value
+
+    def encode(self, value: Any, where: str = "$", *, check_range: bool = True) -> bytes:
+        """The canonical bytes of one value (array, number, nested list, dict, tuple, string).
+
+        Integers may stand for floats; floats never stand for integers. `check_range=False` lets
+        finite Box values leave their bounds, as the unclipped sample of a Gaussian policy does.
+        Raises SpaceError.
+        """
+        single = self._single
+        if single is not None:
+            if single.quick is not None:
+                data = single.quick.encode(value, check_range)
+                if data is not None:
+                    return data
+            return _leaf_bytes(single, value, where, check_range)
+        fixed: list[bytes] = []
+        texts: list[bytes] = []
+        slots = iter(self._slots)
+        for leaf, item, place in _walk(self.space, value, where):
+            if leaf.is_text:
+                texts.append(_text_record(leaf.space, item, place))
+            else:
+                fixed.append(_leaf_bytes(next(slots), item, place, check_range))
+        return b"".join(fixed + texts)
+
+    def from_wire(self, value: Any, where: str = "$", *, check_range: bool = True) -> bytes:
+        """Like `encode`, for decoded JSON or msgpack: also `{"dtype","shape","data"}` at a leaf.
+
+        A whole value may also come as raw bytes: its canonical encoding.
+        """
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            data = bytes(value)
+            self.check(data, where, check_range=check_range)
+            return data
+        return self.encode(value, where, check_range=check_range)
+
+    def decode(self, data: bytes) -> Any:
+        """The value of canonical bytes: arrays, ints, dicts, tuples, strings as the space says."""
+        single = self._single
+        if single is not None and len(data) == single.size > 0:
+            leaf = single.leaf
+            if isinstance(leaf.space, Discrete):
+                return int.from_bytes(data, "little", signed=True)
+            return np.frombuffer(data, leaf.dtype).reshape(leaf.shape)
+        columns = self.columns(data, 1, [len(data)])
+        return _assemble(self.space, iter([columns[leaf.path] for leaf in self.leaves]), 0)
+
+    def check(self, data: bytes, where: str = "$", *, check_range: bool = True) -> None:
+        """Raise SpaceError unless `data` is the canonical encoding of one allowed value."""
+        single = self._single
+        if single is not None and single.quick is not None:
+            if single.quick.is_valid(data, check_range):
+                return
+        elif self.itemsize is None:
+            for leaf, text in zip(self._texts, self._split_texts(data, where), strict=True):
+                _text_bytes(leaf.space, text, f"{where}.{leaf.path}" if leaf.path else where)
+        if self.itemsize is not None and len(data) != self.itemsize:
+            raise SpaceError(
+                f"{where}: expected {_describe_all(self.leaves)} in {self.itemsize} bytes, "
+                f"got {len(data)} bytes"
+            )
+        bad = self.find_invalid(data[: self._fixed], 1, check_range=check_range)
+        if bad is not None:
+            raise SpaceError(f"{where}{bad[1]}")
+
+    # many values
+
+    def find_invalid(
+        self, fixed: bytes, count: int, *, check_range: bool = True
+    ) -> tuple[int, str] | None:
+        """The first invalid of `count` values' fixed parts, as (index, what is wrong), or None."""
+        if self._fixed == 0:
+            return None
+        rows = np.frombuffer(fixed, np.uint8).reshape(count, self._fixed)
+        for slot in self._slots:
+            fine = _valid_rows(slot, rows, count, check_range)
+            if fine is not None:
+                index = int(np.argmin(fine))
+                place = f".{slot.leaf.path}" if slot.leaf.path else ""
+                shown = np.array2string(_slot_values(slot, rows, count)[index], threshold=8)
+                return index, f"{place}: expected {describe(slot.leaf.space)}, got {shown}"
+        return None
+
+    def columns(
+        self, data: bytes | bytearray | memoryview, count: int, lengths: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """Columns of `count` encoded values: path -> array `(count, *shape)`, or list of str.
+
+        Fixed-size spaces of one leaf come as a read-only view. `lengths`: bytes of each value,
+        needed when the space holds Text.
+        """
+        if self.itemsize is None:
+            if lengths is None or len(lengths) != count or sum(lengths) != len(data):
+                raise SpaceError(f"expected {count} lengths that add up to {len(data)} bytes")
+            return self._text_columns(bytes(data), lengths)
+        if len(data) != count * self.itemsize:
+            raise SpaceError(
+                f"expected {count} values of {self.itemsize} bytes, got {len(data)} bytes"
+            )
+        if self._fixed == 0:
+            return {
+                s.leaf.path: np.zeros((count, *s.leaf.shape), s.leaf.dtype) for s in self._slots
+            }
+        rows = np.frombuffer(data, np.uint8).reshape(count, self._fixed)
+        return {s.leaf.path: _slot_values(s, rows, count) for s in self._slots}
+
+    def encode_columns(self, columns: Mapping[str, Any], count: int) -> list[bytes]:
+        """The canonical encoding of each of `count` values given as columns (see `columns`).
+
+        Types, shapes and texts are checked, the range of numbers is not: see `find_invalid`.
+        """
+        rows = np.empty((count, self._fixed), np.uint8)
+        _require_columns(self.leaves, columns, count)
+        for slot in self._slots:
+            where = slot.leaf.path or "column"
+            values = np.asarray(columns[slot.leaf.path])
+            if values.shape != (count, *slot.leaf.shape):
+                raise SpaceError(
+                    f"{where}: expected shape {(count, *slot.leaf.shape)}, got {values.shape}"
+                )
+            if values.dtype != slot.leaf.dtype:
+                values = _cast(values, slot.leaf, where)
+            values = np.ascontiguousarray(values)
+            if slot.size:
+                rows[:, slot.offset : slot.offset + slot.size] = (
+                    values.reshape(-1).view(np.uint8).reshape(count, slot.size)
+                )
+        if not self._texts:
+            joined = rows.tobytes()
+            size = self._fixed
+            return [joined[i * size : (i + 1) * size] for i in range(count)]
+        texts = [
+            [_text_record(leaf.space, text, leaf.path or "column") for text in columns[leaf.path]]
+            for leaf in self._texts
+        ]
+        return [b"".join((rows[i].tobytes(), *(t[i] for t in texts))) for i in range(count)]
+
+    def _text_columns(self, data: bytes, lengths: Sequence[int]) -> dict[str, Any]:
+        fixed: list[bytes] = []
+        texts: list[list[str]] = [[] for _ in self._texts]
+        at = 0
+        for length in lengths:
+            record = data[at : at + length]
+            at += length
+            fixed.append(record[: self._fixed])
+            for column, text in zip(texts, self._split_texts(record, "$"), strict=True):
+                column.append(text)
+        result: dict[str, Any] = {}
+        rows = np.frombuffer(b"".join(fixed), np.uint8).reshape(len(lengths), self._fixed)
+        for slot in self._slots:
+            result[slot.leaf.path] = _slot_values(slot, rows, len(lengths))
+        for leaf, column in zip(self._texts, texts, strict=True):
+            result[leaf.path] = column
+        return result
+
+    def _split_texts(self, data: bytes, where: str) -> list[str]:
+        at, found = self._fixed, []
+        for _ in self._texts:
+            size = int.from_bytes(data[at : at + 4], "little")
+            text = data[at + 4 : at + 4 + size]
+            if len(data) < at + 4 or len(text) != size:
+                raise SpaceError(f"{where}: expected {_describe_all(self.leaves)}, got cut bytes")
+            at += 4 + size
+            try:
+                found.append(text.decode())
+            except UnicodeDecodeError as error:
+                raise SpaceError(f"{where}: expected UTF-8, got {text[:40]!r}") from error
+        if at != len(data):
+            raise SpaceError(f"{where}: expected {at} bytes, got {len(data)}")
+        return found
+
+
+def _describe_all(found: Sequence[Leaf]) -> str:
+    return "; ".join(
+        (f"{leaf.path}: " if leaf.path else "") + describe(leaf.space) for leaf in found
+    )
+
+
+def _slot_values(slot: _Slot, rows: Array, count: int) -> Array:
+    raw = rows[:, slot.offset : slot.offset + slot.size]
+    if slot.size == 0:
+        return np.zeros((count, *slot.leaf.shape), slot.leaf.dtype)
+    return np.ascontiguousarray(raw).view(slot.leaf.dtype).reshape(count, *slot.leaf.shape)
+
+
+def _valid_rows(slot: _Slot, rows: Array, count: int, check_range: bool) -> Array | None:
+    """Which of `count` rows hold a valid value of the slot, bool (count,); None if all do."""
+    if slot.size == 0:
+        return None
+    if slot.leaf.dtype.kind == "b":
+        fine: Array = rows[:, slot.offset : slot.offset + slot.size] <= 1
+    elif slot.bounds is None:
+        return None
+    else:
+        values = _slot_values(slot, rows, count)
+        if check_range or values.dtype.kind != "f":
+            low, high = slot.bounds
+            fine = np.asarray((values >= low) & (values <= high))
+        else:
+            fine = np.isfinite(values)
+    if fine.all():
+        return None
+    result: Array = np.all(fine, axis=tuple(range(1, fine.ndim)))
+    return result
+
+
+def _leaf_bytes(slot: _Slot, value: Any, where: str, check_range: bool) -> bytes:
+    if slot.quick is not None:
+        data = slot.quick.encode(value, check_range)
+        if data is not None:
+            return data
+    leaf = slot.leaf
+    try:
+        array = value if type(value) is np.ndarray else _as_array(value, leaf, where)
+        if array.dtype != leaf.dtype:
+            array = _cast(array, leaf, where)
+    except (ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, SpaceError):
+            raise
+        raise SpaceError(
+            f"{where}: expected {describe(leaf.space)}, got {_shown(value)}"
+        ) from error
+    if array.shape != leaf.shape:
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got shape {array.shape}")
+    bounds = slot.bounds
+    if bounds is not None:
+        if check_range or array.dtype.kind != "f":
+            fine = ((array >= bounds[0]) & (array <= bounds[1])).all()
+        else:
+            fine = np.isfinite(array).all()
+        if not fine:
+            shown = np.array2string(array, threshold=8)
+            raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {shown}")
+    return array.tobytes()
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value, however long it is, for an error's text."""
+    return _SHORT.repr(value)[:200]
+
+
+def _as_array(value: Any, leaf: Leaf, where: str) -> Array:
+    if isinstance(value, dict):
+        return _from_parts(value, leaf, where)
+    if isinstance(value, (str, bytes)) or value is None:
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {_shown(value)}")
+    if isinstance(value, list) and len(value) > max(LONG_LIST, math.prod(leaf.shape)):
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {len(value)} items")
+    array = np.asarray(value)
+    if array.dtype.kind in "OUSV":
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {_shown(value)}")
+    if array.size == 0 and math.prod(leaf.shape) == 0:
+        return array.astype(leaf.dtype)
+    return array
+
+
+def _from_parts(value: dict[str, Any], leaf: Leaf, where: str) -> Array:
+    """An array of the wire form `{"dtype", "shape", "data"}`.
+
+    `data` is raw little-endian bytes, or their base64 where the message is JSON.
+    """
+    if set(value) != {"dtype", "shape", "data"}:
+        raise SpaceError(
+            f"{where}: expected {describe(leaf.space)} or the keys dtype, shape, data, "
+            f"got the keys {_shown(sorted(map(str, value)))}"
+        )
+    data, shape = value["data"], value["shape"]
+    if value["dtype"] != leaf.dtype.name or not isinstance(shape, (list, tuple)):
+        raise SpaceError(
+            f"{where}: expected dtype {leaf.dtype.name} and a list as shape, got "
+            f"{_shown(value['dtype'])} and {_shown(shape)}"
+        )
+    if tuple(shape) != leaf.shape:
+        raise SpaceError(f"{where}: expected shape {list(leaf.shape)}, got {_shown(shape)}")
+    if isinstance(data, str):
+        try:
+            data = base64.b64decode(data, validate=True)
+        except ValueError as error:
+            raise SpaceError(f"{where}: expected base64 as data, got {data[:40]!r}") from error
+    if not isinstance(data, bytes) or len(data) != leaf.dtype.itemsize * math.prod(leaf.shape):
+        got = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
+        raise SpaceError(
+            f"{where}: expected {leaf.dtype.itemsize * math.prod(leaf.shape)} bytes, got {got}"
+        )
+    return np.frombuffer(data, leaf.dtype.newbyteorder("<")).reshape(leaf.shape)
+
+
+_ALLOWED_KINDS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
+
+
+def _cast(array: Array, leaf: Leaf, where: str) -> Array:
+    """To the leaf's dtype if nothing but float precision can be lost."""
+    target = leaf.dtype
+    allowed = _ALLOWED_KINDS[target.kind] + ("b" if isinstance(leaf.space, MultiBinary) else "")
+    if array.dtype.kind not in allowed:
+        raise SpaceError(f"{where}: expected {describe(leaf.space)}, got {array.dtype}")
+    if target.kind == "f":
+        with np.errstate(over="ignore"):
+            return array.astype(target)
+    cast = array.astype(target)
+    if not (cast == array).all():
+        raise SpaceError(
+            f"{where}: expected {describe(leaf.space)}, got {np.array2string(array, threshold=8)}"
+        )
+    return cast
+
+
+def _text_bytes(space: Any, value: Any, where: str) -> bytes:
+    if not isinstance(value, str) or not space.min_length <= len(value) <= space.max_length:
+        raise SpaceError(f"{where}: expected {describe(space)}, got {_shown(value)}")
+    if space.charset and not set(value) <= set(space.charset):
+        raise SpaceError(f"{where}: expected {describe(space)}, got {_shown(value)}")
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise SpaceError(f"{where}: expected text that UTF-8 can hold, got a surrogate") from error
+
+
+def _text_record(space: Any, value: Any, where: str) -> bytes:
+    data = _text_bytes(space, value, where)
+    return len(data).to_bytes(4, "little") + data
+
+
+def _require_columns(found: Sequence[Leaf], columns: Mapping[str, Any], count: int) -> None:
+    for leaf in found:
+        if leaf.path not in columns or len(columns[leaf.path]) != count:
+            raise SpaceError(
+                f"{leaf.path or 'column'}: expected {count} values of {describe(leaf.space)}"
+            )
+
+
+def _walk(space: Space, value: Any, where: str) -> Iterator[tuple[Leaf, Any, str]]:
+    """(leaf, its value, its place) in canonical order; refuses missing and extra keys."""
+    if isinstance(space, Dict):
+        names = [name for name, _ in space.spaces]
+        if not isinstance(value, Mapping) or set(value) != set(names):
+            got = _shown(sorted(map(str, value)) if isinstance(value, Mapping) else value)
+            raise SpaceError(f"{where}: expected a mapping with the keys {names}, got {got}")
+        for name, inner in space.spaces:
+            yield from _walk(inner, value[name], f"{where}.{name}")
+    elif isinstance(space, Tuple):
+        if not isinstance(value, (list, tuple)) or len(value) != len(space.spaces):
+            raise SpaceError(f"{where}: expected {len(space.spaces)} items, got {_shown(value)}")
+        for i, inner in enumerate(space.spaces):
+            yield from _walk(inner, value[i], f"{where}[{i}]")
+    else:
+        yield Leaf("", space), value, where
+
+
+def _assemble(space: Space, columns: Iterator[Any], row: int) -> Any:
+    if isinstance(space, Dict):
+        return {name: _assemble(inner, columns, row) for name, inner in space.spaces}
+    if isinstance(space, Tuple):
+        return tuple(_assemble(inner, columns, row) for inner in space.spaces)
+    item = next(columns)[row]
+    return int(item) if isinstance(space, Discrete) else item

@@ -1,0 +1,510 @@
+"""`verify`: is every acknowledged step in the shards or the journal, exactly once?
+
+    trained = Trained.of(root)               # before the account: it then knows all of it
+    report = verify(root, account, trained)  # account: what the journal says, or None
+    for finding in report.findings: ...
+
+What it checks:
+* every shard: SHA-256 against its name and its record, page checksums, rows against footer and
+  record, the ordinals inside against footer and name, each part's `t` without a gap;
+* every stream: ordinals dense from 0, none in two files, no record without its file, no file
+  without its record;
+* the sum: steps acknowledged == rows in shards + steps in the journal;
+* weights: digests of all versions, that something is live once something was, and that the
+  ordinals that the live one and a canary were trained on are in shards or in the journal;
+* quarantine: that what was set aside is as it was then.
+
+Nothing is changed, unless `quarantine` moves damaged shards out of the readers' way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from storage.declarations.declaration import DeclarationError
+from storage.errors import StorageError
+from storage.experience.range_set import RangeSet
+from storage.journal.records import Plan, ShardRecord
+from storage.shards.names import SUFFIX, ShardDamaged, ShardName
+from storage.system.files import make_directory, sync_directory
+from storage.verify.quarantine import changed_since, note_digest
+from storage.verify.shard_check import as_text, check_shard, entries, reason
+from storage.weights.store import WeightStore
+
+__all__ = [
+    "Finding",
+    "JournalAccount",
+    "Progress",
+    "StreamReport",
+    "Trained",
+    "VerifyReport",
+    "no_progress",
+    "verify",
+]
+
+Progress: TypeAlias = Callable[[str, int, int | None], None]
+"""Told what is done, how far, of how much."""
+
+Kind: TypeAlias = Literal[
+    "damaged",  # bytes or content of a shard, set aside or not, are not what was written
+    "missing",  # a recorded shard is not there
+    "doubled",  # the same ordinals in two files
+    "unrecorded",  # a shard that the journal does not know
+    "stray",  # a Parquet file that is no shard: other tools would read it
+    "hole",  # ordinals that are in no shard
+    "count",  # acknowledged steps do not add up
+    "journal",  # the journal itself is damaged
+    "weights",  # a version is damaged, or what is live does not resolve
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalAccount:
+    """What a journal says. Counts are steps; `accepted` is over the journal's whole life."""
+
+    collector_id: str
+    accepted: int
+    records: tuple[ShardRecord, ...]
+    plans: Mapping[Plan, int]  # not recorded yet -> steps that the journal holds for it
+    next_ordinals: Mapping[str, int]  # of every stream that the journal ever had
+    waiting_steps: int  # in closed parts that have no plan yet
+    open_steps: int  # in episodes that have not ended
+    open_episodes: Mapping[str, int]  # policy -> episodes that have not ended
+    damage: tuple[str, ...] = ()
+    waiting_ordinals: Mapping[str, int] = field(default_factory=dict)  # where those parts' end
+    live: bool = False  # of a running collector at one moment: what it wrote since is left out
+
+    def is_behind(self, stream: str, first: int) -> bool:
+        """Whether a shard of this collector's stream was planned after the account."""
+        ours = stream.startswith(f"{self.collector_id}-")
+        return ours and first >= self.next_ordinals.get(stream, 0)
+
+    def in_journal(self, stream: str) -> RangeSet:
+        """The ordinals of parts that are durable and have no recorded shard yet."""
+        found = RangeSet((plan.first, plan.last) for plan in self.plans if plan.stream == stream)
+        first, end = self.next_ordinals.get(stream, 0), self.waiting_ordinals.get(stream, 0)
+        if end > first:
+            found.add_range(first, end - 1)
+        return found
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it has to be; `where` is a path under the root, or a stream."""
+
+    kind: Kind
+    where: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamReport:
+    """What was found of one stream. `known`: the journal at hand is the one that made it."""
+
+    stream: str
+    shards: int
+    parts: int
+    rows: int
+    known: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """`acknowledged` is None without a journal; it is in_shards + in_journal + in_quarantine when
+    all is well. `earlier` counts rows of streams that an earlier journal made."""
+
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    streams: tuple[StreamReport, ...]
+    acknowledged: int | None
+    in_shards: int
+    in_journal: int
+    earlier: int
+    in_quarantine: int = 0
+    quarantined: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for strict JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+@dataclass
+class Trained:
+    """What live versions, and canaries, were trained on, and what is wrong with what is live.
+
+    Taken before a collector's account: what was trained on by then, the account knows.
+    """
+
+    lineages: list[tuple[str, int, Mapping[str, RangeSet]]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, root: Path) -> Trained:
+        """All policies of a root."""
+        found = cls()
+        for folder in sorted((root / "weights").glob("*")):
+            found._note(root, folder.name)
+        return found
+
+    def _note(self, root: Path, policy: str) -> None:
+        where = f"weights/{policy}/live.json"
+        try:
+            store = WeightStore(root, policy)
+            live = store.live()
+            if live is None:
+                self._ask_for_live(where, store)
+                return
+            for version, role in ((live.version, "live"), (live.canary_version, "the canary")):
+                if version is not None and version not in store.versions():
+                    self._find(where, f"version {version} is {role}, but not there")
+                elif version is not None:
+                    self.lineages.append((where, version, store.lineage(version)))
+        except DeclarationError:
+            return  # no policy's folder: check_weights notes it
+        except (StorageError, ValueError, OSError) as error:
+            self._find(where, str(error))
+
+    def _ask_for_live(self, where: str, store: WeightStore) -> None:
+        """A version that followed another one, or is a copy of it, tells that one was live.
+
+        A first version may wait to be made live.
+        """
+        versions = store.versions()
+        if not versions:
+            return
+        text = f"expected what is live of versions {as_text(RangeSet.of(versions))}, got no file"
+        manifests = [store.manifest(version) for version in versions]
+        if any(m.parent is not None or m.copy_of is not None for m in manifests):
+            self._find(where, text)
+        else:
+            self.notes.append(f"{where}: {text}: none was live yet")
+
+    def _find(self, where: str, text: str) -> None:
+        self.findings.append(Finding("weights", where, text))
+
+
+def no_progress(what: str, done: int, total: int | None) -> None:
+    """A `Progress` that tells nobody."""
+
+
+def verify(
+    root: Path,
+    account: JournalAccount | None,
+    trained: Trained,
+    *,
+    quarantine: bool = False,
+    on_progress: Progress = no_progress,
+) -> VerifyReport:
+    """Check all that is at rest under `root`; what a collector writes meanwhile is left out.
+
+    `trained` was taken before the account. `quarantine` moves damaged shards to
+    `quarantine/{stream}/`. Raises OSError for trouble that is no finding, such as a folder that may
+    not be listed.
+    """
+    audit = _Audit(root, account, trained)
+    paths = list(entries(root / "shards"))
+    for done, path in enumerate(paths, 1):
+        audit.look_at(path)
+        on_progress("verifying", done, len(paths))
+    audit.compare_records()
+    audit.find_holes()
+    audit.add_up()
+    audit.check_weights()
+    audit.check_lineage()
+    moved = tuple(audit.quarantine()) if quarantine else ()
+    return audit.report(moved)
+
+
+@dataclass
+class _Stream:
+    covered: RangeSet = field(default_factory=RangeSet)  # by whole shards
+    claimed: RangeSet = field(default_factory=RangeSet)  # by names, damaged shards too
+    names: dict[str, tuple[str, int]] = field(default_factory=dict)  # file -> (digest, rows)
+    shards: int = 0
+    parts: int = 0
+    rows: int = 0
+
+
+class _Audit:
+    """Collects findings; one method a question."""
+
+    def __init__(self, root: Path, account: JournalAccount | None, trained: Trained) -> None:
+        self.root = root
+        self.account = account
+        self.findings = list(trained.findings)
+        self.notes = list(trained.notes)
+        self.streams: dict[str, _Stream] = {}
+        self.damaged: list[Path] = []
+        self.in_journal = 0
+        self.in_quarantine = 0
+        self.newer = 0
+        self.lineages = trained.lineages
+
+    # shards, one by one
+
+    def look_at(self, path: Path) -> None:
+        """One entry of a stream's folder, or what lies where no shard does."""
+        name = ShardName.parse(path.name)
+        if path.parent.parent != self.root / "shards" or (name is None and path.is_dir()):
+            self._look_astray(path)
+            return
+        if name is not None and self._is_newer(path.parent.name, name):
+            self._look_at_newer(path, name)
+            return
+        stream = self.streams.setdefault(path.parent.name, _Stream())
+        if path.name.startswith("."):
+            self.notes.append(f"{self._place(path)}: left half-written, of no meaning")
+        elif name is None:
+            if path.suffix == SUFFIX:
+                self._find("stray", path, "no shard's name, but other tools would read its rows")
+            else:
+                self.notes.append(f"{self._place(path)}: not a file of ours")
+        else:
+            if path.is_file():
+                stream.claimed.add_range(name.first, max(name.first, name.last))
+            try:
+                self._take(path, name, stream)
+            except (ShardDamaged, OSError) as error:
+                self.damaged.append(path)
+                self._find("damaged", path, reason(path, error))
+
+    def _look_astray(self, path: Path) -> None:
+        """What lies in no stream's folder: `shards/**/*.parquet` finds it, our readers do not."""
+        if path.is_dir():
+            self._find("stray", path, "a link to a folder, in which other tools would read")
+        elif path.suffix == SUFFIX:
+            self._find("stray", path, "in no stream's folder, but other tools would read its rows")
+        else:
+            self.notes.append(f"{self._place(path)}: not a file of ours")
+
+    def _look_at_newer(self, path: Path, name: ShardName) -> None:
+        """By itself: the account cannot say what has to be in it."""
+        try:
+            check_shard(path, name)
+            self.newer += 1
+        except (ShardDamaged, OSError) as error:
+            self._find("damaged", path, reason(path, error))
+
+    def _is_newer(self, stream: str, name: ShardName) -> bool:
+        """Whether a running collector wrote a shard after it gave its account."""
+        account = self.account
+        return account is not None and account.live and account.is_behind(stream, name.first)
+
+    def _take(self, path: Path, name: ShardName, stream: _Stream) -> None:
+        digest, metadata = check_shard(path, name)
+        inside = RangeSet(metadata.ranges)
+        twice = inside.intersection(stream.covered)
+        if twice:
+            self._find("doubled", path, f"ordinals {as_text(twice)} are in another shard too")
+        stream.covered.update(inside)
+        stream.names[path.name] = (digest, metadata.rows)
+        stream.shards += 1
+        stream.parts += metadata.parts
+        stream.rows += metadata.rows
+
+    # shards against the journal
+
+    def compare_records(self) -> None:
+        """Every record has its file, and every file its record or its plan."""
+        if self.account is None:
+            return
+        recorded: set[tuple[str, str]] = set()
+        for record in self.account.records:
+            recorded.add((record.stream, record.name))
+            self._compare(record)
+        planned = {(plan.stream, plan.first, plan.last) for plan in self.account.plans}
+        for stream in self.account.next_ordinals:
+            for file in self.streams.get(stream, _Stream()).names:
+                name = ShardName.parse(file)
+                range_ = (stream, name.first, name.last) if name else None
+                if (stream, file) not in recorded and range_ not in planned:
+                    self._find(
+                        "unrecorded", self._path(stream, file), "the journal wrote no such shard"
+                    )
+
+    def _compare(self, record: ShardRecord) -> None:
+        path = self._path(record.stream, record.name)
+        found = self.streams.get(record.stream, _Stream()).names.get(record.name)
+        if found is None:
+            aside = self.root / "quarantine" / record.stream / record.name
+            if aside.is_file():
+                self._look_aside(aside, record)
+            elif path not in self.damaged:
+                self._find("missing", path, f"recorded with {record.rows} rows, but not there")
+            return
+        digest, rows = found
+        if digest != record.digest:
+            self._find("damaged", path, f"recorded as {record.digest}, found {digest}")
+            self.damaged.append(path)
+        if rows != record.rows:
+            self._find("damaged", path, f"recorded with {record.rows} rows, found {rows}")
+
+    def _look_aside(self, path: Path, record: ShardRecord) -> None:
+        """A damaged shard keeps its rows' place in the sum as long as it is what was set aside."""
+        try:
+            why = changed_since(path)
+        except OSError as error:
+            why = reason(path, error)
+        if why:
+            self._find("damaged", path, why)
+        else:
+            self.in_quarantine += record.rows
+            self.notes.append(f"{self._place(path)}: {record.rows} rows are set aside")
+
+    def find_holes(self) -> None:
+        """Ordinals are dense from 0; only plans without a file yet may be open."""
+        ends = dict(self.account.next_ordinals) if self.account else {}
+        for name in sorted({*self.streams, *ends}):
+            claimed = self.streams.get(name, _Stream()).claimed
+            end = ends.get(name, (claimed.last if claimed.last is not None else -1) + 1)
+            beyond = claimed.difference(RangeSet([(0, end - 1)] if end else []))
+            if beyond:
+                self._find("unrecorded", name, f"ordinals {as_text(beyond)} were never given")
+            missing = claimed.missing(0, end - 1)
+            for plan in self.account.plans if self.account else ():
+                if plan.stream == name and missing:
+                    missing.discard_range(plan.first, plan.last)
+            recorded = RangeSet(
+                (record.first, record.last)
+                for record in (self.account.records if self.account else ())
+                if record.stream == name
+            )
+            missing = missing.difference(recorded)  # named as a missing shard already
+            if missing:
+                self._find("hole", name, f"ordinals {as_text(missing)} are in no shard")
+
+    def add_up(self) -> None:
+        """acknowledged == rows in shards + steps in the journal."""
+        if self.account is None:
+            self.notes.append("no journal here: shards are checked by themselves alone")
+            return
+        for text in self.account.damage:
+            self._find("journal", "journal", text)
+        self.in_journal = self.account.waiting_steps + self.account.open_steps
+        for plan, steps in self.account.plans.items():
+            covered = self.streams.get(plan.stream, _Stream()).covered
+            if not covered.contains_range(plan.first, plan.last):
+                self.in_journal += steps
+        found = self._rows(known=True) + self.in_journal + self.in_quarantine
+        difference = found - self.account.accepted
+        if difference:
+            word = "doubled or unknown" if difference > 0 else "lost"
+            self._find(
+                "count",
+                f"collector {self.account.collector_id}",
+                f"expected {self.account.accepted} acknowledged steps, found "
+                f"{self._rows(known=True)} in shards and {self.in_journal} in the journal"
+                f"{f', {self.in_quarantine} in quarantine' if self.in_quarantine else ''}: "
+                f"{abs(difference)} {word}",
+            )
+
+    def _rows(self, *, known: bool) -> int:
+        return sum(s.rows for name, s in self.streams.items() if self._known(name) is known)
+
+    def _known(self, stream: str) -> bool:
+        return self.account is None or stream in self.account.next_ordinals
+
+    # weights
+
+    def check_weights(self) -> None:
+        """All versions are whole."""
+        for folder in sorted((self.root / "weights").glob("*")):
+            try:
+                store = WeightStore(self.root, folder.name)
+            except DeclarationError as error:
+                self.notes.append(f"weights/{folder.name}: {error}")
+                continue
+            for version in store.versions():
+                self._try(f"weights/{folder.name}/versions/{version}", store, version)
+
+    def _try(self, where: str, store: WeightStore, version: int) -> None:
+        try:
+            store.read(version)
+            store.lineage(version)
+        except (StorageError, ValueError, OSError) as error:
+            pruned = self.account is not None and self.account.live
+            told = any(found.text == str(error) for found in self.findings)
+            if not told and not (pruned and version not in store.versions()):
+                self._find("weights", where, str(error))
+
+    def check_lineage(self) -> None:
+        """All that the live versions were trained on is in whole shards, in the journal, or is
+        another root's. A trainer in the collector's process reads parts before their shard."""
+        ours = self._collectors()
+        for where, version, lineage in self.lineages:
+            for stream, ordinals in lineage.items():
+                absent = ordinals.difference(self.streams.get(stream, _Stream()).covered)
+                waiting = RangeSet()
+                if self.account is not None:
+                    waiting = absent.intersection(self.account.in_journal(stream))
+                absent = absent.difference(waiting)
+                text = f"version {version} was trained on ordinals {{}} of {stream}, which "
+                if waiting:
+                    told = text.format(as_text(waiting))
+                    self.notes.append(f"{where}: {told}are in the journal, in no shard yet")
+                if absent and stream.rpartition("-")[0] in ours:
+                    told = text.format(as_text(absent))
+                    self._find("weights", where, f"{told}are in no whole shard")
+                elif absent:
+                    told = text.format(as_text(absent))
+                    self.notes.append(f"{where}: {told}this root never had")
+
+    def _collectors(self) -> set[str]:
+        """The ids of the collectors that this root is known to have had."""
+        aside = [path.name for path in (self.root / "quarantine").glob("*")]
+        known = self.account
+        counted = [] if known is None else [*known.next_ordinals, f"{known.collector_id}-"]
+        return {stream.rpartition("-")[0] for stream in (*self.streams, *aside, *counted)}
+
+    # what comes out
+
+    def quarantine(self) -> Iterator[str]:
+        """Move damaged shards out of the readers' way."""
+        for path in self.damaged:
+            target = self.root / "quarantine" / path.parent.name / path.name
+            make_directory(target.parent)
+            note_digest(path, target)
+            os.replace(path, target)
+            sync_directory(target.parent)
+            sync_directory(path.parent)
+            yield self._place(target)
+
+    def report(self, quarantined: tuple[str, ...]) -> VerifyReport:
+        if self.newer:
+            self.notes.append(f"{self.newer} shards are newer than the account, and whole")
+        streams = [
+            StreamReport(
+                stream=name, shards=s.shards, parts=s.parts, rows=s.rows, known=self._known(name)
+            )
+            for name, s in sorted(self.streams.items())
+        ]
+        return VerifyReport(
+            findings=tuple(self.findings),
+            notes=tuple(self.notes),
+            streams=tuple(streams),
+            acknowledged=None if self.account is None else self.account.accepted,
+            in_shards=self._rows(known=True),
+            in_journal=self.in_journal,
+            in_quarantine=self.in_quarantine,
+            earlier=self._rows(known=False),
+            quarantined=quarantined,
+        )
+
+    def _path(self, stream: str, name: str) -> Path:
+        return self.root / "shards" / stream / name
+
+    def _place(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    def _find(self, kind: Kind, where: Path | str, text: str) -> None:
+        place = self._place(where) if isinstance(where, Path) else where
+        self.findings.append(Finding(kind, place, text))

@@ -1,0 +1,89 @@
+"""`MemoryWeightStore`: the in-memory twin of `WeightStore`, as far as live clients need one."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import asdict
+
+from storage.declarations.declaration import check_policy_id
+from storage.errors import WeightsNotFound
+from storage.weights.manifest import WEIGHTS_FILE, Candidate, Json, Live, Manifest, Weights
+from storage.weights.store import Lineage, candidate_files
+
+
+class MemoryWeightStore:
+    """Keeps the latest candidate, the version that is live and the one before it.
+
+    Versions and generations are numbered as in a `WeightStore`; the store's id is its own, so that
+    clients never mistake one run's versions for another's. Safe to use from several threads.
+    """
+
+    def __init__(self, policy_id: str, *, clock: Callable[[], float] = time.time) -> None:
+        self.policy_id = check_policy_id(policy_id)
+        self.store_id = secrets.token_hex(6)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._candidate: tuple[Candidate, bytes] | None = None
+        self._live: Live | None = None
+        self._versions: dict[int, tuple[Manifest, bytes]] = {}
+
+    def add_candidate(
+        self,
+        weights: Weights,
+        *,
+        spec: dict[str, Json],
+        metrics: dict[str, Json],
+        lineage: Lineage,
+        filter_state: dict[str, Json] | None = None,
+        checkpoint: str | None = None,
+    ) -> str:
+        """As `WeightStore.add_candidate`; the one before it is forgotten."""
+        candidate, files = candidate_files(
+            self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint
+        )
+        with self._lock:
+            self._candidate = candidate, files[WEIGHTS_FILE]
+        return candidate.digest
+
+    def publish(self, digest: str) -> Live:
+        """Make the latest candidate live. Raises WeightsNotFound for another one."""
+        with self._lock:
+            if self._candidate is None or self._candidate[0].digest != digest:
+                raise WeightsNotFound(f"{self.policy_id}: {digest!r:.80} is not the latest one")
+            candidate, data = self._candidate
+            live = self._live
+            if live is not None and self._versions[live.version][0].candidate == digest:
+                return live
+            number = 1 if live is None else live.version + 1
+            manifest = Manifest(
+                **asdict(candidate),
+                store_id=self.store_id,
+                version=number,
+                parent=number - 1 or None,
+                copy_of=None,
+                candidate=digest,
+                created=int(self._clock() * 1_000_000),
+            )
+            self._versions[number] = manifest, data
+            self._versions.pop(number - 2, None)  # a reader may still be at the one before
+            self._live = Live(generation=number, version=number)
+            return self._live
+
+    def live(self) -> Live | None:
+        """What is live, None before the first time."""
+        return self._live
+
+    def read(self, version: int) -> tuple[Manifest, bytes]:
+        """A version's manifest and its safetensors bytes. Raises WeightsNotFound when forgotten."""
+        try:
+            return self._versions[version]
+        except KeyError:
+            raise WeightsNotFound(f"{self.policy_id}: version {version} is not kept") from None
+
+    def stamp(self) -> Hashable:
+        """Changes with every `publish`."""
+        live = self._live
+        return None if live is None else live.generation

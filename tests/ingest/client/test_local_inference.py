@@ -1,0 +1,238 @@
+"""Local mode: the client acts with published weights, and what it acted is what is stored."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from ingest.client.local_inference import LocalPolicy
+from ingest.client.policy_client import PolicyClient
+from ingest.client.transport import Answer, Transport
+from ingest.protocol.errors import Refusal
+from ingest.protocol.weights import Published
+from policy.inference.numpy_policy import NumpyPolicy
+from policy.inference.spec import PolicySpec
+from policy.networks.policy import Policy
+from storage.spaces.descriptors import parse_space
+from storage.weights.manifest import Live
+from storage.weights.store import WeightStore
+from tests.collector_process import CollectorProcess, declare, shard_rows
+
+SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
+OBS = np.array([0.1, -0.2, 0.3, 0.4], np.float32)
+
+
+def publish(root: Path, seed: int) -> Live:
+    store = WeightStore(root, "default")
+    weights = Policy(SPEC, seed=seed).get_weights()
+    digest = store.add_candidate(weights, spec=SPEC.to_json(), metrics={"seed": seed}, lineage={})
+    return store.publish(digest)
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[CollectorProcess]:
+    declare(tmp_path)
+    with CollectorProcess(tmp_path) as process:
+        yield process
+
+
+def wait_for(client: PolicyClient, version: int) -> None:
+    policy = client._actor.policy("default")
+    while policy.version != version:
+        assert policy.wait_newer(policy.version, 10.0)
+
+
+def test_without_a_version_get_action_says_so(collector: CollectorProcess) -> None:
+    """The episode is as it was, and goes on once a version is published."""
+    with PolicyClient(collector.address) as client:
+        episode = client.start_episode()
+        with pytest.raises(Refusal, match="no published version"):
+            client.get_action(episode, OBS)
+        publish(collector.root, 1)
+        assert client.get_action(episode, OBS) in (0, 1)
+        client.end_episode(episode)
+
+
+def test_steps_store_what_acted(collector: CollectorProcess) -> None:
+    """Version, log-probability and distribution inputs are those of the weights that chose."""
+    for seed in (1, 2):
+        publish(collector.root, seed)
+    with PolicyClient(collector.address) as client:
+        episode = client.start_episode()
+        actions = []
+        for t in range(20):
+            actions.append(client.get_action(episode, OBS * t))
+            client.log_returns(episode, float(t))
+        client.end_episode(episode, OBS)
+    assert collector.stop() == 0
+    rows = shard_rows(collector.root)
+    _, weights = WeightStore(collector.root, "default").load(2)
+    acted = NumpyPolicy(SPEC, weights)
+    flat = np.stack([OBS * t for t in range(20)])
+    assert [row["actions"] for row in rows] == actions
+    assert {row["policy_version"] for row in rows} == {2}
+    assert {row["source"] for row in rows} == {"on_policy"}
+    assert [row["rewards"] for row in rows] == [float(t) for t in range(20)]
+    logp = acted.logp(flat, np.array(actions))
+    np.testing.assert_allclose([row["action_logp"] for row in rows], logp, atol=1e-6)
+    inputs = np.stack([np.frombuffer(row["action_dist_inputs"], np.float32) for row in rows])
+    np.testing.assert_allclose(inputs, acted.dist_inputs(flat), atol=1e-6)
+
+
+def test_a_new_version_arrives_by_itself(collector: CollectorProcess) -> None:
+    """The long poll brings each version; a rollback's new number counts as newer.
+
+    Row: local inference thread
+    """
+    publish(collector.root, 1)
+    with PolicyClient(collector.address) as client:
+        episode = client.start_episode()
+        client.get_action(episode, OBS)
+        for version in (2, 3):
+            publish(collector.root, version)
+            wait_for(client, version)
+        WeightStore(collector.root, "default").rollback(1)
+        wait_for(client, 4)
+        client.get_action(episode, OBS)
+        client.end_episode(episode)
+    assert collector.stop() == 0
+    assert [row["policy_version"] for row in shard_rows(collector.root)] == [1, 4]
+
+
+def test_without_an_interval_only_the_caller_refreshes(collector: CollectorProcess) -> None:
+    """update_interval=None: new weights come with update_policy_weights and not before.
+
+    Row: update_interval
+    """
+    publish(collector.root, 1)
+    with PolicyClient(collector.address, update_interval=None) as client:
+        episode = client.start_episode()
+        client.get_action(episode, OBS)
+        publish(collector.root, 2)
+        client.get_action(episode, OBS)
+        assert client._actor.policy("default").version == 1
+        assert client.update_policy_weights() == 2
+        client.end_episode(episode)
+
+
+def test_an_interval_of_zero_asks_before_every_action(collector: CollectorProcess) -> None:
+    """update_interval=0: the next action is that of what was published before it.
+
+    Row: update_interval
+    """
+    publish(collector.root, 1)
+    with PolicyClient(collector.address, update_interval=0, long_poll=False) as client:
+        episode = client.start_episode()
+        for version in (2, 3):
+            client.get_action(episode, OBS)
+            publish(collector.root, version)
+            client.get_action(episode, OBS)
+            assert client._actor.policy("default").version == version
+        client.end_episode(episode)
+
+
+def test_a_list_of_episodes_gets_a_dict_of_actions(collector: CollectorProcess) -> None:
+    """Ids and a mapping of observations make a mapping of actions.
+
+    Row: get_action(episode_id, obs)
+    """
+    publish(collector.root, 1)
+    with PolicyClient(collector.address) as client:
+        names = [client.start_episode() for _ in range(3)]
+        actions = client.get_action(names, dict.fromkeys(names, OBS))
+        assert set(actions) == set(names)
+        for name in names:
+            client.end_episode(name)
+
+
+def test_a_list_is_decided_as_a_whole_or_not_at_all(collector: CollectorProcess) -> None:
+    """A bad observation of one records nothing of the others; an id named twice acts once."""
+    publish(collector.root, 1)
+    with PolicyClient(collector.address) as client:
+        first, second = client.start_episode(), client.start_episode()
+        with pytest.raises(ValueError, match=second):
+            client.get_action([first, second], {first: OBS, second: [0.0]})
+        client.get_action([first, first, second], {first: OBS, second: OBS})
+        client.flush()
+        for name in (first, second):
+            assert collector.get(f"/v1/episodes/{name}")[1]["steps"] == 1
+            client.end_episode(name)
+
+
+def test_damaged_and_older_weights_are_refused(tmp_path: Path) -> None:
+    """The last good weights stay: a flipped byte, a lower generation, and no message at all.
+
+    Row: local inference thread
+    """
+    for seed in (1, 2):
+        publish(tmp_path, seed)
+    store = WeightStore(tmp_path, "default")
+    transport = Transport("http://127.0.0.1:9")
+    policy = LocalPolicy(transport, "default", None)
+
+    def take(version: int, generation: int, change: bool = False) -> None:
+        manifest, weights = store.read(version)
+        if change:
+            weights = weights[:-1] + bytes([weights[-1] ^ 1])
+        body = msgspec.msgpack.encode(Published(manifest.to_json(), generation, weights))
+        policy._take(Answer(200, {"etag": f'"{generation}"'}, body))
+
+    take(2, 5)
+    take(1, 6, change=True)
+    assert (policy.version, policy.refused) == (2, 1)
+    assert policy._etag == '"5"'  # the damaged ones are asked for again
+    take(1, 4)
+    assert (policy.version, policy.refused) == (2, 1)
+    policy._take(Answer(200, {}, b"\x00nonsense"))
+    assert (policy.version, policy.refused) == (2, 2)
+    take(1, 6)
+    assert policy.version == 1
+    stats = {"n": 1, "mean": {}, "s": [0.0] * 4}  # a TypeError for whoever reads its mean
+    manifest, weights = store.read(2)
+    odd = {**manifest.to_json(), "spec": {**SPEC.to_json(), "observation_filter": "MeanStdFilter"}}
+    odd["filter_state"] = {"kind": "MeanStdFilter", "clip": None, "stats": stats}
+    policy._take(Answer(200, {}, msgspec.msgpack.encode(Published(odd, 7, weights))))
+    assert (policy.version, policy.refused) == (1, 3)
+    transport.close()
+
+
+def test_a_held_version_stops_its_clients_until_a_newer_one(tmp_path: Path) -> None:
+    """With steps_per_version a version acts about so many steps, and its parts do not wait."""
+    quota = 40
+    declare(tmp_path, steps_per_version=quota, seal_seconds=3600.0, part_seconds=3600.0)
+    publish(tmp_path, 1)
+    with CollectorProcess(tmp_path) as collector:
+        stop = threading.Event()
+
+        def publisher() -> None:
+            """Publishes the next version once the shards hold the share of all before it."""
+            version = 1
+            while not stop.wait(0.02):
+                if len(shard_rows(tmp_path)) >= quota * version:
+                    version += 1
+                    publish(tmp_path, version)
+
+        thread = threading.Thread(target=publisher)
+        thread.start()
+        try:
+            with PolicyClient(collector.address) as client:
+                episode = client.start_episode()
+                for _ in range(4 * quota):
+                    client.get_action(episode, OBS)
+                client.end_episode(episode)
+                assert client._actor.holds >= 2
+                assert client._actor.holds_given_up == 0
+        finally:
+            stop.set()
+            thread.join()
+        assert collector.stop() == 0
+    versions = [row["policy_version"] for row in shard_rows(tmp_path)]
+    assert len(versions) == 4 * quota
+    for version in (1, 2, 3):
+        acted = sum(known <= version for known in versions)
+        assert quota * version <= acted <= quota * version + 1 + quota // 8

@@ -1,0 +1,1048 @@
+"""PolicyClient against a collector that fails on command."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ingest.client.policy_client import PolicyClient
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import BufferFull, ClientError, CollectorUnavailable, Refusal
+from storage.spaces.codec import Codec
+from tests.ingest.scripted_collector import (
+    ACTION,
+    OBSERVATION,
+    Gate,
+    ScriptedCollector,
+    answering,
+    cut_after,
+    cut_before,
+)
+
+ROOT = Path(__file__).parents[3]
+OBS = [0.5, -1.0]
+
+
+@pytest.fixture
+def collector() -> Iterator[ScriptedCollector]:
+    with ScriptedCollector() as running:
+        yield running
+
+
+@pytest.fixture
+def client(collector: ScriptedCollector) -> Iterator[PolicyClient]:
+    made = PolicyClient(collector.address, "remote", timeout=10.0)
+    yield made
+    made.close()
+
+
+def hold_flight(collector: ScriptedCollector, client: PolicyClient) -> Gate:
+    """Put an event of another episode in flight and keep it there."""
+    client.start_episode()
+    client.flush()
+    gate = Gate()
+    collector.faults.append(gate)
+    client.start_episode()
+    assert gate.reached.wait(10)
+    return gate
+
+
+# --- the five calls --------------------------------------------------------------------------
+
+
+def test_an_episode_arrives_as_it_was_logged(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """Values travel in canonical bytes, events in order, the start with its attributes.
+
+    Row: log_action(episode_id, obs, action)
+    """
+    name = client.start_episode(training_enabled=False, tags={"user": "u1"}, continues="before")
+    client.log_action(name, OBS, 2, action_prob=0.25)
+    client.log_returns(name, 1.5)
+    client.log_action(name, np.array(OBS), np.int64(1), action_logp=-0.5, policy_version=4)
+    client.end_episode(name, [1, 2], truncated=True)
+    client.flush()
+    record = collector.episodes[name]
+    first, second, end = record.events
+    assert record.start.tags == {"user": "u1"}
+    assert (record.start.training_enabled, record.start.continues) == (False, "before")
+    assert first.obs == Codec(OBSERVATION).encode(OBS)
+    assert first.action == Codec(ACTION).encode(2)
+    assert (first.action_prob, first.action_logp) == (0.25, None)
+    assert (second.action_prob, second.action_logp, second.policy_version) == (None, -0.5, 4)
+    assert (end.obs, end.truncated) == (Codec(OBSERVATION).encode([1, 2]), True)
+    assert record.rewards == [1.5, 0.0]
+
+
+def test_inference_mode_must_be_known() -> None:
+    """The text of the API that this one succeeds.
+
+    Row: PolicyClient(address, inference_mode="local", update_interval=10.0, session)
+    """
+    with pytest.raises(ValueError, match="inference_mode must be either 'local' or 'remote'"):
+        PolicyClient("http://localhost:1", "lokal")
+
+
+def test_update_policy_weights_answers_the_live_version(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """In remote mode there is nothing to refresh; the answer is what the collector acts with.
+
+    Row: update_policy_weights()
+    """
+    assert client.update_policy_weights() == 3
+    collector.version = None
+    assert client.update_policy_weights() is None
+
+
+def test_an_unknown_and_an_ended_episode_are_told_apart(client: PolicyClient) -> None:
+    """Every call on such an id raises, with the texts of the API that this one succeeds.
+
+    Row: unknown id
+    """
+    name = client.start_episode()
+    client.end_episode(name)
+    for call in (
+        lambda known: client.log_action(known, OBS, 1),
+        lambda known: client.log_returns(known, 1.0),
+        lambda known: client.end_episode(known),
+        lambda known: client.get_action(known, OBS),
+    ):
+        with pytest.raises(ValueError, match=r"^Episode nobody not found\.$"):
+            call("nobody")
+        with pytest.raises(ValueError, match=rf"^Episode {name} has already completed\.$"):
+            call(name)
+
+
+def test_a_reward_before_any_action_is_an_error(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """It is not lost silently, and the episode goes on.
+
+    Row: log_returns(episode_id, reward, info=None, multiagent_done_dict=None)
+    """
+    name = client.start_episode()
+    with pytest.raises(ValueError, match=f"Episode {name}: a reward came before any action"):
+        client.log_returns(name, 1.0)
+    client.log_action(name, OBS, 0)
+    client.log_returns(name, 2.0)
+    client.flush()
+    assert collector.episodes[name].rewards == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (((1.0,), 0, {}), "obs"),
+        ((("a", "b"), 0, {}), "obs"),
+        (((math.nan, 0.0), 0, {}), "obs"),
+        (((11.0, 0.0), 0, {}), "obs"),
+        ((OBS, 3, {}), "action"),
+        ((OBS, 0.5, {}), "action"),
+        ((OBS, 0, {"action_prob": 0.0}), "action_prob"),
+        ((OBS, 0, {"action_prob": 1.1}), "action_prob"),
+        ((OBS, 0, {"action_prob": math.nan}), "action_prob"),
+        ((OBS, 0, {"action_prob": "1"}), "action_prob"),
+        ((OBS, 0, {"action_logp": math.inf}), "action_logp"),
+        ((OBS, 0, {"action_logp": -1.0, "action_prob": 0.5}), "both"),
+    ],
+)
+def test_a_bad_value_raises_in_the_call_and_changes_nothing(
+    collector: ScriptedCollector, client: PolicyClient, values: Any, said: str
+) -> None:
+    """The error names the episode and the field; the next good call goes on where it was."""
+    observation, action, keywords = values
+    name = client.start_episode()
+    with pytest.raises(ValueError, match=f"Episode {name}: .*{said}"):
+        client.log_action(name, observation, action, **keywords)
+    client.log_action(name, OBS, 1)
+    client.flush()
+    assert [event.seq for event in collector.episodes[name].events] == [1]
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, "1", None, [1.0, 2.0]])
+def test_a_bad_reward_raises_in_the_call(client: PolicyClient, reward: Any) -> None:
+    """A reward is one finite number."""
+    name = client.start_episode()
+    client.log_action(name, OBS, 1)
+    with pytest.raises(ValueError, match=f"Episode {name}: reward: expected"):
+        client.log_returns(name, reward)
+
+
+def test_a_sum_of_rewards_must_stay_finite(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """Two finite rewards whose sum is not: the second raises, the first stays."""
+    gate = hold_flight(collector, client)
+    name = client.start_episode()
+    client.log_action(name, OBS, 1)
+    client.log_returns(name, 1.5e308)
+    with pytest.raises(ValueError, match="finite sum"):
+        client.log_returns(name, 1.5e308)
+    gate.opened.set()
+    client.flush()
+    assert collector.episodes[name].rewards == [1.5e308]
+
+
+def test_log_step_is_one_episode_of_one_step(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """Start, action with its reward, end: three events, queued as one piece."""
+    name = client.log_step(OBS, 1, 1.0, action_prob=0.5, info={"k": 1}, final_obs=[0, 0])
+    other = client.log_step(OBS, 1, 0.0, terminated=False, episode_id="mine")
+    client.flush()
+    step, end = collector.episodes[name].events
+    assert (step.seq, step.reward, step.info, end.truncated) == (1, 1.0, {"k": 1}, False)
+    assert end.obs == Codec(OBSERVATION).encode([0, 0])
+    assert other == "mine"
+    assert collector.episodes["mine"].events[-1].truncated
+    with pytest.raises(ValueError, match=r"Episode mine has already completed\."):
+        client.log_returns("mine", 1.0)
+
+
+def test_rewards_reach_the_last_action_whatever_was_sent_when(collector: ScriptedCollector) -> None:
+    """Law: a step's reward is the sum, from left to right, of what was logged between its action
+    and the next; its info is the union, later keys first. Batches change nothing of it.
+
+    Row: log_returns(episode_id, reward, info=None, multiagent_done_dict=None)
+    """
+    amount = st.floats(-1e6, 1e6)
+    info = st.none() | st.dictionaries(st.sampled_from("abc"), st.integers(0, 9), max_size=2)
+    script = st.lists(
+        st.sampled_from(["act", "flush"]) | st.tuples(amount, info), min_size=1, max_size=12
+    )
+
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+    @given(script)
+    def law(calls: list[Any]) -> None:
+        name = client.start_episode()
+        client.log_action(name, OBS, 0)
+        rewards, infos = [0.0], [{}]
+        for call in calls:
+            if call == "act":
+                client.log_action(name, OBS, 1)
+                rewards.append(0.0)
+                infos.append({})
+            elif call == "flush":
+                client.flush()
+            else:
+                given_info = None if call[1] is None else dict(call[1])
+                client.log_returns(name, call[0], given_info)
+                assert given_info == call[1]
+                rewards[-1] += call[0]
+                infos[-1] = infos[-1] | (call[1] or {})
+        client.end_episode(name)
+        client.flush()
+        assert collector.episodes[name].rewards == rewards
+        assert collector.episodes[name].infos == infos
+
+    with PolicyClient(collector.address, linger=0.0) as client:
+        law()
+
+
+def test_a_reward_joins_an_action_that_is_still_queued(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """One event instead of two; once the action is under way, the reward is its own event."""
+    gate = hold_flight(collector, client)
+    name = client.start_episode()
+    client.log_action(name, OBS, 1)
+    client.log_returns(name, 1.0, {"a": 1})
+    client.log_returns(name, 2.0, {"b": np.float32(0.5), 3: np.arange(2)})
+    gate.opened.set()
+    client.flush()
+    client.log_returns(name, 4.0)
+    client.flush()
+    first, second = collector.episodes[name].events
+    assert (first.reward, first.info) == (3.0, {"a": 1, "b": 0.5, "3": [0, 1]})
+    assert isinstance(second, wire.LogReturns)
+
+
+def test_the_callers_info_is_taken_as_it_is_now(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """It may be changed after the call; it is not kept for later steps; what cannot be stored
+    raises in the call."""
+    name = client.start_episode()
+    client.log_action(name, OBS, 1)
+    info = {"clicks": [1]}
+    client.log_returns(name, 0.0, info)
+    info["clicks"].append(2)
+    client.log_action(name, OBS, 1)
+    with pytest.raises(ValueError, match=f"Episode {name}: info: expected JSON values"):
+        client.log_returns(name, 0.0, {"x": object()})
+    deep: list[Any] = []
+    for _ in range(40):
+        deep = [deep]
+    with pytest.raises(ValueError, match="at most 32 lists and objects"):
+        client.log_returns(name, 0.0, {"x": deep})
+    client.flush()
+    assert info == {"clicks": [1, 2]}
+    assert collector.episodes[name].infos == [{"clicks": [1]}, {}]
+
+
+def test_a_late_reward_names_its_step(collector: ScriptedCollector, client: PolicyClient) -> None:
+    """It goes out with its own key and without seq, for an episode of any client."""
+    client.log_returns("elsewhere", 1.0, step=4, reward_id="click-77")
+    client.log_returns("elsewhere", 2.0, step=4)
+    client.flush()
+    first, second = collector.late
+    assert (first.episode_id, first.step, first.reward_id, first.seq) == (
+        "elsewhere",
+        4,
+        "click-77",
+        None,
+    )
+    assert second.reward_id not in (None, "click-77")
+    with pytest.raises(ValueError, match="step: expected >= 0, got None"):
+        client.log_returns("elsewhere", 1.0, reward_id="click-78")
+
+
+def test_a_policy_is_chosen_by_name(collector: ScriptedCollector) -> None:
+    """With several policies, an episode must say which; the error lists them."""
+    collector.policies = ["a", "b"]
+    with PolicyClient(collector.address) as client:
+        with pytest.raises(ValueError, match=r"expected one of \['a', 'b'\], got None"):
+            client.start_episode()
+        name = client.start_episode(policy_id="b")
+        collector.policies = ["a", "b", "c"]
+        later = client.start_episode(policy_id="c")
+        client.flush()
+    assert collector.episodes[name].start.policy_id == "b"
+    assert collector.episodes[later].start.policy_id == "c"
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 257, "\ud800", 7])
+def test_an_id_must_be_one_that_can_be_sent(client: PolicyClient, bad: Any) -> None:
+    """Such an id would spoil a batch for others; it raises in the call."""
+    with pytest.raises(ValueError, match="episode_id: expected a string"):
+        client.start_episode(bad)
+
+
+# --- own ids ---------------------------------------------------------------------------------
+
+
+def test_a_taken_id_raises_in_the_call(collector: ScriptedCollector, client: PolicyClient) -> None:
+    """Active, ended, and started by somebody else: the two texts of the API.
+
+    Row: start_episode(episode_id=None, training_enabled=True)
+    """
+    client.start_episode("mine")
+    with pytest.raises(ValueError, match=r"^Episode mine is already started$"):
+        client.start_episode("mine")
+    with PolicyClient(collector.address) as other:
+        with pytest.raises(ValueError, match=r"^Episode mine is already started$"):
+            other.start_episode("mine")
+        client.end_episode("mine")
+        client.flush()
+        with pytest.raises(ValueError, match=r"^Episode mine has already completed\.$"):
+            other.start_episode("mine")
+    with pytest.raises(ValueError, match=r"^Episode mine has already completed\.$"):
+        client.start_episode("mine")
+
+
+def test_a_lost_answer_to_a_start_is_no_error(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """The call is repeated with its start number, so that it is known as a repetition.
+
+    Row: start_episode(episode_id=None, training_enabled=True)
+    """
+    client.start_episode()
+    client.flush()
+    collector.faults.extend([cut_after, answering(503, "draining")])
+    client.start_episode("mine")
+    bodies = collector.bodies("/v1/episodes")
+    assert len(bodies) == 3
+    assert len(set(bodies)) == 1
+
+
+def test_a_start_that_timed_out_may_be_called_again(collector: ScriptedCollector) -> None:
+    """The id may be taken already, by this very client: the next call finds out, not an error."""
+    with PolicyClient(collector.address, timeout=0.3) as client:
+        client.start_episode()
+        client.flush()
+        gate = Gate()
+        collector.faults.append(gate)
+        with pytest.raises(CollectorUnavailable):
+            client.start_episode("mine")
+        gate.opened.set()
+        client.start_episode("mine")
+        client.log_action("mine", OBS, 1)
+    assert len(collector.episodes["mine"].events) == 1
+
+
+# --- delivery --------------------------------------------------------------------------------
+
+
+def test_a_batch_is_repeated_with_identical_bytes(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """Resets before and after the effect, 429, 503, 507 and a gateway's 502: the same bytes until
+    they are acknowledged, and no event twice."""
+    client.start_episode()
+    client.flush()
+    collector.faults.extend(
+        [
+            cut_before,
+            cut_after,
+            answering(429, "busy", Retry_After="0"),
+            answering(503, "draining"),
+            answering(507, "disk_full"),
+            answering(502, "whatever"),
+        ]
+    )
+    before = len(collector.bodies("/v1/events"))
+    name = client.start_episode()
+    client.log_action(name, OBS, 1)
+    client.flush()
+    bodies = collector.bodies("/v1/events")[before:]
+    assert len(set(bodies[:7])) == 1
+    assert len(collector.episodes[name].events) == 1
+    assert client.stats.retries == 6
+    assert client.stats.refused == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_lost_or_doubled_when_connections_reset_at_random(
+    collector: ScriptedCollector, seed: int
+) -> None:
+    """Four threads, one client, three of ten requests cut: every step once, in order."""
+
+    def run(thread: int) -> list[str]:
+        names = []
+        for number in range(6):
+            name = client.start_episode(f"own-{thread}-{number}" if number % 3 == 0 else None)
+            for step in range(5):
+                if (step + thread) % 4 == 0:
+                    client.get_action(name, OBS)
+                else:
+                    client.log_action(name, [step, thread], step % 3)
+                client.log_returns(name, float(step))
+            client.end_episode(name)
+            names.append(name)
+        return names
+
+    collector.cut_at_random(seed, 0.3)
+    with (
+        PolicyClient(collector.address, "remote", batch=7, linger=0.0) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        names = [name for found in pool.map(run, range(4)) for name in found]
+    assert sorted(collector.episodes) == sorted(names)
+    for name in names:
+        record = collector.episodes[name]
+        assert record.ended
+        assert record.rewards == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert [event.seq for event in record.events] == list(range(1, len(record.events) + 1))
+    assert client.stats.refused == {}
+    assert client.stats.pending == 0
+
+
+def test_a_closing_collector_is_waited_for(collector: ScriptedCollector) -> None:
+    """Events that are logged while nobody listens are delivered when somebody does."""
+    client = PolicyClient(collector.address)
+    collector.chance = lambda: cut_before if not back.is_set() else lambda serve: serve()
+    back = threading.Event()
+    back.set()
+    name = client.start_episode()
+    client.flush()
+    back.clear()
+    client.log_action(name, OBS, 1)
+    with pytest.raises(TimeoutError, match="1 events still wait for http"):
+        client.flush(0.2)
+    back.set()
+    client.close()
+    assert len(collector.episodes[name].events) == 1
+
+
+def test_the_first_call_says_that_nobody_is_there(unused_address: str) -> None:
+    """A wrong address is an error of the first call, with the address in it."""
+    client = PolicyClient(unused_address, timeout=0.3)
+    with pytest.raises(CollectorUnavailable, match=unused_address):
+        client.start_episode()
+    client.close()
+
+
+@pytest.fixture
+def unused_address() -> str:
+    with ScriptedCollector() as gone:
+        return gone.address
+
+
+def test_something_else_than_a_collector_is_named(collector: ScriptedCollector) -> None:
+    """A server without /v1/spec is not a collector.
+
+    Row: command set
+    """
+    with (
+        PolicyClient(f"{collector.address}/elsewhere", timeout=0.3) as client,
+        pytest.raises(Refusal, match="there is nothing at /elsewhere/v1/spec"),
+    ):
+        client.start_episode()
+
+
+def test_sync_waits_for_each_event(collector: ScriptedCollector) -> None:
+    """When the call returns, the event is acknowledged; when it was refused, the call raises."""
+    with PolicyClient(collector.address, sync=True) as client:
+        name = client.start_episode()
+        assert name in collector.episodes
+        client.log_action(name, OBS, 1)
+        assert len(collector.episodes[name].events) == 1
+        collector.judge = lambda event: "invalid"
+        with pytest.raises(Refusal, match="scripted invalid"):
+            client.log_action(name, OBS, 1)
+
+
+# --- refusals --------------------------------------------------------------------------------
+
+
+def test_a_refused_event_is_raised_by_the_next_call_on_its_episode(
+    collector: ScriptedCollector, client: PolicyClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And by flush, and counted; other episodes do not notice."""
+    bad, good = client.start_episode(), client.start_episode()
+    collector.judge = lambda event: "invalid" if event.episode_id == bad else None
+    with caplog.at_level(logging.WARNING, "headrace.client"):
+        client.log_action(bad, OBS, 1)
+        client.log_action(good, OBS, 1)
+        with pytest.raises(Refusal, match="scripted invalid"):
+            client.flush()
+    client.flush()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="scripted invalid"):
+            client.log_action(bad, OBS, 1)
+    client.log_action(good, OBS, 1)
+    client.flush()
+    assert len(collector.episodes[good].events) == 2
+    assert sum(client.stats.refused.values()) >= 1
+    assert [record for record in caplog.messages if bad in record]
+
+
+def test_a_late_reward_that_is_refused_leaves_the_episode(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """window_closed is raised once, by the next call, and by flush."""
+    name = client.start_episode()
+    client.log_action(name, OBS, 1)
+    client.flush()
+    collector.judge = lambda event: "window_closed" if getattr(event, "step", None) == 0 else None
+    client.log_returns(name, 1.0, step=0, reward_id="a")
+    with pytest.raises(Refusal) as caught:
+        client.flush()
+    assert caught.value.code == "window_closed"
+    with pytest.raises(Refusal):
+        client.log_action(name, OBS, 1)
+    client.log_action(name, OBS, 1)
+    client.flush()
+    assert len(collector.episodes[name].events) == 2
+
+
+@pytest.mark.parametrize("status_code", [(413, "too_large"), (422, "invalid"), (400, "malformed")])
+def test_one_bad_event_does_not_take_its_batch_along(
+    collector: ScriptedCollector, client: PolicyClient, status_code: tuple[int, str]
+) -> None:
+    """A batch that is refused as a whole is halved until the culprit stands alone."""
+    gate = hold_flight(collector, client)
+    names = [client.log_step(OBS, 1, 1.0) for _ in range(20)]
+
+    def refuse(batch: Any) -> None:
+        if any(event.episode_id == names[7] for event in batch.events):
+            raise Refusal(status_code[1], "scripted")
+
+    collector.batch_judge = refuse
+    gate.opened.set()
+    with pytest.raises(Refusal, match="scripted"):
+        client.flush()
+    assert names[7] not in collector.episodes
+    arrived = [name for name in names if name in collector.episodes]
+    assert len(arrived) == 19
+    assert all(collector.episodes[name].ended for name in arrived)
+    assert client.stats.refused == {status_code[1]: 3}
+
+
+def test_a_start_that_finds_no_room_is_sent_again(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """`busy` for one start of a batch: it and what follows it wait, the others go through."""
+    client.flush()
+    gate = hold_flight(collector, client)
+    first, second = client.log_step(OBS, 1, 1.0), client.log_step(OBS, 2, 2.0)
+    refusals = iter([True])
+
+    def busy(event: Any) -> str | None:
+        starting = isinstance(event, wire.Start) and event.episode_id == first
+        return "busy" if starting and next(refusals, False) else None
+
+    collector.judge = busy
+    gate.opened.set()
+    client.flush()
+    assert collector.episodes[first].ended
+    assert collector.episodes[second].ended
+    assert client.stats.refused == {}
+
+
+def test_a_wrong_token_is_raised_and_nothing_dropped(collector: ScriptedCollector) -> None:
+    """401 for a batch is for a person to mend: flush raises it, and what waits is sent after."""
+    with PolicyClient(collector.address, token="secret") as client:
+        name = client.start_episode()
+        client.flush()
+        collector.chance = lambda: answering(401, "unauthorized")
+        client.log_action(name, OBS, 1)
+        with pytest.raises(Refusal, match="scripted unauthorized"):
+            client.flush(10)
+        collector.chance = lambda: lambda serve: serve()
+        gate = threading.Event()
+        while client.stats.pending:
+            gate.wait(0.02)
+    assert len(collector.episodes[name].events) == 1
+    assert {headers["authorization"] for _, headers, _ in collector.requests} == {"Bearer secret"}
+
+
+# --- forgotten instances ---------------------------------------------------------------------
+
+
+def test_a_forgotten_instance_is_replaced_for_new_episodes(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """Starts refused on their first try were never applied: they go out under a new instance, and
+    an episode that was acknowledged before goes on under the old one."""
+    old = client.start_episode()
+    client.log_action(old, OBS, 1)
+    client.flush()
+    collector.instances.clear()
+    new = [client.start_episode() for _ in range(3)]
+    for name in (old, *new):
+        client.log_action(name, OBS, 2)
+    client.flush()
+    client.end_episode(old)
+    for name in new:
+        client.end_episode(name)
+    client.flush()
+    assert collector.episodes[old].instance == "instance-1"
+    assert len(collector.episodes[old].events) == 3
+    assert {collector.episodes[name].instance for name in new} == {"instance-2"}
+    assert collector.instances == {"instance-2": {0, 1, 2}}
+    assert all(collector.episodes[name].ended for name in new)
+    assert client.stats.refused == {}
+
+
+def test_a_start_that_may_have_been_applied_is_never_repeated_elsewhere(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """The batch had its effect, its answer was lost, the collector forgot: better reported than
+    doubled."""
+    client.start_episode()
+    client.flush()
+
+    def forget(serve: Any) -> Any:
+        cut: Exception | None = None
+        try:
+            cut_after(serve)
+        except Exception as error:
+            cut = error
+        collector.instances.clear()
+        collector.episodes.clear()
+        assert cut is not None
+        raise cut
+
+    collector.faults.append(forget)
+    lost = client.log_step(OBS, 1, 1.0)
+    with pytest.raises(Refusal) as caught:
+        client.flush()
+    assert caught.value.code == "unknown_instance"
+    assert client.stats.refused["unknown_instance"] == 1
+    assert lost not in collector.episodes
+    later = client.log_step(OBS, 1, 1.0)
+    client.flush()
+    assert list(collector.episodes) == [later]
+
+
+def test_own_ids_survive_a_forgotten_instance(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """The id itself keeps the start from being doubled, so that it may be repeated."""
+    client.start_episode("one")
+    collector.instances.clear()
+    client.start_episode("two")
+    client.log_action("one", OBS, 1)
+    client.log_action("two", OBS, 1)
+    client.flush()
+    assert [record.instance for record in collector.episodes.values()] == [
+        "instance-1",
+        "instance-2",
+    ]
+    assert [len(record.events) for record in collector.episodes.values()] == [1, 1]
+
+
+def test_an_import_knows_what_an_earlier_run_delivered(collector: ScriptedCollector) -> None:
+    """A named instance resumes; its start numbers are the caller's."""
+    for _ in range(2):
+        with PolicyClient(collector.address, instance_name="import-abc") as client:
+            known = client.known_starts
+            for number in (4, 5, 9):
+                if not any(first <= number <= last for first, last in known):
+                    client.log_step(OBS, 1, 1.0, episode_id=f"row-{number}", start_number=number)
+            with pytest.raises(ValueError, match="start_number"):
+                client.start_episode()
+    assert known == [(4, 4), (5, 5), (9, 9)]
+    assert len(collector.episodes) == 3
+    assert len(collector.bodies("/v1/events")) == 1
+
+
+# --- get_action ------------------------------------------------------------------------------
+
+
+def test_get_action_carries_what_is_pending_of_its_episode(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """One request holds the start, the rewards and the observation; others' events stay queued."""
+    gate = hold_flight(collector, client)
+    other = client.start_episode()
+    name = client.start_episode()
+    client.log_action(name, OBS, 1)
+    action = client.get_action(name, OBS)
+    assert action == 2  # of its seq
+    assert other not in collector.episodes
+    client.log_returns(name, 1.0)
+    assert client.get_action(name, OBS) == 4 % 3
+    client.end_episode(name)
+    gate.opened.set()
+    client.flush()
+    batches = [
+        wire.decode(body, wire.MSGPACK, wire.ActionBatch)
+        for body in collector.bodies("/v1/actions")
+    ]
+    assert [[type(event).__name__ for event in batch.events] for batch in batches] == [
+        ["Start", "LogAction"],
+        ["LogReturns"],
+    ]
+    assert collector.episodes[name].rewards == [0.0, 1.0, 0.0]
+    assert collector.episodes[name].ended
+
+
+def test_get_action_waits_for_events_of_its_episode_in_flight(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """Its observation must not overtake them."""
+    name = client.start_episode()
+    client.flush()
+    gate = Gate()
+    collector.faults.append(gate)
+    client.log_action(name, OBS, 1)
+    assert gate.reached.wait(10)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.get_action, name, OBS)
+        with pytest.raises(TimeoutError):
+            asked.result(0.1)
+        gate.opened.set()
+        assert asked.result(10) == 2
+
+
+def test_get_action_for_many_episodes_is_one_request(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """ids and a mapping of observations -> a mapping of actions.
+
+    Row: get_action(episode_id, obs)
+    """
+    names = [client.start_episode() for _ in range(5)]
+    client.log_action(names[1], OBS, 1)
+    actions = client.get_action(names, dict.fromkeys(names, OBS))
+    assert actions == {name: 2 if name == names[1] else 1 for name in names}
+    assert len(collector.bodies("/v1/actions")) == 1
+    with pytest.raises(ValueError, match="a mapping of the given ids"):
+        client.get_action(names, {names[0]: OBS})
+
+
+def test_a_lost_answer_to_get_action_is_asked_for_again(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """Repeated bytes: the collector knows its decision again."""
+    name = client.start_episode()
+    client.flush()
+    collector.faults.extend([cut_after, cut_before])
+    assert client.get_action(name, OBS) == 1
+    assert len(set(collector.bodies("/v1/actions"))) == 1
+    assert len(collector.episodes[name].events) == 1
+
+
+def test_get_action_without_an_answer_may_be_called_again(collector: ScriptedCollector) -> None:
+    """With the same observation only: the decision may have been made. Nothing queued is lost.
+
+    Row: action wait 300 s, log_action ack wait 60 s
+    """
+    with PolicyClient(collector.address, "remote", timeout=0.3) as client:
+        name = client.start_episode()
+        client.flush()
+        collector.chance = lambda: cut_after
+        client.log_action(name, OBS, 1)
+        with pytest.raises(CollectorUnavailable):
+            client.get_action(name, OBS)
+        with pytest.raises(ClientError, match="the same observation"):
+            client.log_action(name, OBS, 1)
+        with pytest.raises(ClientError, match="the same observation"):
+            client.get_action(name, [0.0, 0.0])
+        collector.chance = lambda: lambda serve: serve()
+        assert client.get_action(name, OBS) == 2
+        client.log_action(name, OBS, 0)
+    assert [type(event).__name__ for event in collector.episodes[name].events] == [
+        "LogAction",
+        "GetAction",
+        "LogAction",
+    ]
+
+
+def test_without_a_published_version_get_action_says_so(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """The episode is as before the call, and its pending events have arrived."""
+    collector.version = None
+    name = client.start_episode()
+    client.log_action(name, OBS, 1)
+    with pytest.raises(Refusal, match="publish one") as caught:
+        client.get_action(name, OBS)
+    assert caught.value.code == "no_version"
+    collector.version = 1
+    assert client.get_action(name, OBS) == 2
+    assert client.stats.pending == 0
+
+
+def test_get_action_finds_a_forgotten_instance(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """Its pending start goes out again under the new instance, within the call."""
+    client.start_episode()
+    client.flush()
+    collector.instances.clear()
+    gate = hold_flight_of(collector, client)
+    name = client.start_episode()
+    assert client.get_action(name, OBS) == 1
+    gate.opened.set()
+    client.flush()
+    assert collector.episodes[name].instance == "instance-2"
+    assert client.stats.refused == {}
+
+
+def hold_flight_of(collector: ScriptedCollector, client: PolicyClient) -> Gate:
+    gate = Gate()
+    collector.faults.append(gate)
+    client.start_episode()
+    assert gate.reached.wait(10)
+    return gate
+
+
+# --- bounds, threads, ends -------------------------------------------------------------------
+
+
+def test_a_full_queue_raises_at_once_when_told_to(collector: ScriptedCollector) -> None:
+    """BufferFull says how many wait; the episode goes on where it was."""
+    with PolicyClient(collector.address, on_full="raise", max_pending=4) as client:
+        gate = hold_flight(collector, client)
+        name = client.start_episode()
+        client.log_action(name, OBS, 0)
+        with pytest.raises(BufferFull, match=r"3 events .* wait for the collector"):
+            client.log_step(OBS, 1, 1.0)
+        client.log_action(name, OBS, 1)
+        with pytest.raises(BufferFull, match="at most 4 events"):
+            client.log_action(name, OBS, 2)
+        gate.opened.set()
+        client.flush()
+        client.log_action(name, OBS, 2)
+    assert [event.action[0] for event in collector.episodes[name].events] == [0, 1, 2]
+
+
+def test_a_full_queue_blocks_until_there_is_room(collector: ScriptedCollector) -> None:
+    """At most for the client's timeout."""
+    with PolicyClient(collector.address, max_pending=3, timeout=0.2) as client:
+        gate = hold_flight(collector, client)
+        name = client.start_episode()
+        client.log_action(name, OBS, 0)
+        with pytest.raises(BufferFull):
+            client.log_action(name, OBS, 1)
+        gate.opened.set()
+        client.log_action(name, OBS, 1)
+        client.flush()
+    assert len(collector.episodes[name].events) == 2
+
+
+def test_a_full_queue_is_counted_in_bytes_too(collector: ScriptedCollector) -> None:
+    """An image-sized log does not fill the memory of the service that logs."""
+    with PolicyClient(collector.address, on_full="raise", max_pending_bytes=1_000) as client:
+        gate = hold_flight(collector, client)
+        client.start_episode()
+        client.start_episode()
+        with pytest.raises(BufferFull, match="1000 bytes"):
+            client.start_episode()
+        gate.opened.set()
+
+
+def test_an_event_that_no_request_can_carry_raises_in_the_call(
+    collector: ScriptedCollector,
+) -> None:
+    """The collector's limit is known before anything is queued."""
+    collector.limits["max_body"] = 2_000
+    with PolicyClient(collector.address) as client:
+        name = client.start_episode()
+        client.log_action(name, OBS, 1)
+        with pytest.raises(ValueError, match="an event of at most 1800 bytes"):
+            client.log_returns(name, 1.0, {"text": "x" * 2_000})
+        for _ in range(30):
+            client.log_action(name, OBS, 1)
+        client.flush()
+    assert len(collector.episodes[name].events) == 31
+    assert max(map(len, collector.bodies("/v1/events"))) <= 2_000
+
+
+def test_batches_gather_while_one_is_in_flight(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """What was logged meanwhile leaves as one request, without tearing a one-step episode."""
+    gate = hold_flight(collector, client)
+    for _ in range(700):
+        client.log_step(OBS, 1, 1.0)
+    before = len(collector.bodies("/v1/events"))
+    gate.opened.set()
+    client.flush()
+    batches = [
+        wire.decode(body, wire.MSGPACK, wire.Batch).events
+        for body in collector.bodies("/v1/events")[before:]
+    ]
+    assert [len(batch) for batch in batches] == [999, 999, 102]
+    assert all(isinstance(batch[0], wire.Start) for batch in batches)
+
+
+def test_a_given_session_is_used_for_everything(collector: ScriptedCollector) -> None:
+    """Its headers travel with every request, and it is not closed.
+
+    Row: PolicyClient(address, inference_mode="local", update_interval=10.0, session)
+    """
+    with requests.Session() as session:
+        session.headers["x-team"] = "ads"
+        with PolicyClient(collector.address, "remote", session=session) as client:
+            name = client.start_episode("mine")
+            collector.faults.append(cut_after)
+            client.get_action(name, OBS)
+            client.end_episode(name)
+        session.get(f"{collector.address}/v1/spec", timeout=5)
+    assert {headers["x-team"] for _, headers, _ in collector.requests} == {"ads"}
+    assert collector.episodes[name].ended
+
+
+def test_a_client_that_is_dropped_still_delivers(collector: ScriptedCollector) -> None:
+    """Without close, what is queued goes out, and the thread ends.
+
+    Row: local inference thread
+    """
+    client = PolicyClient(collector.address)
+    gate = hold_flight(collector, client)
+    name = client.log_step(OBS, 1, 1.0)
+    thread = client._sender._thread
+    del client
+    gc.collect()
+    gate.opened.set()
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive()
+    assert collector.episodes[name].ended
+
+
+def test_a_closed_client_says_so(collector: ScriptedCollector) -> None:
+    """close is final, and may be repeated."""
+    client = PolicyClient(collector.address)
+    name = client.start_episode()
+    client.close()
+    client.close()
+    with pytest.raises(ClientError, match="the client is closed"):
+        client.log_action(name, OBS, 1)
+
+
+def run_program(collector: ScriptedCollector, body: str) -> str:
+    """Run a program that logs to the collector, as a user's process would."""
+    code = "import os, sys\nfrom ingest.client.policy_client import PolicyClient\n"
+    code += f"client = PolicyClient({collector.address!r})\n" + textwrap.dedent(body)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def test_a_program_that_ends_without_close_delivers_everything(
+    collector: ScriptedCollector,
+) -> None:
+    """The end of the process waits for the queue, even while the collector stumbles."""
+    collector.faults.extend([cut_before, cut_after, answering(503, "draining")])
+    run_program(collector, "for i in range(2500): client.log_step([0, 0], i % 3, 1.0)")
+    assert len(collector.episodes) == 2500
+    assert all(record.ended for record in collector.episodes.values())
+
+
+def test_a_forked_child_logs_as_a_client_of_its_own(collector: ScriptedCollector) -> None:
+    """It inherits neither queue nor episodes nor connections: nothing is doubled, nothing lost."""
+    run_program(
+        collector,
+        """
+        parent = client.start_episode("parent")
+        client.flush()
+        for _ in range(50): client.log_action(parent, [0, 0], 0)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                client.log_action(parent, [0, 0], 1)
+            except ValueError as error:
+                assert str(error) == "Episode parent not found.", error
+            child = client.start_episode("child")
+            for _ in range(50): client.log_action(child, [0, 0], 2)
+            client.end_episode(child)
+            sys.exit(0)
+        for _ in range(50): client.log_action(parent, [0, 0], 0)
+        client.end_episode(parent)
+        assert os.waitpid(pid, 0)[1] == 0
+        """,
+    )
+    assert [len(record.events) for record in collector.episodes.values()] == [101, 51]
+    assert len({record.instance for record in collector.episodes.values()}) == 2
+    actions = {event.action[0] for event in collector.episodes["parent"].events[:-1]}
+    assert actions == {0}
+
+
+def test_a_multiprocessing_child_delivers_at_its_end(collector: ScriptedCollector) -> None:
+    """Such a child ends without atexit."""
+    run_program(
+        collector,
+        """
+        import multiprocessing
+        def work():
+            for _ in range(200): client.log_step([0, 0], 1, 1.0)
+        if __name__ == "__main__":
+            client.log_step([0, 0], 1, 1.0)
+            process = multiprocessing.get_context("fork").Process(target=work)
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+        """,
+    )
+    assert len(collector.episodes) == 201

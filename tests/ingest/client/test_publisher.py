@@ -1,0 +1,178 @@
+"""Publishing from elsewhere: `Publisher`, and commands with `--url`, on a real collector."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from ingest.access.key_files import create_token
+from ingest.client.publisher import Publisher
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import Refusal
+from policy.inference.spec import PolicySpec
+from policy.networks.policy import Policy
+from storage.spaces.descriptors import parse_space
+from storage.weights.store import WeightStore
+from tests.collector_process import CollectorProcess, declare
+
+HERE = Path(__file__).parents[3]
+SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
+
+
+@dataclass
+class House:
+    """A collector with its store, and a trainer's own root elsewhere."""
+
+    process: CollectorProcess
+    served: WeightStore
+    trained: WeightStore
+    token: str
+    folder: Path
+
+    def publisher(self) -> Publisher:
+        return Publisher(self.process.address, token=self.token)
+
+    def candidate(self, seed: int) -> str:
+        weights = Policy(SPEC, seed=seed).get_weights()
+        lineage = {"stream": [[0, 7]]}
+        return self.trained.add_candidate(
+            weights, spec=SPEC.to_json(), metrics={"seed": seed}, lineage=lineage
+        )
+
+    def run(self, *words: object, token: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "headrace", *map(str, words)],
+            cwd=HERE,
+            env={**os.environ, "HEADRACE_TOKEN": self.token if token is None else token},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("house")
+    root, mine = folder / "served", folder / "trained"
+    declare(root)
+    declare(mine)
+    token = create_token(root, "trainer", ["weights:publish"])[1]
+    with CollectorProcess(root, log=folder / "log") as process:
+        stores = WeightStore(root, "default"), WeightStore(mine, "default")
+        yield House(process, *stores, token, folder)
+
+
+def test_a_candidate_is_published_elsewhere_with_all_that_is_known_of_it(house: House) -> None:
+    """Its weights, spec, metrics and lineage arrive under the number that comes next."""
+    with house.publisher() as publisher:
+        before = publisher.versions()
+        now = publisher.publish_candidate(house.trained, house.candidate(1))
+        after = publisher.versions()
+    assert (now.version, after.next) == (before.next, before.next + 1)
+    assert after.live == now
+    manifest, weights = house.served.load(now.version)
+    assert (manifest.metrics, manifest.spec) == ({"seed": 1}, SPEC.to_json())
+    assert house.served.lineage(now.version)["stream"].ranges() == [(0, 7)]
+    for name, array in Policy(SPEC, seed=1).get_weights().items():
+        np.testing.assert_array_equal(weights[name], array)
+    assert [one["version"] for one in after.versions] == house.served.versions()
+
+
+def test_publishers_at_the_same_time_get_a_number_each(house: House) -> None:
+    """Whoever was slower proposes the next one: nothing is lost, nothing is published twice."""
+    digests = [house.candidate(seed) for seed in range(10, 14)]
+    before, found = house.served.versions(), list[int]()
+
+    def publish(digest: str) -> None:
+        with house.publisher() as publisher:
+            found.append(publisher.publish_candidate(house.trained, digest).version)
+
+    threads = [threading.Thread(target=publish, args=(digest,)) for digest in digests]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    fresh = house.served.versions()[len(before) :]
+    assert sorted(found) == fresh
+    seeds = [house.served.manifest(number).metrics["seed"] for number in fresh]
+    assert sorted(seeds) == [10, 11, 12, 13]
+
+
+def test_a_rollback_needs_no_number(house: House) -> None:
+    """It goes back to what was live before, once; a number that is not there is a 404."""
+    with house.publisher() as publisher:
+        for seed in (20, 21):
+            publisher.publish_candidate(house.trained, house.candidate(seed))
+        now = publisher.rollback()
+        assert house.served.manifest(now.version).metrics == {"seed": 20}
+        with pytest.raises(Refusal, match="no such version"):
+            publisher.rollback(to=10_000)
+
+
+def test_what_cannot_be_used_is_refused_once(house: House) -> None:
+    """A 422 is not tried again under another number."""
+    with house.publisher() as publisher:
+        before = publisher.versions()
+        message = wire.Publish(version=1, sha256="0" * 64, weights=b"x", spec=SPEC.to_json())
+        with pytest.raises(Refusal, match="SHA-256"):
+            publisher.publish("default", message)
+        with pytest.raises(Refusal, match="there is no policy"):
+            publisher.versions("another/one")
+        assert publisher.versions() == before
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_the_commands_do_the_same(house: House) -> None:
+    """publish, versions and rollback with --url; a token that may not hears it, with status 2."""
+    url, root = ("--url", house.process.address), ("--root", house.trained.directory.parents[1])
+    digest = house.candidate(30)
+    done = answer(house.run("publish", digest, "--no-gate", *root, *url, "--json"))
+    assert done["version"] == house.served.versions()[-1]
+    assert house.trained.versions() == []
+    listed = answer(house.run("versions", *url, "--json"))
+    assert listed["live"]["version"] == done["version"]
+    assert listed["versions"][-1]["metrics"] == {"seed": 30}
+    back = answer(house.run("rollback", *url, "--to", 1, "--json"))
+    assert house.served.manifest(back["version"]).copy_of == 1
+    refused = house.run("rollback", *url, token="nobody")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "Traceback" not in refused.stderr
+    log = (house.folder / "log").read_text()
+    assert f'"audit":"rolled_back","policy":"default","version":{back["version"]}' in log
+
+
+def test_what_is_done_under_a_root_leaves_an_audit_line(tmp_path: Path, house: House) -> None:
+    """On stderr, in the collector's form, and said to come from the command line."""
+    declare(tmp_path)
+    store = WeightStore(tmp_path, "default")
+    for seed in (1, 2):
+        digest = store.add_candidate(
+            Policy(SPEC, seed=seed).get_weights(), spec=SPEC.to_json(), metrics={}, lineage={}
+        )
+        done = house.run("publish", digest, "--no-gate", "--root", tmp_path, "--json")
+        assert answer(done)["version"] == seed
+        audit = msgspec.json.decode(done.stderr[done.stderr.index("{") :])
+        assert (audit["audit"], audit["version"], audit["by"]) == (
+            "published",
+            seed,
+            "command line",
+        )
+    done = house.run("rollback", "--root", tmp_path)
+    assert (done.returncode, store.manifest(3).copy_of) == (0, 1)
+    assert '"audit":"rolled_back"' in done.stderr

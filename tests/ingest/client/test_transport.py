@@ -1,0 +1,244 @@
+"""One HTTP conversation: what an outcome means, and how long to wait before the next try."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+import requests
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingest.client.transport import (
+    UNAVAILABLE,
+    Answer,
+    Backoff,
+    Delivery,
+    Transport,
+    refusal_from_json,
+    refusal_of,
+)
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import STATUS, CollectorUnavailable, Refusal
+from tests.ingest.scripted_collector import (
+    Gate,
+    ScriptedCollector,
+    answering,
+    cut_after,
+    cut_before,
+)
+
+REGISTER = ("POST", "/v1/instances", wire.encode(wire.Register(), wire.MSGPACK))
+
+
+@pytest.fixture
+def collector() -> Iterator[ScriptedCollector]:
+    with ScriptedCollector() as running:
+        yield running
+
+
+@pytest.fixture(params=["urllib3", "requests"])
+def transport(collector: ScriptedCollector, request: pytest.FixtureRequest) -> Iterator[Transport]:
+    with requests.Session() as session:
+        given_session = session if request.param == "requests" else None
+        made = Transport(collector.address, session=given_session, token="t", timeout=5.0)
+        yield made
+        made.close()
+
+
+def test_a_request_is_answered(collector: ScriptedCollector, transport: Transport) -> None:
+    """The message comes back decoded; the token and the accepted form travel along."""
+    answer = transport.attempt(*REGISTER)
+    assert answer.decode(wire.Registered).instance == "instance-1"
+    ((_, headers, _),) = collector.requests
+    assert headers["authorization"] == "Bearer t"
+    assert headers["accept"] == wire.MSGPACK
+
+
+@pytest.mark.parametrize("status", sorted(UNAVAILABLE))
+def test_a_busy_collector_is_unavailable(
+    collector: ScriptedCollector, transport: Transport, status: int
+) -> None:
+    """Such an answer judges nothing: it may be tried again. The collector's own ones say, too,
+    that nothing was applied; a gateway's do not."""
+    collector.faults.append(answering(status, "busy", Retry_After="2.5"))
+    with pytest.raises(CollectorUnavailable, match="scripted busy") as caught:
+        transport.attempt(*REGISTER)
+    assert caught.value.retry_after == 2.5
+    assert caught.value.maybe_applied == (status not in {425, 429, 503, 507})
+
+
+TRY_AGAIN = {"busy", "draining", "disk_full", "too_slow"}
+
+
+@pytest.mark.parametrize("code", sorted(set(STATUS) - TRY_AGAIN))
+def test_a_judgement_is_a_refusal(
+    collector: ScriptedCollector, transport: Transport, code: str
+) -> None:
+    """Every other code of the protocol is an answer, `no_version` among them."""
+    collector.faults.append(answering(STATUS[code], code))
+    with pytest.raises(Refusal, match=f"scripted {code}") as caught:
+        transport.attempt(*REGISTER)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("fault", [cut_before, cut_after])
+def test_a_cut_connection_may_have_had_its_effect(
+    collector: ScriptedCollector, transport: Transport, fault: Any
+) -> None:
+    """The client cannot tell a lost request from a lost answer."""
+    collector.faults.append(fault)
+    with pytest.raises(CollectorUnavailable) as caught:
+        transport.attempt(*REGISTER)
+    assert caught.value.maybe_applied
+
+
+@pytest.mark.parametrize("library", ["urllib3", "requests"])
+def test_a_refused_connection_had_no_effect(library: str) -> None:
+    """No byte left this machine."""
+    with socket.socket() as taken, requests.Session() as session:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        transport = Transport(address, session=session if library == "requests" else None)
+        with pytest.raises(CollectorUnavailable, match=address) as caught:
+            transport.attempt(*REGISTER)
+        transport.close()
+    assert not caught.value.maybe_applied
+
+
+def test_a_silent_collector_times_out(collector: ScriptedCollector, transport: Transport) -> None:
+    """The attempt's own time-out holds."""
+    gate = Gate()
+    collector.faults.append(gate)
+    with pytest.raises(CollectorUnavailable) as caught:
+        transport.attempt(*REGISTER, timeout=0.1)
+    gate.opened.set()
+    assert caught.value.maybe_applied
+
+
+def test_an_answer_that_is_no_message_is_no_answer() -> None:
+    """A portal that says 200 with a page of HTML has acknowledged nothing."""
+    for answer in (
+        Answer(200, {"content-type": "text/html"}, b"<html>"),
+        Answer(200, {"content-type": wire.JSON}, b'{"x": 1}'),
+        Answer(200, {}, b""),
+    ):
+        with pytest.raises(CollectorUnavailable, match="expected a Registered of protocol v1"):
+            answer.decode(wire.Registered)
+
+
+def test_a_delivery_repeats_identical_bytes(
+    collector: ScriptedCollector, transport: Transport
+) -> None:
+    """Until it is answered; it remembers whether an attempt may have had its effect."""
+    collector.faults.extend([answering(503, "draining"), cut_after])
+    delivery = Delivery(transport, *REGISTER, backoff=Backoff(0.001))
+    with pytest.raises(CollectorUnavailable):
+        delivery.attempt(wire.Registered)
+    assert not delivery.maybe_applied
+    delivery.run(wire.Registered)
+    assert delivery.maybe_applied
+    assert len(set(collector.bodies("/v1/instances"))) == 1
+
+
+def test_a_delivery_gives_up_in_time(collector: ScriptedCollector, transport: Transport) -> None:
+    """Also when the collector asks for a longer pause than there is time for."""
+    collector.chance = lambda: answering(429, "busy", Retry_After="50")
+    with pytest.raises(CollectorUnavailable, match="busy"):
+        Delivery(transport, *REGISTER).run(wire.Registered, 5.0)
+    collector.chance = lambda: cut_before
+    began = time.monotonic()
+    with pytest.raises(CollectorUnavailable):
+        Delivery(transport, *REGISTER, backoff=Backoff(0.01)).run(wire.Registered, 0.2)
+    assert 0.15 <= time.monotonic() - began < 5.0
+    assert len(collector.requests) > 2
+
+
+def test_closing_ends_a_wait(collector: ScriptedCollector, transport: Transport) -> None:
+    """A close does not wait for a back-off."""
+    collector.chance = lambda: answering(503, "draining", Retry_After="30")
+    threading.Timer(0.1, transport.closing.set).start()
+    with pytest.raises(CollectorUnavailable):
+        Delivery(transport, *REGISTER).run(wire.Registered, 60.0)
+
+
+def test_retry_after_may_be_a_date(collector: ScriptedCollector, transport: Transport) -> None:
+    """Seconds or an HTTP date; nonsense is ignored."""
+    for text, low, high in (
+        (formatdate(time.time() + 20, usegmt=True), 15.0, 21.0),
+        (formatdate(time.time() - 20, usegmt=True), 0.0, 0.0),
+    ):
+        collector.faults.append(answering(503, "draining", Retry_After=text))
+        with pytest.raises(CollectorUnavailable) as caught:
+            transport.attempt(*REGISTER)
+        assert low <= (caught.value.retry_after or 0.0) <= high
+    collector.faults.append(answering(503, "draining", Retry_After="soon"))
+    with pytest.raises(CollectorUnavailable) as caught:
+        transport.attempt(*REGISTER)
+    assert caught.value.retry_after is None
+
+
+@given(st.integers(1, 10_000), st.none() | st.floats(0, 1e9))
+def test_backoff_grows_within_bounds(failures: int, retry_after: float | None) -> None:
+    """Law: half to all of the doubled ceiling; at least Retry-After, of which a minute counts."""
+    backoff = Backoff(first=0.1, longest=8.0)
+    delay = backoff.delay(failures, retry_after)
+    ceiling = min(8.0, 0.1 * 2.0 ** min(failures - 1, 30))
+    asked = min(retry_after or 0.0, 60.0)
+    assert max(ceiling / 2, asked) <= delay <= max(ceiling, asked * 1.1) + 1e-9
+
+
+def test_backoff_is_jittered() -> None:
+    """Clients that failed together do not come back together."""
+    assert len({Backoff().delay(3, 1.0) for _ in range(20)}) > 1
+    assert len({Backoff().delay(3) for _ in range(20)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("given_address", "meant"),
+    [
+        ("localhost:9900", "http://localhost:9900"),
+        ("http://localhost:9900/", "http://localhost:9900"),
+        ("https://x.example/team/headrace/", "https://x.example/team/headrace"),
+        ("http://[::1]:9900", "http://[::1]:9900"),
+    ],
+)
+def test_an_address_is_read(given_address: str, meant: str) -> None:
+    """Scheme and trailing slash may be left out or written; a path stays."""
+    assert Transport(given_address).address == meant
+
+
+@pytest.mark.parametrize("address", ["", "ftp://x", "http://"])
+def test_a_bad_address_is_refused(address: str) -> None:
+    """The error says what was expected."""
+    with pytest.raises(ValueError, match="address: expected http://HOST"):
+        Transport(address)
+
+
+def test_a_path_in_the_address_is_kept(collector: ScriptedCollector) -> None:
+    """A collector behind a proxy's path."""
+    transport = Transport(f"{collector.address}/team/")
+    with pytest.raises(Refusal):
+        transport.attempt("GET", "/v1/spec")
+    transport.close()
+    assert collector.requests[0][0] == "/team/v1/spec"
+
+
+@given(st.integers(400, 599), st.binary(max_size=60))
+def test_any_error_body_becomes_a_refusal(status: int, body: bytes) -> None:
+    """A proxy's page, cut JSON, nothing: never another exception."""
+    assert refusal_of(status, body).code in STATUS
+
+
+def test_an_error_of_a_later_protocol_keeps_its_text() -> None:
+    """An unknown code falls back to one of the same status; fields are taken over."""
+    body = b'{"error": {"code": "novel", "message": "m", "episode_id": "e", "expected_seq": 4}}'
+    refusal = refusal_of(422, body)
+    assert (refusal.code, refusal.message) == ("invalid", "novel: m")
+    assert (refusal.episode_id, refusal.expected_seq) == ("e", 4)
+    assert refusal_from_json({"code": "gap", "message": "m", "path": "$.x"}).path == "$.x"

@@ -1,0 +1,367 @@
+"""The collector without HTTP: acknowledgements, back-pressure, faults, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ingest.collector.collector import Collector
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import CollectorFailed, Refusal
+from storage.declarations.declaration import PolicyDeclaration
+from storage.errors import JournalFailed, JournalFull
+from storage.journal.sqlite_journal import MemoryJournal
+from storage.spaces.descriptors import parse_space
+from tests.ingest.simulated_collector import MemoryWriter, numbered
+
+DEFAULT = PolicyDeclaration(
+    observation=parse_space("box:2"), action=parse_space("discrete:3"), seal_seconds=0.05
+)
+
+
+class GatedJournal(MemoryJournal):
+    """Its commits of rows wait for a gate, and may fail behind it. Counts transactions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.errors: list[Exception] = []
+        self.groups: list[int] = []
+
+    def commit(self, rows: Sequence[tuple[int, bytes]] = (), **change: Any) -> None:
+        if rows:
+            self.entered.set()
+            self.gate.wait(10.0)
+            if self.errors:
+                raise self.errors.pop(0)
+            self.groups.append(len(rows))
+        super().commit(rows, **change)
+
+
+@asynccontextmanager
+async def running(
+    journal: MemoryJournal,
+    writer: MemoryWriter | None = None,
+    policy: PolicyDeclaration = DEFAULT,
+    **given: Any,
+) -> AsyncIterator[Collector]:
+    collector = Collector(
+        journal, writer or MemoryWriter(), {"default": policy}, retry_seconds=0.01, **given
+    )
+    collector.start()
+    try:
+        yield collector
+    finally:
+        if not collector.draining:
+            await collector.drain()
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            await body()
+
+    asyncio.run(main())
+
+
+async def registered(collector: Collector) -> str:
+    reply, row = collector.register(wire.Register())
+    await collector.durable(row)
+    return reply.instance
+
+
+async def closed(event: threading.Event) -> None:
+    """Wait for a thread to come somewhere."""
+    assert await asyncio.to_thread(event.wait, 10.0)
+
+
+def batch(instance: str, name: str, start: int, steps: int = 1) -> wire.Batch:
+    return wire.Batch(instance=instance, events=numbered(name, start, steps=steps))
+
+
+def test_nothing_is_acknowledged_before_its_commit() -> None:
+    """While the sync runs nobody hears an answer; what came meanwhile shares the next one."""
+
+    async def body() -> None:
+        journal = GatedJournal()
+        async with running(journal) as collector:
+            instance = await registered(collector)
+            journal.gate.clear()
+            journal.entered.clear()
+            rows = [collector.accept(batch(instance, "e0", 0))[1]]
+            await closed(journal.entered)
+            rows += [collector.accept(batch(instance, f"e{n}", n))[1] for n in range(1, 20)]
+            waits = [asyncio.ensure_future(collector.durable(row)) for row in rows]
+            await asyncio.sleep(0.05)
+            assert not any(wait.done() for wait in waits)
+            assert len(list(journal.replay())) == 1
+            journal.gate.set()
+            await asyncio.gather(*waits)
+            assert journal.groups[-2:] == [1, 19]
+
+    run(body)
+
+
+def test_a_retry_waits_for_what_it_repeats() -> None:
+    """A repeated batch is acknowledged when the first one is durable, not before."""
+
+    async def body() -> None:
+        journal = GatedJournal()
+        async with running(journal) as collector:
+            instance = await registered(collector)
+            journal.gate.clear()
+            collector.accept(batch(instance, "e", 0))
+            reply, row = collector.accept(batch(instance, "e", 0))
+            assert (reply.accepted, reply.duplicates) == (0, 3)
+            wait = asyncio.ensure_future(collector.durable(row))
+            await asyncio.sleep(0.02)
+            assert not wait.done()
+            journal.gate.set()
+            await wait
+
+    run(body)
+
+
+def test_a_full_disk_refuses_rolls_back_and_resumes() -> None:
+    """All that was not durable hears 507; the state is that of the journal; then it goes on."""
+
+    async def body() -> None:
+        journal = GatedJournal()
+        async with running(journal) as collector:
+            instance = await registered(collector)
+            await collector.durable(collector.accept(batch(instance, "kept", 0, 2))[1])
+            journal.gate.clear()
+            journal.errors = [JournalFull("no space")]
+            rows = [collector.accept(batch(instance, f"lost{n}", n))[1] for n in (1, 2)]
+            waits = [asyncio.ensure_future(collector.durable(row)) for row in rows]
+            await asyncio.sleep(0)
+            journal.gate.set()
+            answers = await asyncio.gather(*waits, return_exceptions=True)
+            assert [getattr(answer, "status", None) for answer in answers] == [507, 507]
+            with pytest.raises(Refusal, match="disk is full"):
+                collector.accept(batch(instance, "later", 3))
+            while collector._rebuilding is not None:
+                await asyncio.sleep(0.001)
+            assert set(collector.assembler.finished) == {"kept"}
+            assert collector.steps == 2
+            reply, row = collector.accept(batch(instance, "lost1", 1))
+            await collector.durable(row)
+            assert reply.accepted == 3
+            await collector.drain()
+            assert collector.totals.rows == collector.totals.steps == 3
+
+    run(body)
+
+
+def test_a_shard_that_was_under_way_at_a_rebuild_is_recorded_once() -> None:
+    """The rebuilt state hands the same plan to the writer; the earlier report counts no more."""
+
+    async def body() -> None:
+        journal, writer = GatedJournal(), MemoryWriter(gate=threading.Event())
+        async with running(journal, writer) as collector:
+            instance = await registered(collector)
+            await collector.durable(collector.accept(batch(instance, "a", 0, 2))[1])
+            while not journal.plans():
+                await asyncio.sleep(0.01)
+            journal.errors = [JournalFull("no space")]
+            with pytest.raises(Refusal, match="disk is full"):
+                await collector.durable(collector.accept(batch(instance, "b", 1))[1])
+            while collector._rebuilding is not None:
+                await asyncio.sleep(0.001)
+            assert writer.gate is not None
+            writer.gate.set()
+            await collector.durable(collector.accept(batch(instance, "b", 1))[1])
+            await collector.drain()
+            assert (writer.adopted, writer.conflicts) == (1, 0)
+            assert collector.totals.rows == collector.totals.steps == 3
+            assert collector.totals.shards == 2
+            assert "stopped" in str(collector.failure)
+
+    run(body)
+
+
+def test_a_failed_sync_stops_everything() -> None:
+    """Waiters and later callers hear CollectorFailed; nothing is acknowledged any more."""
+
+    async def body() -> None:
+        journal = GatedJournal()
+        async with running(journal) as collector:
+            instance = await registered(collector)
+            journal.errors = [JournalFailed("EIO")]
+            _, row = collector.accept(batch(instance, "e", 0))
+            with pytest.raises(CollectorFailed, match="EIO"):
+                await collector.durable(row)
+            assert collector.failed.is_set()
+            with pytest.raises(CollectorFailed):
+                collector.accept(batch(instance, "f", 1))
+            with pytest.raises(CollectorFailed):
+                await collector.durable(1)
+
+    run(body)
+
+
+def test_parts_that_wait_for_the_disk_push_back() -> None:
+    """Beyond max_pending bytes events get 429; once shards are written they are taken again."""
+
+    async def body() -> None:
+        writer = MemoryWriter(full=True)
+        async with running(MemoryJournal(), writer, max_pending=100) as collector:
+            instance = await registered(collector)
+            await collector.durable(collector.accept(batch(instance, "a", 0, 5))[1])
+            with pytest.raises(Refusal, match="wait to be written") as caught:
+                collector.accept(batch(instance, "b", 1))
+            assert (caught.value.status, caught.value.retry_after) == (429, 0.5)
+            writer.full = False
+            while collector.pending_bytes:
+                await asyncio.sleep(0.01)
+            assert collector.accept(batch(instance, "b", 1))[0].accepted == 3
+
+    run(body)
+
+
+def test_a_part_counts_for_what_it_holds_beside_its_columns() -> None:
+    """Of one-step episodes that is nearly all of their memory."""
+
+    async def body() -> None:
+        writer, patient = MemoryWriter(full=True), replace(DEFAULT, seal_seconds=600.0)
+        async with running(MemoryJournal(), writer, patient, max_pending=100_000) as collector:
+            instance = await registered(collector)
+            taken = 0
+            while not collector.is_behind:
+                await collector.durable(collector.accept(batch(instance, f"e{taken}", taken))[1])
+                taken += 1
+            assert 10 < taken < 100
+
+    run(body)
+
+
+def test_parts_of_many_bytes_do_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before max_pending they are planned, whatever the seal times and sizes say."""
+    monkeypatch.setattr("ingest.collector.sealing.MOST_WAITING", 500)
+
+    async def body() -> None:
+        writer, patient = MemoryWriter(), replace(DEFAULT, seal_seconds=600.0)
+        async with running(MemoryJournal(), writer, patient) as collector:
+            instance = await registered(collector)
+            for number in range(100):
+                await collector.durable(collector.accept(batch(instance, f"e{number}", number))[1])
+            while collector.pending_bytes > 500:
+                await asyncio.sleep(0.01)
+            assert len(writer.parts) > 50
+
+    run(body)
+
+
+def test_a_drain_writes_what_has_ended_and_keeps_what_is_open() -> None:
+    """After it no row is left but those of open episodes; new events hear 503."""
+
+    async def body() -> None:
+        journal, writer = MemoryJournal(), MemoryWriter()
+        async with running(journal, writer) as collector:
+            instance = await registered(collector)
+            collector.accept(batch(instance, "done", 0, 4))
+            collector.accept(wire.Batch(instance=instance, events=numbered("o", 1, steps=2)[:3]))
+            draining = asyncio.ensure_future(collector.drain())
+            await asyncio.sleep(0)
+            with pytest.raises(Refusal, match="shutting down"):
+                collector.accept(batch(instance, "late", 2))
+            await draining
+        assert [part.episode_id for part in writer.parts] == ["done"]
+        assert len(list(journal.replay())) == 1
+        assert journal.plans() == []
+
+    run(body)
+
+
+def test_a_drain_with_a_broken_writer_leaves_the_plan_for_the_next_start() -> None:
+    """It ends all the same, and the next collector writes the shard."""
+
+    async def body() -> None:
+        journal, writer = MemoryJournal(), MemoryWriter(full=True)
+        async with running(journal, writer) as collector:
+            instance = await registered(collector)
+            await collector.durable(collector.accept(batch(instance, "e", 0, 2))[1])
+            await collector.drain(timeout=0.2)
+        assert len(journal.plans()) == 1
+        writer.full = False
+        async with running(journal, writer):
+            pass
+        assert [part.steps for part in writer.parts] == [2]
+        assert journal.plans() == []
+
+    run(body)
+
+
+def test_a_batch_that_cannot_be_applied_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug within a batch: nothing of it is kept, and the others go on."""
+
+    async def body() -> None:
+        async with running(MemoryJournal()) as collector:
+            instance = await registered(collector)
+            assembler = collector.assembler
+            apply = assembler.apply
+
+            def broken(event: Any, *args: Any, **given: Any) -> None:
+                apply(event, *args, **given)
+                if getattr(event, "seq", 0) == 2:
+                    raise ZeroDivisionError("a bug")
+
+            monkeypatch.setattr(assembler, "apply", broken)
+            with pytest.raises(ZeroDivisionError):
+                collector.accept(batch(instance, "e", 0, 3))
+            with pytest.raises(Refusal, match="rebuilt"):
+                collector.accept(batch(instance, "e", 0, 3))
+            while collector._rebuilding is not None:
+                await asyncio.sleep(0.001)
+            assert collector.assembler.episodes == {}
+            assert collector.accept(batch(instance, "e", 0, 3))[0].accepted == 5
+            await collector.drain()
+            assert collector.totals.rows == 3
+
+    run(body)
+
+
+def test_an_event_breaks_only_its_own_clients_episode() -> None:
+    """A stranger's bad event, or a bad start of the same name, leaves an episode as it was."""
+
+    async def body() -> None:
+        async with running(MemoryJournal()) as collector:
+            owner, stranger = await registered(collector), await registered(collector)
+            collector.accept(wire.Batch(instance=owner, events=numbered("e", 0, steps=1)[:2]))
+            bad: list[wire.Event] = [
+                wire.LogAction(episode_id="e", seq=2, obs=[1.0], action=0),
+                wire.Start(episode_id="e"),
+                wire.End(episode_id="e"),
+            ]
+            reply, _ = collector.accept(wire.Batch(instance=stranger, events=bad))
+            codes = [item.error["code"] for item in reply.refused]
+            assert codes == ["conflict", "invalid", "conflict"]
+            assert collector.assembler.episodes["e"].steps == 1
+            reply, _ = collector.accept(wire.Batch(instance=owner, events=bad[:1]))
+            assert collector.assembler.finished["e"].how == "broken"
+
+    run(body)
+
+
+def test_an_error_in_the_ticker_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector that can no longer seal says so and stops."""
+
+    async def body() -> None:
+        async with running(MemoryJournal()) as collector:
+
+            def broken() -> None:
+                raise ZeroDivisionError("a bug")
+
+            monkeypatch.setattr(collector, "tick", broken)
+            await collector.failed.wait()
+            assert isinstance(collector.failure, ZeroDivisionError)
+
+    run(body)

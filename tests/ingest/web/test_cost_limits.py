@@ -1,0 +1,308 @@
+"""What a refused request has cost is waited off by strangers, and by nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import urllib3
+
+from ingest.access.key_files import create_token
+from ingest.protocol.errors import Refusal
+from ingest.protocol.messages import ARROW, JSON
+from ingest.web.asgi import Request, Response, Router
+from ingest.web.cost_limits import (
+    FREE_SECONDS,
+    LONGEST_SECONDS,
+    MAX_KNOWN,
+    MOST_OWED_SECONDS,
+    PATIENCE_SECONDS,
+    SHARE,
+    Metered,
+    Toll,
+    in_thread,
+)
+from ingest.web.limits import LONG_BODY
+from tests.attack.costly_bodies import short_import
+from tests.collector_process import CollectorProcess, declare
+from tests.ingest.raw_http import HOST, connect, listen
+
+EVENT = {"type": "log_action", "episode_id": "e", "action": 0}
+MAPS = msgspec.msgpack.encode(
+    {"events": [EVENT | {"obs": msgspec.Raw(b"\xdd\x00\x1e\x84\x80" + b"\x80" * 2_000_000)}]}
+)
+BOMB = (
+    b"POST /v1/events HTTP/1.1\r\nContent-Type: application/msgpack\r\n"
+    + HOST
+    + b"Content-Length: %d\r\n\r\n" % len(MAPS)
+    + MAPS
+)
+
+
+def test_a_refused_body_is_owed_a_hundred_times() -> None:
+    """By its payer alone: whoever shares it waits, and nobody else."""
+    toll = Toll()
+    assert toll.wait("a", "x", 10.0) == 0.0
+    assert toll.refused("a", FREE_SECONDS + 0.01, 10.0) == pytest.approx(0.01 / SHARE)
+    assert toll.wait("a", "x", 10.0) == toll.wait("a", "y", 10.0) == pytest.approx(1.0)
+    assert toll.wait("b", "z", 10.0) == 0.0
+    assert toll.refused("a", FREE_SECONDS + 0.02, 10.5) == pytest.approx(2.5)
+    assert toll.wait("a", "x", 13.0) == 0.0
+    assert toll.charged == pytest.approx(0.03)
+
+
+def test_a_cheap_refusal_is_free() -> None:
+    toll = Toll()
+    assert toll.refused("a", FREE_SECONDS, 0.0) == 0.0
+    assert toll.wait("a", "x", 0.0) == 0.0
+
+
+def test_nobody_waits_for_ever() -> None:
+    """One refusal costs a few seconds, whatever it was; a thousand a minute."""
+    toll = Toll()
+    assert toll.refused("a", 100.0, 0.0) == LONGEST_SECONDS
+    assert toll.wait("a", "x", 0.0) == LONGEST_SECONDS < PATIENCE_SECONDS
+    for _ in range(1_000):
+        assert toll.refused("a", 100.0, 0.0) == LONGEST_SECONDS
+    assert toll.wait("a", "x", 0.0) == MOST_OWED_SECONDS
+
+
+def test_who_sends_what_is_fine_does_not_wait() -> None:
+    """One long body that was accepted is enough, and one that was not is enough to lose it."""
+    toll = Toll()
+    toll.accepted("honest")
+    toll.accepted("turncoat")
+    toll.refused("a", 1.0, 0.0)
+    toll.estrange("turncoat")
+    assert toll.wait("a", "honest", 0.0) == 0.0
+    assert toll.wait("a", "turncoat", 0.0) > 0.0
+
+
+def test_so_many_are_remembered_and_no_more() -> None:
+    toll = Toll()
+    toll.refused("a", 1.0, 0.0)
+    for number in range(MAX_KNOWN + 1):
+        toll.accepted(str(number))
+    assert toll.wait("a", "0", 0.0) > 0.0
+    assert toll.wait("a", "1", 0.0) == 0.0
+
+
+def test_only_the_own_steps_of_a_coroutine_are_metered() -> None:
+    """Not what others do while it waits; its value, errors and cancellation pass through."""
+
+    async def work(busy: float, fails: bool = False) -> str:
+        until = time.perf_counter() + busy
+        while time.perf_counter() < until:
+            pass
+        await asyncio.sleep(0.05)
+        if fails:
+            raise KeyError("x")
+        return "done"
+
+    async def run() -> None:
+        metered = Metered(work(0.01))
+        assert await metered == "done"
+        assert 0.01 <= metered.seconds < 0.04
+        with pytest.raises(KeyError):
+            await Metered(work(0.0, fails=True))
+        beside = Metered(in_thread(busy, 0.02))
+        assert await beside == "done"
+        assert 0.02 <= beside.seconds < 0.08
+
+        async def waiting() -> None:
+            await Metered(asyncio.sleep(10))
+
+        task = asyncio.create_task(waiting())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+
+
+def busy(seconds: float) -> str:
+    """Keep a processor for so long."""
+    began = time.thread_time()
+    while time.thread_time() - began < seconds:
+        continue
+    return "done"
+
+
+@pytest.fixture(scope="module")
+def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
+    root: Path = tmp_path_factory.mktemp("root")
+    declare(root)
+    with CollectorProcess(root) as process:
+        yield process
+
+
+def post(
+    pool: urllib3.HTTPConnectionPool, body: bytes, headers: dict[str, str] | None = None
+) -> tuple[int, float]:
+    """The status, and how long it took."""
+    began = time.monotonic()
+    response = pool.request(
+        "POST", "/v1/events", body, headers={"content-type": JSON, **(headers or {})}
+    )
+    return response.status, time.monotonic() - began
+
+
+def steps(name: str) -> bytes:
+    """An episode that makes a long body."""
+    event = EVENT | {"episode_id": name, "obs": [0.5] * 4}
+    return msgspec.json.encode(
+        {"events": [{"type": "start", "episode_id": name}, *[event] * 1_500]}
+    )
+
+
+def owed(pool: urllib3.HTTPConnectionPool) -> float:
+    lines = pool.request("GET", "/metrics").data.decode().splitlines()
+    (line,) = [line for line in lines if line.startswith("headrace_refused_work_seconds_total ")]
+    return float(line.split()[1])
+
+
+def test_no_token_waits_for_what_another_sends(tmp_path: Path) -> None:
+    """Law: a sender's first long body is taken at once beside any refused work of another."""
+    declare(tmp_path)
+    web, two = (create_token(tmp_path, name, ["log"])[1] for name in ("web", "two"))
+    unknown = msgspec.json.encode({"events": [EVENT | {"obs": [0.5] * 4}] * 8_000})
+    head = BOMB.partition(HOST)[0].replace(b"msgpack", b"json") + HOST
+    head += f"Authorization: Bearer {two}\r\nContent-Length: {len(unknown)}\r\n\r\n".encode()
+    with CollectorProcess(tmp_path) as collector, contextlib.ExitStack() as stack:
+        for _ in range(6):
+            attacker = stack.enter_context(connect(collector.port))
+            attacker.sendall(head + unknown)
+        for number in range(3):
+            sent = {"authorization": f"Bearer {web}"}
+            with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, headers=sent) as pool:
+                while owed(pool) == 0.0:
+                    pass
+                status, took = post(pool, steps(f"e{number}"), sent)
+            assert (status, took < 2.0) == (200, True)
+
+
+def test_one_bad_event_keeps_nobody_out(collector: CollectorProcess) -> None:
+    """Law: what was accepted is never charged; the next long bodies are taken at once."""
+    start, *events = msgspec.json.decode(steps("bad"))["events"]
+    body = msgspec.json.encode({"events": [start, *events * 5, events[0] | {"action": 9}]})
+    for name in ("one", "other"):
+        with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, retries=False) as pool:
+            before = owed(pool)
+            status, took = post(pool, body.replace(b'"bad"', b'"bad-%s"' % name.encode()))
+            assert (status, took < 2.0, owed(pool)) == (200, True, before)
+            status, took = post(pool, steps(f"after-{name}"))
+            assert (status, took < 2.0) == (200, True)
+
+
+def test_one_dear_event_among_good_ones_is_charged(collector: CollectorProcess) -> None:
+    """Law: what is refused is weighed by its bytes, however many events stand beside it."""
+    with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, retries=False) as pool:
+        before = owed(pool)
+        start, *events = msgspec.json.decode(steps("dear"))["events"]
+        dear = events[0] | {"obs": [0.5] * 400_000}
+        body = msgspec.json.encode({"events": [start, *events, dear]})
+        assert post(pool, body)[0] == 200
+        assert owed(pool) > before
+
+
+def test_a_short_import_row_by_row_is_charged_and_waits(collector: CollectorProcess) -> None:
+    """Law: what a refused import costs counts, however short its body; small ones do not wait."""
+    answers: list[tuple[int, float]] = []
+
+    def send(tag: str) -> None:
+        body = short_import(tag, rows=150)
+        assert len(body) < LONG_BODY
+        sent = {"content-type": ARROW, "headrace-crc32": f"{zlib.crc32(body):08x}"}
+        with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, retries=False) as own:
+            began = time.monotonic()
+            status = own.request("POST", "/v1/steps", body, headers=sent).status
+            answers.append((status, time.monotonic() - began))
+
+    with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, retries=False) as pool:
+        assert post(pool, b'{"events":[]}')[0] == 200
+        before = owed(pool)
+        threads = [threading.Thread(target=send, args=(f"toll{n}-",)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        while owed(pool) == before:
+            pass
+        assert post(pool, b'{"events":[]}')[1] < 1.0
+        for thread in threads:
+            thread.join()
+    first, second = sorted(took for _, took in answers)
+    assert first > 0.2
+    assert second > first
+    assert {status for status, _ in answers} <= {200, 429}
+
+
+def test_a_refusal_that_waits_keeps_nothing_of_its_body() -> None:
+    """Law: neither the bytes nor what was made of them are held while the answer waits."""
+    held: list[weakref.ref[Decoded]] = []
+
+    async def handler(request: Request) -> Response:
+        decoded = Decoded(request.body)
+        held.append(weakref.ref(decoded))
+        busy(0.02)
+        raise Refusal("invalid", f"expected none of {len(decoded)} bytes")
+
+    async def run() -> bool:
+        router = Router()
+        router.add("POST", "/", handler, frozenset())
+        scope = {"type": "http", "method": "POST", "path": "/", "raw_path": b"/"}
+        scope |= {"headers": [], "query_string": b"", "client": ("here", 1)}
+        sent: list[MutableMapping[str, Any]] = []
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": b"x"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        task = asyncio.create_task(router(scope, receive, send))
+        while not router.toll.charged:
+            await asyncio.sleep(0)
+        waiting, kept = not sent, held[0]() is not None
+        await task
+        return waiting and not kept and sent[0]["status"] == 422
+
+    gc.disable()
+    try:
+        assert asyncio.run(run())
+    finally:
+        gc.enable()
+
+
+class Decoded(bytearray):
+    """What a handler makes of a body."""
+
+
+def test_a_stranger_waits_and_others_do_not(collector: CollectorProcess) -> None:
+    """Law: beside costly refusals a short request, and a known sender's long one, have no wait."""
+    known, stranger = (
+        urllib3.HTTPConnectionPool("127.0.0.1", collector.port, maxsize=1, retries=False)
+        for _ in range(2)
+    )
+    assert post(known, steps("e"))[0] == 200
+    with connect(collector.port) as attacker:
+        attacker.sendall(BOMB)
+        while owed(known) == 0.0:
+            pass
+        (_, short), (status, long) = post(known, b'{"events":[]}'), post(known, steps("f"))
+        assert status == 200
+        status, waited = post(stranger, steps("g"))
+        assert status in (200, 429)  # the latter where the bomb took this machine very long
+        assert max(short, long) < waited
+        assert listen(attacker).statuses[:1] == [413]
+    known.close()
+    stranger.close()

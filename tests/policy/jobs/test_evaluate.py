@@ -1,0 +1,266 @@
+"""Laws of the evaluation job: honest splits, known values inside the intervals, a strict gate."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from policy.algorithms.bandit import BanditConfig
+from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.jobs.evaluate import evaluate
+from policy.jobs.report import EvaluationError, gate, plot_intervals
+from policy.jobs.train import train
+from policy.networks.policy import Policy
+from policy.ope.estimators import ESTIMATORS, Episodes
+from storage.experience.episode import Part
+from storage.shards.shard import ShardWriter
+from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
+from storage.weights.store import WeightStore
+
+SPEC = PolicySpec(Box((2,)), Discrete(3, 1), ModuleSpec(hidden=(), value_head=False))
+
+
+def store_best(root, slope=8.0):
+    """A candidate that is almost the best policy of the log, by hand: it earns about 0.85."""
+    weights = {
+        "pi.0.weight": np.array([[slope, 0], [0, 0], [-slope, 0]], np.float32),
+        "pi.0.bias": np.array([0, -5, 0], np.float32),
+    }
+    return WeightStore(root, "default").add_candidate(
+        weights, spec=SPEC.to_json(), metrics={}, lineage={}
+    )
+
+
+def true_value(slope=8.0):
+    """The candidate's expected reward, by Monte Carlo over the problem itself."""
+    policy, x = Policy(SPEC), np.random.default_rng(5).normal(size=(200_000, 2)).astype(np.float32)
+    weights = {
+        "pi.0.weight": np.array([[slope, 0], [0, 0], [-slope, 0]], np.float32),
+        "pi.0.bias": np.array([0, -5, 0], np.float32),
+    }
+    policy.set_weights(weights)
+    best = np.where(x[:, 0] > 0, 0, 2)
+    return 0.9 * policy.to_numpy().probabilities(x)[np.arange(len(x)), best].mean()
+
+
+def test_estimates_cover_the_known_value_of_a_known_policy(bandit_log, tmp_path):
+    """IPS, SNIPS and DR within 4 standard errors of the truth; the logging policy's 0.18 too."""
+    bandit_log(6000).write(tmp_path)
+    result = evaluate(tmp_path, "default", store_best(tmp_path), split="all")
+    found = {one.name: one for one in result.target}
+    assert set(found) == {"ips", "snips", "dm", "dr"}
+    for name in ("ips", "snips", "dr"):
+        assert abs(found[name].value - true_value()) < 4 * found[name].stderr
+    assert abs(result.behaviour.value - 0.18) < 4 * result.behaviour.stderr
+    assert result.episodes == found["dr"].n == 6000
+    assert 0 < result.ess < 6000
+    assert gate(result, min_ess=500).passed
+
+
+def test_it_judges_by_the_episodes_that_training_held_out(bandit_log, tmp_path):
+    """The share stands in the candidate: trained + evaluated episodes make the whole log."""
+    bandit_log(2000).write(tmp_path)
+    trained = train(tmp_path, "default", BanditConfig(lr=3e-3), held_out=0.4)
+    result = evaluate(tmp_path, "default", trained.candidate)
+    assert result.held_out == 0.4
+    assert result.episodes == trained.rows_held_out
+    assert result.episodes + trained.rows_trained == 2000
+    assert result.not_read == {"other_split": trained.rows_trained}
+    assert result.estimate("snips").value > 2 * result.behaviour.value
+
+
+def test_episodes_that_cannot_be_used_are_counted_by_reason(bandit_log, tmp_path):
+    """Abandoned, broken, unfinished, without propensity: excluded from target and behaviour."""
+    log = bandit_log(500)
+    log.ended[0:5] = ["abandoned"] * 5
+    log.ended[5] = "broken"
+    log.ended[6:8] = [None] * 2
+    log.logp[4:20] = np.nan
+    log.write(tmp_path)
+    result = evaluate(tmp_path, "default", store_best(tmp_path), split="all")
+    expected = {"abandoned": 5, "broken": 1, "unfinished": 2, "no_propensity": 12}
+    assert result.excluded == expected
+    assert {one.n for one in (*result.target, result.behaviour)} == {480}
+
+
+def test_the_result_is_strict_json_and_reproducible(bandit_log, tmp_path):
+    """to_dict has no NaN; bootstrap intervals are fixed by the seed."""
+    bandit_log(300).write(tmp_path)
+    digest = store_best(tmp_path)
+
+    def run(seed):
+        result = evaluate(tmp_path, "default", digest, interval="bootstrap", seed=seed)
+        return json.dumps(result.to_dict(), allow_nan=False)
+
+    assert run(1) == run(1) != run(2)
+
+
+def test_versions_and_the_live_one_are_judged_too(bandit_log, tmp_path):
+    """A number is a version; nothing named is what is live; nothing live is an error."""
+    bandit_log(100).write(tmp_path)
+    digest = store_best(tmp_path)
+    with pytest.raises(EvaluationError, match="nothing is live"):
+        evaluate(tmp_path, "default")
+    version = WeightStore(tmp_path, "default").publish(digest).version
+    assert evaluate(tmp_path, "default", version).weights == version
+    assert evaluate(tmp_path, "default").weights == version
+
+
+def test_weights_are_judged_on_another_log(bandit_log, tmp_path):
+    """`store` says where the weights lie, when the log is another root."""
+    bandit_log(400, seed=1).write(tmp_path / "home")
+    bandit_log(400, seed=2).write(tmp_path / "away")
+    store = WeightStore(tmp_path / "home", "default")
+    digest = store_best(tmp_path / "home")
+    away = evaluate(tmp_path / "away", "default", digest, split="all", store=store)
+    home = evaluate(tmp_path / "home", "default", digest, split="all")
+    assert away.estimate().interval[0] < home.estimate().interval[1]
+    assert home.estimate().interval[0] < away.estimate().interval[1]
+    assert away.behaviour.value != home.behaviour.value
+
+
+def test_what_cannot_be_computed_is_named(bandit_log, tmp_path):
+    """An estimator that fails does not take the others down; if all fail, that is an error."""
+    log = bandit_log(1)
+    log.write(tmp_path)
+    digest = store_best(tmp_path)
+    result = evaluate(tmp_path, "default", digest, split="all", estimators=["ips", "dr"])
+    assert list(result.unavailable) == ["dr"]
+    assert "2 or more episodes" in result.unavailable["dr"]
+    with pytest.raises(EvaluationError, match="no estimate"):
+        evaluate(tmp_path, "default", digest, split="all", estimators=["dr"])
+    with pytest.raises(ValueError, match="estimators: expected names of"):
+        evaluate(tmp_path, "default", digest, estimators=["magic"])
+
+
+def test_nothing_to_judge_by_is_an_error(bandit_log, tmp_path):
+    """The message counts what was left out."""
+    log = bandit_log(10)
+    log.logp[:] = np.nan
+    log.write(tmp_path)
+    with pytest.raises(EvaluationError, match="no_propensity: 10 episodes"):
+        evaluate(tmp_path, "default", store_best(tmp_path), split="all")
+
+
+def test_the_gate_names_every_reason(bandit_log, tmp_path):
+    """Too small a sample, an interval below the baseline, a NaN: each keeps weights back."""
+    bandit_log(1000).write(tmp_path)
+    good = evaluate(tmp_path, "default", store_best(tmp_path), split="all")
+    assert gate(good, min_ess=10).reasons == ()
+    closed = gate(good, min_ess=1e6, baseline=0.95)
+    assert not closed.passed
+    assert ["effective sample size" in closed.reasons[0], "baseline 0.95" in closed.reasons[1]] == [
+        True,
+        True,
+    ]
+    middle = good.estimate().value - 1e-9
+    assert gate(good, min_ess=1, baseline=middle, rule="value").passed
+    assert not gate(good, min_ess=1, baseline=middle).passed
+    unknown = replace(good.estimate("ips"), interval=(np.nan, np.nan))
+    assert not gate(replace(good, target=(unknown,)), min_ess=1).passed
+    assert not gate(good, min_ess=np.nan).passed
+    with pytest.raises(KeyError, match="expected one of the estimates"):
+        gate(good, min_ess=1, estimator="pdis")
+
+
+def test_a_worse_policy_does_not_pass(bandit_log, tmp_path):
+    """The best policy turned round earns less than the logging one."""
+    bandit_log(2000).write(tmp_path)
+    result = evaluate(tmp_path, "default", store_best(tmp_path, slope=-8.0), split="all")
+    assert not gate(result, min_ess=10).passed
+
+
+def test_intervals_are_drawn(bandit_log, tmp_path):
+    """A PNG of several results, also with an interval without end."""
+    bandit_log(50).write(tmp_path)
+    result = evaluate(tmp_path, "default", store_best(tmp_path), split="all")
+    endless = replace(
+        result, label="one", behaviour=replace(result.behaviour, interval=(-np.inf, np.inf))
+    )
+    plot_intervals([result, endless], tmp_path / "intervals.png")
+    data = (tmp_path / "intervals.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert len(data) > 5000
+
+
+def write_long_episodes(root, lengths, *, cut=(), gone=()):
+    """Episodes of several steps; `cut` ones lie in two parts, `gone` ones lack the first part."""
+    rng, canonical = np.random.default_rng(0), canonical_json(Box((2,)), Discrete(3, 1))
+    schema = schema_id(Box((2,)), Discrete(3, 1))
+    columns, parts, ordinal = [], [], 0
+    for i, steps in enumerate(lengths):
+        obs = rng.normal(size=(steps, 2)).astype(np.float32)
+        actions, rewards = rng.integers(1, 4, steps), rng.normal(size=steps)
+        columns.append((obs, actions, rewards))
+        runs = [(0, 2), (2, steps)] if i in cut or i in gone else [(0, steps)]
+        first = ordinal
+        for number, (a, b) in enumerate(runs):
+            part = Part(
+                episode_id=f"e{i}",
+                part=number,
+                t0=a,
+                steps=b - a,
+                schema_id=schema,
+                obs=obs[a:b].tobytes(),
+                actions=actions[a:b].tobytes(),
+                rewards=rewards[a:b].tobytes(),
+                action_logp=np.full(b - a, np.log(1 / 3)).tobytes(),
+                policy_version=np.zeros(b - a, np.int64).tobytes(),
+                source=b"\0" * (b - a),
+                pass_prob=np.ones(b - a).tobytes(),
+                ts=np.zeros(b - a, np.int64).tobytes(),
+                received_ts=np.zeros(b - a, np.int64).tobytes(),
+                ended="terminated" if b == steps else None,
+                ordinal=ordinal,
+                episode_ordinal=first,
+            )
+            ordinal += 1
+            if not (i in gone and number == 0):
+                parts.append(part)
+    writer = ShardWriter(root / "shards")
+    for start in range(0, len(parts), 3):
+        writer.write(f"0123456789ab-{schema}", canonical, parts[start : start + 3])
+    return columns
+
+
+def test_long_episodes_are_joined_over_their_parts_and_shards(tmp_path):
+    """PDIS and the rest equal those of the same episodes given by hand; a lost part excludes."""
+    lengths = [3, 5, 4, 6, 3, 4]
+    columns = write_long_episodes(tmp_path, lengths, cut={1, 3}, gone={2})
+    del columns[2], lengths[2]
+    result = evaluate(tmp_path, "default", store_best(tmp_path, slope=0.3), split="all", gamma=0.9)
+    policy = Policy(SPEC)
+    _, weights = WeightStore(tmp_path, "default").load_candidate(str(result.weights))
+    policy.set_weights(weights)
+    obs, actions, rewards = (np.concatenate(each) for each in zip(*columns, strict=True))
+    expected = Episodes.from_flat(
+        rewards,
+        lengths=lengths,
+        behaviour_logp=np.full(len(rewards), np.log(1 / 3)),
+        target_logp=policy.to_numpy().logp(obs, actions),
+    )
+    assert result.excluded == {"incomplete": 1}
+    assert [one.name for one in result.target] == ["is", "pdis", "wis", "cwpdis"]
+    for one in result.target:
+        assert one.value == pytest.approx(ESTIMATORS[one.name](expected, gamma=0.9).value)
+
+
+def test_a_filter_that_training_fitted_is_applied(bandit_log, tmp_path):
+    """Observations far from 0: only with its filter's state can the policy tell them apart."""
+    log = bandit_log(2000)
+    log.obs = log.obs * 100 + 10_000
+    log.write(tmp_path)
+    spec = replace(SPEC, observation_filter="MeanStdFilter")
+    trained = train(tmp_path, "default", BanditConfig(lr=3e-2), spec=spec)
+    result = evaluate(tmp_path, "default", trained.candidate)
+    assert result.estimate("snips").value > 2 * result.behaviour.value
+
+
+def test_judging_needs_no_torch():
+    """The job reads numpy weights: a small machine can run it."""
+    code = "import sys, policy.jobs.evaluate; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
