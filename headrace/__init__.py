@@ -1,66 +1,252 @@
 """Carry experience to a learner and better weights back.
 
-Names are loaded when they are first used (PEP 562).
+Everything that users import stands here, and nowhere else: `headrace.__all__`. Names are loaded
+when they are first used (PEP 562), so that a service that logs never pays for torch or Arrow.
+
+Exceptions:
+
+    IngestError                     anything between clients and the collector
+    ├── Refusal (ValueError)        what the collector answers: a code, an HTTP status, where
+    ├── ClientError                 the collector cannot be used as asked
+    │   ├── CollectorUnavailable (ConnectionError)   no answer in time
+    │   └── BufferFull              more events wait than the client may hold
+    ├── ServingStopped              the program behind an ExternalEnv, or its worker, has gone
+    ├── TokenError (ValueError)     a token cannot be made, found or read
+    ├── ReplayError                 a log cannot be imported
+    ├── ServeError                  the collector cannot start: what to change
+    └── CollectorFailed             the journal failed: restart and replay
+    StorageError                    anything at rest
+    ├── FolderMoved                 a folder in use is no longer at its path
+    ├── JournalError
+    │   ├── JournalLocked           another process holds the journal
+    │   │   └── JournalLookedAt     others only read it, and will be done soon
+    │   ├── JournalFull             no space left: rolled back, the journal stays usable
+    │   └── JournalFailed           a write or a sync failed
+    ├── WeightStoreError
+    │   ├── WeightsNotFound         no such candidate or version
+    │   ├── WeightsDamaged          a digest or a document does not fit
+    │   └── GenerationConflict      somebody else changed what is live
+    ├── ShardError
+    │   ├── ShardDamaged            a file does not fit its name or its format
+    │   ├── ShardWriteError         a shard could not be written
+    │   └── WriterDied              the shard writer ended before it answered
+    └── ReaderError
+        ├── EndOfInput              nothing is left to read
+        ├── MixedSchemas            rows of several spaces, and none was chosen
+        └── ReaderState             a saved position does not fit the reader
+    ValueError                      what was passed or read is wrong
+    ├── SpaceError, DeclarationError, SpecError, EpisodeError, BatchError, NotFinite
+    └── ManifestError, NothingToFreeze, NothingToTrainOn, DataIncomplete, EvaluationError
+    RuntimeError
+    ├── EnvFailed                   an environment failed more often than it may
+    └── ExportError                 a policy cannot be exported
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headrace.extras import missing_extra
+
 if TYPE_CHECKING:
+    from ingest.access.tokens import TokenError as TokenError
     from ingest.client.policy_client import PolicyClient as PolicyClient
+    from ingest.client.publisher import Publisher as Publisher
     from ingest.embedded.external_env import ExternalEnv as ExternalEnv
     from ingest.embedded.external_multi_agent_env import (
         ExternalMultiAgentEnv as ExternalMultiAgentEnv,
     )
     from ingest.embedded.policy_server_input import PolicyServerInput as PolicyServerInput
+    from ingest.protocol.errors import BufferFull as BufferFull
+    from ingest.protocol.errors import ClientError as ClientError
+    from ingest.protocol.errors import CollectorFailed as CollectorFailed
+    from ingest.protocol.errors import CollectorUnavailable as CollectorUnavailable
+    from ingest.protocol.errors import IngestError as IngestError
+    from ingest.protocol.errors import Refusal as Refusal
+    from ingest.protocol.errors import ReplayError as ReplayError
+    from ingest.protocol.errors import ServingStopped as ServingStopped
+    from ingest.server.listening import ServeError as ServeError
+    from policy.algorithms.bandit import BanditConfig as BanditConfig
+    from policy.algorithms.learner import Learner as Learner
+    from policy.algorithms.ppo import PPOConfig as PPOConfig
     from policy.algorithms.trainable_policy import TrainablePolicy as TrainablePolicy
+    from policy.envs.base_env import BaseEnv as BaseEnv
+    from policy.envs.env_context import EnvContext as EnvContext
+    from policy.envs.env_runner import EnvFailed as EnvFailed
     from policy.envs.env_runner import EnvRunner as EnvRunner
+    from policy.inference.distributions import NotFinite as NotFinite
+    from policy.inference.spec import ModuleSpec as ModuleSpec
     from policy.inference.spec import PolicySpec as PolicySpec
+    from policy.inference.spec import SpecError as SpecError
+    from policy.jobs.freeze import ManifestError as ManifestError
+    from policy.jobs.freeze import NothingToFreeze as NothingToFreeze
+    from policy.jobs.report import EvaluationError as EvaluationError
+    from policy.jobs.run_once import DataIncomplete as DataIncomplete
+    from policy.jobs.train import NothingToTrainOn as NothingToTrainOn
+    from policy.networks.export import ExportError as ExportError
     from policy.networks.policy import Policy as Policy
     from policy.ope import estimators as estimators
     from policy.sampling.callbacks import Callbacks as Callbacks
+    from policy.worker.batch_io import IOContext as IOContext
     from policy.worker.group import WorkerGroup as WorkerGroup
     from policy.worker.rollout_worker import RolloutWorker as RolloutWorker
+    from storage.declarations.declaration import DeclarationError as DeclarationError
+    from storage.declarations.declaration import PolicyDeclaration as PolicyDeclaration
+    from storage.declarations.policy_files import load_declarations as load_declarations
+    from storage.declarations.policy_files import save_declaration as save_declaration
+    from storage.errors import FolderMoved as FolderMoved
+    from storage.errors import GenerationConflict as GenerationConflict
+    from storage.errors import JournalError as JournalError
+    from storage.errors import JournalFailed as JournalFailed
+    from storage.errors import JournalFull as JournalFull
+    from storage.errors import JournalLocked as JournalLocked
+    from storage.errors import JournalLookedAt as JournalLookedAt
+    from storage.errors import StorageError as StorageError
+    from storage.errors import WeightsDamaged as WeightsDamaged
+    from storage.errors import WeightsNotFound as WeightsNotFound
+    from storage.errors import WeightStoreError as WeightStoreError
     from storage.experience.episode import Episode as Episode
+    from storage.experience.episode import EpisodeError as EpisodeError
+    from storage.experience.episode import Step as Step
+    from storage.experience.interfaces import EndOfInput as EndOfInput
     from storage.experience.interfaces import InputReader as InputReader
+    from storage.experience.interfaces import MixedSchemas as MixedSchemas
     from storage.experience.interfaces import OutputWriter as OutputWriter
+    from storage.experience.interfaces import ReaderError as ReaderError
+    from storage.experience.interfaces import ReaderState as ReaderState
     from storage.experience.multi_agent_batch import MultiAgentBatch as MultiAgentBatch
+    from storage.experience.sample_batch import BatchError as BatchError
     from storage.experience.sample_batch import SampleBatch as SampleBatch
+    from storage.experience.sample_batch import concat_samples as concat_samples
     from storage.reading.multi_agent_reader import MultiAgentReader as MultiAgentReader
     from storage.reading.shard_reader import ShardReader as ShardReader
     from storage.shards.arrow_arrays import decode_column as decode_column
+    from storage.shards.names import ShardDamaged as ShardDamaged
+    from storage.shards.names import ShardError as ShardError
+    from storage.shards.names import ShardWriteError as ShardWriteError
+    from storage.shards.names import WriterDied as WriterDied
     from storage.shards.output_writer import ParquetOutputWriter as ParquetOutputWriter
     from storage.shards.shard import ShardWriter as ShardWriter
     from storage.shards.shard import read_shard as read_shard
     from storage.shards.shard import to_pandas as to_pandas
+    from storage.spaces.descriptors import Box as Box
+    from storage.spaces.descriptors import Dict as Dict
+    from storage.spaces.descriptors import Discrete as Discrete
+    from storage.spaces.descriptors import MultiBinary as MultiBinary
+    from storage.spaces.descriptors import MultiDiscrete as MultiDiscrete
+    from storage.spaces.descriptors import Space as Space
+    from storage.spaces.descriptors import SpaceError as SpaceError
+    from storage.spaces.descriptors import Text as Text
+    from storage.spaces.descriptors import Tuple as Tuple
+    from storage.spaces.descriptors import parse_space as parse_space
+    from storage.spaces.descriptors import space_from_json as space_from_json
+    from storage.spaces.descriptors import space_to_json as space_to_json
+    from storage.spaces.gymnasium_spaces import from_gym as from_gym
+    from storage.spaces.gymnasium_spaces import to_gym as to_gym
     from storage.weights.store import WeightStore as WeightStore
 
+# Where each public name lives.
 _HOMES = {
-    "Callbacks": "policy.sampling.callbacks",
-    "EnvRunner": "policy.envs.env_runner",
-    "Episode": "storage.experience.episode",
+    # Clients, and environments that call us
     "ExternalEnv": "ingest.embedded.external_env",
     "ExternalMultiAgentEnv": "ingest.embedded.external_multi_agent_env",
-    "InputReader": "storage.experience.interfaces",
+    "PolicyClient": "ingest.client.policy_client",
+    "PolicyServerInput": "ingest.embedded.policy_server_input",
+    "Publisher": "ingest.client.publisher",
+    # Spaces
+    "Box": "storage.spaces.descriptors",
+    "Dict": "storage.spaces.descriptors",
+    "Discrete": "storage.spaces.descriptors",
+    "MultiBinary": "storage.spaces.descriptors",
+    "MultiDiscrete": "storage.spaces.descriptors",
+    "Space": "storage.spaces.descriptors",
+    "Text": "storage.spaces.descriptors",
+    "Tuple": "storage.spaces.descriptors",
+    "from_gym": "storage.spaces.gymnasium_spaces",
+    "parse_space": "storage.spaces.descriptors",
+    "space_from_json": "storage.spaces.descriptors",
+    "space_to_json": "storage.spaces.descriptors",
+    "to_gym": "storage.spaces.gymnasium_spaces",
+    # Declarations
+    "PolicyDeclaration": "storage.declarations.declaration",
+    "load_declarations": "storage.declarations.policy_files",
+    "save_declaration": "storage.declarations.policy_files",
+    # Experience
+    "Episode": "storage.experience.episode",
     "MultiAgentBatch": "storage.experience.multi_agent_batch",
+    "SampleBatch": "storage.experience.sample_batch",
+    "Step": "storage.experience.episode",
+    "concat_samples": "storage.experience.sample_batch",
+    # Readers and writers
+    "InputReader": "storage.experience.interfaces",
     "MultiAgentReader": "storage.reading.multi_agent_reader",
     "OutputWriter": "storage.experience.interfaces",
     "ParquetOutputWriter": "storage.shards.output_writer",
-    "Policy": "policy.networks.policy",
-    "PolicyClient": "ingest.client.policy_client",
-    "PolicyServerInput": "ingest.embedded.policy_server_input",
-    "PolicySpec": "policy.inference.spec",
-    "RolloutWorker": "policy.worker.rollout_worker",
-    "SampleBatch": "storage.experience.sample_batch",
     "ShardReader": "storage.reading.shard_reader",
     "ShardWriter": "storage.shards.shard",
-    "TrainablePolicy": "policy.algorithms.trainable_policy",
-    "WeightStore": "storage.weights.store",
-    "WorkerGroup": "policy.worker.group",
     "decode_column": "storage.shards.arrow_arrays",
-    "estimators": "policy.ope.estimators",
     "read_shard": "storage.shards.shard",
     "to_pandas": "storage.shards.shard",
+    # Policies, learning, judging
+    "BanditConfig": "policy.algorithms.bandit",
+    "Learner": "policy.algorithms.learner",
+    "ModuleSpec": "policy.inference.spec",
+    "PPOConfig": "policy.algorithms.ppo",
+    "Policy": "policy.networks.policy",
+    "PolicySpec": "policy.inference.spec",
+    "TrainablePolicy": "policy.algorithms.trainable_policy",
+    "WeightStore": "storage.weights.store",
+    "estimators": "policy.ope.estimators",
+    # Workers
+    "BaseEnv": "policy.envs.base_env",
+    "Callbacks": "policy.sampling.callbacks",
+    "EnvContext": "policy.envs.env_context",
+    "EnvRunner": "policy.envs.env_runner",
+    "IOContext": "policy.worker.batch_io",
+    "RolloutWorker": "policy.worker.rollout_worker",
+    "WorkerGroup": "policy.worker.group",
+    # Exceptions
+    "BatchError": "storage.experience.sample_batch",
+    "BufferFull": "ingest.protocol.errors",
+    "ClientError": "ingest.protocol.errors",
+    "CollectorFailed": "ingest.protocol.errors",
+    "CollectorUnavailable": "ingest.protocol.errors",
+    "DataIncomplete": "policy.jobs.run_once",
+    "DeclarationError": "storage.declarations.declaration",
+    "EndOfInput": "storage.experience.interfaces",
+    "EnvFailed": "policy.envs.env_runner",
+    "EpisodeError": "storage.experience.episode",
+    "EvaluationError": "policy.jobs.report",
+    "ExportError": "policy.networks.export",
+    "FolderMoved": "storage.errors",
+    "GenerationConflict": "storage.errors",
+    "IngestError": "ingest.protocol.errors",
+    "JournalError": "storage.errors",
+    "JournalFailed": "storage.errors",
+    "JournalFull": "storage.errors",
+    "JournalLocked": "storage.errors",
+    "JournalLookedAt": "storage.errors",
+    "ManifestError": "policy.jobs.freeze",
+    "MixedSchemas": "storage.experience.interfaces",
+    "NotFinite": "policy.inference.distributions",
+    "NothingToFreeze": "policy.jobs.freeze",
+    "NothingToTrainOn": "policy.jobs.train",
+    "ReaderError": "storage.experience.interfaces",
+    "ReaderState": "storage.experience.interfaces",
+    "Refusal": "ingest.protocol.errors",
+    "ReplayError": "ingest.protocol.errors",
+    "ServeError": "ingest.server.listening",
+    "ServingStopped": "ingest.protocol.errors",
+    "ShardDamaged": "storage.shards.names",
+    "ShardError": "storage.shards.names",
+    "ShardWriteError": "storage.shards.names",
+    "SpaceError": "storage.spaces.descriptors",
+    "SpecError": "policy.inference.spec",
+    "StorageError": "storage.errors",
+    "TokenError": "ingest.access.tokens",
+    "WeightStoreError": "storage.errors",
+    "WeightsDamaged": "storage.errors",
+    "WeightsNotFound": "storage.errors",
+    "WriterDied": "storage.shards.names",
 }
 __all__ = sorted(_HOMES)
 
@@ -68,7 +254,13 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    home = import_module(_HOMES[name])
+    try:
+        home = import_module(_HOMES[name])
+    except ModuleNotFoundError as missing:
+        raise missing_extra(missing, f"headrace.{name}") or missing from missing
+    except AttributeError as error:
+        # `from headrace import X` would turn it into "cannot import name 'X'", without the cause
+        raise ImportError(f"headrace.{name}: {_HOMES[name]} cannot be loaded: {error}") from error
     return home if _HOMES[name].endswith(f".{name}") else getattr(home, name)
 
 

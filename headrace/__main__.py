@@ -1,9 +1,8 @@
-"""Headrace's front door: one command line over ingest, policy and storage.
+"""The command line: `headrace`, or `python -m headrace`.
 
-The commands stand in their packages (`headrace.cli.commands`, `headrace.cli.learning`,
-`headrace.cli.collecting`) as plain functions, and `_command_line` joins them. This file loads in a
-base install, which has no typer. Each command is a lazy door: it imports what it needs, so that
-`--help` loads neither torch nor Arrow, and the collector nothing but itself.
+The commands are plain functions in `headrace.cli`; `_command_line` joins them. This file loads in a
+base install, which has no typer. Each command imports what it needs when it runs, so that `--help`
+loads neither torch nor Arrow, and the collector nothing but itself.
 
 Every option is also an environment variable: HEADRACE_COLLECT_PORT for `collect --port`; those
 that several commands share have one name for all, as HEADRACE_ROOT. With --json the result is
@@ -17,15 +16,16 @@ bad input or an extra that is not installed. `collect` has its own beside them (
 1 trouble of disk or system, 3 its root or its port is taken.
 """
 
-# ruff: noqa: PLC0415 - the front door loads what it joins when it is asked to
+# ruff: noqa: PLC0415 - loads what it joins when it is asked to
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, NoReturn
+
+from headrace.extras import missing_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,41 +35,17 @@ try:
 except ModuleNotFoundError:  # the base install: main() names the extra to install
     typer = None  # type: ignore[assignment]  # a module or nothing
 
-PACKAGES = ("storage", "policy", "ingest")
-# Which extra brings the module that a command missed.
-EXTRA_OF = {
-    "typer": "cli",
-    "rich": "cli",
-    "uvicorn": "collector",
-    "uvloop": "collector",
-    "httptools": "collector",
-    "starlette": "collector",
-    "prometheus_client": "collector",
-    "pyarrow": "collector",
-    "watchdog": "collector",
-    "torch": "train",
-    "gymnasium": "train",
-    "pandas": "train",
-    "fastparquet": "train",
-    "scipy": "train",
-    "matplotlib": "train",
-    "cryptography": "secure",
-}
-
 
 def main() -> None:
-    """Run the command line; the entry point of `headrace` and of `python headrace/__main__.py`."""
+    """Run the command line; the entry point of `headrace`."""
     try:
         _follow_parent()
-        _check_packages()
         _command_line()()
     except ModuleNotFoundError as missing:
-        extra = EXTRA_OF.get((missing.name or "").partition(".")[0])
-        if extra is None:
+        told = missing_extra(missing, "this command")
+        if told is None:
             raise
-        _fail(
-            f"this needs {missing.name}, which is not installed: pip install 'headrace[{extra}]'", 2
-        )
+        _fail(str(told), 2)
     except Exception as error:
         if not _is_the_users(error) or os.environ.get("HEADRACE_DEBUG"):
             raise
@@ -98,18 +74,6 @@ def _status(error: Exception) -> int:
     from ingest.server.listening import ServeError
 
     return error.exit_status if isinstance(error, ServeError) else 2
-
-
-def _check_packages() -> None:
-    """Refuse to run over a `storage`, `policy` or `ingest` of another distribution."""
-    for name in PACKAGES:
-        module = importlib.import_module(name)
-        if not hasattr(module, "__headrace__"):
-            _fail(
-                f"Python found another package named {name!r}: {module.__file__}. "
-                "Uninstall or rename it, or put Headrace before it on sys.path.",
-                1,
-            )
 
 
 def _command_line() -> typer.Typer:

@@ -17,6 +17,7 @@ from typing import Any
 
 import urllib3
 
+from ingest import __name__ as INGEST
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.spaces.descriptors import parse_space
@@ -51,7 +52,7 @@ class CollectorProcess:
         *,
         port: int = 0,
         env: Mapping[str, str] | None = None,
-        program: Sequence[str] = ("-m", "ingest"),
+        program: Sequence[str] = ("-m", INGEST),
         options: Sequence[str] = (),
         ca: Path | None = None,
         log: Path | None = None,

@@ -1,1 +1,6 @@
-"""The commands of the command line."""
+"""The commands of the command line, one function each.
+
+Loads what a command needs when it runs, so that `--help` loads neither torch nor Arrow.
+"""
+
+__all__ = ["collecting", "learning", "options", "publishing", "tokens"]

@@ -23,11 +23,11 @@ from ingest.client.events import check_id, encode_info, number, propensity, size
 from ingest.client.local_actions import LocalActor
 from ingest.client.open_episodes import ClientEpisode, ClientPolicy, ClientWhole, EpisodeBook
 from ingest.client.remote_actions import RemoteActor
-from ingest.embedded.exchange import ALL_AGENTS
 from ingest.protocol.agent_names import label, label_of, name_of
 from ingest.protocol.errors import ClientError, Refusal, completed
 from ingest.protocol.messages import End, Event, LogAction, LogReturns, Start
 from storage.declarations.mapping_functions import takes_episode
+from storage.experience.episode import ALL_AGENTS
 
 PolicyMapping: TypeAlias = Callable[..., str | None]
 """An agent's policy, by the agent's id, or by that and the episode's."""

@@ -1,1 +1,18 @@
-"""The collector: journal, sealing, recovery, quotas."""
+"""The collector without HTTP: group commit, sealing, recovery, live policies.
+
+Joins the state machine of `ingest.episodes` to the journal and the shard writer. Loads neither
+pandas nor torch.
+"""
+
+__all__ = [
+    "address_file",
+    "backup_restore",
+    "collector",
+    "flow_control",
+    "journal_report",
+    "live_policies",
+    "part_feed",
+    "quotas",
+    "recovery",
+    "stores",
+]

@@ -33,15 +33,13 @@ from ingest.protocol.errors import (
     completed,
     not_found,
 )
-from storage.experience.episode import DEFAULT_AGENT, LoggedAction
+from storage.experience.episode import ALL_AGENTS, DEFAULT_AGENT, LoggedAction
 
 __all__ = ["Exchange"]
 
 ByAgent: TypeAlias = dict[Any, Any]
 OwnAction: TypeAlias = Callable[[str, Any, Any], Any]
 Poll: TypeAlias = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
-
-ALL_AGENTS = "__all__"
 
 
 class _Said(NamedTuple):

@@ -1,1 +1,6 @@
-"""Logs in files, sent as if they happened now."""
+"""Logs in files, read row by row and sent through a collector as episodes.
+
+A client like any other: it knows `ingest.client`, not the collector.
+"""
+
+__all__ = ["replay"]

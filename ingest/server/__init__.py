@@ -1,1 +1,6 @@
-"""Routes, metrics, logs and the process that serves."""
+"""The collector as a process: routes, metrics, logs, signals, supervision.
+
+The only place where every part of the edge meets.
+"""
+
+__all__ = ["collect", "declare", "listening", "logs", "process"]

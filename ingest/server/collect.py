@@ -15,7 +15,7 @@ from storage.errors import StorageError
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the collector; answers the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m ingest")
+    parser = argparse.ArgumentParser(prog=f"python -m {__name__.removesuffix('.server.collect')}")
     commands = parser.add_subparsers(dest="command", required=True)
     collect = commands.add_parser("collect", help="run the collector until SIGTERM")
     collect.add_argument("--root", type=Path, required=True)

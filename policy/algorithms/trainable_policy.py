@@ -81,7 +81,7 @@ class PolicySettings:
         if not isinstance(self.algorithm, PPOConfig):
             raise ValueError(
                 f"algorithm: expected a PPOConfig, got {type(self.algorithm).__name__}: other "
-                "update rules learn from the worker's batches through policy.algorithms.learner.Learner"
+                "update rules learn from the worker's batches through headrace.Learner"
             )
 
     _KEYS: ClassVar[tuple[str, ...]] = ("algorithm", "observation_filter", "explore", "spec")

@@ -42,10 +42,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import gymnasium as gym
 
 from policy.envs.vector_base_env import VectorBaseEnv
-from storage.experience.episode import DEFAULT_AGENT
+from storage.experience.episode import ALL_AGENTS, DEFAULT_AGENT
 
 __all__ = [
-    "ALL_AGENTS",
     "BaseEnv",
     "MultiEnvDict",
     "Poll",
@@ -53,8 +52,6 @@ __all__ = [
     "require_reset_support",
     "to_base_env",
 ]
-
-ALL_AGENTS = "__all__"
 
 EnvId: TypeAlias = Hashable
 MultiEnvDict: TypeAlias = dict[Any, Any]

@@ -24,7 +24,7 @@ import numpy as np
 
 __all__ = ["ENV_STEP_FAILURE", "EnvFailed", "EnvRunner", "RestartLimits", "Restarts"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("headrace.worker")
 
 ENV_STEP_FAILURE: Final = "env_step_failure"
 """What `_try_env_step` answers after the copy was made anew: discard its episode and reset."""

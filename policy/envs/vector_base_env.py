@@ -21,13 +21,12 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from storage.experience.episode import DEFAULT_AGENT
+from storage.experience.episode import ALL_AGENTS, DEFAULT_AGENT
 
 __all__ = ["VectorBaseEnv"]
 
 _Dicts: TypeAlias = dict[Any, Any]
 _News: TypeAlias = tuple[_Dicts, _Dicts, _Dicts, _Dicts, _Dicts, _Dicts]
-_ALL = "__all__"
 
 
 class VectorBaseEnv:
@@ -167,8 +166,8 @@ def _tell(
 ) -> None:
     news[0][i] = {DEFAULT_AGENT: obs}
     news[1][i] = {DEFAULT_AGENT: reward}
-    news[2][i] = {DEFAULT_AGENT: terminated, _ALL: terminated}
-    news[3][i] = {DEFAULT_AGENT: truncated, _ALL: truncated}
+    news[2][i] = {DEFAULT_AGENT: terminated, ALL_AGENTS: terminated}
+    news[3][i] = {DEFAULT_AGENT: truncated, ALL_AGENTS: truncated}
     news[4][i] = {DEFAULT_AGENT: info}
 
 

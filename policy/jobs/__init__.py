@@ -1,1 +1,6 @@
-"""Freeze, train, evaluate, publish: one run each."""
+"""Jobs of a training schedule: freeze, train, evaluate, publish, follow.
+
+Each is safe to run again. Knows the shards, the learner and the weight store; nothing of HTTP.
+"""
+
+__all__ = ["freeze", "gate", "report", "run_once", "train", "train_live", "train_once"]

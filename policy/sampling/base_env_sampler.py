@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from policy.algorithms.trainable_policy import Actor, TrainablePolicy
-from policy.envs.base_env import ALL_AGENTS, BaseEnv, MultiEnvDict
+from policy.envs.base_env import BaseEnv, MultiEnvDict
 from policy.envs.env_runner import Restarts
 from policy.inference.numpy_policy import Actions
 from policy.sampling.agent_rows import ActedRow, AgentRows
@@ -25,13 +25,13 @@ from policy.sampling.metrics import MetricsRecorder
 from policy.sampling.plays import Pack, Play, Waiting, observation_columns, same_action
 from policy.sampling.postprocessing import RowFinisher, alike
 from policy.sampling.sampler import FRAGMENT_CUT, CutRules
-from storage.experience.episode import DEFAULT_POLICY
+from storage.experience.episode import ALL_AGENTS, DEFAULT_POLICY
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch, concat_samples
 
 __all__ = ["BaseEnvSampler"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("headrace.worker")
 
 ObservationFn = Callable[..., Any]
 TRAINING_ENABLED = "training_enabled"

@@ -1,1 +1,6 @@
-"""The rollout worker, and groups of them."""
+"""The rollout worker, and groups of workers on Ray.
+
+Puts environments, samplers, policies and learning together behind the API of one class.
+"""
+
+__all__ = ["batch_io", "group", "rollout_worker"]

@@ -14,7 +14,7 @@ from policy.envs.base_env import BaseEnv, require_reset_support, to_base_env
 from policy.envs.env_context import EnvContext
 from policy.worker.settings import WorkerSettings
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("headrace.worker")
 
 __all__ = [
     "CopyMaker",

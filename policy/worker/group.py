@@ -31,7 +31,7 @@ from policy.worker.ray_actor import ray_module
 
 __all__ = ["GroupStats", "WorkerGroup"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("headrace.worker")
 Result = TypeVar("Result")
 
 

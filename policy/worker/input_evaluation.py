@@ -40,7 +40,7 @@ from storage.spaces.descriptors import Discrete
 
 __all__ = ["SIMULATION", "InputEvaluation", "check_methods"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("headrace.worker")
 
 SIMULATION = "simulation"
 _ALIASES: Mapping[str, str] = {"wis_pd": "cwpdis", "is_pd": "pdis"}

@@ -105,7 +105,7 @@ class RolloutWorker(WorkerLearning, EnvRunner):
         os.environ.update(self.settings.extra_python_environs)
         if self.settings.log_level is not None:
             level = "WARNING" if self.settings.log_level == "WARN" else self.settings.log_level
-            logging.getLogger("policy").setLevel(level)
+            logging.getLogger("headrace.worker").setLevel(level)
 
     # what a runner makes
 

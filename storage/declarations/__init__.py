@@ -1,1 +1,6 @@
-"""What is declared of a policy: spaces, rules."""
+"""What is declared of a policy: its spaces, windows, redaction, and the files that say so.
+
+Knows spaces and files; nothing of journals or shards.
+"""
+
+__all__ = ["declaration", "mapping_functions", "policy_files", "redaction_rules"]

@@ -28,6 +28,8 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 """Who chose an action; a part stores the index into this tuple."""
 
 DEFAULT_AGENT = "agent0"
+ALL_AGENTS = "__all__"
+"""The key of a dict by agent that speaks for all of them."""
 DEFAULT_POLICY = "default"
 UNKNOWN_VERSION = -1
 

@@ -1,1 +1,17 @@
-"""The shard format: schema, names, writer."""
+"""The shard format: schema, file names, writing, and the child process that writes.
+
+Knows experience and Arrow; nothing of who reads.
+"""
+
+__all__ = [
+    "arrow_arrays",
+    "names",
+    "output_writer",
+    "part_block",
+    "schema",
+    "shard",
+    "tables",
+    "unjournaled",
+    "writer_main",
+    "writer_process",
+]

@@ -40,6 +40,7 @@ __all__ = [
     "write_message",
 ]
 
+_STORAGE = __name__.removesuffix(".shards.writer_process")
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"HRS1"
 _MAX_FRAMES = 64
@@ -132,8 +133,9 @@ class WriterProcess:
     is removed at start.
     """
 
-    # -P: a folder called `storage` where the user happens to stand is not this package
-    program: ClassVar[tuple[str, ...]] = ("-P", "-m", "storage")
+    # -P: a folder called `storage` where the user happens to stand is not this package, which is
+    # headrace.storage where Headrace is installed.
+    program: ClassVar[tuple[str, ...]] = ("-P", "-m", _STORAGE)
 
     def __init__(
         self,
@@ -269,7 +271,7 @@ def _drop_pipes(child: subprocess.Popen[bytes]) -> None:
 def _environment() -> dict[str, str]:
     """Ours, with the folder that holds this package importable in the child as well."""
     environment = dict(os.environ)
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[len(__name__.split(".")) - 1])
     if root != sysconfig.get_paths()["purelib"]:
         before = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{root}{os.pathsep}{before}" if before else root

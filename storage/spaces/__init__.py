@@ -1,1 +1,6 @@
-"""Spaces, their values and the codec."""
+"""Spaces and their values: descriptors, canonical bytes, validation.
+
+numpy alone, but for `gymnasium_spaces`, which needs gymnasium.
+"""
+
+__all__ = ["codec", "descriptors", "gymnasium_spaces", "leaves"]

@@ -1,1 +1,6 @@
-"""Files, processes, start-up."""
+"""What we need of the operating system: locks, atomic files, signals, faster starts.
+
+Knows nothing of experience.
+"""
+
+__all__ = ["files", "pinned_folders", "process", "startup", "stop_signal"]

@@ -1,1 +1,6 @@
-"""Checks of what is on disk."""
+"""Checks of what is at rest: is every acknowledged step in exactly one place?
+
+Reads shards and journals, and changes nothing.
+"""
+
+__all__ = ["audit", "inventory"]

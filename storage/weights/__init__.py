@@ -1,1 +1,6 @@
-"""Published weights."""
+"""Published weights: candidates, immutable versions, the pointer to what is live.
+
+Knows files and errors; nothing of what a network is.
+"""
+
+__all__ = ["manifest", "memory_store", "store"]

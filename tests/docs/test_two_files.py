@@ -13,8 +13,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from ingest import PolicyClient, PolicyServerInput
-from policy import Policy, PolicySpec
+from headrace import Policy, PolicyClient, PolicyServerInput, PolicySpec
 from policy.algorithms.learner import Learner
 from policy.algorithms.ppo import PPOConfig
 from storage.declarations.declaration import PolicyDeclaration

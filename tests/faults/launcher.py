@@ -17,7 +17,7 @@ def main(name: str, package: str, *arguments: str) -> int:
     """Break the build, then run the package's own door."""
     mutants.find(name).plant(mutants.Patch(delay=mutants.DELAY_SECONDS))
     WriterProcess.program = ("-m", "tests.faults.launcher", name, "storage")
-    status: int = importlib.import_module(f"headrace.{package}.__main__").main(list(arguments))
+    status: int = importlib.import_module(f"{package}.__main__").main(list(arguments))
     return status
 
 

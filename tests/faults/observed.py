@@ -52,7 +52,7 @@ def main(folder: str, mutant: str, package: str, *arguments: str) -> int:
     threading.Thread(target=answer, args=(Path(folder),), daemon=True).start()
     if mutant != "none":
         return launcher.main(mutant, package, *arguments)
-    status: int = importlib.import_module(f"headrace.{package}.__main__").main(list(arguments))
+    status: int = importlib.import_module(f"{package}.__main__").main(list(arguments))
     return status
 
 

@@ -1,13 +1,19 @@
-"""The wheel, as a stranger gets it: our modules and nothing else, working on the base install.
+"""The wheel, as a stranger gets it: one package, on the base install and with every extra.
 
-Its environment is kept under .make/ between runs and holds the base dependencies alone; the wheel
-is built and installed anew each time.
+Two environments are kept under .make/ between runs: one with the base dependencies alone, one that
+borrows the packages of the environment that runs the tests. The wheel is built and put into both
+anew each time.
 """
 
 from __future__ import annotations
 
+import ast
+import json
+import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 import zlib
@@ -15,28 +21,39 @@ from pathlib import Path
 
 import pytest
 
+from hatch_build import PACKAGES, as_installed, module_names
+
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("storage", "policy", "ingest")
 EXTRAS = ["torch", "pyarrow", "pandas", "watchdog", "gymnasium", "typer", "rich", "uvicorn"]
 
 
-def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+def run(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
-def checked(*command: str | Path, cwd: Path) -> str:
-    result = run(*command, cwd=cwd)
+def checked(*command: str | Path, cwd: Path, **env: str) -> str:
+    result = run(*command, cwd=cwd, **env)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def wheel_of(source: Path, folder: Path) -> Path:
     build = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    checked(sys.executable, *build, ROOT, cwd=folder)
+    checked(sys.executable, *build, source, cwd=source.parent)
     (built,) = folder.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel_of(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +73,45 @@ def thin(wheel: Path) -> Path:
     return home / "bin"
 
 
-def test_the_wheel_holds_our_modules_and_nothing_else(wheel: Path) -> None:
-    """Every module of the three packages, the front door, the metadata: no test, no data."""
+@pytest.fixture(scope="module")
+def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment with the wheel and every package that the tests have.
+
+    The packages come by a path file, which does not bring the editable install of the repository:
+    path files in a folder that a path file names are not read.
+    """
+    home = tmp_path_factory.mktemp("full") / "venv"
+    checked(sys.executable, "-m", "venv", "--without-pip", home, cwd=wheel.parent)
+    site = next((home / "lib").glob("python*/site-packages"))
+    (site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "-q"]
+    checked(*pip, "--no-deps", "--force-reinstall", wheel, cwd=wheel.parent)
+    return home / "bin"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A service of somebody else that has packages with the names of three of ours."""
+    folder = tmp_path_factory.mktemp("service")
+    for package in PACKAGES:
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").write_text(f"OWNER = 'the service, {package}'\n")
+    return folder
+
+
+# --- what it holds ---------------------------------------------------------------------------
+
+
+def test_the_wheel_holds_one_package_and_nothing_else(wheel: Path) -> None:
+    """Every module of the four packages under `headrace`, and the metadata: no test, no data."""
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
-    modules = {
-        path.relative_to(ROOT).as_posix()
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
-    }
-    assert held == modules | {f"{package}/py.typed" for package in PACKAGES} | {
-        "headrace/__main__.py"
-    }
+    ours = {f"headrace/{name.replace('.', '/')}" for name in module_names(ROOT)}
+    folders = {name for name in ours if (ROOT / name.removeprefix("headrace/")).is_dir()}
+    modules = {f"{name}/__init__.py" if name in folders else f"{name}.py" for name in ours}
+    top = {path.relative_to(ROOT).as_posix() for path in (ROOT / "headrace").rglob("*.py")}
+    typed = {"headrace/py.typed"} | {f"headrace/{package}/py.typed" for package in PACKAGES}
+    assert held == modules | top | typed
 
 
 def test_the_wheel_carries_its_licence(wheel: Path) -> None:
@@ -77,30 +121,114 @@ def test_the_wheel_carries_its_licence(wheel: Path) -> None:
         assert b"Apache License" in archive.read(licence)
 
 
+def test_no_module_of_the_wheel_imports_a_name_of_the_repository(wheel: Path) -> None:
+    """What `ingest`, `policy` and `storage` mean in somebody else's program is not ours."""
+    with zipfile.ZipFile(wheel) as archive:
+        sources = {
+            name: archive.read(name).decode() for name in archive.namelist() if name[-3:] == ".py"
+        }
+    assert len(sources) > 200
+    found = {
+        (name, module)
+        for name, source in sources.items()
+        for node in ast.walk(ast.parse(source))
+        for module in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+        if module.partition(".")[0] in PACKAGES
+    }
+    assert found == set()
+
+
+def test_the_rename_takes_imports_and_names_of_modules_alone() -> None:
+    """A word that only looks like one of ours stays as it is."""
+    modules = {"storage", "storage.shards", "storage.shards.shard"}
+    source = (
+        "from storage.shards.shard import x\n"
+        "    import policy\n"
+        "from storages import y\n"
+        'HOME = "storage.shards.shard"; METHOD = "storage.shards.shard.write"\n'
+        "FILE = 'storage.toml'; WORD = 'storage'; import_storage = 1\n"
+    )
+    assert as_installed(source, modules) == (
+        "from headrace.storage.shards.shard import x\n"
+        "    import headrace.policy\n"
+        "from storages import y\n"
+        'HOME = "headrace.storage.shards.shard"; METHOD = "headrace.storage.shards.shard.write"\n'
+        "FILE = 'storage.toml'; WORD = 'storage'; import_storage = 1\n"
+    )
+
+
+def test_no_module_binds_a_package_by_a_plain_import() -> None:
+    """`import storage.shards` would bind `headrace` in the wheel, where the code says `storage`."""
+    for package in ("headrace", *PACKAGES):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Import):
+                    tops = {alias.name.partition(".")[0] for alias in node.names}
+                    assert not tops & set(PACKAGES), file
+
+
+def test_the_wheel_of_the_sdist_is_the_same_file(wheel: Path, tmp_path: Path) -> None:
+    """Byte for byte, whether it is built here or from the source distribution."""
+    checked(sys.executable, "-m", "build", "--no-isolation", "-o", tmp_path, ROOT, cwd=tmp_path)
+    (again,) = tmp_path.glob("*.whl")
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_the_wheel_of_an_unpacked_archive_is_the_same_file(wheel: Path, tmp_path: Path) -> None:
+    """Without a repository around it."""
+    tracked = checked("git", "ls-files", "-z", "-co", "--exclude-standard", cwd=ROOT).split("\0")
+    source = tmp_path / "headrace-main"
+    for name in filter(None, tracked):
+        if (ROOT / name).is_file() and not name.startswith(("tests/", "data/")):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    assert wheel_of(source, tmp_path / "built").read_bytes() == wheel.read_bytes()
+
+
+def test_an_editable_install_is_the_repository(tmp_path: Path) -> None:
+    """`pip install -e .`, as `make setup` does it: the four packages as they lie there."""
+    code = (
+        "import headrace, storage.spaces.descriptors as d; from headrace import Box\n"
+        "print(headrace.__file__, Box is d.Box)"
+    )
+    said = checked(sys.executable, "-c", code, cwd=tmp_path).split()
+    assert said == [str(ROOT / "headrace" / "__init__.py"), "True"]
+
+
+# --- on the base install, in somebody else's service ---------------------------------------------
+
+
 def test_the_base_install_brings_no_extra(thin: Path, tmp_path: Path) -> None:
     """The environment is what the tests below take it for."""
     code = "import importlib.util as u, sys; print([m for m in sys.argv[1:] if u.find_spec(m)])"
-    assert checked(thin / "python", "-Ec", code, *EXTRAS, cwd=tmp_path).strip() == "[]"
+    assert checked(thin / "python", "-c", code, *EXTRAS, cwd=tmp_path).strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["ingest.client.policy_client", "policy.inference.numpy_policy"])
-def test_the_thin_client_works_with_the_base_install(
-    thin: Path, tmp_path: Path, module: str
-) -> None:
-    """It is loaded from the wheel, not from the source tree."""
-    code = f"import {module}; print({module}.__file__)"
-    loaded = Path(checked(thin / "python", "-Ec", code, cwd=tmp_path).strip())
-    assert loaded.is_relative_to(thin.parent)
-
-
-def test_a_client_is_made_and_closed_with_the_base_install(thin: Path, tmp_path: Path) -> None:
-    """By its public name; where no collector answers, making and closing one waits for nobody."""
+def test_a_service_with_such_names_of_its_own_uses_the_client(thin: Path, service: Path) -> None:
+    """Its `storage`, `policy` and `ingest` stay its own; where no collector answers, making and
+    closing a client waits for nobody."""
     code = (
-        "from ingest import PolicyClient\n"
+        "import ingest, policy, storage\n"
+        "from headrace import PolicyClient\n"
         "with PolicyClient('http://127.0.0.1:9', inference_mode='remote') as client:\n"
-        "    print(type(client).__name__)\n"
+        "    print(type(client).__module__)\n"
+        "import ingest, policy, storage, sys\n"
+        "print(ingest.OWNER, policy.OWNER, storage.OWNER, sep='|')\n"
+        "print(sorted(n for n in sys.modules if n.partition('.')[0] in "
+        "('ingest', 'policy', 'storage')))\n"
     )
-    assert checked(thin / "python", "-Ec", code, cwd=tmp_path).strip() == "PolicyClient"
+    lines = checked(thin / "python", "-c", code, cwd=service).splitlines()
+    assert lines == [
+        "headrace.ingest.client.policy_client",
+        "the service, ingest|the service, policy|the service, storage",
+        "['ingest', 'policy', 'storage']",
+    ]
 
 
 def test_headrace_without_extras_names_the_one_to_install(thin: Path, tmp_path: Path) -> None:
@@ -110,3 +238,60 @@ def test_headrace_without_extras_names_the_one_to_install(thin: Path, tmp_path: 
     assert result.stdout == ""
     assert "pip install 'headrace[cli]'" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+# --- with every extra ------------------------------------------------------------------------
+
+
+def test_the_full_environment_has_the_wheel_and_not_the_repository(
+    full: Path, service: Path
+) -> None:
+    """The environment is what the tests below take it for."""
+    code = "import headrace, storage; print(headrace.__file__, storage.OWNER)"
+    said = checked(full / "python", "-c", code, cwd=service)
+    assert said.startswith(str(full.parent / "lib"))
+    assert said.strip().endswith("the service, storage")
+
+
+def test_the_demo_runs_on_the_wheel(full: Path, service: Path, tmp_path: Path) -> None:
+    """`headrace demo --no-live`: collector, shard writer, replay, training, gate, publication,
+    from a folder whose `storage` is not ours."""
+    log = ROOT / "data" / "open_bandit"
+    words = ["demo", "--no-live", "--root", tmp_path / "run", "--data", log, "--json"]
+    said = checked(full / "headrace", *words, cwd=service)
+    assert json.loads(said.splitlines()[-1])
+
+
+def test_a_worker_is_a_ray_actor_on_the_wheel(full: Path, service: Path) -> None:
+    """Ray's own process finds the package under the name that the driver knows."""
+    code = (
+        "import gymnasium, ray\n"
+        "from headrace import RolloutWorker, TrainablePolicy\n"
+        "ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)\n"
+        "remote = RolloutWorker.as_remote(num_cpus=1)\n"
+        "worker = remote.remote(env_creator=lambda context: gymnasium.make('CartPole-v1'),\n"
+        "                       policy=TrainablePolicy, batch_steps=10)\n"
+        "print(ray.get(worker.sample_with_count.remote())[1])\n"
+    )
+    said = checked(full / "python", "-c", code, cwd=service, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
+    assert said.split()[-1] == "10"
+
+
+INSTALLED_SUITES = ["ingest/client", "ingest/protocol", "storage/reading", "storage/weights"]
+
+
+def test_the_unit_tests_of_clients_and_readers_pass_on_the_wheel(
+    full: Path, tmp_path: Path
+) -> None:
+    """The same tests, with the same rename as the modules, from a folder without the repository."""
+    modules = module_names(ROOT)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=ignore)
+    for file in (tmp_path / "tests").rglob("*.py"):
+        file.write_text(as_installed(file.read_text(), modules))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(ROOT / "data" / "open_bandit", tmp_path / "data" / "open_bandit")
+    suites = [f"tests/{suite}" for suite in INSTALLED_SUITES]
+    said = checked(full / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *suites,
+                   cwd=tmp_path, PYTHONDONTWRITEBYTECODE="1")  # fmt: skip
+    assert " passed" in said

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ingest import PolicyServerInput
+from headrace import PolicyServerInput
 from storage.declarations.declaration import PolicyDeclaration
 from storage.spaces.descriptors import parse_space
 from storage.system.files import replace_file

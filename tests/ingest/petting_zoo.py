@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from pettingzoo import AECEnv
 
-from ingest import PolicyClient
+from headrace import PolicyClient
 
 
 def play_parallel(env: Any, client: PolicyClient, *, seed: int, steps: int) -> int:

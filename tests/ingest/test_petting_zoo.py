@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from pettingzoo.test.example_envs import generated_agents_parallel_v0
 
-from ingest import PolicyClient, PolicyServerInput
-from policy import RolloutWorker
+from headrace import PolicyClient, PolicyServerInput, RolloutWorker
 from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.jobs.train_live import follow

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from policy import RolloutWorker
+from headrace import RolloutWorker
 from policy.algorithms.bandit import BanditConfig
 from policy.algorithms.ppo import PPOConfig
 from policy.jobs.train import declared_spec, train

@@ -284,7 +284,7 @@ def test_process_settings_and_the_fake_sampler(tmp_path):
         seen.append(ioctx.log_dir)
         return ioctx.default_sampler_input()
 
-    before = logging.getLogger("policy").level
+    before = logging.getLogger("headrace.worker").level
     with worker(
         log_dir=str(tmp_path),
         log_level="WARN",
@@ -293,13 +293,13 @@ def test_process_settings_and_the_fake_sampler(tmp_path):
         input_creator=given,
     ) as made:
         assert (seen, os.environ.pop("HEADRACE_TEST_EXTRA")) == ([str(tmp_path)], "1")
-        assert logging.getLogger("policy").level == logging.WARNING
+        assert logging.getLogger("headrace.worker").level == logging.WARNING
         first = made.sample()
         first["obs"][:] = 9
         second = made.sample()
         assert second["eps_id"].tolist() == first["eps_id"].tolist()
         assert second["obs"][:, 0].tolist() == [0, 1, 2, 3]
-    logging.getLogger("policy").setLevel(before)
+    logging.getLogger("headrace.worker").setLevel(before)
 
 
 def test_models_and_policies_are_configured_by_dicts_or_dataclasses():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingest import PolicyClient, PolicyServerInput
+from headrace import PolicyClient, PolicyServerInput
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.interfaces import ReaderState
 from storage.spaces.descriptors import parse_space

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 import urllib3
 
-from ingest import PolicyClient, PolicyServerInput
+from headrace import Policy, PolicyClient, PolicyServerInput, PolicySpec
 from ingest.protocol.errors import CollectorFailed
 from ingest.server.process import ServeError
-from policy import Policy, PolicySpec
 from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import JournalFailed, JournalLocked
 from storage.experience.interfaces import ReaderError, ReaderState
@@ -418,7 +417,7 @@ def test_close_is_quick_complete_and_final(serve: Open, tmp_path: Path) -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
-from ingest import PolicyClient, PolicyServerInput
+from headrace import PolicyClient, PolicyServerInput
 from storage.declarations.declaration import PolicyDeclaration
 from storage.spaces.descriptors import parse_space
 

@@ -236,6 +236,7 @@ def test_later_changes_of_the_given_arrays_change_nothing():
 def test_numpy_inference_imports_neither_torch_nor_arrow():
     """A thin client that acts pays for numpy alone."""
     heavy = ("torch", "pyarrow", "pandas", "scipy", "gymnasium")
-    code = f"import sys, policy.inference.numpy_policy; print([m for m in {heavy} if m in sys.modules])"
+    module = "policy.inference.numpy_policy"
+    code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -326,7 +326,7 @@ def test_without_ray_the_extra_is_named():
     install."""
     program = (
         "import sys; sys.modules['ray'] = None\n"
-        "from policy import RolloutWorker, WorkerGroup\n"
+        "from headrace import RolloutWorker, WorkerGroup\n"
         "for call in (RolloutWorker.as_remote, lambda: WorkerGroup(RolloutWorker, 1, {})):\n"
         "    try:\n"
         "        call()\n"

@@ -1,4 +1,4 @@
-"""The front door names the extra that a command misses."""
+"""The command line names the extra that a command misses."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 import tomllib
 from pathlib import Path
 
-import headrace
+from headrace.extras import EXTRA_OF
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("cli", "collector", "train", "secure")
+EXTRAS = ("cli", "collector", "train")
 
 
 def test_every_module_of_an_extra_is_known() -> None:
@@ -23,15 +23,15 @@ def test_every_module_of_an_extra_is_known() -> None:
         for need in listed["optional-dependencies"][extra]
         if not need.startswith("headrace[")
     }
-    assert set(headrace.EXTRA_OF.items()) <= brought
-    assert headrace.EXTRA_OF.keys() == {module for module, _ in brought}
+    assert set(EXTRA_OF.items()) <= brought
+    assert EXTRA_OF.keys() == {module for module, _ in brought}
 
 
 def test_a_bug_is_not_taken_for_a_missing_extra(tmp_path: Path) -> None:
     """A module that belongs to no extra keeps its traceback: it is our mistake, not the user's."""
-    broken = "import headrace; headrace._command_line = lambda: __import__('no_such'); "
+    broken = "from headrace import __main__ as m; m._command_line = lambda: __import__('no_such'); "
     result = subprocess.run(
-        [sys.executable, "-c", broken + "headrace.main()"],
+        [sys.executable, "-c", broken + "m.main()"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -44,9 +44,10 @@ def test_a_bug_is_not_taken_for_a_missing_extra(tmp_path: Path) -> None:
 def test_help_and_version_need_no_extra_but_the_command_lines_own(tmp_path: Path) -> None:
     """`headrace --help` loads neither torch nor pyarrow nor pandas: it answers at once."""
     code = (
-        "import sys, headrace\n"
+        "import sys\n"
+        "from headrace.__main__ import main\n"
         "sys.argv = ['headrace', '--help']\n"
-        "try:\n    headrace.main()\n"
+        "try:\n    main()\n"
         "except SystemExit as end:\n"
         "    print(end.code, {'torch', 'pyarrow', 'pandas'} & set(sys.modules))\n"
     )

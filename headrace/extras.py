@@ -1,0 +1,33 @@
+"""Which extra of the package brings a module that is not installed."""
+
+from __future__ import annotations
+
+__all__ = ["EXTRA_OF", "missing_extra"]
+
+EXTRA_OF = {
+    "typer": "cli",
+    "rich": "cli",
+    "uvicorn": "collector",
+    "uvloop": "collector",
+    "httptools": "collector",
+    "prometheus_client": "collector",
+    "pyarrow": "collector",
+    "watchdog": "collector",
+    "torch": "train",
+    "gymnasium": "train",
+    "pandas": "train",
+    "fastparquet": "train",
+    "scipy": "train",
+    "matplotlib": "train",
+}
+
+
+def missing_extra(missing: ModuleNotFoundError, what: str) -> ModuleNotFoundError | None:
+    """The error that names the extra to install for `what`; None for a module of no extra."""
+    extra = EXTRA_OF.get((missing.name or "").partition(".")[0])
+    if extra is None:
+        return None
+    return ModuleNotFoundError(
+        f"{what} needs {missing.name}, which is not installed: pip install 'headrace[{extra}]'",
+        name=missing.name,
+    )
