@@ -92,7 +92,7 @@ def test_what_the_container_is_built_from_makes_the_whole_wheel(tmp_path: Path) 
         subprocess.run([*build, str(made)], cwd=source, check=True, capture_output=True)
     here, there = (modules_in(tmp_path / name) for name in ("here", "there"))
     assert here == there
-    assert "ingest/server/process.py" in here
+    assert "headrace/ingest/server/process.py" in here
 
 
 def modules_in(folder: Path) -> set[str]:

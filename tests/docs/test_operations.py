@@ -31,9 +31,10 @@ def section(title: str) -> str:
 
 def options_of_collect() -> set[str]:
     """What the command line takes, as it says itself."""
-    import headrace  # noqa: PLC0415 - the front door as a module, for its command line alone
+    # the command line needs typer, which only this test of the page does
+    from headrace.__main__ import _command_line  # noqa: PLC0415 - see above
 
-    command = typer.main.get_command(headrace._command_line())
+    command = typer.main.get_command(_command_line())
     return {word for option in command.commands["collect"].params for word in option.opts}
 
 

@@ -15,7 +15,7 @@ import trustme
 from ingest.access.admission import Hosts
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.docs.test_docs import ROOT, blocks
-from tests.front.test_verify import verified
+from tests.storage.verify.test_audit import verified
 
 PAGE = "docs/security.md"
 

@@ -13,8 +13,8 @@ from ingest.episodes.infos import MAX_MERGED, MergedInfo
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from storage.declarations.declaration import PolicyDeclaration
+from tests.ingest.client.test_unconfirmed import decision, started
 from tests.ingest.episodes.test_assembler import STEPS, Shell
-from tests.ingest.test_decisions import decision, started
 
 NAME = "e"
 keys = st.one_of(st.sampled_from(["a", "b", 'q"', "é\n", ""]), st.text(max_size=4))

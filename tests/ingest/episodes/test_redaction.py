@@ -34,7 +34,7 @@ from storage.spaces.descriptors import (
 )
 from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, shard_rows
-from tests.front.command import headrace
+from tests.headrace.command import headrace
 from tests.storage.space_strategies import spaces, values
 
 KEY = b"k" * 32

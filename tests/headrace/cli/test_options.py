@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.front.command import answer, headrace, refused
+from tests.headrace.command import answer, headrace, refused
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.semantics_rows import ROWS
+from tests.project.semantics_rows import ROWS
 
 TESTS = Path(__file__).parents[1]
 MARK = "Row: "

@@ -9,7 +9,7 @@ import pytest
 
 from ingest.access.key_files import load_tokens
 from tests.collector_process import CollectorProcess, declare, shard_rows
-from tests.front.command import answer, headrace, refused
+from tests.headrace.command import answer, headrace, refused
 
 
 def test_a_token_is_shown_once_and_its_life_is_told(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.spaces.descriptors import Discrete
 from tests.collector_process import CollectorProcess, declare, shard_rows
-from tests.front.command import answer, headrace, refused
+from tests.headrace.command import answer, headrace, refused
 
 ROWS = ["user,x,arm,paid,prob"]
 ROWS += [f"u{number % 3},{number / 4},{number % 2},{number % 5},0.5" for number in range(40)]

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from headrace.demo.bandit import overlapping, show
-from tests.front.command import answer, headrace, refused
+from tests.headrace.command import answer, headrace, refused
 
 ROWS = 10_000
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def estimates(**intervals: list[float | None]) -> list[dict[str, Any]]:

@@ -17,8 +17,8 @@ from storage.shards.unjournaled import later_shards
 from storage.verify.audit import VerifyReport
 from storage.verify.inventory import list_streams
 from tests.collector_process import CollectorProcess, declare, shard_rows
-from tests.front.command import answer, headrace
-from tests.front.test_verify import batch, kinds, shards, verified
+from tests.headrace.command import answer, headrace
+from tests.storage.verify.test_audit import batch, kinds, shards, verified
 
 STEPS = 3
 

@@ -19,7 +19,7 @@ from storage.journal.journal_damage import past_damage
 from storage.journal.sqlite_journal import Plan, ShardRecord, SqliteJournal
 from tests.faults.disk import FAIL_THEN_KILL, Disk, build
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 REPOSITORY = HERE.parents[1]
 
 WRITER = """

@@ -12,7 +12,7 @@ import pytest
 
 from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare
-from tests.front.command import answer, headrace, refused
+from tests.headrace.command import answer, headrace, refused
 
 EPISODES = 400
 ARMS = 3

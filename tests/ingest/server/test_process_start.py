@@ -20,7 +20,7 @@ from ingest.collector.stores import stores_under
 from storage.errors import JournalLocked
 from storage.system.files import FileLock
 from tests.collector_process import CollectorProcess, declare
-from tests.front.command import ROOT, headrace, refused
+from tests.headrace.command import ROOT, headrace, refused
 
 DOORS = ("headrace", "ingest")
 STOP_SECONDS = 5.0

@@ -13,8 +13,8 @@ import pytest
 from ingest.access.key_files import create_token
 from storage.journal.sqlite_journal import SqliteJournal
 from tests.collector_process import CollectorProcess, declare
-from tests.front.command import ROOT
-from tests.front.test_verify import batch, shards, verified
+from tests.headrace.command import ROOT
+from tests.storage.verify.test_audit import batch, shards, verified
 
 MADE_BEFORE = {"", "policies", "policies/default.json"}
 """What a command made before any collector ran: it holds no rows."""
@@ -72,7 +72,7 @@ def test_only_a_commands_start_changes_the_umask() -> None:
     """It is the whole process's: of the threads that write meanwhile, and of the shard writer."""
     packages = [ROOT / name for name in ("storage", "policy", "ingest")]
     sources = [path for package in packages for path in package.rglob("*.py")]
-    assert [path.name for path in sources if "umask(" in path.read_text()] == ["server.py"]
+    assert [path.name for path in sources if "umask(" in path.read_text()] == ["process.py"]
 
 
 def test_a_journal_of_earlier_days_is_closed_to_others(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """The rows of the API's semantics, and the test files that hold each: kept (K), modernised (M) or
 dropped (D). A test's docstring names its row."""
 
-CONSTRUCTION = "policy/test_worker_construction"
+CONSTRUCTION = "policy/worker/test_rollout_worker_construction"
 SAMPLING = "policy/worker/test_sample_collection"
-AGENTS = "policy/test_worker_multi_agent"
+AGENTS = "policy/worker/test_rollout_worker_multi_agent"
 IO = "policy/worker/test_batch_io"
-METHODS = "policy/test_worker_methods"
+METHODS = "policy/worker/test_rollout_worker_methods"
 STATE = "policy/worker/test_state"
 RUNNER = "policy/envs/test_env_runner"
 RAY = "policy/worker/test_group"
@@ -46,7 +46,7 @@ ROWS = {
     ),
     "end_episode(episode_id, obs)": (
         "M",
-        ["ingest/embedded/test_external_env", "ingest/test_external_both_ways"],
+        ["ingest/embedded/test_external_env", "ingest/embedded/test_external_env_collector"],
     ),
     "unknown id": (
         "K",

@@ -16,7 +16,7 @@ from pathlib import Path
 from ingest.server.listening import Listening, bind
 from tests.faults.account import Account
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SETTLE_SECONDS = 30.0
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tests.collector_process import CollectorProcess, declare, shard_rows
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LOG = ROOT / "data/open_bandit/random_all.parquet"
 KILLS, ROWS, APART = 20, 10_000, 300
 

@@ -14,7 +14,7 @@ from urllib3 import PoolManager
 from ingest.access.key_files import create_token
 from tests.certificates import Certificates, certify
 from tests.collector_process import CollectorProcess, declare
-from tests.front.command import answer, headrace, refused
+from tests.headrace.command import answer, headrace, refused
 
 OBS = [0.5, 0.5, 0.5, 0.5]
 

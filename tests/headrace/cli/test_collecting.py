@@ -17,7 +17,7 @@ import urllib3
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.spaces.descriptors import Discrete, MultiDiscrete, parse_space
-from tests.front.command import Collect, answer, headrace, refused
+from tests.headrace.command import Collect, answer, headrace, refused
 
 SPACES = ("--observation", "box:4", "--action", "discrete:2")
 SHARD_SECONDS = 10.0

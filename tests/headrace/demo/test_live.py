@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from headrace.demo.live import run_live
-from tests.front.command import headrace
+from tests.headrace.command import headrace
 
 
 def test_clients_act_with_what_they_taught_and_no_step_is_lost(tmp_path: Path) -> None:

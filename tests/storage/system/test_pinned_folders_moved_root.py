@@ -9,7 +9,7 @@ import pytest
 from tests.collector_process import CollectorProcess, declare
 from tests.faults import scenario
 from tests.faults.scenario import Trial
-from tests.front.test_verify import batch, verified
+from tests.storage.verify.test_audit import batch, verified
 
 
 def test_moves_under_load_lose_and_double_nothing(tmp_path: Path) -> None:

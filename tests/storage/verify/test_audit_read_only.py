@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.collector_process import CollectorProcess, declare
-from tests.front.command import ROOT, answer
+from tests.headrace.command import ROOT, answer
 
 MOUNT = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
 OBS = [0.5, 0.5, 0.5, 0.5]
