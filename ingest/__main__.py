@@ -1,4 +1,4 @@
-"""`python -m ingest collect --root DIR`: the package's own door, without `[cli]`."""
+"""`python -m ingest collect --root DIR`: the collector without the extra `[cli]`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the collector; answers the exit status."""
     use_one_blas_thread()
     with loading():
-        # a declared lazy door: what it imports, numpy first of all, must come after the lines above
+        # lazy: what it imports, numpy first of all, must come after the lines above
         from ingest.server.collect import run  # noqa: PLC0415
     return run(arguments)
 

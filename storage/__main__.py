@@ -1,4 +1,4 @@
-"""`python -m storage`: the package's own door."""
+"""`python -m storage`: the shard writer's process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_one_blas_thread()
     leave_out("pandas")  # Arrow would load it, where it is installed: more than all the rest
     with loading():
-        # a declared lazy door: --help needs no Arrow, and the lines above should not wait for it
+        # lazy: --help needs no Arrow, and the lines above should not wait for it
         from storage.shards.writer_main import write_shards  # noqa: PLC0415
 
     write_shards(

@@ -1,10 +1,10 @@
 """Commands of learning and judging: what `headrace` shows of this package.
 
-A command is a plain function that the front door registers; its imports stand inside it, so that
-`--help` loads neither torch nor Arrow, and each command nothing but what it needs.
+A command is a plain function that `headrace.__main__` registers; its imports stand inside it, so
+that `--help` loads neither torch nor Arrow, and each command nothing but what it needs.
 """
 
-# ruff: noqa: PLC0415 - every import inside a function here is a command's lazy door
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Edge(Protocol):
-    """What `publish` needs of the edge, which policy does not know: the front door joins them."""
+    """What `publish` needs of the edge; `headrace.__main__` joins them."""
 
     def publisher(
         self, url: str, token: str | None, ca: Path | None

@@ -1,10 +1,10 @@
 """Commands about what is live, under a root or through a collector elsewhere (`--url`).
 
-`publish` itself stands with the gate, in `headrace.cli.learning`; the front door joins it to
+`publish` itself stands with the gate, in `headrace.cli.learning`; `headrace.__main__` joins it to
 `publisher` and `audited` here, because nothing in policy knows the edge.
 """
 
-# ruff: noqa: PLC0415 - every import inside a function here is a command's lazy door
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs
 
 from __future__ import annotations
 

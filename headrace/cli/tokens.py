@@ -1,6 +1,6 @@
 """`headrace token`: make, list and revoke the tokens that a collector lets in."""
 
-# ruff: noqa: PLC0415 - every import inside a function here is a command's lazy door
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DOOR 1 to policy: the client's own copy of a policy, and how it stays fresh.
+"""The client's own copy of a policy, and how it stays fresh.
 
 `LocalPolicy` fetches the live weights once, then keeps a long poll open in a background thread, so
 that a newly published version is acted with a few milliseconds later. Weights are verified before

@@ -120,7 +120,7 @@ def _called_here(address: str) -> str:
 
 def _parsed(address: str) -> Url:
     """An address as the client that will call it reads it."""
-    # a declared lazy door: the collector itself says where it is, and loads no client
+    # lazy: the collector itself says where it is, and loads no client
     from urllib3.util import parse_url  # noqa: PLC0415
 
     return parse_url(address)

@@ -1,4 +1,4 @@
-"""DOOR 2 to policy: the live policies inside the collector.
+"""The live policies inside the collector.
 
 `LivePolicies` follows each policy's weight store and evaluates the live version with numpy. The
 versions are looked up when `refresh` is called, a few microseconds when nothing changed.
@@ -6,7 +6,7 @@ versions are looked up when `refresh` is called, a few microseconds when nothing
 What evaluates a version is loaded with the first one: a collector that only logs is ready sooner.
 """
 
-# ruff: noqa: PLC0415 - the imports of `policy` inside functions here are that lazy door
+# ruff: noqa: PLC0415 - `policy` is imported only where a policy is served
 
 from __future__ import annotations
 

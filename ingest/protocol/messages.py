@@ -19,7 +19,7 @@ from one action of an agent to its next. Without an `agent_id` the episode has o
 `decided` names the decision that the open step was acted with: an event that follows a get_action
 repeats what its reply called `decision`.
 
-This is a pure room: bytes in, structs out.
+Pure: bytes in, structs out.
 """
 
 from __future__ import annotations

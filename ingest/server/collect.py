@@ -1,4 +1,4 @@
-"""`collect --root DIR` of the package's own door: its options, and what they run."""
+"""`python -m ingest collect --root DIR`: its options, and what they run."""
 
 from __future__ import annotations
 

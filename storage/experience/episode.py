@@ -5,7 +5,7 @@ An episode has T steps and a final observation that may be absent. How it ended 
 sealed, stored and counted. A part holds raw column buffers, so that it travels from the collector
 to a shard without a Python object per step.
 
-This is a pure room: no clock, no file, no thread.
+Pure: no clock, no file, no thread.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
         ├── MixedSchemas    shards of several schemas, and nothing says which one is meant
         └── ReaderState     a saved position does not fit this reader
 
-This room needs numpy alone, so that an implementer outside `storage` does not pay for Arrow.
+Needs numpy alone, so that an implementer outside `storage` does not pay for Arrow.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ with several agents have `env_t` for it, whether they came through a collector o
 is then each agent's own dense number, which learners go by, and the episode is known by what
 collected it and `eps_id`, because agents of one episode may lie in the streams of their policies.
 
-This is a pure room, like `storage.experience.sample_batch`.
+Pure, like `storage.experience.sample_batch`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ and columns of different dtypes are not joined. `with_floats` converts, where so
 
 `storage.experience.multi_agent_batch` holds the batches of several policies.
 
-This is a pure room: no clock, no file, no thread; torch only inside `to_torch`.
+Pure: no clock, no file, no thread; torch only inside `to_torch`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shard files by name: what a name says, what a written shard is, what can go wrong.
 
 A shard is called `{first:012}-{last:012}-{digest16}.parquet`: the ordinals that it covers, and the
-first 16 hex digits of its SHA-256. This room needs no Arrow, so that the collector, which only
+first 16 hex digits of its SHA-256. Needs no Arrow, so that the collector, which only
 hands parts over and gets a `ShardInfo` back, stays light.
 
 Errors:

@@ -1,8 +1,8 @@
 """How a process of ours starts sooner: what is set before its heavy imports, and left out of them.
 
 A killed collector, or its shard writer, is ready again once its modules are loaded; that takes
-longer than reading the journal. For the doors of such processes alone: a library must not do this
-to somebody else's process.
+longer than reading the journal. For the entry points of such processes alone: a library must not
+do this to somebody else's process.
 """
 
 from __future__ import annotations

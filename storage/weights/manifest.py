@@ -5,7 +5,7 @@ body's canonical JSON, so that a damaged number is not taken for another one. We
 safetensors file, which has no checksum of its own: its digest stands in the manifest and is checked
 before a byte of it is parsed.
 
-This room opens no file: a client uses it on what it received.
+Opens no file: a client uses it on what it received.
 """
 
 from __future__ import annotations

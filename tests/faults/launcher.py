@@ -14,7 +14,7 @@ from tests.faults import mutants
 
 
 def main(name: str, package: str, *arguments: str) -> int:
-    """Break the build, then run the package's own door."""
+    """Break the build, then run the package's `__main__`."""
     mutants.find(name).plant(mutants.Patch(delay=mutants.DELAY_SECONDS))
     WriterProcess.program = ("-m", "tests.faults.launcher", name, "storage")
     status: int = importlib.import_module(f"{package}.__main__").main(list(arguments))

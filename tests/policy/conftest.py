@@ -15,7 +15,7 @@ from storage.shards.shard import ShardWriter
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
 
-# As every job of ours does at its door: torch's threads fight with whatever else runs here.
+# As every job of ours does when it starts: torch's threads fight with whatever else runs here.
 torch.set_num_threads(1)
 
 OBSERVATION, ACTION = Box((2,)), Discrete(3, 1)

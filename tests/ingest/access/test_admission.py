@@ -290,7 +290,7 @@ def refused_lines(log: Path) -> list[dict[str, Any]]:
 
 
 def test_an_audit_line_names_the_token_that_may_not(tmp_path: Path) -> None:
-    """By its id, if its secret was right: at the door, and where a body asks for more."""
+    """By its id, if its secret was right: at admission, and where a body asks for more."""
     declare(tmp_path)
     made, text = create_token(tmp_path, "actor", ["act"])
     events = {"events": [{"type": "start", "episode_id": "e"}], "actions": []}
@@ -613,7 +613,7 @@ def test_a_collector_that_cannot_start_says_why(
 
 
 def test_a_damaged_token_file_stops_the_start(tmp_path: Path) -> None:
-    """It must not open the door; a running collector keeps what it knew."""
+    """It must let nobody in; a running collector keeps what it knew."""
     create_token(tmp_path, "web", ["log"])
     access = Access(tmp_path, Listening(port=0))
     (tmp_path / "keys" / "tokens.json").write_text("{")

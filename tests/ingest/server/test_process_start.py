@@ -22,7 +22,7 @@ from storage.system.files import FileLock
 from tests.collector_process import CollectorProcess, declare
 from tests.headrace.command import ROOT, headrace, refused
 
-DOORS = ("headrace", "ingest")
+PROGRAMS = ("headrace", "ingest")
 STOP_SECONDS = 5.0
 FEW = 15
 """Descriptors with which Python starts and a collector does not."""
@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def collect(
-    root: Path, door: str, *options: str, descriptors: int | None = None
+    root: Path, program: str, *options: str, descriptors: int | None = None
 ) -> tuple[int, str]:
     """(status, stderr) of a collector that does not start."""
 
@@ -43,7 +43,7 @@ def collect(
         if descriptors is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
-    command = [sys.executable, "-m", door, "collect", "--root", str(root), "--port", "0"]
+    command = [sys.executable, "-m", program, "collect", "--root", str(root), "--port", "0"]
     command += options
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=few, timeout=60
@@ -65,22 +65,22 @@ def starting(root: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_trouble_of_disk_or_system_is_status_1(root: Path, door: str) -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_trouble_of_disk_or_system_is_status_1(root: Path, program: str) -> None:
     """A service starts again: it is nobody's wrong usage, and may be over by then."""
     lock = root / "journal" / "lock"
     lock.mkdir(parents=True)
-    status, told = collect(root, door)
+    status, told = collect(root, program)
     assert (status, "Is a directory" in told) == (1, True)
     lock.rmdir()
-    status, told = collect(root, door, descriptors=FEW)
+    status, told = collect(root, program, descriptors=FEW)
     assert (status, "Too many open files" in told) == (1, True)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_wrong_usage_is_status_2(tmp_path: Path, door: str) -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_wrong_usage_is_status_2(tmp_path: Path, program: str) -> None:
     """Each further start would end as this one."""
-    status, told = collect(tmp_path, door)
+    status, told = collect(tmp_path, program)
     assert (status, "no policy is declared" in told) == (2, True)
 
 
@@ -125,11 +125,11 @@ def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
     assert refused(result, "none.json")
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_root_that_is_taken_is_status_3(root: Path, door: str) -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_root_that_is_taken_is_status_3(root: Path, program: str) -> None:
     """At once, and the message names who has it."""
     with CollectorProcess(root) as first:
-        status, told = collect(root, door)
+        status, told = collect(root, program)
         assert status == 3
         assert f"process {first.process.pid}" in told
         assert f"serves {first.address}" in told
