@@ -32,9 +32,9 @@ def as_installed(source: str, modules: Collection[str]) -> str:
     """Python source with imports, and quoted names of `modules`, under the name `headrace`."""
 
     def quoted(found: re.Match[str]) -> str:
-        name = found[2]
-        known = name in modules or name.rpartition(".")[0] in modules
-        return f"{found[1]}headrace.{name}" if known else found[0]
+        module = found[2].rpartition(".")[0]
+        known = found[2] in modules or ("." in module and module in modules)
+        return f"{found[1]}headrace.{found[2]}" if known else found[0]
 
     return _QUOTED.sub(quoted, _IMPORT.sub(r"\1\2 headrace.\3", source))
 

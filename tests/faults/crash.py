@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from ingest import __name__ as INGEST
 from tests.collector_process import CollectorProcess, declare
 from tests.faults.account import Account, ShardWatch
 from tests.faults.scenario import Scenario, Trial, Verdict
@@ -40,7 +41,7 @@ class Traffic:
         self,
         folder: Path,
         seed: int,
-        program: Sequence[str] = ("-m", "ingest"),
+        program: Sequence[str] = ("-m", INGEST),
         *,
         episode_timeout: float = 20.0,
         env: Mapping[str, str] | None = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+from storage import __name__ as STORAGE
 from storage.shards.writer_process import WriterProcess
 from tests.faults import mutants
 
@@ -16,7 +17,7 @@ from tests.faults import mutants
 def main(name: str, package: str, *arguments: str) -> int:
     """Break the build, then run the package's `__main__`."""
     mutants.find(name).plant(mutants.Patch(delay=mutants.DELAY_SECONDS))
-    WriterProcess.program = ("-m", "tests.faults.launcher", name, "storage")
+    WriterProcess.program = ("-m", "tests.faults.launcher", name, STORAGE)
     status: int = importlib.import_module(f"{package}.__main__").main(list(arguments))
     return status
 

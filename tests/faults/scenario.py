@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from ingest import __name__ as INGEST
 from tests.faults.mutants import Mutant, unbroken
 
 NAMES = (
@@ -72,8 +73,8 @@ class Trial:
     def program(self) -> tuple[str, ...]:
         """How to start the collector: in place of `-m ingest` for a broken build."""
         if self.mutant is None:
-            return ("-m", "ingest")
-        return ("-m", "tests.faults.launcher", self.mutant.name, "ingest")
+            return ("-m", INGEST)
+        return ("-m", "tests.faults.launcher", self.mutant.name, INGEST)
 
     def planted(self) -> AbstractContextManager[None]:
         """The broken build within this process, for as long as the block lasts."""

@@ -10,6 +10,7 @@ import sys
 import threading
 from typing import Any
 
+from ingest import __name__ as INGEST
 from ingest.__main__ import main as collect
 from storage.journal.sqlite_journal import SqliteJournal
 from tests.faults import launcher
@@ -31,7 +32,7 @@ def plant() -> None:
 
 def program(mutant: str | None) -> tuple[str, ...]:
     """How to start such a collector, in place of `-m ingest`."""
-    return ("-m", "tests.faults.slow_disk", mutant or "none", "ingest")
+    return ("-m", "tests.faults.slow_disk", mutant or "none", INGEST)
 
 
 if __name__ == "__main__":

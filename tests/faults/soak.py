@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 import urllib3
 
+from ingest import __name__ as INGEST
 from tests.collector_process import CollectorProcess, declare
 from tests.faults.power_loss import wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
@@ -117,7 +118,7 @@ def run(trial: Trial) -> Verdict:
     root, samples = trial.folder / "root", []
     declare(root, seal_seconds=0.2)
     mutant = trial.mutant.name if trial.mutant else "none"
-    program = ("-m", "tests.faults.observed", str(trial.folder), mutant, "ingest")
+    program = ("-m", "tests.faults.observed", str(trial.folder), mutant, INGEST)
     with CollectorProcess(root, program=program) as collector:
         rounds = Rounds(collector, chance)
         for number in range(ROUNDS):

@@ -975,7 +975,7 @@ def test_a_closed_client_says_so(collector: ScriptedCollector) -> None:
 
 def run_program(collector: ScriptedCollector, body: str) -> str:
     """Run a program that logs to the collector, as a user's process would."""
-    code = "import os, sys\nfrom ingest.client.policy_client import PolicyClient\n"
+    code = "import os, sys\nfrom headrace import PolicyClient\n"
     code += f"client = PolicyClient({collector.address!r})\n" + textwrap.dedent(body)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
