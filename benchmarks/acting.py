@@ -13,7 +13,7 @@ from benchmarks.collector import empty_server
 from benchmarks.live import OBS, publish
 from benchmarks.report import Figure
 from ingest.client.policy_client import PolicyClient
-from storage.weights.store import WeightStore
+from policy.inference.weight_store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 
 ROUNDS, CALLS = 9, 400

@@ -19,10 +19,10 @@ from ingest.client.policy_client import PolicyClient
 from ingest.embedded.policy_server_input import PolicyServerInput
 from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.declarations.declaration import PolicyDeclaration
 from storage.spaces.descriptors import parse_space
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 
 ROUNDS, CALLS, PUBLISHED = 7, 3_000, 40

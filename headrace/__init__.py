@@ -25,6 +25,8 @@ Exceptions:
     ├── WeightStoreError
     │   ├── WeightsNotFound         no such candidate or version
     │   ├── WeightsDamaged          a digest or a document does not fit
+    │   ├── WeightsRefused (ValueError)   weights that their spec cannot act with
+    │   ├── PolicyPinned            a rollback holds until `headrace resume`
     │   └── GenerationConflict      somebody else changed what is live
     ├── ShardError
     │   ├── ShardDamaged            a file does not fit its name or its format
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from policy.inference.spec import ModuleSpec as ModuleSpec
     from policy.inference.spec import PolicySpec as PolicySpec
     from policy.inference.spec import SpecError as SpecError
+    from policy.inference.weight_store import WeightStore as WeightStore
     from policy.jobs.freeze import ManifestError as ManifestError
     from policy.jobs.freeze import NothingToFreeze as NothingToFreeze
     from policy.jobs.report import EvaluationError as EvaluationError
@@ -100,9 +103,11 @@ if TYPE_CHECKING:
     from storage.errors import JournalFull as JournalFull
     from storage.errors import JournalLocked as JournalLocked
     from storage.errors import JournalLookedAt as JournalLookedAt
+    from storage.errors import PolicyPinned as PolicyPinned
     from storage.errors import StorageError as StorageError
     from storage.errors import WeightsDamaged as WeightsDamaged
     from storage.errors import WeightsNotFound as WeightsNotFound
+    from storage.errors import WeightsRefused as WeightsRefused
     from storage.errors import WeightStoreError as WeightStoreError
     from storage.experience.episode import Episode as Episode
     from storage.experience.episode import EpisodeError as EpisodeError
@@ -142,7 +147,6 @@ if TYPE_CHECKING:
     from storage.spaces.descriptors import space_to_json as space_to_json
     from storage.spaces.gymnasium_spaces import from_gym as from_gym
     from storage.spaces.gymnasium_spaces import to_gym as to_gym
-    from storage.weights.store import WeightStore as WeightStore
 
 # Where each public name lives.
 _HOMES = {
@@ -194,7 +198,7 @@ _HOMES = {
     "Policy": "policy.networks.policy",
     "PolicySpec": "policy.inference.spec",
     "TrainablePolicy": "policy.algorithms.trainable_policy",
-    "WeightStore": "storage.weights.store",
+    "WeightStore": "policy.inference.weight_store",
     "estimators": "policy.ope.estimators",
     # Workers
     "BaseEnv": "policy.envs.base_env",
@@ -230,6 +234,7 @@ _HOMES = {
     "NotFinite": "policy.inference.distributions",
     "NothingToFreeze": "policy.jobs.freeze",
     "NothingToTrainOn": "policy.jobs.train",
+    "PolicyPinned": "storage.errors",
     "ReaderError": "storage.experience.interfaces",
     "ReaderState": "storage.experience.interfaces",
     "Refusal": "ingest.protocol.errors",
@@ -246,6 +251,7 @@ _HOMES = {
     "WeightStoreError": "storage.errors",
     "WeightsDamaged": "storage.errors",
     "WeightsNotFound": "storage.errors",
+    "WeightsRefused": "storage.errors",
     "WriterDied": "storage.shards.names",
 }
 __all__ = sorted(_HOMES)

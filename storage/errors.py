@@ -10,6 +10,8 @@
     └── WeightStoreError
         ├── WeightsNotFound      no such candidate or version
         ├── WeightsDamaged       a digest or a document does not fit: do not act with it
+        ├── WeightsRefused       weights that their spec cannot act with: never kept, never live
+        ├── PolicyPinned         a rollback holds until it is ended by name
         └── GenerationConflict   somebody else changed what is live in between
 
 Bad values (`SpaceError`, `EpisodeError`, `ValueError`) are the caller's and stand beside the types
@@ -26,10 +28,12 @@ __all__ = [
     "JournalFull",
     "JournalLocked",
     "JournalLookedAt",
+    "PolicyPinned",
     "StorageError",
     "WeightStoreError",
     "WeightsDamaged",
     "WeightsNotFound",
+    "WeightsRefused",
 ]
 
 
@@ -71,6 +75,14 @@ class WeightsNotFound(WeightStoreError):
 
 class WeightsDamaged(WeightStoreError):
     """Bytes do not match their digest, or a document its format."""
+
+
+class WeightsRefused(WeightStoreError, ValueError):
+    """Weights that nobody could act with; the text names the tensor, or what was not finite."""
+
+
+class PolicyPinned(WeightStoreError):
+    """A rollback holds: nothing is published before `headrace resume` ends it by name."""
 
 
 class GenerationConflict(WeightStoreError):

@@ -20,8 +20,8 @@ import typer
 from headrace.cli.options import ROOT, Ca, Json, Manifest, PolicyId, Root, Seed, Token, Url
 
 if TYPE_CHECKING:
+    from policy.inference.weight_store import WeightStore
     from policy.jobs.gate import MakeLive
-    from storage.weights.store import WeightStore
 
 
 class Edge(Protocol):
@@ -48,7 +48,7 @@ def _make_live(
     url: str | None, token: str | None, ca: Path | None
 ) -> AbstractContextManager[MakeLive]:
     """What makes a candidate live: in its own root, or through the collector at `url`."""
-    from storage.weights.store import WeightStore
+    from policy.inference.weight_store import WeightStore
 
     if url is None:
         return contextlib.nullcontext(WeightStore.publish)
@@ -165,8 +165,8 @@ def evaluate(
 ) -> None:
     """Estimate what weights would have earned on the logged episodes, off-policy."""
     from headrace.output import console, results
+    from policy.inference.weight_store import WeightStore
     from policy.jobs.gate import evaluate_logs
-    from storage.weights.store import WeightStore
 
     chosen = _weights(WeightStore(root, policy_id), weights)
     with console.progress() as told:
@@ -230,10 +230,10 @@ def publish(
     With --url it is made live in a collector elsewhere; the gate judges by the data of the root.
     """
     from headrace.output import console
+    from policy.inference.weight_store import WeightStore
     from policy.jobs.freeze import load_frozen
     from policy.jobs.gate import Gate
     from policy.jobs.gate import publish as run
-    from storage.weights.store import WeightStore
 
     chosen = _latest(WeightStore(root, policy_id)) if digest == "latest" else digest
     settings = Gate(

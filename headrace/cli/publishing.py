@@ -20,7 +20,7 @@ from headrace.cli.options import ROOT, Ca, Json, PolicyId, Root, Token, Url
 
 if TYPE_CHECKING:
     from ingest.protocol.messages import NowLive
-    from storage.weights.store import WeightStore
+    from policy.inference.weight_store import WeightStore
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def rollback(
     """Make an earlier version's weights live again, as a new version."""
     from headrace.output import console
     from ingest.client.publisher import Publisher
-    from storage.weights.store import WeightStore
+    from policy.inference.weight_store import WeightStore
 
     now: Any
     if url is None:

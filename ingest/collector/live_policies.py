@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import StorageError
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, schema_id
+from storage.weights.manifest import Candidate, Weights
 from storage.weights.memory_store import MemoryWeightStore
 from storage.weights.store import WeightStore
 
@@ -79,7 +80,12 @@ class LivePolicies:
 
     def _follow(self, policy: PolicyDeclaration) -> _Live:
         name = policy.policy_id
-        store = MemoryWeightStore(name) if self.root is None else WeightStore(self.root, name)
+        check = partial(_check, policy.schema_id)
+        store: WeightStore | MemoryWeightStore
+        if self.root is None:
+            store = MemoryWeightStore(name, check=check)
+        else:
+            store = WeightStore(self.root, name, check=check)
         codecs = Codec(policy.observation), Codec(policy.action)
         return _Live(store, policy.schema_id, *codecs)
 
@@ -132,24 +138,6 @@ class LivePolicies:
 
     def store(self, policy_id: str) -> WeightStore | MemoryWeightStore:
         return self._live[policy_id].store
-
-    def require_usable(
-        self,
-        policy_id: str,
-        spec: Mapping[str, Any],
-        weights: Mapping[str, Any],
-        filter_state: Mapping[str, Any] | None,
-    ) -> None:
-        """Raise ValueError unless a policy of the declared spaces can act with these weights."""
-        from policy.inference.numpy_policy import NumpyPolicy
-        from policy.inference.spec import PolicySpec
-
-        try:
-            found = PolicySpec.from_json(dict(spec))
-        except ValueError as error:
-            raise ValueError(f"spec: {error}") from error
-        usable = NumpyPolicy(found, weights, filter_state=filter_state)
-        _require_usable(self._live[policy_id], usable)
 
     def etag(self, policy_id: str) -> str | None:
         """Names the live generation, None when nothing is published."""
@@ -231,6 +219,13 @@ class LivePolicies:
         )
         name, version = live.store.policy_id, policy.version
         return [next(choices) if fine else not_finite(name, version) for fine in finite]
+
+
+def _check(declared_schema: str, candidate: Candidate, weights: Weights) -> None:
+    """Raise WeightsRefused unless one can act with these weights in the declared spaces."""
+    from policy.inference.weight_store import require_usable
+
+    require_usable(candidate, weights, declared_schema)
 
 
 def _require_usable(live: _Live, policy: NumpyPolicy) -> None:

@@ -38,6 +38,7 @@ STATUS = {
     "completed": 409,
     "already_started": 409,
     "conflict": 409,
+    "pinned": 409,
     "gap": 409,
     "abandoned": 409,
     "broken": 409,

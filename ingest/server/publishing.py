@@ -21,7 +21,7 @@ from ingest.collector.live_policies import LivePolicies
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from ingest.web.asgi import Request, Response
-from storage.errors import GenerationConflict, StorageError, WeightsNotFound
+from storage.errors import GenerationConflict, PolicyPinned, StorageError, WeightsNotFound
 from storage.weights.manifest import Live, decode_weights, plain_document
 from storage.weights.store import WeightStore
 
@@ -68,7 +68,6 @@ class Publishing:
             if (document := getattr(message, field)) is not None:
                 plain_document(document, field)
         weights = decode_weights(message.weights, message.sha256, "weights")
-        self._live.require_usable(store.policy_id, message.spec, weights, message.filter_state)
         digest = store.add_candidate(
             weights,
             spec=message.spec,
@@ -88,6 +87,8 @@ class Publishing:
                 return await asyncio.to_thread(change)
             except GenerationConflict as error:
                 raise Refusal("conflict", str(error)) from error
+            except PolicyPinned as error:
+                raise Refusal("pinned", str(error)) from error
             except WeightsNotFound as error:
                 raise Refusal("not_found", "there is no such version") from error
             except (StorageError, ValueError, TypeError, KeyError, OverflowError) as error:

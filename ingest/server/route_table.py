@@ -239,7 +239,7 @@ ROUTES = (
         body=wire.Publish,
         reply=wire.NowLive,
         status=201,
-        refuses=("no_route", "invalid", "conflict", "disk_full"),
+        refuses=("no_route", "invalid", "conflict", "pinned", "disk_full"),
         large=True,
     ),
     Route(

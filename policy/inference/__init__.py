@@ -3,4 +3,12 @@
 What a thin client and a collector act with, so it loads neither torch nor Arrow.
 """
 
-__all__ = ["action_layout", "distributions", "filters", "numpy_policy", "preprocessors", "spec"]
+__all__ = [
+    "action_layout",
+    "distributions",
+    "filters",
+    "numpy_policy",
+    "preprocessors",
+    "spec",
+    "weight_store",
+]

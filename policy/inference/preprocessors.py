@@ -43,6 +43,8 @@ FloatArray = npt.NDArray[np.float32]
 _FLOAT32 = np.dtype("float32")
 _PLAUSIBLE = 8
 """Observations of `plausible_columns`."""
+_NEAR = 1e6
+"""Bounds farther from zero stand for any number: a sound network may overflow on them."""
 
 
 class Flattener:
@@ -116,8 +118,9 @@ def columns_of(space: Space, prefix: str, batch: Mapping[str, Any]) -> dict[str,
 def plausible_columns(space: Space) -> dict[str, Array]:
     """A few observations that anybody may meet, as columns: the first next to zero.
 
-    In the others integers lie within 255 of zero and other numbers are standard normal, as far as
-    the space's bounds allow. The same ones each time.
+    The next two lie at the space's lower and upper bounds, where those are within 1e6 of zero. In
+    the others, and elsewhere, integers lie within 255 of zero and other numbers are standard
+    normal, as far as the bounds allow. The same ones each time.
     """
     rng = np.random.default_rng(0)
     return {leaf.path: _plausible(leaf, rng) for leaf in leaves(space)}
@@ -134,7 +137,10 @@ def _plausible(leaf: Leaf, rng: np.random.Generator) -> Array:
         if leaf.dtype.kind != "b":
             limits = np.iinfo(leaf.dtype)
             bounds = np.array(limits.min), np.array(limits.max)
-    return np.clip(values, *bounds).astype(leaf.dtype)
+    found = np.clip(values, *bounds)
+    for row, bound in enumerate(bounds, 1):
+        found[row] = np.where(np.abs(bound.astype(np.float64)) <= _NEAR, bound, found[row])
+    return found.astype(leaf.dtype)
 
 
 def assemble(space: Space, columns: Mapping[str, Array], row: int) -> Any:

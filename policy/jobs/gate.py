@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
+from policy.inference.weight_store import WeightStore
 from policy.jobs.evaluate import evaluate
 from policy.jobs.freeze import Frozen, load_frozen
 from policy.jobs.report import Split, gate, plot_intervals
 from policy.jobs.run_once import Document, once, require_all
 from policy.progress import Progress, no_progress
 from storage.errors import WeightStoreError
-from storage.weights.store import WeightStore
 
 
 class Numbered(Protocol):

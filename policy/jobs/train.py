@@ -24,6 +24,7 @@ from policy.algorithms.bandit import BanditConfig
 from policy.algorithms.base import AlgorithmConfig
 from policy.algorithms.learner import Learner
 from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.jobs.report import HELD_OUT
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
@@ -40,7 +41,6 @@ from storage.experience.sample_batch import (
 )
 from storage.reading.ledger import Ranges
 from storage.reading.shard_reader import ShardReader, held_out
-from storage.weights.store import WeightStore
 
 __all__ = [
     "ALGORITHMS",

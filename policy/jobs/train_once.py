@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from policy.algorithms.base import AlgorithmConfig
+from policy.inference.weight_store import WeightStore
 from policy.jobs.freeze import Frozen
 from policy.jobs.report import HELD_OUT
 from policy.jobs.run_once import Document, once, require_all
@@ -13,7 +14,6 @@ from policy.jobs.train import train
 from policy.progress import Progress, no_progress
 from storage.declarations.policy_files import load_declarations
 from storage.errors import WeightStoreError
-from storage.weights.store import WeightStore
 
 __all__ = ["train_once"]
 

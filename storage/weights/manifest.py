@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
-from storage.errors import WeightsDamaged
+from storage.errors import WeightsDamaged, WeightsRefused
 
 FORMAT_VERSION = 1
 MAX_DEPTH = 32
@@ -123,6 +123,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
+_ADDED = {"added": True}
+"""Marks a field that documents of earlier releases lack. Its default is not written, so that they
+read what does not use it, and a candidate's digest stays the same."""
+
+
 class _Document:
     """Strict reading of a frozen dataclass from a JSON object."""
 
@@ -130,21 +135,34 @@ class _Document:
     def from_json(cls, body: Json, where: object = "$") -> Self:
         """The value of `to_json`. Raises WeightsDamaged for other keys or types."""
         # every subclass is a dataclass, which the type of this base cannot say
-        expected = {f.name: str(f.type) for f in fields(cls)}  # type: ignore[arg-type]
-        if not isinstance(body, dict) or set(body) != set(expected):
+        known = fields(cls)  # type: ignore[arg-type]
+        expected = {f.name: str(f.type) for f in known}
+        added = {f.name for f in known if f.metadata == _ADDED}
+        if not isinstance(body, dict) or not set(expected) - added <= set(body) <= set(expected):
             got = sorted(body) if isinstance(body, dict) else f"{body!r:.80}"
             raise WeightsDamaged(f"{where}: expected the keys {sorted(expected)}, got {got}")
-        for name, kind in expected.items():
-            value = body[name]
-            if not isinstance(value, _TYPES[kind]) or isinstance(value, bool):
-                raise WeightsDamaged(f"{where}.{name}: expected {kind}, got {value!r:.80}")
+        body = {
+            name: Pin.from_json(value, f"{where}.{name}")
+            if expected[name] == "Pin | None" and value is not None
+            else value
+            for name, value in body.items()
+        }
+        for name, value in body.items():
+            if not isinstance(value, _TYPES[expected[name]]) or isinstance(value, bool):
+                raise WeightsDamaged(
+                    f"{where}.{name}: expected {expected[name]}, got {value!r:.80}"
+                )
         if "digests" in expected:
             _require_digests(body["digests"], where)
         return cls(**body)
 
     def to_json(self) -> dict[str, Json]:
         # as above: only the subclasses are dataclasses
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
+        body: dict[str, Json] = asdict(self)  # type: ignore[call-overload]
+        for known in fields(self):  # type: ignore[arg-type]
+            if known.metadata == _ADDED and body[known.name] == known.default:
+                del body[known.name]
+        return body
 
 
 def _require_digests(digests: dict[str, Json], where: object) -> None:
@@ -199,26 +217,45 @@ class Manifest(_Document):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pin(_Document):
+    """Who keeps what is live as it is, since when (microseconds since the epoch), and why."""
+
+    by: str
+    when: int
+    why: str
+
+
+_TYPES["Pin | None"] = (Pin, type(None))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Live(_Document):
-    """What is live. `generation` rises strictly; a canary gets its share of episodes (0 to 1)."""
+    """What is live. `generation` rises strictly; a canary gets its share of episodes (0 to 1).
+
+    While it is `pinned`, by a rollback, nothing else goes live but another rollback.
+    """
 
     generation: int
     version: int
     canary_version: int | None = None
     canary_share: float = 0.0
+    pinned: Pin | None = field(default=None, metadata=_ADDED)
 
 
 def encode_weights(weights: Weights) -> bytes:
-    """One safetensors file. Raises ValueError for no tensors, an unknown dtype, NaN or infinity."""
+    """One safetensors file.
+
+    Raises WeightsRefused for no tensors, an unknown dtype, NaN or infinity.
+    """
     if not weights:
-        raise ValueError("weights: expected one or more arrays, got none")
+        raise WeightsRefused("weights: expected one or more arrays, got none")
     tensors = {}
     for name, value in weights.items():
         array = np.array(value, order="C")  # a transposed view would be written in memory order
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"weights.{name}: expected finite numbers, got NaN or infinity")
+            raise WeightsRefused(f"weights.{name}: expected finite numbers, got NaN or infinity")
         if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
-            raise ValueError(f"weights.{name}: expected numbers, got dtype {array.dtype}")
+            raise WeightsRefused(f"weights.{name}: expected numbers, got dtype {array.dtype}")
         tensors[name] = array.astype(array.dtype.newbyteorder("="), copy=False)
     return safetensors.numpy.save(tensors)
 

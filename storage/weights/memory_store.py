@@ -10,8 +10,16 @@ from dataclasses import asdict
 
 from storage.declarations.declaration import check_policy_id
 from storage.errors import WeightsNotFound
-from storage.weights.manifest import WEIGHTS_FILE, Candidate, Json, Live, Manifest, Weights
-from storage.weights.store import Lineage, candidate_files
+from storage.weights.manifest import (
+    WEIGHTS_FILE,
+    Candidate,
+    Json,
+    Live,
+    Manifest,
+    Weights,
+    decode_weights,
+)
+from storage.weights.store import Check, Lineage, candidate_files
 
 
 class MemoryWeightStore:
@@ -21,8 +29,11 @@ class MemoryWeightStore:
     clients never mistake one run's versions for another's. Safe to use from several threads.
     """
 
-    def __init__(self, policy_id: str, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, policy_id: str, *, check: Check, clock: Callable[[], float] = time.time
+    ) -> None:
         self.policy_id = check_policy_id(policy_id)
+        self._check = check
         self.store_id = secrets.token_hex(6)
         self._clock = clock
         self._lock = threading.Lock()
@@ -44,8 +55,10 @@ class MemoryWeightStore:
         candidate, files = candidate_files(
             self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint
         )
+        data = files[WEIGHTS_FILE]
+        self._check(candidate, decode_weights(data, candidate.digests[WEIGHTS_FILE], "weights"))
         with self._lock:
-            self._candidate = candidate, files[WEIGHTS_FILE]
+            self._candidate = candidate, data
         return candidate.digest
 
     def publish(self, digest: str) -> Live:

@@ -9,6 +9,10 @@
 A directory is filled under a temporary name, synced, and renamed to its own, which fails if that is
 taken: readers never see half of one, and two promotions never share a number. What a killed process
 leaves behind is a dot-directory, which nobody reads.
+
+Nothing becomes a candidate, gets a number or goes live that the store's `check` refuses. This
+package cannot act with weights, so whoever opens a store for writing brings the check:
+`policy.inference.weight_store` has the one for policies.
 """
 
 from __future__ import annotations
@@ -20,12 +24,18 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from storage.declarations.declaration import check_policy_id
-from storage.errors import GenerationConflict, WeightsDamaged, WeightsNotFound, WeightStoreError
+from storage.errors import (
+    GenerationConflict,
+    PolicyPinned,
+    WeightsDamaged,
+    WeightsNotFound,
+    WeightStoreError,
+)
 from storage.experience.range_set import RangeSet
 from storage.system.files import (
     FileLock,
@@ -41,6 +51,7 @@ from storage.weights.manifest import (
     Json,
     Live,
     Manifest,
+    Pin,
     Weights,
     decode_weights,
     encode_weights,
@@ -50,25 +61,35 @@ from storage.weights.manifest import (
     sha256,
 )
 
-__all__ = ["Candidate", "Live", "Manifest", "WeightStore"]
+__all__ = ["Candidate", "Check", "Live", "Manifest", "WeightStore"]
 
 ABANDONED_SECONDS = 3600.0
 Lineage = Mapping[str, RangeSet | Iterable[Iterable[int]]]
+Check: TypeAlias = Callable[[Candidate, Weights], None]
+"""Raises WeightsRefused for weights that the candidate's spec and filter state cannot act with."""
 
 
 class WeightStore:
     """The weights of one policy under a root directory. Any number of processes may use it.
 
-    `clock` gives seconds since the epoch, for `Manifest.created`.
+    `check` judges weights at every entry; without it the store is open for reading alone. `clock`
+    gives seconds since the epoch, for `Manifest.created`.
     """
 
     def __init__(
-        self, root: Path | str, policy_id: str, *, clock: Callable[[], float] = time.time
+        self,
+        root: Path | str,
+        policy_id: str,
+        *,
+        check: Check | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.policy_id = check_policy_id(policy_id)
         self.directory = Path(root) / "weights" / policy_id
         self._candidates = self.directory / "candidates"
         self._versions = self.directory / "versions"
+        self._check = check
+        self._passed = ""  # the digest of the candidate that passed the check last
         self._clock = clock
         self._live_file = str(self.directory / "live.json")  # a follower looks many times a second
 
@@ -101,14 +122,16 @@ class WeightStore:
     ) -> str:
         """Keep a trained checkpoint; its digest. The same content twice is one candidate.
 
-        `lineage`: stream -> the ordinal ranges trained on. Raises ValueError for weights that are
-        not finite numbers and for what JSON cannot hold; with `number`, GenerationConflict when
-        that is neither the next version nor this checkpoint's, and nothing is kept.
+        `lineage`: stream -> the ordinal ranges trained on. Raises WeightsRefused for weights that
+        the spec cannot act with, ValueError for what JSON cannot hold; with `number`,
+        GenerationConflict when that is neither the next version nor this checkpoint's, and nothing
+        is kept.
         """
         candidate, files = candidate_files(
             self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint
         )
         digest = candidate.digest
+        self._require_usable(candidate, files[WEIGHTS_FILE])
         if number is not None and not self._may_be(number, digest):
             raise self._not_next(number)
         files["candidate.json"] = seal_document("candidate", candidate.to_json())
@@ -231,8 +254,20 @@ class WeightStore:
         """Point to a version, in a new generation. `canary`: (version, share of episodes).
 
         `expected_generation` (0: nothing is live) makes it a compare-and-set. The versions are
-        verified first. Raises WeightsNotFound, WeightsDamaged, GenerationConflict, ValueError.
+        verified first. Raises WeightsNotFound, WeightsDamaged, WeightsRefused, PolicyPinned,
+        GenerationConflict, ValueError.
         """
+        return self._point(version, expected_generation=expected_generation, canary=canary)
+
+    def _point(
+        self,
+        version: int,
+        *,
+        expected_generation: int | None,
+        canary: tuple[int, float] | None = None,
+        pin: Pin | None = None,
+    ) -> Live:
+        """`set_live`; with `pin` it is a rollback, which a pin does not keep out."""
         canary_version, share = canary if canary is not None else (None, 0.0)
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"canary: expected a share of 0 to 1, got {share}")
@@ -241,8 +276,11 @@ class WeightStore:
         with FileLock(self.directory / "lock"):
             for number in (version, canary_version):
                 if number is not None:  # under the lock: `prune` could remove it in between
-                    self.read(number)
+                    manifest, data = self.read(number)
+                    self._require_usable(_candidate_of(manifest), data)
             before = self.live()
+            if pin is None:
+                self._require_no_pin(before)
             generation = before.generation if before else 0
             if expected_generation not in (None, generation):
                 raise GenerationConflict(
@@ -254,16 +292,25 @@ class WeightStore:
                 version=version,
                 canary_version=canary_version,
                 canary_share=float(share),
+                pinned=pin,
             )
-            try:
-                replace_file(self.directory / "live.json", seal_document("live", live.to_json()))
-            except OSError as error:
-                raise WeightStoreError(f"{self.directory}: cannot write: {error}") from error
+            self._write_live(live)
         return live
 
+    def _write_live(self, live: Live) -> None:
+        try:
+            replace_file(self.directory / "live.json", seal_document("live", live.to_json()))
+        except OSError as error:
+            raise WeightStoreError(f"{self.directory}: cannot write: {error}") from error
+
     def publish(self, digest: str) -> Live:
-        """Promote a candidate and make it live. What is live already is left so: safe to retry."""
+        """Promote a candidate and make it live. What is live already is left so: safe to retry.
+
+        Raises what `set_live` raises. While a rollback pins the policy that is PolicyPinned, and
+        the candidate stays as it is.
+        """
         live = self.live()
+        self._require_no_pin(live)
         candidate = self.candidate(digest).digest
         if live and not live.canary_version and self.manifest(live.version).candidate == candidate:
             return live
@@ -274,9 +321,11 @@ class WeightStore:
     def publish_as(self, digest: str, version: int) -> Live:
         """Publish a candidate under the number that its publisher proposes: safe to retry.
 
-        Raises GenerationConflict, which names the next number, when that is not it.
+        Raises GenerationConflict, which names the next number, when that is not it, and what
+        `publish` raises.
         """
         live = self.live()
+        self._require_no_pin(live)
         candidate = self.candidate(digest).digest
         if version in self.versions() and self.manifest(version).candidate == candidate:
             known = self.manifest(version)  # an earlier try came so far
@@ -288,12 +337,20 @@ class WeightStore:
             self.promote(candidate, number=version)
         return self.set_live(version, expected_generation=live.generation if live else 0)
 
-    def rollback(self, to: int | None = None, *, expected_generation: int | None = None) -> Live:
-        """Make a new version with the content of an old one, and make it live.
+    def rollback(
+        self,
+        to: int | None = None,
+        *,
+        expected_generation: int | None = None,
+        by: str = "a program",
+        why: str = "",
+    ) -> Live:
+        """Make a new version with the content of an old one live, and pin the policy to it.
 
-        Without `to`: what was live before the content that is live now. Raises WeightsNotFound when
-        there is nothing before it, GenerationConflict when somebody else acted in between, also
-        since `expected_generation` was live.
+        Without `to`: what was live before the content that is live now. `by` and `why` are for
+        whoever asks what pins it; until `resume` nothing but another rollback changes what is live.
+        Raises WeightsNotFound when there is nothing before it, GenerationConflict when somebody
+        else acted in between, also since `expected_generation` was live.
         """
         live = self.live()
         if live is None:
@@ -305,14 +362,30 @@ class WeightStore:
             )
         target = self._before(live.version) if to is None else to
         manifest, _ = self.read(target)
-        known = {f: v for f, v in asdict(manifest).items() if f in Candidate.__dataclass_fields__}
         version = self._number(
             self._versions / str(target),
-            Candidate(**known),
+            _candidate_of(manifest),
             copy_of=target,
             digest=manifest.candidate,
         )
-        return self.set_live(version, expected_generation=live.generation)
+        why = why or f"rolled back from version {live.version} to the content of {target}"
+        pin = Pin(by=by, when=int(self._clock() * 1_000_000), why=why)
+        return self._point(version, expected_generation=live.generation, pin=pin)
+
+    def resume(self) -> Pin | None:
+        """End what a rollback pinned: from here on the policy may be published again.
+
+        Gives the pin that it ended, None when there was none. What is live, and its generation,
+        stay as they are. Raises WeightsNotFound when nothing is live.
+        """
+        if self.live() is None:
+            raise WeightsNotFound(f"{self.policy_id}: nothing is live, so nothing is pinned")
+        with FileLock(self.directory / "lock"):
+            live = self.live()
+            if live is None or live.pinned is None:
+                return None
+            self._write_live(replace(live, pinned=None))
+            return live.pinned
 
     def prune(self, keep: int) -> list[int]:
         """Remove all versions but the newest `keep`; which ones went.
@@ -339,6 +412,26 @@ class WeightStore:
         return gone
 
     # inside
+
+    def _require_usable(self, candidate: Candidate, data: bytes) -> None:
+        """Raise WeightsRefused unless one can act with these weights, the bytes of their file."""
+        if self._check is None:
+            raise WeightStoreError(
+                f"{self.directory} is open for reading: expected a store that checks weights, as "
+                "headrace.WeightStore does"
+            )
+        if candidate.digest == self._passed:
+            return
+        self._check(candidate, decode_weights(data, candidate.digests[WEIGHTS_FILE], "weights"))
+        self._passed = candidate.digest
+
+    def _require_no_pin(self, live: Live | None) -> None:
+        if live is not None and live.pinned is not None:
+            pin = live.pinned
+            raise PolicyPinned(
+                f"{self.policy_id}: version {live.version} is pinned by {pin.by} ({pin.why}); "
+                f"`headrace resume --policy-id {self.policy_id}` ends that"
+            )
 
     def _needed(self) -> set[int]:
         """The versions that are live, and those that a rollback of them reads."""
@@ -373,6 +466,7 @@ class WeightStore:
         for name, data in files.items():
             if sha256(data) != candidate.digests[name]:
                 raise WeightsDamaged(f"{source / name}: the file does not fit its digest")
+        self._require_usable(candidate, files[WEIGHTS_FILE])
         while True:
             live = self.live()
             version = self.next_version
@@ -412,6 +506,12 @@ class WeightStore:
                 with contextlib.suppress(OSError):
                     if path.stat().st_mtime < limit:
                         shutil.rmtree(path)
+
+
+def _candidate_of(manifest: Manifest) -> Candidate:
+    """What a version was made of."""
+    names = Candidate.__dataclass_fields__
+    return Candidate(**{name: getattr(manifest, name) for name in names})
 
 
 def _lineage(folder: Path, digests: Mapping[str, str]) -> dict[str, RangeSet]:

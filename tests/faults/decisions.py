@@ -18,9 +18,9 @@ from ingest.client.policy_client import PolicyClient
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults import slow_disk
 from tests.faults.scenario import Scenario, Trial, Verdict

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.weights.store import WeightStore
+from policy.inference.weight_store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 from tests.headrace.command import answer, headrace, refused
 

@@ -26,9 +26,9 @@ from ingest.client.policy_client import PolicyClient
 from ingest.protocol.errors import BufferFull, CollectorUnavailable, Refusal
 from ingest.server.listening import Access, Listening, ServeError, bind
 from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
-from storage.weights.store import WeightStore
 from tests.certificates import certify
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.ingest.raw_http import HOST, connect, listen

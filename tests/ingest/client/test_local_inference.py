@@ -17,10 +17,10 @@ from ingest.protocol.errors import Refusal
 from ingest.protocol.weights import Published
 from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
 from storage.weights.manifest import Live
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare, shard_rows
 
 SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))

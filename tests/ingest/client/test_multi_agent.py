@@ -17,11 +17,11 @@ import urllib3
 from ingest.client.policy_client import PolicyClient
 from ingest.protocol.errors import ClientError, Refusal
 from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.spaces.descriptors import parse_space
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, shard_rows
 
 SPACES = {"walker": ("box:2", "discrete:3"), "flyer": ("box:4", "discrete:2")}

@@ -13,6 +13,7 @@ from pettingzoo.test.example_envs import generated_agents_parallel_v0
 from headrace import PolicyClient, PolicyServerInput, RolloutWorker
 from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.jobs.train_live import follow
 from policy.networks.policy import Policy
 from storage.declarations.declaration import PolicyDeclaration
@@ -20,7 +21,6 @@ from storage.declarations.policy_files import save_declaration
 from storage.reading.multi_agent_reader import MultiAgentReader
 from storage.reading.shard_reader import ShardReader
 from storage.spaces.gymnasium_spaces import from_gym
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess
 from tests.ingest.petting_zoo import Nim, play_parallel, play_turns
 

@@ -21,9 +21,9 @@ from ingest.client.publisher import Publisher
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 
 HERE = Path(__file__).parents[3]

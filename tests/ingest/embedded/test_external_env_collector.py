@@ -16,9 +16,9 @@ from ingest.embedded.external_env import ExternalEnv
 from ingest.embedded.external_multi_agent_env import ExternalMultiAgentEnv
 from ingest.protocol.errors import ServingStopped
 from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.ingest.external_worker import Seen, Worker
 

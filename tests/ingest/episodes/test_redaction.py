@@ -18,6 +18,7 @@ from ingest.episodes.redaction import Redaction, pseudonym
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -32,7 +33,6 @@ from storage.spaces.descriptors import (
     Text,
     parse_space,
 )
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, shard_rows
 from tests.headrace.command import headrace
 from tests.storage.space_strategies import spaces, values

@@ -20,12 +20,12 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from ingest.server.action_routes import Acting
 from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.inference.weight_store import WeightStore
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.journal.sqlite_journal import MemoryJournal
 from storage.spaces.descriptors import parse_space
 from storage.weights.memory_store import MemoryWeightStore
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.ingest.collector.test_collector import run, running
 

@@ -20,9 +20,9 @@ import requests
 from ingest.client.policy_client import PolicyClient
 from ingest.episodes.client_instances import MOST_RANGES
 from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare, shard_rows
 
 OBS = [0.1, -0.2, 0.3, 0.4]

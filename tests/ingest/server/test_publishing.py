@@ -19,9 +19,9 @@ from ingest.access.key_files import create_token
 from ingest.client.policy_client import PolicyClient
 from ingest.protocol.messages import Publish
 from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 
 PATH = "/v1/policies/default"

@@ -10,6 +10,7 @@ import pytest
 
 from policy.algorithms.bandit import BanditConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.jobs.evaluate import evaluate
 from policy.jobs.report import EvaluationError, gate, plot_intervals
 from policy.jobs.train import train
@@ -18,7 +19,6 @@ from policy.ope.estimators import ESTIMATORS, Episodes
 from storage.experience.episode import Part
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
-from storage.weights.store import WeightStore
 
 SPEC = PolicySpec(Box((2,)), Discrete(3, 1), ModuleSpec(hidden=(), value_head=False))
 

@@ -6,13 +6,13 @@ import threading
 import pytest
 
 from policy.algorithms.bandit import BanditConfig
+from policy.inference.weight_store import WeightStore
 from policy.jobs.freeze import ManifestError, NothingToFreeze, freeze, load_frozen
 from policy.jobs.gate import Gate, evaluate_once, publish
 from policy.jobs.run_once import DataIncomplete
 from policy.jobs.train_once import train_once
 from storage.shards.shard import read_shard
 from storage.system.files import FileLock
-from storage.weights.store import WeightStore
 
 CONFIG = BanditConfig(objective="ips", epochs=2)
 OPEN = Gate(min_ess=1, baseline=-1.0)

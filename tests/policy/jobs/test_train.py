@@ -5,13 +5,13 @@ import pytest
 
 from policy.algorithms.bandit import BanditConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.jobs.train import ALGORITHMS, NothingToTrainOn, train
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.experience.range_set import RangeSet
 from storage.reading.shard_reader import ShardReader, held_out
 from storage.spaces.descriptors import Box, Discrete
-from storage.weights.store import WeightStore
 
 CONFIG = BanditConfig(objective="dr", epochs=2)
 

@@ -11,6 +11,7 @@ import pytest
 from headrace import RolloutWorker
 from policy.algorithms.bandit import BanditConfig
 from policy.algorithms.ppo import PPOConfig
+from policy.inference.weight_store import WeightStore
 from policy.jobs.train import declared_spec, train
 from policy.jobs.train_live import follow
 from policy.networks.policy import Policy
@@ -19,7 +20,6 @@ from storage.experience.episode import SOURCES
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.reading.multi_agent_reader import MultiAgentReader
 from storage.reading.shard_reader import ShardReader
-from storage.weights.store import WeightStore
 from tests.storage.joint_log import JointLog, Run
 
 

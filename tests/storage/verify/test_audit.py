@@ -25,13 +25,13 @@ import pytest
 
 from ingest.collector.address_file import ADDRESS, LiveAddress, say_address
 from ingest.verification import journal_account, stamps, verified
+from policy.inference.weight_store import WeightStore
 from storage.errors import JournalLocked
 from storage.journal.database import DATABASE, checksum
 from storage.journal.sqlite_journal import SqliteJournal
 from storage.shards.shard import read_shard
 from storage.system.files import FileLock
 from storage.verify.audit import VerifyReport
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 
 EPISODES, STEPS, OPEN_STEPS = 4, 3, 2

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from storage.errors import GenerationConflict, WeightsDamaged, WeightsNotFound
+from storage.errors import (
+    GenerationConflict,
+    PolicyPinned,
+    WeightsDamaged,
+    WeightsNotFound,
+    WeightsRefused,
+    WeightStoreError,
+)
 from storage.experience.range_set import RangeSet
 from storage.weights.manifest import (
     Candidate,
     Live,
     Manifest,
+    Pin,
     decode_weights,
     encode_weights,
     open_document,
@@ -41,13 +50,21 @@ def add(store: WeightStore, value: float, **changes: Any) -> str:
     return store.add_candidate(weights, lineage=LINEAGE, **arguments)
 
 
+def any_weights(candidate: Candidate, weights: object) -> None:
+    """The check of a store whose weights no policy acts with."""
+
+
+def store_in(root: Path) -> WeightStore:
+    return WeightStore(root, "default", check=any_weights)
+
+
 def value_of(store: WeightStore, version: int) -> float:
     return float(store.load(version)[1]["pi.weight"][0, 0])
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> WeightStore:
-    return WeightStore(tmp_path, "default", clock=lambda: 1_700_000_000.25)
+    return WeightStore(tmp_path, "default", check=any_weights, clock=lambda: 1_700_000_000.25)
 
 
 def test_a_new_store_is_empty_and_reading_it_writes_nothing(tmp_path: Path) -> None:
@@ -141,7 +158,9 @@ def test_a_rollback_is_a_new_version_with_old_content(store: WeightStore) -> Non
     """Generations and numbers rise; the content is the old one; twice goes back further."""
     for value in (1.0, 2.0, 3.0):
         store.publish(add(store, value))
-    assert store.rollback() == Live(generation=4, version=4)
+    live = store.rollback(by="ada", why="3 is worse")
+    pin = Pin(by="ada", when=1_700_000_000_250_000, why="3 is worse")
+    assert live == store.live() == Live(generation=4, version=4, pinned=pin)
     assert value_of(store, 4) == 2.0
     manifest = store.manifest(4)
     assert (manifest.parent, manifest.copy_of) == (3, 2)
@@ -179,6 +198,96 @@ def test_metrics_that_json_cannot_hold_are_refused(store: WeightStore) -> None:
         add(store, 1.0, metrics={"v": float("nan")})
     with pytest.raises(ValueError, match="spec: expected JSON"):
         add(store, 1.0, spec={"v": object()})
+
+
+def test_a_rollback_pins_the_policy_until_it_is_resumed(store: WeightStore) -> None:
+    """No job undoes a rollback: what it publishes stays a candidate. `resume` gives the pin, once.
+
+    What is live, and its generation, stay as they are when the pin goes.
+    """
+    for value in (1.0, 2.0):
+        store.publish(add(store, value))
+    live, digest = store.rollback(by="ada"), add(store, 3.0)
+    for change in (
+        lambda: store.publish(digest),
+        lambda: store.publish_as(digest, store.next_version),
+        lambda: store.set_live(2),
+        lambda: store.set_live(3, canary=(2, 0.5)),
+    ):
+        with pytest.raises(PolicyPinned, match=r"pinned by ada \(rolled back from version 2"):
+            change()
+    assert store.live() == live
+    assert (store.versions(), digest in store.candidates()) == ([1, 2, 3], True)
+    assert store.resume() == live.pinned
+    assert store.live() == Live(generation=3, version=3)
+    assert store.resume() is None
+    assert store.publish(digest) == Live(generation=4, version=4)
+
+
+def test_a_rollback_may_follow_a_rollback(store: WeightStore) -> None:
+    """Somebody who rolls back further is not kept out by the pin, which becomes theirs."""
+    for value in (1.0, 2.0, 3.0):
+        store.publish(add(store, value))
+    store.rollback(by="ada")
+    pinned = store.rollback(by="grace").pinned
+    assert pinned is not None
+    assert (pinned.by, value_of(store, 5)) == ("grace", 1.0)
+
+
+def test_nothing_is_pinned_where_nothing_is_live(tmp_path: Path) -> None:
+    with pytest.raises(WeightsNotFound, match="nothing is live"):
+        store_in(tmp_path).resume()
+
+
+def test_a_live_pointer_of_an_earlier_release_is_not_pinned(store: WeightStore) -> None:
+    """Without a pin the file is as earlier releases wrote it, and read it."""
+    store.publish(add(store, 1.0))
+    path = store.directory / "live.json"
+    body = open_document("live", path.read_bytes(), path)
+    assert set(body) == {"generation", "version", "canary_version", "canary_share"}
+    for pinned in ({"by": "ada"}, {"by": "ada", "when": "now", "why": ""}, "ada", True):
+        path.write_bytes(seal_document("live", {**body, "pinned": pinned}))
+        with pytest.raises(WeightsDamaged, match="pinned"):
+            store.live()
+
+
+def test_a_store_without_a_check_takes_nothing_in(store: WeightStore, tmp_path: Path) -> None:
+    """What only looks at weights cannot say that one can act with them."""
+    digest = add(store, 1.0)
+    reading = WeightStore(tmp_path, "default")
+    for change in (lambda: add(reading, 2.0), lambda: reading.publish(digest)):
+        with pytest.raises(WeightStoreError, match="open for reading"):
+            change()
+    assert (store.candidates(), store.versions()) == ([digest], [])
+
+
+def test_what_the_check_refuses_gets_no_further(tmp_path: Path) -> None:
+    """At every entry, also for what was there before the check: nothing is kept or goes live."""
+    refused: set[float] = set()
+
+    def check(candidate: Candidate, weights: Mapping[str, Any]) -> None:
+        if (value := float(weights["pi.weight"][0, 0])) in refused:
+            raise WeightsRefused(f"weights: {value}")
+
+    digests = [add(store_in(tmp_path), value) for value in (1.0, 2.0, 3.0)]
+    for digest in digests[:2]:
+        store_in(tmp_path).publish(digest)
+    before = store_in(tmp_path).live()
+    refused |= {1.0, 2.0, 3.0, 4.0}
+    for change in (
+        lambda store: add(store, 4.0),
+        lambda store: store.promote(digests[2]),
+        lambda store: store.publish(digests[2]),
+        lambda store: store.publish_as(digests[2], 3),
+        lambda store: store.set_live(1),
+        lambda store: store.set_live(2, canary=(1, 0.5)),
+        lambda store: store.rollback(),
+        lambda store: store.rollback(to=1),
+    ):
+        with pytest.raises(WeightsRefused, match="weights: "):
+            change(WeightStore(tmp_path, "default", check=check))
+    assert (store_in(tmp_path).live(), store_in(tmp_path).versions()) == (before, [1, 2])
+    assert store_in(tmp_path).candidates() == sorted(digests)
 
 
 def test_a_policy_id_is_data_and_never_a_path(tmp_path: Path) -> None:
@@ -366,7 +475,8 @@ import numpy as np
 from storage.errors import GenerationConflict
 from storage.weights.store import WeightStore
 
-store, name = WeightStore(sys.argv[1], "default"), int(sys.argv[2])
+store = WeightStore(sys.argv[1], "default", check=lambda candidate, weights: None)
+name = int(sys.argv[2])
 numbers, moved = [], 0
 for i in range(8):
     weights = {"w": np.array([name * 100.0 + i])}
@@ -421,12 +531,12 @@ def count_down(steps):
         setattr(os, name, dying(getattr(os, name)))
 
 def change(root):
-    store = WeightStore(root, "default")
+    store = WeightStore(root, "default", check=lambda candidate, weights: None)
     store.publish(add(store, 2.0))
     store.rollback()
 
 def check(root):
-    store = WeightStore(root, "default")
+    store = WeightStore(root, "default", check=lambda candidate, weights: None)
     live = store.live()
     assert live is not None and live.version in store.versions()
     for version in store.versions():
@@ -434,6 +544,8 @@ def check(root):
         assert weights["w"] in (1.0, 2.0) and store.lineage(version)
     for digest in store.candidates():
         store.load_candidate(digest)
+    assert (live.pinned is not None) == (live.generation == 3)
+    store.resume()
     again = store.publish(add(store, 3.0))
     assert store.load(again.version)[1]["w"] == 3.0
     assert again.generation == live.generation + 1 and again.version == max(store.versions())
@@ -442,7 +554,7 @@ def check(root):
 steps, seen = 0, set()
 while True:
     root = Path(sys.argv[1]) / str(steps)
-    store = WeightStore(root, "default")
+    store = WeightStore(root, "default", check=lambda candidate, weights: None)
     store.publish(add(store, 1.0))
     child = os.fork()
     if not child:
@@ -500,6 +612,7 @@ def test_pruning_keeps_the_newest_what_is_live_and_the_way_back(store: WeightSto
     assert store.prune(1) == []
     assert store.rollback().version == 9
     assert value_of(store, 9) == value_of(store, 2)
+    store.resume()
     assert store.publish(add(store, 10.0)).version == 10
     with pytest.raises(ValueError, match="keep: expected 1 or more"):
         store.prune(0)

@@ -1,0 +1,69 @@
+"""The store of published weights, which takes in nothing that no policy could act with.
+
+`storage.weights.store` keeps weights and knows no network; this is the same store with the check
+that a policy brings: the weights have the names, shapes and dtype of their spec, the spec has the
+spaces that the policy is declared with, and the network gives finite numbers on observations of
+its space. Whoever publishes opens this one, so that a collector can load what goes live.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from policy.inference.numpy_policy import NumpyPolicy
+from policy.inference.spec import PolicySpec
+from storage.declarations.policy_files import load_declarations
+from storage.errors import WeightsRefused
+from storage.spaces.descriptors import schema_id
+from storage.weights import store
+from storage.weights.manifest import Candidate
+
+__all__ = ["WeightStore", "require_usable"]
+
+
+class WeightStore(store.WeightStore):
+    """The weights of one policy under a root directory. Any number of processes may use it.
+
+    Weights are checked when they become a candidate, get a number or go live; WeightsRefused says
+    what is wrong with them. `clock` gives seconds since the epoch, for `Manifest.created`.
+    """
+
+    def __init__(
+        self, root: Path | str, policy_id: str, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__(root, policy_id, check=partial(_check, Path(root)), clock=clock)
+
+
+def require_usable(
+    candidate: Candidate,
+    weights: Mapping[str, npt.NDArray[Any]],
+    declared_schema: str | None,
+) -> NumpyPolicy:
+    """The policy of these weights. Raises WeightsRefused unless one can act with it.
+
+    `declared_schema` is the schema id of the spaces that the policy is declared with, None when it
+    is not declared.
+    """
+    try:
+        spec = PolicySpec.from_json(candidate.spec)
+    except ValueError as error:
+        raise WeightsRefused(f"spec: {error}") from error
+    if declared_schema not in (None, schema_id(spec.observation, spec.action)):
+        raise WeightsRefused("spec: expected the spaces that the policy is declared with")
+    try:
+        policy = NumpyPolicy(spec, weights, filter_state=candidate.filter_state)
+        policy.require_finite()
+    except (ValueError, TypeError, KeyError) as error:
+        raise WeightsRefused(str(error)) from error
+    return policy
+
+
+def _check(root: Path, candidate: Candidate, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+    declared = load_declarations(root).get(candidate.policy_id)
+    require_usable(candidate, weights, None if declared is None else declared.schema_id)
