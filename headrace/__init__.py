@@ -27,7 +27,8 @@ Exceptions:
     │   ├── WeightsDamaged          a digest or a document does not fit
     │   ├── WeightsRefused (ValueError)   weights that their spec cannot act with
     │   ├── PolicyPinned            a rollback holds until `headrace resume`
-    │   └── GenerationConflict      somebody else changed what is live
+    │   ├── GenerationConflict      somebody else changed what is live
+    │   └── LeaseHeld               another follower trains this policy
     ├── ShardError
     │   ├── ShardDamaged            a file does not fit its name or its format
     │   ├── ShardWriteError         a shard could not be written
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     from storage.errors import JournalFull as JournalFull
     from storage.errors import JournalLocked as JournalLocked
     from storage.errors import JournalLookedAt as JournalLookedAt
+    from storage.errors import LeaseHeld as LeaseHeld
     from storage.errors import PolicyPinned as PolicyPinned
     from storage.errors import StorageError as StorageError
     from storage.errors import WeightsDamaged as WeightsDamaged
@@ -229,6 +231,7 @@ _HOMES = {
     "JournalFull": "storage.errors",
     "JournalLocked": "storage.errors",
     "JournalLookedAt": "storage.errors",
+    "LeaseHeld": "storage.errors",
     "ManifestError": "policy.jobs.freeze",
     "MixedSchemas": "storage.experience.interfaces",
     "NotFinite": "policy.inference.distributions",

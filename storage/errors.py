@@ -12,7 +12,8 @@
         ├── WeightsDamaged       a digest or a document does not fit: do not act with it
         ├── WeightsRefused       weights that their spec cannot act with: never kept, never live
         ├── PolicyPinned         a rollback holds until it is ended by name
-        └── GenerationConflict   somebody else changed what is live in between
+        ├── GenerationConflict   somebody else changed what is live in between
+        └── LeaseHeld            another follower trains this policy; the text names it
 
 Bad values (`SpaceError`, `EpisodeError`, `ValueError`) are the caller's and stand beside the types
 that they judge.
@@ -28,6 +29,7 @@ __all__ = [
     "JournalFull",
     "JournalLocked",
     "JournalLookedAt",
+    "LeaseHeld",
     "PolicyPinned",
     "StorageError",
     "WeightStoreError",
@@ -87,3 +89,7 @@ class PolicyPinned(WeightStoreError):
 
 class GenerationConflict(WeightStoreError):
     """The live pointer has another generation than the caller expected."""
+
+
+class LeaseHeld(WeightStoreError):
+    """Another follower trains this policy, or has taken over; the text names it."""

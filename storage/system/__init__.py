@@ -3,4 +3,4 @@
 Knows nothing of experience.
 """
 
-__all__ = ["files", "pinned_folders", "process", "startup", "stop_signal"]
+__all__ = ["backoff", "files", "pinned_folders", "process", "startup", "stop_signal"]

@@ -5,6 +5,7 @@
         candidates/{digest}/           candidate.json, weights.safetensors, lineage.json
         versions/{n}/                  manifest.json, weights.safetensors, lineage.json
         live.json                      generation, version, canary; changed under `lock`
+        leases/{n}.json                who trains it (storage.weights.lease)
 
 A directory is filled under a temporary name, synced, and renamed to its own, which fails if that is
 taken: readers never see half of one, and two promotions never share a number. What a killed process
@@ -44,6 +45,7 @@ from storage.system.files import (
     sync_directory,
     write_synced,
 )
+from storage.weights.lease import require_fence
 from storage.weights.manifest import (
     LINEAGE_FILE,
     WEIGHTS_FILE,
@@ -250,14 +252,18 @@ class WeightStore:
         *,
         expected_generation: int | None = None,
         canary: tuple[int, float] | None = None,
+        fence: int | None = None,
     ) -> Live:
         """Point to a version, in a new generation. `canary`: (version, share of episodes).
 
-        `expected_generation` (0: nothing is live) makes it a compare-and-set. The versions are
-        verified first. Raises WeightsNotFound, WeightsDamaged, WeightsRefused, PolicyPinned,
-        GenerationConflict, ValueError.
+        `expected_generation` (0: nothing is live) makes it a compare-and-set. `fence` is the number
+        of a follower's lease (storage.weights.lease). The versions are verified first. Raises
+        WeightsNotFound, WeightsDamaged, WeightsRefused, PolicyPinned, GenerationConflict,
+        LeaseHeld, ValueError.
         """
-        return self._point(version, expected_generation=expected_generation, canary=canary)
+        return self._point(
+            version, expected_generation=expected_generation, canary=canary, fence=fence
+        )
 
     def _point(
         self,
@@ -265,6 +271,7 @@ class WeightStore:
         *,
         expected_generation: int | None,
         canary: tuple[int, float] | None = None,
+        fence: int | None = None,
         pin: Pin | None = None,
     ) -> Live:
         """`set_live`; with `pin` it is a rollback, which a pin does not keep out."""
@@ -274,6 +281,8 @@ class WeightStore:
         if not self.directory.is_dir():
             raise WeightsNotFound(f"expected {self.directory}, which does not exist")
         with FileLock(self.directory / "lock"):
+            if fence is not None:
+                require_fence(self.directory, fence)
             for number in (version, canary_version):
                 if number is not None:  # under the lock: `prune` could remove it in between
                     manifest, data = self.read(number)
@@ -303,20 +312,29 @@ class WeightStore:
         except OSError as error:
             raise WeightStoreError(f"{self.directory}: cannot write: {error}") from error
 
-    def publish(self, digest: str) -> Live:
+    def publish(
+        self, digest: str, *, expected_generation: int | None = None, fence: int | None = None
+    ) -> Live:
         """Promote a candidate and make it live. What is live already is left so: safe to retry.
 
-        Raises what `set_live` raises. While a rollback pins the policy that is PolicyPinned, and
-        the candidate stays as it is.
+        With `expected_generation` (0: nothing) GenerationConflict also tells of what somebody else
+        did since that one was live. Raises what `set_live` raises. While a rollback pins the policy
+        that is PolicyPinned, and the candidate stays as it is.
         """
         live = self.live()
         self._require_no_pin(live)
         candidate = self.candidate(digest).digest
         if live and not live.canary_version and self.manifest(live.version).candidate == candidate:
             return live
-        return self.set_live(
-            self.promote(candidate), expected_generation=live.generation if live else 0
-        )
+        found = live.generation if live else 0
+        if expected_generation not in (None, found):
+            raise GenerationConflict(
+                f"{self.policy_id}: expected generation {expected_generation} to be live, got "
+                f"{found}"
+            )
+        if fence is not None:  # before a number is given; asked again under the lock
+            require_fence(self.directory, fence)
+        return self.set_live(self.promote(candidate), expected_generation=found, fence=fence)
 
     def publish_as(self, digest: str, version: int) -> Live:
         """Publish a candidate under the number that its publisher proposes: safe to retry.

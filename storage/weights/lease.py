@@ -1,0 +1,306 @@
+"""The lease of a follower: one trainer at a time trains and publishes a policy by itself.
+
+    weights/{policy_id}/leases/{fence}.json
+
+The file with the highest number is the lease. Its number is the *fence*: each publication of a
+follower carries it, and the store refuses one that is not the highest (`require_fence`), so that a
+trainer that was stopped past the end of its lease cannot publish when it wakes up. The holder
+renews the record while it lives and reports its state in it. A record that expired, was released,
+or whose process on this machine is dead can be followed by the next number.
+
+A number is claimed by linking a file to its name, which fails if the name is taken: that holds
+between hosts, where a file lock may not. Each file has one writer. On one host the lock of the
+store makes claims and publications exclude each other as well.
+
+The lease binds followers alone: people publish, promote and roll back without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from storage.errors import LeaseHeld, WeightsDamaged
+from storage.system.files import (
+    FileLock,
+    make_directory,
+    replace_file,
+    sync_directory,
+    write_synced,
+)
+from storage.weights.manifest import open_document, seal_document
+
+__all__ = ["LEASE_SECONDS", "Lease", "LeaseRecord", "current_lease", "require_fence"]
+
+log = logging.getLogger("headrace.trainer")
+
+LEASE_SECONDS = 15.0
+LEASES = "leases"
+_LOCK_SECONDS = 10.0  # how long a claim waits for a publication that is under way
+_ASK_SECONDS = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRecord:
+    """Who holds a lease. Times are seconds since the epoch by the holder's clock.
+
+    `machine` and `started` tell a process from another one with its id. `status` is the holder's
+    report: plain JSON.
+    """
+
+    fence: int
+    host: str
+    pid: int
+    machine: str
+    started: str
+    taken: float
+    expires: float
+    status: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def holder(self) -> str:
+        """For messages: the host and the process."""
+        taken = datetime.fromtimestamp(self.taken, UTC).isoformat(timespec="seconds")
+        return f"process {self.pid} on {self.host} (lease {self.fence}, taken {taken})"
+
+    def held(self, now: float) -> bool:
+        """Whether its holder may still train: the record is fresh, and no process here is dead."""
+        return now < self.expires and not self._died()
+
+    def _died(self) -> bool:
+        """Whether the holder was a process of this machine that has ended."""
+        return self.machine == _machine() and _started(self.pid) != self.started
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises WeightsDamaged, FileNotFoundError."""
+        body = open_document("lease", path.read_bytes(), path)
+        try:
+            return cls(**body)
+        except TypeError as error:
+            raise WeightsDamaged(f"{path}: {error}") from error
+
+    def to_bytes(self) -> bytes:
+        return seal_document("lease", {**vars(self), "status": dict(self.status)})
+
+
+class Lease:
+    """A lease that this process took; a thread renews it until `release`.
+
+    `report` is what the record says of the holder's work. Raises from `check` once it is lost.
+    """
+
+    def __init__(self, directory: Path, record: LeaseRecord, seconds: float) -> None:
+        self._directory = directory
+        self._record = record
+        self._seconds = seconds
+        self._report: Mapping[str, Any] = {}
+        self._lost: LeaseHeld | None = None
+        self._failing = False
+        self._wake, self._over = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="headrace-lease", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def take(
+        cls,
+        directory: Path,
+        *,
+        wait: float = 0.0,
+        seconds: float = LEASE_SECONDS,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Lease:
+        """Take the lease of the policy whose weights are in `directory`.
+
+        Waits at most `wait` seconds, or until `stop()`, for a holder to end. Raises LeaseHeld,
+        which names the holder, and OSError where the record cannot be written.
+        """
+        make_directory(directory / LEASES)
+        deadline, told = time.monotonic() + wait, False
+        while True:
+            try:
+                return cls(directory, _claim(directory, seconds), seconds)
+            except LeaseHeld as held:
+                if time.monotonic() >= deadline or stop():
+                    raise
+                if not told:
+                    log.warning("%s; waiting up to %.0f s for it", held, wait)
+                told = True
+            threading.Event().wait(_ASK_SECONDS)
+
+    @property
+    def fence(self) -> int:
+        """The number that publications carry."""
+        return self._record.fence
+
+    def check(self) -> None:
+        """Raise LeaseHeld when another follower has taken over."""
+        if self._lost is not None:
+            raise self._lost
+
+    def report(self, status: Mapping[str, Any]) -> None:
+        """What the record says from its next renewal on."""
+        self._report = dict(status)
+
+    def renew(self) -> None:
+        """Write the record anew, unless another follower has taken over. Raises OSError."""
+        try:
+            require_fence(self._directory, self.fence)
+        except LeaseHeld as lost:
+            self._lost = lost
+            return
+        expires = time.time() + self._seconds
+        self._record = replace(self._record, expires=expires, status=self._report)
+        replace_file(_path(self._directory, self.fence), self._record.to_bytes())
+
+    def release(self) -> None:
+        """Let the next follower take over at once. The number stays given."""
+        self._over = True
+        self._wake.set()
+        self._thread.join()
+        if self._lost is None:
+            self._seconds = -1.0
+            with contextlib.suppress(OSError):  # it expires by itself
+                self.renew()
+
+    def _run(self) -> None:
+        while not self._wake.wait(self._seconds / 5) and self._lost is None:
+            try:
+                self.renew()
+                self._failing = False
+            except (OSError, WeightsDamaged) as error:
+                if not self._failing:  # once until it works again
+                    log.warning("lease %d cannot be renewed, tried again: %s", self.fence, error)
+                self._failing = True
+
+
+def current_lease(directory: Path) -> LeaseRecord | None:
+    """The record with the highest number, held or not; None before the first one.
+
+    Raises WeightsDamaged.
+    """
+    for _ in range(3):  # a holder that takes over removes the record before
+        numbers = _numbers(directory)
+        if not numbers:
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            return LeaseRecord.read(_path(directory, max(numbers)))
+    return None
+
+
+def require_fence(directory: Path, fence: int) -> None:
+    """Raises LeaseHeld unless no lease has a higher number than `fence`, and that one is known."""
+    newest = max(_numbers(directory), default=fence)
+    if newest == fence:
+        return
+    with contextlib.suppress(OSError, WeightsDamaged):
+        other = LeaseRecord.read(_path(directory, newest))
+        raise LeaseHeld(
+            f"{directory.name}: lease {fence} is over: {other.holder} has taken over the training"
+        )
+    raise LeaseHeld(f"{directory.name}: lease {fence} is over: lease {newest} was taken")
+
+
+def _claim(directory: Path, seconds: float) -> LeaseRecord:
+    """The record of the next number, ours. Raises LeaseHeld."""
+    lock = FileLock(directory / "lock")
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while not lock.acquire(blocking=False):
+        if time.monotonic() >= deadline:
+            raise LeaseHeld(
+                f"{directory.name}: process {lock.holder()} holds {lock.path}: it publishes, or "
+                "was stopped while it did"
+            )
+        threading.Event().wait(0.05)
+    with contextlib.ExitStack() as stack:
+        stack.callback(lock.release)
+        return _claim_locked(directory, seconds)
+
+
+def _claim_locked(directory: Path, seconds: float) -> LeaseRecord:
+    numbers = _numbers(directory)
+    now = time.time()
+    _require_free(directory, now)
+    record = LeaseRecord(
+        fence=max(numbers, default=0) + 1,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        machine=_machine(),
+        started=_started(os.getpid()),
+        taken=now,
+        expires=now + seconds,
+    )
+    _link(directory, record)
+    for number in numbers:
+        _path(directory, number).unlink(missing_ok=True)
+    return record
+
+
+def _link(directory: Path, record: LeaseRecord) -> None:
+    """Claim a number. Raises LeaseHeld when it is taken."""
+    path = _path(directory, record.fence)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        write_synced(temporary, record.to_bytes())
+        os.link(temporary, path)
+    except FileExistsError as error:  # another host was first
+        raise LeaseHeld(f"{directory.name}: lease {record.fence} was taken meanwhile") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def _require_free(directory: Path, now: float) -> None:
+    """Raises LeaseHeld. A damaged record bars nobody: its number does, from publishing."""
+    try:
+        known = current_lease(directory)
+    except WeightsDamaged as error:
+        log.warning("a lease that cannot be read is taken over: %s", error)
+        return
+    if known is not None and known.held(now):
+        left = known.expires - now
+        raise LeaseHeld(
+            f"{directory.name}: {known.holder} trains this policy; its lease ends in {left:.0f} s "
+            "unless it is renewed"
+        )
+
+
+def _numbers(directory: Path) -> list[int]:
+    try:
+        names = os.listdir(directory / LEASES)
+    except FileNotFoundError:
+        return []
+    return [int(stem) for stem, dot, end in (n.partition(".") for n in names)
+            if stem.isdigit() and end == "json"]  # fmt: skip
+
+
+def _path(directory: Path, fence: int) -> Path:
+    return directory / LEASES / f"{fence}.json"
+
+
+def _machine() -> str:
+    """What tells the processes of this machine, since it was started, from those of any other."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:  # no Linux: only expiry tells
+        return f"unknown {secrets.token_hex(6)}"
+
+
+def _started(pid: int) -> str:
+    """When a process of this machine began, in ticks since its boot; empty when there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]  # a zombie trains no more
