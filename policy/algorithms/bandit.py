@@ -32,7 +32,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from policy.algorithms.base import RowsLeftOut
+from policy.algorithms.base import RowsLeftOut, require_columns
 from policy.algorithms.passes import (
     minibatches,
     require_at_least,
@@ -57,6 +57,7 @@ __all__ = ["Bandit", "BanditConfig"]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 _CLOSED_WITHOUT_END = ("abandoned", "broken")
+_TO_LEARN = ("obs", "actions", REWARDS, TERMINATEDS, TRUNCATEDS, ACTION_LOGP, T)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +141,17 @@ class Bandit:
     batch first, so a batch should be as much of the log as memory holds.
     """
 
+    metric_names: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "train_loss",
+        "train_snips",
+        "train_mean_reward",
+        "entropy",
+        "mean_weight",
+        "clipped_share",
+        "ess",
+    )
+
     def __init__(self, policy: Policy, config: BanditConfig) -> None:
         if config.objective == "dr" and not isinstance(policy.spec.action, Discrete):
             raise ValueError(
@@ -160,7 +172,9 @@ class Bandit:
         return None
 
     def left_out(self, batch: SampleBatch) -> RowsLeftOut:
-        """(N,) which rows can't be learned from, by reason; a row has one reason."""
+        """(N,) which rows can't be learned from, by reason; a row has one reason. Raises
+        ValueError for a batch without the columns that learning needs."""
+        require_columns(batch, _TO_LEARN, "bandit")
         ended = batch["ended"] if "ended" in batch else np.full(batch.count, None, object)
         reasons: dict[str, BoolArray] = {
             word: np.asarray(ended == word, np.bool_) for word in _CLOSED_WITHOUT_END
@@ -168,6 +182,9 @@ class Bandit:
         whole = (batch[T] == 0) & (batch[TERMINATEDS] | batch[TRUNCATEDS])
         reasons["not_one_step"] = ~whole
         reasons["no_propensity"] = np.isnan(batch[ACTION_LOGP])
+        if self.config.objective == "dr":  # a lone row has no others to fit its reward model on
+            left = ~np.logical_or.reduce(list(reasons.values()))
+            reasons["alone"] = left & (left.sum() < 2)
         return reasons
 
     def update(

@@ -5,7 +5,8 @@ A config is a frozen dataclass with `build(policy)`; an implementer need not imp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from policy.networks.policy import Policy
 from policy.progress import Progress
 from storage.experience.sample_batch import SampleBatch
 
-__all__ = ["Algorithm", "AlgorithmConfig", "RowsLeftOut"]
+__all__ = ["Algorithm", "AlgorithmConfig", "RowsLeftOut", "no_metrics", "require_columns"]
 
 RowsLeftOut: TypeAlias = Mapping[str, npt.NDArray[np.bool_]]
 """Reason -> (N,) rows that it leaves out; of several reasons for a row the first one counts."""
@@ -27,8 +28,10 @@ class Algorithm(Protocol):
 
     policy: Policy
     optimizer: torch.optim.Optimizer
+    metric_names: ClassVar[tuple[str, ...]]  # what `update` gives, whatever the batch
 
-    def left_out(self, batch: SampleBatch) -> RowsLeftOut: ...
+    def left_out(self, batch: SampleBatch) -> RowsLeftOut:
+        """Raises ValueError that names the columns which the batch lacks for learning."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint keeps beside weights and optimizer, as JSON: where schedules stand."""
@@ -47,3 +50,19 @@ class AlgorithmConfig(Protocol):
     columns: ClassVar[tuple[str, ...]]  # what to read from shards, beside `t` and rows' identity
 
     def build(self, policy: Policy) -> Algorithm: ...
+
+
+def no_metrics(names: Iterable[str]) -> dict[str, float]:
+    """The metrics of an update that had no row to learn from: the same names, NaN each."""
+    return dict.fromkeys(names, math.nan)
+
+
+def require_columns(batch: SampleBatch, names: Iterable[str], who: str) -> None:
+    """Raise ValueError unless the batch has these columns; `obs` stands for `obs.<path>` too."""
+    there = {name.partition(".")[0] for name in batch}
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise ValueError(
+            f"{who}: expected a batch with the columns {missing} beside {sorted(there)}; a reader "
+            "brings them by default, or with columns=, as the algorithm's config lists them"
+        )

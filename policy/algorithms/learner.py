@@ -14,6 +14,7 @@ it, so that what was read and what was learned can't part.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ import safetensors
 import safetensors.numpy
 import torch
 
-from policy.algorithms.base import AlgorithmConfig
+from policy.algorithms.base import AlgorithmConfig, no_metrics
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.errors import WeightsDamaged
@@ -36,6 +37,7 @@ from storage.weights.manifest import open_document, seal_document
 
 __all__ = ["Learner", "LearnerCounts", "optimizer_state", "restore_optimizer"]
 
+_log = logging.getLogger("headrace.learner")
 Tensors = dict[str, npt.NDArray[Any]]
 _DOCUMENT = "checkpoint"
 
@@ -63,6 +65,7 @@ class Learner:
         self.counts = LearnerCounts()
         self._rng = np.random.default_rng(seed)
         self._lineage = Ledger()
+        self._told = False  # that no row of the last batches could be learned from
 
     @property
     def lineage(self) -> dict[str, list[list[int]]]:
@@ -77,7 +80,9 @@ class Learner:
     def update(self, batch: SampleBatch, on_progress: Progress = no_progress) -> dict[str, float]:
         """Learn from a batch; its metrics. A batch without usable rows changes no weights.
 
-        Metrics hold `rows`, the rows trained on, and what the algorithm says.
+        Metrics have the same names whatever the batch: `rows`, the rows trained on, `left_out`,
+        the rows that could not be learned from, and the algorithm's `metric_names`, which are NaN
+        when there was no row to learn from. Raises ValueError for a batch that lacks columns.
         """
         return self.learn(*self.usable(batch), on_progress)
 
@@ -100,14 +105,21 @@ class Learner:
         on_progress: Progress = no_progress,
     ) -> dict[str, float]:
         """`update` in two steps, for a caller that gathers rows: what `usable` gave, summed up."""
-        metrics: dict[str, float] = {"rows": used.count}
-        self.counts.rows_read += used.count + sum(left_out.values())
+        without = sum(left_out.values())
+        metrics: dict[str, float] = {"rows": used.count, "left_out": without}
+        self.counts.rows_read += used.count + without
         for reason, number in left_out.items():
             self.counts.excluded[reason] = self.counts.excluded.get(reason, 0) + number
         if used.count:
             self.policy.filter.push(self.policy.flat_observations(used))
             metrics |= self.algorithm.update(used, self._rng, on_progress)
             self._record(used)
+            self._told = False
+        else:
+            metrics |= no_metrics(self.algorithm.metric_names)
+            if without and not self._told:
+                self._told = True
+                _log.warning("none of %d rows can be learned from: %s", without, dict(left_out))
         self.counts.updates += 1
         return metrics
 

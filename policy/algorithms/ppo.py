@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from policy.algorithms.advantages import Advantages, gae
-from policy.algorithms.base import RowsLeftOut
+from policy.algorithms.base import RowsLeftOut, require_columns
 from policy.algorithms.losses import clipped_surrogate, k1, k3
 from policy.algorithms.passes import (
     minibatches,
@@ -65,6 +65,9 @@ ADVANTAGES, VALUE_TARGETS = "advantages", "value_targets"
 """Columns of what a worker computed when it sampled; batches of shards do not have them."""
 
 FloatArray = npt.NDArray[np.float64]
+
+_BEFORE = ("ess", "stale_kl", "explained_variance")
+_AFTER = ("loss", "value_loss", "entropy", "kl_k1", "kl_k3", "clip_fraction", "clip", "lr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +145,12 @@ class PPO:
     """Updates a policy's `pi` and `vf` from fragments of episodes (policy.algorithms.learner runs
     it).
 
-    `trained` counts the rows trained on, by which the schedules fall.
+    `trained` counts the rows trained on, by which the schedules fall. `metrics_before` are the
+    metrics of the policy before an update.
     """
+
+    metrics_before: ClassVar[tuple[str, ...]] = _BEFORE
+    metric_names: ClassVar[tuple[str, ...]] = (*_BEFORE, *_AFTER)
 
     def __init__(self, policy: Policy, config: PPOConfig) -> None:
         if not policy.spec.module.value_head:
@@ -167,7 +174,10 @@ class PPO:
     # learning
 
     def left_out(self, batch: SampleBatch) -> RowsLeftOut:
-        """(N,) which rows can't be learned from, by reason."""
+        """(N,) which rows can't be learned from, by reason. Raises ValueError for a batch without
+        the columns that learning needs."""
+        names = _TO_LEARN if ADVANTAGES in batch else (*_TO_LEARN, *_TO_ESTIMATE)
+        require_columns(batch, names, "ppo")
         return {
             "not_on_policy": np.asarray(batch["source"] != "on_policy", np.bool_),
             "no_logp": np.isnan(batch[ACTION_LOGP]),
@@ -304,6 +314,8 @@ class PPO:
 
 
 _EPISODE = (STREAM, EPISODE_ORDINAL, AGENT_ID)
+_TO_LEARN = ("obs", "actions", TERMINATEDS, HAS_NEXT_OBS, ACTION_LOGP, "source")
+_TO_ESTIMATE = (REWARDS, NEXT_OBS, T, *_EPISODE)
 
 
 def _in_order(batch: SampleBatch) -> SampleBatch:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 
 from policy.algorithms.advantages import gae
+from policy.algorithms.base import no_metrics
 from policy.algorithms.data_parallel import all_or_none, average_gradients
 from policy.algorithms.ppo import ADVANTAGES, PPO, VALUE_TARGETS, PPOConfig
 from policy.inference.filters import ConcurrentMeanStdFilter
@@ -248,24 +249,36 @@ class TrainablePolicy(Policy):
     # learning
 
     def compute_gradients(self, batch: SampleBatch) -> tuple[list[FlatArray], dict[str, Any]]:
-        """(a gradient for each parameter, info with `learner_stats` and `batch_count`).
+        """(a gradient for each parameter, info with `learner_stats`, `batch_count` and `left_out`).
 
         Copies: a later backward pass does not change them. With data parallelism they are the mean
         over all ranks. Raises ValueError when no row can be learned from, or when ranks come with
         different counts or another one refuses; FloatingPointError for a loss that is not finite.
         """
         with self._lock:
-            counts = {"rows": 0}
-            with all_or_none(counts, self.world_size):
-                gradients, stats, counts["rows"] = self._own_gradients(batch)
-            average_gradients(gradients, self.world_size)
-            return gradients, {"learner_stats": stats, "batch_count": counts["rows"]}
-
-    def _own_gradients(self, batch: SampleBatch) -> tuple[list[FlatArray], dict[str, float], int]:
-        """(this rank's gradients, statistics, how many rows they are of)."""
-        used, why = self._usable(batch)
-        if not used.count:
+            gradients, info = self._gradients(batch)
+        if not gradients:
+            why = info["left_out"]
             raise ValueError(f"expected rows to learn from, got none of {batch.count}: {why}")
+        return gradients, info
+
+    def _gradients(self, batch: SampleBatch) -> tuple[list[FlatArray], dict[str, Any]]:
+        """Those of all ranks, and info; none where no rank has a row to learn from."""
+        counts = {"rows": 0}
+        with all_or_none(counts, self.world_size):
+            used, why = self._usable(batch)
+            gradients, stats = self._own_gradients(used) if used.count else ([], self.no_stats())
+            counts["rows"] = used.count
+        average_gradients(gradients, self.world_size)
+        info = {"learner_stats": stats, "batch_count": used.count, "left_out": why}
+        return gradients, info
+
+    def no_stats(self) -> dict[str, float]:
+        """The `learner_stats` of a batch without a row to learn from: NaN under the same names."""
+        return no_metrics(("loss", *PPO.metrics_before))
+
+    def _own_gradients(self, used: SampleBatch) -> tuple[list[FlatArray], dict[str, float]]:
+        """(this rank's gradients, statistics) of rows that can be learned from."""
         rows, before = self.algorithm.rows(used)
         clip = self.algorithm.schedule()
         loss = self.algorithm.loss(rows, clip, normalise=False)
@@ -274,7 +287,7 @@ class TrainablePolicy(Policy):
         self.module.zero_grad(set_to_none=True)
         loss.backward()
         gradients = [self._gradient(parameter) for parameter in self.module.parameters()]
-        return gradients, {"loss": float(loss.detach()), **before}, used.count
+        return gradients, {"loss": float(loss.detach()), **before}
 
     def _usable(self, batch: SampleBatch) -> tuple[SampleBatch, dict[str, int]]:
         """(the rows that can be learned from, how many can't be, by reason)."""
@@ -282,7 +295,7 @@ class TrainablePolicy(Policy):
         reasons = self.algorithm.left_out(batch) if batch.count else {}
         for rows in reasons.values():
             keep &= ~rows
-        why = {name: int(rows.sum()) for name, rows in reasons.items()}
+        why = {name: int(rows.sum()) for name, rows in reasons.items() if rows.any()}
         return (batch if keep.all() else batch.take(keep)), why
 
     def _gradient(self, parameter: torch.nn.Parameter) -> FlatArray:
@@ -313,9 +326,12 @@ class TrainablePolicy(Policy):
             self.algorithm.optimizer.step()
 
     def learn_on_batch(self, batch: SampleBatch) -> dict[str, Any]:
-        """One gradient step on the batch; info with `learner_stats` and `batch_count`."""
+        """One gradient step on the batch; info with `learner_stats`, `batch_count` (rows learned
+        from) and `left_out` (reason -> rows). Without a row to learn from nothing changes."""
         with self._lock:
-            gradients, info = self.compute_gradients(batch)
+            gradients, info = self._gradients(batch)
+            if not gradients:
+                return info
             self.apply_gradients(gradients)
             if "timestep" not in self.global_vars:
                 self.algorithm.trained += info["batch_count"] * self.world_size

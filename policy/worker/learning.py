@@ -156,12 +156,21 @@ class WorkerLearning:
 
     def learn_on_batch(self, samples: Batch) -> dict[str, Any]:
         """One gradient step: info with `learner_stats` of one policy; of several, policy id -> info
-        of those that are trained."""
+        of those that are trained. Names are the same whatever the batch: where it has no row to
+        learn from nothing changes, `batch_count` is 0 and the statistics are NaN."""
         found = {
             policy_id: self.policies[policy_id].learn_on_batch(rows)
             for policy_id, rows in self._shares(samples).items()
         }
-        return found if isinstance(samples, MultiAgentBatch) else next(iter(found.values()))
+        if not isinstance(samples, MultiAgentBatch):
+            return next(iter(found.values()))
+        empty = {"batch_count": 0, "left_out": {}}
+        return {
+            policy_id: found[policy_id]
+            if policy_id in found
+            else {"learner_stats": self.policies[policy_id].no_stats(), **empty}
+            for policy_id in sorted(self.policies_to_train)
+        }
 
     def sample_and_learn(
         self,
@@ -193,8 +202,10 @@ class WorkerLearning:
             )
             for policy_id, rows in shares.items()
         }
-        stats = found if isinstance(batch, MultiAgentBatch) else next(iter(found.values()))
-        return stats, batch.count
+        if not isinstance(batch, MultiAgentBatch):
+            return next(iter(found.values())), batch.count
+        trained = sorted(self.policies_to_train)
+        return {k: found.get(k) or self.policies[k].no_stats() for k in trained}, batch.count
 
     def _epochs(
         self,
@@ -211,7 +222,9 @@ class WorkerLearning:
                 policy.learn_on_batch(piece)["learner_stats"]
                 for piece in _pieces(batch, size, self.worker_rng)
             ]
-        return {name: float(np.mean([one[name] for one in stats])) for name in stats[0]}
+        if not stats:
+            return policy.no_stats()
+        return {name: _mean([one[name] for one in stats]) for name in stats[0]}
 
     # data parallel
 
@@ -244,6 +257,12 @@ class WorkerLearning:
             policy = self.policies[policy_id]
             broadcast_weights(policy.module)
             policy.world_size = world_size
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Over the minibatches that say it: one without a row to learn from says NaN."""
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def _plain(batch: SampleBatch) -> SampleBatch:

@@ -65,8 +65,10 @@ def test_a_batch_without_usable_rows_changes_no_weights(bandit_log):
     log = bandit_log(5)
     log.logp[:] = np.nan
     learner = new_learner()
-    assert learner.update(log.batch()) == {"rows": 0}
-    assert learner.update(SampleBatch()) == {"rows": 0}
+    found = learner.update(log.batch())
+    assert (found["rows"], found["left_out"]) == (0, 5)
+    found = learner.update(SampleBatch())
+    assert (found["rows"], found["left_out"]) == (0, 0)
     assert_same_weights(learner, new_learner())
     assert (learner.counts.rows_read, learner.counts.rows_trained) == (5, 0)
 
