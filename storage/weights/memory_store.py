@@ -10,6 +10,8 @@ from dataclasses import asdict
 
 from storage.declarations.declaration import check_policy_id
 from storage.errors import WeightsNotFound
+from storage.weights.candidate_files import candidate_files
+from storage.weights.lineage import Lineage
 from storage.weights.manifest import (
     WEIGHTS_FILE,
     Candidate,
@@ -19,7 +21,7 @@ from storage.weights.manifest import (
     Weights,
     decode_weights,
 )
-from storage.weights.store import Check, Lineage, candidate_files
+from storage.weights.store import Check
 
 
 class MemoryWeightStore:

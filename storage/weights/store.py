@@ -24,7 +24,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -45,7 +45,14 @@ from storage.system.files import (
     sync_directory,
     write_synced,
 )
+from storage.weights.candidate_files import candidate_files
 from storage.weights.lease import require_fence
+from storage.weights.lineage import (
+    Lineage,
+    Untrained,
+    open_lineage,
+    open_untrained,
+)
 from storage.weights.manifest import (
     LINEAGE_FILE,
     WEIGHTS_FILE,
@@ -56,9 +63,7 @@ from storage.weights.manifest import (
     Pin,
     Weights,
     decode_weights,
-    encode_weights,
     open_document,
-    plain_document,
     seal_document,
     sha256,
 )
@@ -66,7 +71,6 @@ from storage.weights.manifest import (
 __all__ = ["Candidate", "Check", "Live", "Manifest", "WeightStore"]
 
 ABANDONED_SECONDS = 3600.0
-Lineage = Mapping[str, RangeSet | Iterable[Iterable[int]]]
 Check: TypeAlias = Callable[[Candidate, Weights], None]
 """Raises WeightsRefused for weights that the candidate's spec and filter state cannot act with."""
 
@@ -121,16 +125,18 @@ class WeightStore:
         filter_state: dict[str, Json] | None = None,
         checkpoint: str | None = None,
         number: int | None = None,
+        untrained: Untrained | None = None,
     ) -> str:
         """Keep a trained checkpoint; its digest. The same content twice is one candidate.
 
-        `lineage`: stream -> the ordinal ranges trained on. Raises WeightsRefused for weights that
+        `lineage`: stream -> the ordinal ranges trained on; `untrained`: the rows of these ordinals
+        that were not (storage.weights.lineage). Raises WeightsRefused for weights that
         the spec cannot act with, ValueError for what JSON cannot hold; with `number`,
         GenerationConflict when that is neither the next version nor this checkpoint's, and nothing
         is kept.
         """
         candidate, files = candidate_files(
-            self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint
+            self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint, untrained
         )
         digest = candidate.digest
         self._require_usable(candidate, files[WEIGHTS_FILE])
@@ -220,12 +226,21 @@ class WeightStore:
 
     def lineage(self, version: int) -> dict[str, RangeSet]:
         """stream -> the ordinals that a version was trained on."""
-        return _lineage(self._versions / str(version), self.manifest(version).digests)
+        return open_lineage(self._lineage_of(version))
+
+    def untrained(self, version: int) -> dict[str, list[list[int]]]:
+        """stream -> [ordinal, first row, count]: rows of the lineage's ordinals not trained on."""
+        return open_untrained(self._lineage_of(version))
+
+    def _lineage_of(self, version: int) -> tuple[Path, str]:
+        digest = self.manifest(version).digests[LINEAGE_FILE]
+        return self._versions / str(version) / LINEAGE_FILE, digest
 
     def candidate_lineage(self, digest: str) -> dict[str, RangeSet]:
         """stream -> the ordinals that a candidate was trained on."""
         candidate = self.candidate(digest)
-        return _lineage(self._candidates / candidate.digest, candidate.digests)
+        path = self._candidates / candidate.digest / LINEAGE_FILE
+        return open_lineage((path, candidate.digests[LINEAGE_FILE]))
 
     # what is live
 
@@ -532,40 +547,6 @@ def _candidate_of(manifest: Manifest) -> Candidate:
     return Candidate(**{name: getattr(manifest, name) for name in names})
 
 
-def _lineage(folder: Path, digests: Mapping[str, str]) -> dict[str, RangeSet]:
-    path = folder / LINEAGE_FILE
-    data = _read(path)
-    if sha256(data) != digests.get(LINEAGE_FILE):
-        raise WeightsDamaged(f"{path}: the file does not fit the digest in its manifest")
-    streams = open_document("lineage", data, path)["streams"]
-    return {stream: RangeSet.from_json(ranges) for stream, ranges in streams.items()}
-
-
-def candidate_files(
-    policy_id: str,
-    weights: Weights,
-    spec: dict[str, Json],
-    metrics: dict[str, Json],
-    lineage: Lineage,
-    filter_state: dict[str, Json] | None,
-    checkpoint: str | None,
-) -> tuple[Candidate, dict[str, bytes]]:
-    """A candidate and its files' content by name. Raises ValueError, as `add_candidate` says."""
-    files = {
-        WEIGHTS_FILE: encode_weights(weights),
-        LINEAGE_FILE: seal_document("lineage", {"streams": _ranges_of(lineage)}),
-    }
-    candidate = Candidate(
-        policy_id=policy_id,
-        spec=plain_document(spec, "spec"),
-        filter_state=None if filter_state is None else plain_document(filter_state, "filter_state"),
-        metrics=plain_document(metrics, "metrics"),
-        checkpoint=checkpoint,
-        digests={name: sha256(data) for name, data in files.items()},
-    )
-    return candidate, files
-
-
 def _visible(folder: Path) -> list[Path]:
     try:
         return [path for path in folder.iterdir() if not path.name.startswith(".")]
@@ -586,17 +567,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError as error:
         raise WeightsNotFound(f"expected {path}, which does not exist") from error
-
-
-def _ranges_of(lineage: Lineage) -> dict[str, list[list[int]]]:
-    found = {}
-    for stream, ranges in lineage.items():
-        try:
-            known = ranges if isinstance(ranges, RangeSet) else RangeSet((a, b) for a, b in ranges)
-        except ValueError as error:
-            raise ValueError(f"lineage.{stream:.80}: {error}") from error
-        found[stream] = known.to_json()
-    return found
 
 
 def _publish_directory(target: Path, files: Mapping[str, bytes]) -> None:

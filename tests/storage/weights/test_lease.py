@@ -21,7 +21,7 @@ import pytest
 
 from storage.errors import LeaseHeld
 from storage.weights.lease import Lease, LeaseRecord, _link, current_lease, require_fence
-from policy.inference.weight_store import WeightStore
+from storage.weights.store import WeightStore
 
 HOLDER = """
 import sys
@@ -61,6 +61,10 @@ def ask(process: subprocess.Popen[str]) -> str:
     assert process.stdout
     print(file=process.stdin, flush=True)
     return process.stdout.readline().strip()
+
+
+def any_weights(*given: object) -> None:
+    """The check of a store whose weights no policy acts with."""
 
 
 def candidate(store: WeightStore, value: float) -> str:
@@ -124,7 +128,7 @@ def test_a_lease_is_renewed_while_its_holder_lives(tmp_path: Path) -> None:
 
 def test_an_orphan_that_wakes_up_after_its_lease_is_fenced_off(tmp_path: Path) -> None:
     """Stopped past its end, another takes over: neither renewal nor publication comes through."""
-    store = WeightStore(tmp_path, "default")
+    store = WeightStore(tmp_path, "default", check=any_weights)
     first, second, third = (candidate(store, value) for value in (1.0, 2.0, 3.0))
     with holder(store.directory, seconds=0.3) as orphan:
         orphan.send_signal(signal.SIGSTOP)
@@ -143,7 +147,7 @@ def test_an_orphan_that_wakes_up_after_its_lease_is_fenced_off(tmp_path: Path) -
 
 
 def test_a_publication_expects_the_generation_that_its_publisher_saw(tmp_path: Path) -> None:
-    store = WeightStore(tmp_path, "default")
+    store = WeightStore(tmp_path, "default", check=any_weights)
     digests = [candidate(store, value) for value in (1.0, 2.0, 3.0)]
     seen = store.publish(digests[0], expected_generation=0)
     store.publish(digests[1])

@@ -1,0 +1,78 @@
+"""The lineage of weights: which rows they were trained on.
+
+    {"streams": {stream: [[first, last], ...]}, "untrained": {stream: [[ordinal, row, count], ...]}}
+
+`streams` are the ordinals of parts of which any row was trained on. Most parts were trained on
+whole. `untrained` are runs of rows of these parts that were not: they were left out by name, or lay
+in the reader when an update ended inside of the part. The row counts from 0 within its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from storage.errors import WeightsDamaged, WeightsNotFound
+from storage.experience.range_set import RangeSet
+from storage.weights.manifest import Json, open_document, seal_document, sha256
+
+__all__ = ["Lineage", "Untrained", "lineage_document", "open_lineage", "open_untrained"]
+
+Lineage: TypeAlias = Mapping[str, RangeSet | Iterable[Iterable[int]]]
+Untrained: TypeAlias = Mapping[str, Sequence[Sequence[int]]]
+
+
+def lineage_document(lineage: Lineage, untrained: Untrained) -> bytes:
+    """The bytes of `lineage.json`. Raises ValueError for what are no ranges or runs."""
+    body: dict[str, Json] = {"streams": _ranges_of(lineage)}
+    if untrained:
+        body["untrained"] = {stream: _runs(stream, runs) for stream, runs in untrained.items()}
+    return seal_document("lineage", body)
+
+
+def open_lineage(where: tuple[Path, str]) -> dict[str, RangeSet]:
+    """stream -> ordinals, of a file and its digest. Raises WeightsDamaged, WeightsNotFound."""
+    streams = _open(*where)["streams"]
+    return {stream: RangeSet.from_json(ranges) for stream, ranges in streams.items()}
+
+
+def open_untrained(where: tuple[Path, str]) -> dict[str, list[list[int]]]:
+    """stream -> runs of rows, of a file and its digest. Raises WeightsDamaged, WeightsNotFound."""
+    body = _open(*where)
+    try:
+        untrained: dict[str, list[list[int]]] = body.get("untrained", {})
+        return {stream: _runs(stream, runs) for stream, runs in untrained.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise WeightsDamaged(f"{where[0]}: {error}") from error
+
+
+def _open(path: Path, digest: str) -> dict[str, Json]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise WeightsNotFound(f"expected {path}, which does not exist") from error
+    if sha256(data) != digest:
+        raise WeightsDamaged(f"{path}: the file does not fit the digest in its manifest")
+    return open_document("lineage", data, path)
+
+
+def _ranges_of(lineage: Lineage) -> dict[str, list[list[int]]]:
+    found = {}
+    for stream, ranges in lineage.items():
+        try:
+            known = ranges if isinstance(ranges, RangeSet) else RangeSet((a, b) for a, b in ranges)
+        except ValueError as error:
+            raise ValueError(f"lineage.{stream:.80}: {error}") from error
+        found[stream] = known.to_json()
+    return found
+
+
+def _runs(stream: str, runs: Sequence[Sequence[int]]) -> list[list[int]]:
+    listed = [[int(number) for number in run] for run in runs]
+    for run in listed:
+        if len(run) != 3 or min(run) < 0 or run[2] < 1:
+            raise ValueError(
+                f"untrained.{stream:.80}: expected [ordinal, first row, count], got {run!r:.80}"
+            )
+    return listed
