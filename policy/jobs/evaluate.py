@@ -198,7 +198,7 @@ def _read(
             ("other_split" if why == "select" else why): n
             for why, n in reader.stats.excluded.items()
         }
-        skipped = dict(reader.stats.skipped)
+        skipped = dict(reader.stats.excluded_shards)
     if not batches:
         flat = np.empty((0, spec.flattener.size), np.float32)
         return _Log(SampleBatch(), flat, np.empty(0, np.int64), {}, not_read, skipped)

@@ -223,7 +223,7 @@ def _result(
         not_read=not_read,
         lineage=learner.lineage,
         metrics=metrics,
-        skipped=dict(reader.stats.skipped),
+        skipped=dict(reader.stats.excluded_shards),
     )
 
 
@@ -259,7 +259,11 @@ def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -
     counts = {**reader.stats.excluded, **(learner.counts.excluded if learner else {})}
     counts["held_out"] = counts.pop("select", 0)
     left_out = ", ".join(f"{why}: {rows}" for why, rows in counts.items() if rows) or "none"
-    bad = f"; {len(reader.stats.skipped)} damaged shards" if reader.stats.skipped else ""
+    bad = (
+        f"; {len(reader.stats.excluded_shards)} damaged shards"
+        if reader.stats.excluded_shards
+        else ""
+    )
     return (
         f"policy {policy_id!r}: expected rows to learn from, found none in {reader.stats.shards} "
         f"shards (rows left out: {left_out}{bad})"

@@ -23,7 +23,7 @@ from storage.experience.sample_batch import (
 from storage.reading.agent_joiner import Track
 from storage.reading.loading import ENDED, STREAM_INDEX
 from storage.reading.position import Position
-from storage.reading.shard_reader import ShardReader
+from storage.reading.shard_reader import Left, ShardReader
 from storage.reading.sources import ShardSource
 from storage.reading.stages import segment_starts
 
@@ -84,9 +84,12 @@ class TrackReader(ShardReader):
 
     def restored(self) -> list[Track]:
         """The tracks of the position that this reader goes on from, of which the caller had none
-        out of its hands; what no shard holds any more is counted in `stats.lost`."""
-        self._start()
+        out of its hands; what no shard holds any more is counted in `stats.lost`. Once `ready`."""
         return self._split(self._cutter.take(_ALL)) if self._cutter.rows else []
+
+    def ready(self, left: Left) -> bool:
+        """Whether what the position names was read again in the time that is left."""
+        return self._start(left)
 
     def position(self, held: Sequence[SampleBatch]) -> dict[str, Any]:
         """As `state_dict`, with the rows of tracks that the caller still holds."""

@@ -39,6 +39,7 @@ from storage.experience.sample_batch import (
     SampleBatch,
     T,
 )
+from storage.reading.exclusion import Reason
 from storage.reading.sources import Content, ShardFile
 from storage.shards.arrow_arrays import decode_column, present
 from storage.shards.names import ShardDamaged, ShardError
@@ -127,7 +128,7 @@ class PartFilter:
         return np.fromiter((fits[text] for text in listed), np.bool_, len(listed))
 
 
-REASONS = (TRAINING_ENABLED, POLICY_ID, TAGS, "time")
+REASONS: tuple[Reason, ...] = ("training_disabled", "other_policy", "tags", "time")
 """Why a part was left out, as the reader's statistics name it."""
 
 
@@ -189,7 +190,9 @@ class ShardLoader:
                     lambda names: file.read(columns=names, use_threads=False),
                 )
                 parts, rows = self._decode(opened, stream_index)
-        except pa.ArrowException as error:
+        except MemoryError:  # Arrow's too, which is an ArrowException
+            raise
+        except (pa.ArrowException, OSError) as error:
             raise ShardDamaged(f"{shard.place}: {error}") from error
         return Loaded(shard, metadata, len(content), parts, rows)
 
@@ -270,7 +273,23 @@ def check_digest(shard: ShardFile, content: bytes | memoryview) -> None:
     """Raises ShardDamaged unless the content's SHA-256 begins as the shard's name says."""
     digest = hashlib.sha256(content).hexdigest()[:16]
     if digest != shard.digest16:
-        raise ShardDamaged(f"{shard.place}: expected digest {shard.digest16}, found {digest}")
+        raise ShardDamaged(
+            f"{shard.place}: expected digest {shard.digest16}, found {digest}", "damaged"
+        )
+
+
+def rows_told(shard: ShardFile, content: Content | None) -> int | None:
+    """The rows of a shard that is left out, if its footer can be read and fits its name."""
+    if content is None or isinstance(content, UnwrittenParts):
+        return None
+    try:
+        with pq.ParquetFile(pa.BufferReader(content)) as file:
+            metadata = _footer(file, shard)
+            rows = int(file.metadata.num_rows)
+    except (ShardDamaged, pa.ArrowException, OSError, MemoryError):
+        return None
+    told = (metadata.rows, metadata.first, metadata.last)
+    return rows if told == (rows, shard.first, shard.last) and rows > 0 else None
 
 
 def _footer(file: pq.ParquetFile, shard: ShardFile) -> ShardMetadata:

@@ -30,7 +30,8 @@ from storage.reading.agent_reader import TrackReader
 from storage.reading.ledger import Ledger
 from storage.reading.loading import DEFAULT_COLUMNS
 from storage.reading.prefetch import deadline_after
-from storage.reading.shard_reader import ReaderStats, Select
+from storage.reading.retries import RETRY_FOR
+from storage.reading.shard_reader import Left, ReaderStats, Select
 from storage.reading.sources import POLL_INTERVAL, ShardSource
 
 __all__ = ["JointStats", "MultiAgentReader"]
@@ -39,7 +40,6 @@ FORMAT_VERSION = 1
 PATIENCE = 60.0  # s
 MOST_WAITING_BYTES = 256_000_000
 
-Left: TypeAlias = Callable[[], float | None]
 Identity: TypeAlias = tuple[str, str, int]
 
 
@@ -67,8 +67,9 @@ class MultiAgentReader(InputReader):
     Arguments
     - `policies`: whose tracks are read: all that are declared under the roots, or some of them, or
       declarations. An episode is whole with the tracks of *all* its policies: name them all.
-    - `tags`, `training_disabled`, `select`, `columns`, `follow`, `eager`, `prefetch`, `state`: as
-      `ShardReader` has them; `shuffle` mixes whole episodes, within that many environment steps.
+    - `tags`, `training_disabled`, `select`, `columns`, `follow`, `retry_for`, `eager`, `prefetch`,
+      `state`: as `ShardReader` has them; `shuffle` mixes whole episodes, within that many
+      environment steps.
     - `patience`: an episode that the collector stopped, because it was abandoned or broken, never
       tells how many tracks it has. It is handed over when nothing of it came for so many seconds;
       in a finite input, when the collector had its last step so long ago, and else it waits for the
@@ -104,6 +105,7 @@ class MultiAgentReader(InputReader):
         patience: float = PATIENCE,
         most_waiting_bytes: int = MOST_WAITING_BYTES,
         poll_interval: float = POLL_INTERVAL,
+        retry_for: float = RETRY_FOR,
         clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("shuffle", shuffle, 0)):
@@ -129,6 +131,7 @@ class MultiAgentReader(InputReader):
                 select=select,
                 incomplete=incomplete,
                 poll_interval=poll_interval,
+                retry_for=retry_for,
             )
             for policy_id, declaration in _declared(roots, policies).items()
         }
@@ -154,6 +157,17 @@ class MultiAgentReader(InputReader):
         """What is not read from this policy's source again; other threads may ask it."""
         return self._readers[policy_id].taken
 
+    def caught_up(self) -> bool:
+        """Whether all that can be read now was handed over; see `ShardReader.caught_up`.
+
+        Episodes that wait for tracks of other agents do not count.
+        """
+        if self._closed or not self._restore(lambda: 0.0):
+            return False
+        if self._ready.steps >= (1 if self._eager else self.batch_size) + self._shuffle:
+            return False
+        return all(reader.caught_up() for reader in self._readers.values())
+
     # batches
 
     def next(self, timeout: float | None = None) -> Any:
@@ -164,7 +178,8 @@ class MultiAgentReader(InputReader):
         if self._closed:
             raise ReaderError("expected an open reader, this one is closed")
         left = deadline_after(timeout)
-        self._restore()
+        if not self._restore(left):
+            return MultiAgentBatch({}, 0)
         wanted = (1 if self._eager else self.batch_size) + self._shuffle
         while self._ready.steps < wanted and not self._ended:
             if not self._gather(left):
@@ -290,11 +305,15 @@ class MultiAgentReader(InputReader):
             raise ReaderState(f"position: {error!r:.200}") from error
         self._restored = state
 
-    def _restore(self) -> None:
-        """Read the tracks of a position again, into where they stood."""
-        state, self._restored = self._restored, None
+    def _restore(self, left: Left) -> bool:
+        """Read the tracks of a position again, into where they stood; False when the time is over
+        and they cannot be read for now."""
+        state = self._restored
         if state is None:
-            return
+            return True
+        if not all(reader.ready(left) for reader in self._readers.values()):
+            return False
+        self._restored = None
         found = {t.identity: t for r in self._readers.values() for t in r.restored()}
         for identities in state["ready"]:
             tracks = [found[one] for one in map(_identity, identities) if one in found]
@@ -306,6 +325,7 @@ class MultiAgentReader(InputReader):
             if episode is not None:
                 self._ready.push(episode)
         self._count_waiting()
+        return True
 
     def close(self) -> None:
         for reader in self._readers.values():

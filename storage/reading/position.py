@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from storage.experience.interfaces import ReaderState
 from storage.experience.sample_batch import ORDINAL, SampleBatch
+from storage.reading.exclusion import TRANSIENT, Excluded, Reason
 from storage.reading.ledger import Ledger, decode_runs, encode_runs, positions
 from storage.reading.loading import ROW, STREAM_INDEX, Loaded, run_starts
-from storage.reading.sources import Content, ShardFile, ShardSource
+from storage.reading.retries import Retries
+from storage.reading.sources import Content, ScanIncomplete, ShardFile, ShardSource
 from storage.reading.stages import join_rows
 from storage.shards.names import ShardDamaged
 from storage.shards.schema import ShardMetadata
@@ -105,21 +107,26 @@ class RestoredRows:
     window: SampleBatch = field(default_factory=SampleBatch)
     cutter: SampleBatch = field(default_factory=SampleBatch)
     metadata: ShardMetadata | None = None
-    lost: int = 0  # rows that no shard holds any more
+    lost: dict[Reason, int] = field(default_factory=dict)  # why -> rows that no shard holds
+    bad: list[Excluded] = field(default_factory=list)  # shards that would have held them
 
 
 def restore_rows(
     position: Position,
     source: ShardSource,
     load: Callable[[ShardFile, Content], Loaded],
-) -> RestoredRows:
-    """Find the pending rows in the source's shards, in the order of the position."""
+    retries: Retries,
+) -> RestoredRows | None:
+    """Find the pending rows in the source's shards, in the order of the position.
+
+    None when some are missing that may be in what cannot be read for now: `retries` knows it.
+    """
     result = RestoredRows()
     pending = position.pending()
     if not len(pending):
         return result
     pieces, indices = [], {}
-    for loaded in _shards_with(pending, source, load):
+    for loaded in _shards_with(pending, source, load, retries, result.bad):
         result.metadata = loaded.metadata
         pieces.append(loaded.rows)
         indices[loaded.shard.stream] = int(loaded.rows[STREAM_INDEX][0])
@@ -129,27 +136,51 @@ def restore_rows(
         runs: IntArray = getattr(position, name)
         rows, lost = _pick(base, places, runs, [indices.get(s, -1) for s in position.streams])
         setattr(result, name, rows)
-        result.lost += lost
+        for run, count in zip(runs.tolist(), lost, strict=True):
+            if count:
+                why = _why_lost(result.bad, position.streams[run[0]], run[1])
+                result.lost[why] = result.lost.get(why, 0) + count
+    if result.lost and retries:
+        return None
+    for key in retries.keys():  # noqa: SIM118  not a dict
+        retries.settle(key)
     return result
+
+
+def _why_lost(bad: Sequence[Excluded], stream: str, ordinal: int) -> Reason:
+    for one in bad:
+        if one.shard.stream == stream and one.shard.first <= ordinal <= one.shard.last:
+            return one.reason
+    return "vanished"
 
 
 def _shards_with(
     pending: Ledger,
     source: ShardSource,
     load: Callable[[ShardFile, Content], Loaded],
+    retries: Retries,
+    bad: list[Excluded],
 ) -> list[Loaded]:
     """Shards reduced to pending rows; each ordinal once. A file that cannot be read is passed by:
-    another may hold the same ordinals, and what none holds is counted as lost."""
+    another may hold the same ordinals."""
     found, seen = [], Ledger()
     wanted = pending.streams()
-    for shard in source.scan():
+    for shard in _scanned(source, retries):
         ranges = wanted.get(shard.stream)
         span = shard.last - shard.first + 1
         if ranges is None or len(ranges.missing(shard.first, shard.last)) == span:
             continue
         try:
             loaded = load(shard, source.read(shard))
-        except (ShardDamaged, OSError):
+            retries.settle(shard)
+        except FileNotFoundError:
+            retries.settle(shard)
+            continue
+        except ShardDamaged as error:
+            bad.append(Excluded(shard, error.reason, str(error)))
+            continue
+        except TRANSIENT as error:
+            retries.failed(shard, shard.place, error)
             continue
         if not loaded.rows.count:
             continue
@@ -160,6 +191,15 @@ def _shards_with(
             rows = loaded.rows.take(mask)
             found.append(Loaded(shard, loaded.metadata, loaded.nbytes, loaded.parts, rows))
     return found
+
+
+def _scanned(source: ShardSource, retries: Retries) -> list[ShardFile]:
+    try:
+        return source.scan()
+    except ScanIncomplete as partial:
+        for folder, error in partial.errors.items():
+            retries.failed(folder, folder, error)
+        return partial.found
 
 
 def _places(base: SampleBatch) -> dict[tuple[int, int], tuple[int, int]]:
@@ -177,13 +217,13 @@ def _pick(
     places: Mapping[tuple[int, int], tuple[int, int]],
     runs: IntArray,
     indices: Sequence[int],
-) -> tuple[SampleBatch, int]:
-    """(the rows of the runs in their order, how many were not found)."""
-    starts, counts, lost = [], [], 0
+) -> tuple[SampleBatch, list[int]]:
+    """(the rows of the runs in their order, how many of each were not found)."""
+    starts, counts, lost = [], [], []
     for stream, ordinal, row, count in runs.tolist():
         start, size = places.get((indices[stream], ordinal), (0, 0))
         there = max(0, min(count, size - row))
-        lost += count - there
+        lost.append(count - there)
         starts.append(start + row)
         counts.append(there)
     at = positions(np.array(starts, np.int64), np.array(counts, np.int64))

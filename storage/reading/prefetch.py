@@ -9,22 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-from storage.reading.loading import Loaded
-from storage.reading.sources import Content, ShardFile, ShardSource
+from storage.experience.interfaces import ReaderError
+from storage.reading.exclusion import TRANSIENT, Excluded
+from storage.reading.loading import Loaded, rows_told
+from storage.reading.retries import MOST_DELAY, Retries
+from storage.reading.sources import Content, ScanIncomplete, ShardFile, ShardSource
 from storage.shards.names import ShardDamaged
 
 Item = TypeVar("Item")
 
 MOST_VANISHINGS = 3
-"""A name that a scan lists and a read does not find, so often, is a bad file: a broken link."""
+"""A name that a scan lists and a read does not find, so often, is left out."""
 
-
-@dataclass(frozen=True, slots=True)
-class BadShard:
-    """A file that was tried twice, and why it was skipped."""
-
-    shard: ShardFile
-    reason: str
+_HANGING = 10.0  # s, how long `idle` waits for a scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +31,12 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something that skipping a file does not cure: raised where batches are asked for."""
+    """Something that leaving out a shard does not cure: raised where batches are asked for."""
 
     error: BaseException
 
 
-Found: TypeAlias = Loaded | BadShard | End | Failure
+Found: TypeAlias = Loaded | Excluded | End | Failure
 
 
 class Channel(Generic[Item]):
@@ -93,9 +90,10 @@ class Prefetcher:
     """Runs passes over a source: scan, load what is wanted in order, wait, scan again.
 
     `wanted(shards)` picks from a scan what may hold something new, in the order to read; it may
-    raise, which ends the reading. `load` decodes one shard's bytes. A file that cannot be read
-    right is tried once more at the end of its pass, then handed over as a `BadShard`; one that
-    vanished means another pass.
+    raise, which ends the reading. `load` decodes one shard's bytes. A shard with another digest
+    than its name says is read once more at the end of its pass, then handed over as `Excluded`; so
+    is one whose content fails a check. Anything else that goes wrong is tried again (`retries`)
+    while the rest goes on; when the time for that is over, reading ends with a ReaderError.
     """
 
     def __init__(
@@ -103,6 +101,7 @@ class Prefetcher:
         source: ShardSource,
         wanted: Callable[[list[ShardFile]], list[ShardFile]],
         load: Callable[[ShardFile, Content], Loaded],
+        retries: Retries,
         *,
         follow: bool,
         depth: int,
@@ -112,11 +111,15 @@ class Prefetcher:
         self._source = source
         self._wanted = wanted
         self._load = load
+        self._retries = retries
         self._follow = follow
         self._poll_interval = poll_interval
-        self._channel: Channel[Found] = Channel(depth, changed)
+        self._changed = changed or threading.Condition()
+        self._channel: Channel[Found] = Channel(depth, self._changed)
         self._handed: set[ShardFile] = set()  # a name is its content: never needed twice
         self._vanished: dict[ShardFile, int] = {}
+        self._asked = self._answered = 0  # tickets of `idle`
+        self._busy = False
         self._thread = threading.Thread(target=self._run, name="headrace-prefetch", daemon=True)
         self._thread.start()
 
@@ -129,6 +132,18 @@ class Prefetcher:
         """Whether `get` would not wait."""
         return self._channel.filled
 
+    def idle(self) -> bool:
+        """Whether a scan made now finds nothing to read but what is being tried again."""
+        with self._changed:
+            self._asked += 1
+            ticket = self._asked
+        self._source.wake()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._busy or self._channel.filled or self._answered >= ticket, _HANGING
+            )
+            return self._answered >= ticket and not (self._busy or self._channel.filled)
+
     def close(self) -> None:
         """Stop the thread; what it read ahead is dropped, and a later scan finds it again."""
         self._channel.close()
@@ -139,53 +154,112 @@ class Prefetcher:
     def _run(self) -> None:
         try:
             while not self._channel.closed:
-                again = self._pass()
-                if again or self._channel.closed:
+                if self._pass():
                     continue
-                if not self._follow:
+                if not self._follow and not self._retries:
                     self._channel.put(End())
                     return
-                self._source.wait(self._poll_interval)
+                given_up = self._retries.given_up()
+                if given_up:
+                    raise ReaderError(given_up)
+                self._rest()
         except BaseException as error:  # the learner's thread raises it
             self._channel.put(Failure(error))
 
+    def _rest(self) -> None:
+        """Until something may have happened, a try is due, or somebody asks."""
+        with self._changed:
+            if self._channel.closed or self._asked > self._answered:
+                return
+        due = self._retries.next_due()
+        wait = self._poll_interval if self._follow else MOST_DELAY
+        self._source.wait(wait if due is None else min(wait, due))
+
     def _pass(self) -> bool:
         """One scan and what it lists; whether a file vanished, so that another pass must follow."""
-        shards = self._source.scan()
+        with self._changed:
+            ticket = self._asked
+        shards = self._scan()
         self._handed.intersection_update(shards)
+        todo = [shard for shard in self._wanted(shards) if shard not in self._handed]
+        fresh = [shard for shard in todo if shard not in self._retries]
+        due = [shard for shard in todo if shard in self._retries and not self._retries.waits(shard)]
+        gone = self._absent(set(shards))
+        self._tell(busy=bool(fresh or gone), answered=self._answered)
+        again = self._read_all([*fresh, *due])
+        for shard in gone:  # behind what may have brought its parts
+            self._channel.put(
+                Excluded(shard, "vanished", f"{shard.place}: gone before it was read")
+            )
+        self._tell(busy=False, answered=self._answered if fresh or again else ticket)
+        return again
+
+    def _tell(self, *, busy: bool, answered: int) -> None:
+        with self._changed:
+            self._busy, self._answered = busy, answered
+            self._changed.notify_all()
+
+    def _scan(self) -> list[ShardFile]:
+        """What is there; a folder that cannot be listed for now is tried again."""
+        try:
+            shards, errors = self._source.scan(), {}
+        except ScanIncomplete as partial:
+            shards, errors = partial.found, partial.errors
+        for key in self._retries.keys():  # noqa: SIM118  not a dict
+            if isinstance(key, str) and key not in errors:
+                self._retries.settle(key)
+        for folder, error in errors.items():
+            self._retries.failed(folder, folder, error)
+        return shards
+
+    def _absent(self, there: set[ShardFile]) -> list[ShardFile]:
+        """What was to be tried again and is not there any more."""
+        failed = {key for key in self._retries.keys() if isinstance(key, ShardFile)}  # noqa: SIM118
+        absent = sorted((failed | set(self._vanished)) - there)
+        for shard in absent:
+            self._retries.settle(shard)
+            self._vanished.pop(shard, None)
+        return absent
+
+    def _read_all(self, shards: list[ShardFile]) -> bool:
         again, retry = False, []
-        for shard in self._wanted(shards):
-            if shard in self._handed:
-                continue
+        for shard in shards:
             if self._channel.closed:
                 return False
             found = self._read(shard)
-            if found is None:
-                again = True
-            elif isinstance(found, BadShard):
+            if isinstance(found, Excluded) and found.reason == "damaged":
                 retry.append(shard)
-            else:
+            elif found is not None:
                 self._hand_over(shard, found)
+            else:
+                again |= shard in self._vanished
         for shard in retry:
-            again |= not self._hand_over(shard, self._read(shard))
+            found = self._read(shard)
+            if found is not None:
+                self._hand_over(shard, found)
         return again
 
-    def _hand_over(self, shard: ShardFile, found: Loaded | BadShard | None) -> bool:
-        if found is not None:
-            self._handed.add(shard)
-            self._channel.put(found)
-        return found is not None
+    def _hand_over(self, shard: ShardFile, found: Loaded | Excluded) -> None:
+        self._retries.settle(shard)
+        self._vanished.pop(shard, None)
+        self._handed.add(shard)
+        self._channel.put(found)
 
-    def _read(self, shard: ShardFile) -> Loaded | BadShard | None:
-        """None when the file is gone."""
+    def _read(self, shard: ShardFile) -> Loaded | Excluded | None:
+        """None when it cannot be read for now, or is gone."""
+        content: Content | None = None
         try:
-            return self._load(shard, self._source.read(shard))
+            content = self._source.read(shard)
+            return self._load(shard, content)
         except FileNotFoundError as error:
-            self._vanished[shard] = self._vanished.get(shard, 0) + 1
-            gone = self._vanished[shard] < MOST_VANISHINGS
-            return None if gone else BadShard(shard, f"{shard.place}: {error}")
-        except (ShardDamaged, OSError) as error:
-            return BadShard(shard, str(error))
+            count = self._vanished[shard] = self._vanished.get(shard, 0) + 1
+            text = f"{shard.place}: {error}"
+            return None if count < MOST_VANISHINGS else Excluded(shard, "vanished", text)
+        except ShardDamaged as error:
+            return Excluded(shard, error.reason, str(error), rows_told(shard, content))
+        except TRANSIENT as error:
+            self._retries.failed(shard, shard.place, error)
+            return None
 
 
 def deadline_after(timeout: float | None) -> Callable[[], float | None]:

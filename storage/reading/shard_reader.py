@@ -13,7 +13,9 @@ Example:
 from __future__ import annotations
 
 import json
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +33,10 @@ from storage.experience.interfaces import (
     ReaderError,
     ReaderState,
 )
+from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
 from storage.reading.adapters import episode_of
+from storage.reading.exclusion import Excluded, Reason
 from storage.reading.holdout import held_out
 from storage.reading.ledger import Ledger, Ranges
 from storage.reading.loading import (
@@ -45,7 +49,8 @@ from storage.reading.loading import (
     ShardLoader,
 )
 from storage.reading.position import Position, restore_rows
-from storage.reading.prefetch import BadShard, End, Failure, Prefetcher, deadline_after
+from storage.reading.prefetch import End, Failure, Prefetcher, deadline_after
+from storage.reading.retries import RETRY_FOR, Retries
 from storage.reading.shard_choice import ShardChoice
 from storage.reading.sources import POLL_INTERVAL, Content, DirectorySource, ShardFile, ShardSource
 from storage.reading.stages import Cutter, EpisodeJoiner, Mode, ShuffleWindow, unit_bounds
@@ -67,12 +72,21 @@ __all__ = [
     "to_torch_dataset",
 ]
 
+log = logging.getLogger("headrace.reader")
+
+Left: TypeAlias = Callable[[], float | None]
 Select: TypeAlias = Callable[[SampleBatch], npt.NDArray[np.bool_]]
 
 
 @dataclass(slots=True)
 class ReaderStats:
-    """What a reader did since it was made; steps are rows of shards."""
+    """What a reader did since it was made; steps are rows of shards.
+
+    The reasons of `excluded` are `storage.reading.exclusion.Reason`. Of a shard that is left out
+    ("damaged", "content", "vanished") the rows are those of its footer if that can be read and fits
+    the name; else one for each part, which is the least: how many parts, its name tells. Shards in
+    `retrying` are neither read nor left out.
+    """
 
     shards: int = 0
     parts: int = 0
@@ -81,8 +95,9 @@ class ReaderStats:
     doubles: int = 0  # steps that another file had already brought
     lost: int = 0  # steps of a restored position that no shard holds any more
     incomplete: int = 0  # episodes that wait for parts (mode "episodes")
-    skipped: dict[str, str] = field(default_factory=dict)  # bad file -> why
-    excluded: dict[str, int] = field(default_factory=dict)  # why -> steps
+    excluded: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
+    excluded_shards: dict[str, str] = field(default_factory=dict)  # path -> why
+    retrying: dict[str, str] = field(default_factory=dict)  # path -> what it failed with last
 
 
 class ShardReader(InputReader):
@@ -112,6 +127,8 @@ class ShardReader(InputReader):
     - `eager`: a batch is what is there, at most `batch_size` rows, and never waits for more.
     - `follow`: wait for new shards instead of ending; the directory is scanned again when
       something changes and every `poll_interval` seconds.
+    - `retry_for`: seconds for which what cannot be read is tried again, while the rest goes on;
+      then `next` raises a ReaderError that names it. A reader that follows never gives up.
     - `state`: a position of `state_dict()` to go on from.
 
     One thread at a time may use a reader. Raises MixedSchemas, ReaderState, and from `next`
@@ -142,13 +159,16 @@ class ShardReader(InputReader):
         columns: Sequence[str] | None = None,
         incomplete: bool = False,
         poll_interval: float = POLL_INTERVAL,
+        retry_for: float = RETRY_FOR,
     ) -> None:
-        _check_arguments(mode, batch_size, shuffle, prefetch)
+        _check_arguments(mode, batch_size, shuffle, prefetch, retry_for)
         self._source = _source_of(roots, source, follow)
         self.mode = mode
         self.batch_size = batch_size
         self.stats = ReaderStats()
         self._follow = follow
+        self._retry_for = None if follow else retry_for
+        self._left_out: dict[ShardFile, tuple[Reason, int]] = {}
         self._eager = eager
         self._prefetch = prefetch
         self._poll_interval = poll_interval
@@ -180,6 +200,9 @@ class ShardReader(InputReader):
 
     def _reset(self) -> None:
         """As if nothing had been read."""
+        for shard in list(self._left_out):
+            self._take_back(shard)
+        self._retries = Retries(self._retry_for, self._tell_retrying)
         self._rng = np.random.default_rng(self._seed)
         bounds = unit_bounds(self.mode, self.batch_size)
         self._joiner = EpisodeJoiner()
@@ -217,6 +240,21 @@ class ShardReader(InputReader):
         ledger: dict[str, list[list[int]]] = self.state_dict()["ledger"]
         return ledger
 
+    def caught_up(self) -> bool:
+        """Whether all that can be read now was handed over: a scan made now finds nothing new, and
+        `next` would wait.
+
+        Shards that are left out or tried again do not count, nor do rows that wait for others of
+        their batch, shuffle window or episode. It takes a scan, in the prefetch thread.
+        """
+        if self._closed or self._failed is not None or not self._start(lambda: 0.0):
+            return False
+        if self._cutter.rows >= (1 if self._eager else self.batch_size):
+            return False
+        if self._prefetcher is None or self._ended:
+            return not self._cutter.rows
+        return self._prefetcher.idle()
+
     # batches
 
     def next(self, timeout: float | None = None) -> SampleBatch:
@@ -237,7 +275,8 @@ class ShardReader(InputReader):
         if self._closed:
             raise ReaderError("expected an open reader, this one is closed")
         left = deadline_after(timeout)
-        self._start()
+        if not self._start(left):
+            return self._empty
         while self._cutter.rows < (1 if self._eager else size) and not self._ended:
             if self._failed is not None:
                 raise self._failed
@@ -252,11 +291,11 @@ class ShardReader(InputReader):
         self._empty = rows.slice(0, 0)
         return rows
 
-    def _accept(self, found: Loaded | BadShard | End | Failure) -> None:
+    def _accept(self, found: Loaded | Excluded | End | Failure) -> None:
         if isinstance(found, Loaded):
             self._take_shard(found)
-        elif isinstance(found, BadShard):
-            self.stats.skipped[found.shard.place] = found.reason
+        elif isinstance(found, Excluded):
+            self._leave_out(found)
         elif isinstance(found, Failure):
             self._failed = found.error
         else:
@@ -280,8 +319,49 @@ class ShardReader(InputReader):
         self.stats.shards += 1
         self.stats.parts += int(new.sum())
         self.stats.nbytes += found.nbytes
+        for shard in list(self._left_out):
+            if shard == found.shard or not self._unread(shard):
+                self._take_back(shard)
         if rows.count:
             self._flow(rows)
+
+    def _leave_out(self, found: Excluded) -> None:
+        """Count what a bad shard would have brought and name it, unless another one brought it."""
+        shard = found.shard
+        unread = self._unread(shard)
+        if not unread:
+            return
+        self._take_back(shard)
+        told = found.rows is not None and len(unread) == shard.last - shard.first + 1
+        rows = found.rows if told and found.rows is not None else len(unread)
+        self._left_out[shard] = found.reason, rows
+        self._exclude(found.reason, rows)
+        self.stats.excluded_shards[shard.place] = found.text
+        log.warning(
+            "left out as %s: %s%d rows in %d parts: %s",
+            found.reason, "" if told else "at least ", rows, len(unread), found.text,
+        )  # fmt: skip
+
+    def _unread(self, shard: ShardFile) -> RangeSet:
+        """The ordinals of a shard's name that are to be read and were not taken."""
+        unread = self._ledger.missing(shard.stream, shard.first, shard.last)
+        if self._choice.manifest is None:
+            return unread
+        return unread.difference(
+            self._choice.manifest.missing(shard.stream, shard.first, shard.last)
+        )
+
+    def _take_back(self, shard: ShardFile) -> None:
+        """A shard is left out no longer: it is whole now, or another one brought its parts."""
+        reason, rows = self._left_out.pop(shard, (None, 0))
+        if reason is not None:
+            self.stats.excluded_shards.pop(shard.place, None)
+            self.stats.excluded[reason] -= rows
+            if not self.stats.excluded[reason]:
+                del self.stats.excluded[reason]
+
+    def _tell_retrying(self, failing: dict[str, str]) -> None:
+        self.stats.retrying = failing
 
     def _selected(self, rows: SampleBatch) -> SampleBatch:
         if self._select is None:
@@ -313,7 +393,7 @@ class ShardReader(InputReader):
             self._cutter.push(rows)
         self._ended = True
 
-    def _exclude(self, reason: str, steps: int) -> None:
+    def _exclude(self, reason: Reason, steps: int) -> None:
         if steps:
             self.stats.excluded[reason] = self.stats.excluded.get(reason, 0) + steps
 
@@ -380,25 +460,51 @@ class ShardReader(InputReader):
         self._ledger = position.taken()
         self._restored = position
 
-    def _start(self) -> None:
-        if self._restored is not None:
-            self._restore(self._restored)
-            self._restored = None
+    def _start(self, left: Left) -> bool:
+        """False when the rows of a position cannot be read again in the time that is left."""
+        while self._restored is not None:
+            if self._restore(self._restored):
+                self._restored = None
+            elif not self._may_retry(left):
+                return False
         if self._prefetcher is None and not self._ended:
             self._prefetcher = Prefetcher(
                 self._source,
                 lambda shards: self._choice.wanted(shards, self._ledger),
                 self._load,
+                self._retries,
                 follow=self._follow,
                 depth=self._prefetch,
                 poll_interval=self._poll_interval,
                 changed=self._arrival,
             )
+        return True
 
-    def _restore(self, position: Position) -> None:
-        """Read the pending rows again, into the stages that held them."""
-        stages = restore_rows(position, self._source, self._load)
-        self.stats.lost += stages.lost
+    def _may_retry(self, left: Left) -> bool:
+        """Wait until the next try; False when there is no time left for it."""
+        given_up = self._retries.given_up()
+        if given_up:
+            raise ReaderError(given_up)
+        due, rest = self._retries.next_due() or 0.0, left()
+        if rest is not None and rest < due:
+            time.sleep(rest)
+            return False
+        time.sleep(due)
+        return True
+
+    def _restore(self, position: Position) -> bool:
+        """Read the pending rows again, into the stages that held them; False if some cannot be read
+        for now."""
+        stages = restore_rows(position, self._source, self._load, self._retries)
+        if stages is None:
+            return False
+        for why, count in stages.lost.items():
+            self.stats.lost += count
+            self._exclude(why, count)
+            log.warning("of the position, %d rows are in no shard any more: %s", count, why)
+        for bad in stages.bad:
+            self.stats.excluded_shards[bad.shard.place] = bad.text
+            log.warning("left out as %s: %s", bad.reason, bad.text)
         self._metadata = stages.metadata
         if stages.joiner.count:
             self._joiner.restore(stages.joiner)
@@ -408,6 +514,7 @@ class ShardReader(InputReader):
             stages.window = SampleBatch()
         for rows in (stages.cutter, stages.window):
             self._cutter.push(rows)
+        return True
 
     def save(self, name: str) -> Path:
         """Write the position to `readers/{name}.json` under the first root; its path.
@@ -445,13 +552,16 @@ def read_position(root: Path | str, name: str) -> dict[str, Any]:
 # --- checks ----------------------------------------------------------------------------------
 
 
-def _check_arguments(mode: str, batch_size: int, shuffle: int, prefetch: int) -> None:
+def _check_arguments(
+    mode: str, batch_size: int, shuffle: int, prefetch: int, retry_for: float
+) -> None:
     if mode not in get_args(Mode):
         raise ReaderError(f"mode: expected one of {', '.join(get_args(Mode))}, got {mode!r}")
     for name, value, least in (
         ("batch_size", batch_size, 1),
         ("shuffle", shuffle, 0),
         ("prefetch", prefetch, 1),
+        ("retry_for", retry_for, 0),
     ):
         if value < least:
             raise ReaderError(f"{name}: expected {least} or more, got {value}")

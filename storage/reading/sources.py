@@ -7,6 +7,7 @@ falls between the two.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,7 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
+from storage.experience.interfaces import ReaderError
 from storage.shards.names import ShardName, require_regular
 from storage.shards.part_block import UnwrittenParts
 
@@ -47,11 +49,24 @@ class ShardFile:
         return self.stream.rpartition("-")[2]
 
 
+class ScanIncomplete(ReaderError):
+    """Some folders could not be listed: `errors` by folder, and what was `found` in the others."""
+
+    def __init__(self, found: list[ShardFile], errors: dict[str, OSError]) -> None:
+        listed = "; ".join(f"{folder}: {error}" for folder, error in errors.items())
+        super().__init__(f"expected folders that can be listed: {listed}")
+        self.found, self.errors = found, errors
+
+
 class ShardSource(Protocol):
-    """A place that holds shards. `read` raises FileNotFoundError when one is gone meanwhile."""
+    """A place that holds shards. `read` raises FileNotFoundError when one is gone meanwhile, and
+    OSError or MemoryError for what may pass."""
 
     def scan(self) -> list[ShardFile]:
-        """Every shard there now, sorted; a stream or a root that is not there yet has none."""
+        """Every shard there now, sorted; a stream or a root that is not there yet has none.
+
+        Raises ScanIncomplete when a part of it cannot be listed for now.
+        """
 
     def read(self, shard: ShardFile) -> Content:
         """The whole content of one shard, unchecked; or the parts of one that is not written."""
@@ -88,9 +103,12 @@ class DirectorySource:
         self._changed.clear()
         self._watch()
         found: dict[tuple[str, str], ShardFile] = {}
+        errors: dict[str, OSError] = {}
         for root in self.roots:
-            for shard in _scan_root(root / SHARDS):
+            for shard in _scan_root(root / SHARDS, errors):
                 found.setdefault((shard.stream, shard.name), shard)
+        if errors:
+            raise ScanIncomplete(sorted(found.values()), errors)
         return sorted(found.values())
 
     def read(self, shard: ShardFile) -> bytes:
@@ -206,23 +224,35 @@ class _Flag(FileSystemEventHandler):
         self._changed.set()
 
 
-def _scan_root(shards: Path) -> Iterable[ShardFile]:
-    for stream in _entries(shards):
-        if not stream.name.startswith(".") and stream.is_dir():
-            yield from _scan_stream(stream)
+def _scan_root(shards: Path, errors: dict[str, OSError]) -> Iterable[ShardFile]:
+    for stream in _entries(shards, errors):
+        if not stream.name.startswith(".") and _is_folder(stream, errors):
+            yield from _scan_stream(stream, errors)
 
 
-def _scan_stream(stream: os.DirEntry[str]) -> Iterable[ShardFile]:
+def _scan_stream(stream: os.DirEntry[str], errors: dict[str, OSError]) -> Iterable[ShardFile]:
     """Names alone, no stat: ten thousand of them cost milliseconds."""
-    for entry in _entries(Path(stream.path)):
+    for entry in _entries(Path(stream.path), errors):
         name = ShardName.parse(entry.name)
         if name is not None:
             yield ShardFile(stream.name, name.first, name.last, name.digest16, entry.path)
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _is_folder(entry: os.DirEntry[str], errors: dict[str, OSError]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # a link in a circle leads nowhere
+            errors[entry.path] = error
+        return False
+
+
+def _entries(folder: Path, errors: dict[str, OSError]) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
     except (FileNotFoundError, NotADirectoryError):  # not there yet, or gone meanwhile
+        return []
+    except OSError as error:
+        errors[str(folder)] = error
         return []

@@ -20,6 +20,7 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -36,7 +37,14 @@ class ShardError(StorageError):
 
 
 class ShardDamaged(ShardError):
-    """A shard's bytes are not those that were written, or are no shard of ours at all."""
+    """A shard's bytes are not those that were written, or are no shard of ours at all.
+
+    `reason` is "damaged" for bytes that differ from what the name proves, else "content".
+    """
+
+    def __init__(self, message: str, reason: Literal["damaged", "content"] = "content") -> None:
+        super().__init__(message)
+        self.reason: Literal["damaged", "content"] = reason
 
 
 class ShardWriteError(ShardError):
@@ -109,8 +117,9 @@ def require_regular(path: Path) -> None:
     """
     try:
         mode = os.stat(path).st_mode
-    except FileNotFoundError as error:
-        if not path.is_symlink():  # it is gone, and may have been a file
+    except OSError as error:
+        lost = isinstance(error, FileNotFoundError) and path.is_symlink()
+        if not lost and error.errno != errno.ELOOP:  # it is gone, or cannot be asked for now
             raise
         raise ShardDamaged(f"{path}: expected a file, found a link that leads nowhere") from error
     if not stat.S_ISREG(mode):

@@ -127,7 +127,7 @@ def test_batches_equal_those_of_the_shards(
     while sum(batch.count for batch in batches) < 11:
         batches.append(inputs.next())
     inputs.close()
-    assert inputs.stats.excluded == {"training_enabled": 2}
+    assert inputs.stats.excluded == {"training_disabled": 2}
     with ShardReader(tmp_path, columns=columns) as reader:
         for batch in batches:
             reader.batch_size = batch.count

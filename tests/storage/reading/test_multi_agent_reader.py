@@ -374,7 +374,7 @@ def test_episodes_that_are_not_for_training_are_passed_over_whole(log):
     with MultiAgentReader(log.root, tags={"tenant": "x"}) as reader:
         assert sum(batch.agent_steps() for batch in reader) == 8
         left_out = reader.stats.readers["buyer"].excluded
-        assert left_out == {"training_enabled": 2, "tags": 2}
+        assert left_out == {"training_disabled": 2, "tags": 2}
         assert reader.stats.waiting == 0
 
 

@@ -438,8 +438,8 @@ class TestBadFiles:
         infos[1].path.write_bytes(flipped(content, at))
         reader = ShardReader(tmp_path)
         assert read_all(reader) == rows_of([parts[0], parts[2]])
-        assert list(reader.stats.skipped) == [str(infos[1].path)]
-        assert "expected digest" in reader.stats.skipped[str(infos[1].path)]
+        assert list(reader.stats.excluded_shards) == [str(infos[1].path)]
+        assert "expected digest" in reader.stats.excluded_shards[str(infos[1].path)]
         assert reader.ledger == {stream_of(): [[0, 0], [2, 2]]}
 
     def test_a_file_that_is_whole_at_the_second_try_is_read(self, tmp_path):
@@ -450,7 +450,7 @@ class TestBadFiles:
             put(source, tmp_path, [p])
         reader = ShardReader(source=source)
         assert read_all(reader) == rows_of(parts)
-        assert reader.stats.skipped == {}
+        assert reader.stats.excluded_shards == {}
 
     def test_a_foreign_file_under_a_right_name_is_skipped(self, tmp_path):
         """The digest fits, but it is no shard, or one of another stream."""
@@ -460,7 +460,7 @@ class TestBadFiles:
         (folder / info.path.name).write_bytes(info.path.read_bytes())
         reader = ShardReader(tmp_path / "root")
         assert read_all(reader) == []
-        assert "the footer says" in next(iter(reader.stats.skipped.values()))
+        assert "the footer says" in next(iter(reader.stats.excluded_shards.values()))
 
     def test_a_vanished_file_means_another_scan(self, tmp_path):
         """A file that is gone at reading is looked for again, under any name."""
@@ -476,7 +476,7 @@ class TestBadFiles:
         (folder / f"{0:012}-{0:012}-{'0' * 16}.parquet").symlink_to(tmp_path / "nowhere")
         reader = ShardReader(tmp_path)
         assert read_all(reader) == []
-        assert len(reader.stats.skipped) == 1
+        assert len(reader.stats.excluded_shards) == 1
 
 
 class TestFollow:
@@ -523,13 +523,13 @@ class TestChoosing:
     @pytest.mark.parametrize(
         ("options", "kept", "excluded"),
         [
-            ({}, [1, 2, 3], {"training_enabled": 2}),
+            ({}, [1, 2, 3], {"training_disabled": 2}),
             ({"training_disabled": True}, [0, 1, 2, 3], {}),
-            ({"policy_id": "other"}, [1], {"training_enabled": 2, "policy_id": 9}),
-            ({"tags": {"tenant": "a"}}, [2], {"training_enabled": 2, "tags": 8}),
-            ({"since": 2_000_000}, [2, 3], {"training_enabled": 2, "time": 3}),
-            ({"until": 2_000_000}, [1], {"training_enabled": 2, "time": 9}),
-            ({"policy_id": "nobody"}, [], {"training_enabled": 2, "policy_id": 12}),
+            ({"policy_id": "other"}, [1], {"training_disabled": 2, "other_policy": 9}),
+            ({"tags": {"tenant": "a"}}, [2], {"training_disabled": 2, "tags": 8}),
+            ({"since": 2_000_000}, [2, 3], {"training_disabled": 2, "time": 3}),
+            ({"until": 2_000_000}, [1], {"training_disabled": 2, "time": 9}),
+            ({"policy_id": "nobody"}, [], {"training_disabled": 2, "other_policy": 12}),
         ],
     )
     def test_filters_choose_parts_and_count_the_rest(self, tmp_path, options, kept, excluded):
@@ -548,7 +548,7 @@ class TestChoosing:
         reader = ShardReader(tmp_path, ordinals={stream_of(): [(1, 2)]})
         assert read_all(reader) == rows_of(parts[1:3])
         assert reader.ledger == {stream_of(): [[1, 2]]}
-        assert reader.stats.skipped == {}
+        assert reader.stats.excluded_shards == {}
 
     def test_select_gives_a_mask_over_rows(self, tmp_path):
         """A callable sees public columns; new_obs was derived before rows were left out."""

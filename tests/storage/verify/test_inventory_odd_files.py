@@ -100,7 +100,7 @@ def test_what_has_a_shards_name_and_is_no_file_is_damage(
     assert (len(read), ends) == (len(shards(root)) - 1, {stream(root).name: 2})
     with ShardReader(root, batch_size=2 * STEPS) as reader:
         assert [rows.count for rows in reader] == [2 * STEPS]
-        assert [where.rpartition("/")[2] for where in reader.stats.skipped] == [path.name]
+        assert [where.rpartition("/")[2] for where in reader.stats.excluded_shards] == [path.name]
     assert verified(root, quarantine=True).quarantined
     assert verified(root).ok
 

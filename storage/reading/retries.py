@@ -1,0 +1,96 @@
+"""Trying again what cannot be read for now: with back-off and jitter, however long it takes."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+log = logging.getLogger("headrace.reader")
+
+FIRST_DELAY, MOST_DELAY = 0.05, 10.0  # s, doubled with each failure
+RETRY_FOR = 60.0  # s, how long a reader that does not follow tries
+
+
+@dataclass(slots=True)
+class _Trial:
+    place: str
+    error: str
+    since: float
+    due: float
+    failures: int = 1
+
+
+class Retries:
+    """What failed for a reason that may pass, by key: a shard, or a folder that cannot be listed.
+
+    `retry_for`: seconds after which something is given up; None for never. `told` is called with
+    place -> last error whenever that changes, always with a new dict, so that other threads may
+    keep it.
+    """
+
+    def __init__(self, retry_for: float | None, told: Callable[[dict[str, str]], None]) -> None:
+        self._retry_for = retry_for
+        self._told = told
+        self._trials: dict[Hashable, _Trial] = {}
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._trials
+
+    def failed(self, key: Hashable, place: str, error: BaseException) -> None:
+        """Note a failure, and when to try again; the first one is logged."""
+        now, text = time.monotonic(), _described(error)
+        trial = self._trials.get(key)
+        if trial is None:
+            trial = self._trials[key] = _Trial(place, text, now, now)
+            log.warning("cannot be read for now, will be tried again: %s: %s", place, text)
+        else:
+            trial.failures += 1
+            trial.error = text
+        longest = min(MOST_DELAY, FIRST_DELAY * 2.0 ** min(trial.failures - 1, 20))
+        trial.due = now + random.uniform(longest / 2, longest)
+        if self._retry_for is not None:  # the last try comes when the time is over
+            trial.due = min(trial.due, max(now, trial.since + self._retry_for))
+        self._tell()
+
+    def settle(self, key: Hashable) -> None:
+        """It was read, found bad, or is gone."""
+        trial = self._trials.pop(key, None)
+        if trial is not None:
+            waited = time.monotonic() - trial.since
+            log.info("no longer waited for after %.1f s: %s", waited, trial.place)
+            self._tell()
+
+    def keys(self) -> list[Hashable]:
+        return list(self._trials)
+
+    def waits(self, key: Hashable) -> bool:
+        """Whether its next try is still to come."""
+        trial = self._trials.get(key)
+        return trial is not None and time.monotonic() < trial.due
+
+    def next_due(self) -> float | None:
+        """Seconds until the next try; None when nothing failed."""
+        if not self._trials:
+            return None
+        return max(0.0, min(t.due for t in self._trials.values()) - time.monotonic())
+
+    def given_up(self) -> str:
+        """What has failed for `retry_for` seconds, with everything else that still fails."""
+        now, patience = time.monotonic(), self._retry_for
+        if patience is None or all(now < t.since + patience for t in self._trials.values()):
+            return ""
+        listed = "; ".join(f"{t.place}: {t.error}" for t in self._trials.values())
+        return f"gave up after {patience:g} s: {len(self._trials)} cannot be read: {listed}"
+
+    def _tell(self) -> None:
+        self._told({trial.place: trial.error for trial in self._trials.values()})
+
+
+def _described(error: BaseException) -> str:
+    return str(error) or type(error).__name__
