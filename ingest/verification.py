@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from ingest.client.admin_session import admin_session
 from ingest.client.transport import Delivery, Transport
 from ingest.collector.address_file import LiveAddress
 from ingest.collector.backup_restore import notice_restore
@@ -174,8 +175,8 @@ def live_account(
 
     sent = None if token is None else proven  # asked for before each request
     named = not live.loopback()  # a certificate names what clients call, not this way to it
-    transport = Transport(live.address, token=sent, ca=ca, timeout=LEDGER_SECONDS, named=named)
-    try:
+    with admin_session(ca, named=named) as session:
+        transport = Transport(live.address, session=session, token=sent, timeout=LEDGER_SECONDS)
         told = Delivery(transport, "GET", "/v1/ledger").run(wire.Ledger)
         account = JournalAccount(
             collector_id=told.collector_id,
@@ -193,8 +194,6 @@ def live_account(
         # the pages come later than the ledger, and may know of shards that it does not
         records = (r for r in _records(transport) if not account.is_behind(r.stream, r.first))
         return replace(account, records=tuple(records))
-    finally:
-        transport.close()
 
 
 def _records(transport: Transport) -> Iterator[ShardRecord]:

@@ -1,10 +1,11 @@
 """The client library: logging calls, the queue and its delivery, local and remote actions.
 
-What a service loads that logs episodes: numpy, msgspec and urllib3, nothing heavier. Knows the
-protocol, and nothing of the collector.
+What a service loads that logs episodes: numpy, msgspec and urllib3, nothing heavier; calls outside
+the hot path go by requests, which only they load. Knows the protocol, and nothing of the collector.
 """
 
 __all__ = [
+    "admin_session",
     "events",
     "import_client",
     "multi_agent",

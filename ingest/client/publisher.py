@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from ingest.client.transport import Delivery, Token, Transport
+from ingest.client.admin_session import admin_session
+from ingest.client.transport import Delivery, HttpSession, Token, Transport
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from storage.weights.manifest import WEIGHTS_FILE, encode_weights, sha256
@@ -31,6 +32,9 @@ _MSGPACK = {"Content-Type": wire.MSGPACK}
 class Publisher:
     """Publishes through one collector. `timeout` is in seconds, for each request in all.
 
+    A given `session` (of `requests`) is used for everything, with its proxies, certificates and
+    headers, and stays the caller's. Without one nothing of the environment is used.
+
     Every call raises Refusal when the collector says no, CollectorUnavailable when it does not
     answer.
     """
@@ -39,11 +43,17 @@ class Publisher:
         self,
         address: str,
         *,
+        session: HttpSession | None = None,
         token: Token = None,
         ca: str | Path | None = None,
         timeout: float = 60.0,
     ) -> None:
-        self._transport = Transport(address, token=token, ca=ca, timeout=timeout)
+        if ca is not None and session is not None:
+            raise ValueError("ca: expected none beside a session, which verifies by its own")
+        self._own = admin_session(ca) if session is None else None
+        self._transport = Transport(
+            address, session=session or self._own, token=token, timeout=timeout
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -53,6 +63,8 @@ class Publisher:
 
     def close(self) -> None:
         self._transport.close()
+        if self._own is not None:
+            self._own.close()
 
     def versions(self, policy_id: str = "default") -> wire.Versions:
         """What is there, what is live, and the number that comes next."""

@@ -106,7 +106,6 @@ class Transport:
     """Requests to `address`, by urllib3 or by the session that the caller gives.
 
     `timeout` is in seconds and holds for each attempt. `closing` ends every wait between attempts.
-    `named`: whether a certificate has to name the address beside being trusted.
     """
 
     def __init__(
@@ -117,7 +116,6 @@ class Transport:
         token: Token = None,
         ca: str | Path | None = None,
         timeout: float = 30.0,
-        named: bool = True,
     ) -> None:
         url = parse_url(address if "://" in address else f"http://{address}")
         if url.scheme not in ("http", "https") or not url.host:
@@ -135,11 +133,8 @@ class Transport:
         self._token = token
         if ca is not None and session is not None:
             raise ValueError("ca: expected none beside a session, which verifies by its own")
-        if ca is not None and not Path(ca).is_file():
-            raise ValueError(f"ca: expected a file of PEM certificates, got {str(ca)!r}")
-        self._trust: dict[str, Any] = {} if ca is None else {"ca_certs": str(ca)}
-        if not named and url.scheme == "https":
-            self._trust["assert_hostname"] = False
+        require_ca(ca)
+        self._trust = {} if ca is None else {"ca_certs": str(ca)}
         self.closing = threading.Event()
         self._pool = self._new_pool()
 
@@ -219,6 +214,12 @@ class Transport:
                 maybe_applied=not _never_connected(error),
                 retry_after=_LONGEST_RETRY_AFTER if _is_distrusted(error) else None,
             ) from error
+
+
+def require_ca(ca: str | Path | None) -> None:
+    """Raise ValueError unless `ca` is a file, or None."""
+    if ca is not None and not Path(ca).is_file():
+        raise ValueError(f"ca: expected a file of PEM certificates, got {str(ca)!r}")
 
 
 def _authorization(token: str | Callable[[], str]) -> str:

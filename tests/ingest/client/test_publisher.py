@@ -15,16 +15,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import requests
 
 from ingest.access.key_files import create_token
 from ingest.client.publisher import Publisher
 from ingest.protocol import messages as wire
-from ingest.protocol.errors import Refusal
+from ingest.protocol.errors import CollectorUnavailable, Refusal
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
+from tests.certificates import certify
 from tests.collector_process import CollectorProcess, declare
+from tests.ingest.scripted_collector import ScriptedCollector
 
 HERE = Path(__file__).parents[3]
 SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
@@ -130,6 +133,58 @@ def test_what_cannot_be_used_is_refused_once(house: House) -> None:
         with pytest.raises(Refusal, match="there is no policy"):
             publisher.versions("another/one")
         assert publisher.versions() == before
+
+
+def test_a_given_session_is_used_for_everything() -> None:
+    """Its headers travel along; closing the publisher leaves it to its owner."""
+    with ScriptedCollector() as collector, requests.Session() as session:
+        session.headers["x-team"] = "ads"
+        with Publisher(collector.address, session=session, token="t") as publisher:
+            for call in (publisher.versions, publisher.rollback):
+                with pytest.raises(Refusal):
+                    call()
+        assert [headers["x-team"] for _, headers, _ in collector.requests] == ["ads", "ads"]
+        session.get(f"{collector.address}/v1/spec", timeout=5)
+
+
+def test_nothing_of_the_environment_comes_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy would be sent the token, and a .netrc would replace it."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login somebody password else\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with ScriptedCollector() as collector:
+        with Publisher(collector.address, token="t") as publisher, pytest.raises(Refusal):
+            publisher.versions()
+        assert [headers["authorization"] for _, headers, _ in collector.requests] == ["Bearer t"]
+
+
+def test_a_publisher_trusts_the_authority_that_it_is_given(tmp_path: Path) -> None:
+    """`ca` alone: another authority's certificate is refused, and nothing is sent."""
+    mine, others = certify(tmp_path / "mine"), certify(tmp_path / "others")
+    declare(tmp_path)
+    token = create_token(tmp_path, "trainer", ["weights:publish"])[1]
+    with CollectorProcess(tmp_path, options=mine.options, ca=mine.ca) as process:
+        with Publisher(process.address, token=token, ca=mine.ca) as publisher:
+            assert publisher.versions().next == 1
+        for trusted in (others.ca, None):
+            with (
+                Publisher(process.address, token=token, ca=trusted) as publisher,
+                pytest.raises(CollectorUnavailable, match="CERTIFICATE_VERIFY_FAILED"),
+            ):
+                publisher.versions()
+
+
+@pytest.mark.parametrize("text", [None, "no certificate"])
+def test_an_authority_that_is_none_is_named(tmp_path: Path, text: str | None) -> None:
+    """Before anything is sent, with the file."""
+    path = tmp_path / "ca.pem"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=r"ca: expected .* certificates.*ca\.pem"):
+        Publisher("https://127.0.0.1:9", ca=path)
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
