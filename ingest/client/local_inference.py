@@ -217,4 +217,5 @@ def _after_fork() -> None:
         policy._reset_lock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # a client also runs on Windows, which does not fork
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,17 +1,23 @@
 """Files that survive a crash: locks, synced directories, atomic replacement.
 
 The order that makes a rename durable: write the new file beside its place, sync it, rename it, sync
-the directory.
+the directory. A root is kept on Linux or macOS; elsewhere this module loads, for clients, and its
+locks and synced directories raise OSError.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
 import secrets
 from pathlib import Path
 from types import TracebackType
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # a module or nothing
 
 __all__ = ["FileLock", "make_directory", "replace_file", "sync_directory", "write_synced"]
 
@@ -33,6 +39,7 @@ class FileLock:
         `shared` is for those who only look, beside each other: it writes nothing, so that it can be
         had on a file system that is read-only, and raises FileNotFoundError where there is no file.
         """
+        _require_posix(self.path)
         flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
         fd = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
         try:
@@ -77,8 +84,15 @@ class FileLock:
         self.release()
 
 
+def _require_posix(path: Path) -> None:
+    if fcntl is None:
+        text = "expected Linux or macOS to keep a root on: this system has no flock"
+        raise OSError(errno.ENOTSUP, text, str(path))
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names inside `directory` durable."""
+    _require_posix(directory)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
