@@ -5,6 +5,10 @@
     while True:
         batch = inputs.next()
 
+or as the input of a `RolloutWorker`, whose policies it declares and publishes:
+
+    RolloutWorker(policy=..., input_=lambda ioctx: PolicyServerInput(ioctx, "127.0.0.1", 9900))
+
 Clients connect to it as to any collector. It runs in a thread with an event loop of its own; what
 clients end, or what is cut from long episodes, comes out of `next` as soon as it is durable, not
 when its shard is written. With a `root` everything is journaled and written to shards as by
@@ -24,17 +28,16 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import uvloop
 
 from ingest.collector.collector import Collector
 from ingest.collector.stores import Stores, stores_in_memory, stores_under
 from ingest.embedded.live_reading import LiveReading
+from ingest.embedded.worker_policies import Publishable, publish, worker_policies
 from ingest.protocol.errors import CollectorFailed
-from ingest.server.declare import declare
+from ingest.server.declare import declare, keeping_settings
 from ingest.server.listening import Listening
 from ingest.server.process import ServeOptions, Server
 from storage.declarations.declaration import PolicyDeclaration
@@ -53,24 +56,15 @@ CLOSE_SECONDS = 15.0
 """Longer than a drain takes; a thread that still runs then is left to the end of the process."""
 
 
-class _ToJson(Protocol):
-    def to_json(self) -> dict[str, Any]: ...
-
-
-class Publishable(Protocol):
-    """What clients can act with, as `policy.Policy` is."""
-
-    @property
-    def spec(self) -> _ToJson: ...
-    @property
-    def filter(self) -> _ToJson: ...
-    def get_weights(self) -> Mapping[str, npt.NDArray[np.float32]]: ...
-
-
 class PolicyServerInput(InputReader):
     """Hosts a collector on `address`:`port` (0 takes a free one) and reads what it collects.
 
-    - `ioctx` is there for the signature of the API that this replaces; nothing of it is used.
+    - `ioctx`: with the context of a worker's input creator, the worker's policies are declared
+      with their spaces (settings that are declared under `root` stay), and published: at first the
+      live versions are taken up, or the worker's weights become live where there are none; then
+      `next` publishes what has changed since. Reading defaults to what the worker samples:
+      `mode` "fragments" (or "episodes") of `rollout_fragment_length` rows, of its one policy or,
+      with `multi_agent`, of all. Without a worker pass None.
     - `idle_timeout`: seconds after which `next` returns an empty batch when nothing came.
     - `max_sample_queue_size` and `max_sample_queue_bytes` (raw) bound the parts that wait for
       `next`. With a `root` a part too many is read from its shard later; without one clients are
@@ -102,11 +96,11 @@ class PolicyServerInput(InputReader):
         root: Path | str | None = None,
         policies: PolicyDeclaration | Iterable[PolicyDeclaration] = (),
         policy_id: str | None = None,
-        multi_agent: bool = False,
+        multi_agent: bool | None = None,
         max_sample_queue_bytes: int = 64_000_000,
-        mode: Mode = "transitions",
-        batch_size: int = 4096,
-        eager: bool = True,
+        mode: Mode | None = None,
+        batch_size: int | None = None,
+        eager: bool | None = None,
         columns: Sequence[str] | None = None,
         training_disabled: bool = False,
         state: Mapping[str, Any] | None = None,
@@ -117,37 +111,52 @@ class PolicyServerInput(InputReader):
     ) -> None:
         self.idle_timeout = idle_timeout
         self._root = None if root is None else Path(root)
+        self._worker = worker_policies(ioctx)
         given = [policies] if isinstance(policies, PolicyDeclaration) else list(policies)
-        self._policies = _declared(self._root, given)
+        own = self._worker.declarations() if self._worker is not None else []
+        self._policies = _declared(self._root, given, own)
+        chosen = {declaration.policy_id for declaration in (*given, *own)}
         self._process = os.getpid()
         self._begun = self._closed = False
         self.address = f"{address}:{port}"
         bounds = {"max_parts": max_sample_queue_size, "max_bytes": max_sample_queue_bytes}
-        options: dict[str, Any] = {
+        asked = {
+            "policy_id": policy_id,
+            "multi_agent": multi_agent,
+            "mode": mode,
             "batch_size": batch_size,
-            "columns": columns,
-            "training_disabled": training_disabled,
             "eager": eager,
         }
-        if multi_agent:
-            _check_for_all(policy_id, mode)
-            self._live = LiveReading.of_all(self._root, self._policies, bounds, **options)
-        else:
-            schema_id = _schema_of(self._policies, policy_id)
-            self._live = LiveReading.of_one(
-                self._root, schema_id, policy_id, bounds, mode=mode, **options
-            )
+        usual = _READING if self._worker is None else self._worker.reading()
+        options = {"columns": columns, "training_disabled": training_disabled}
+        self._live = self._read(_merged(usual, asked), bounds, options)
         self._reader = self._live.reader
         where = Listening(address, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_hosts))
-        self._host = _Host(self._serve_on(where, given), self._live.fail)
+        to_declare = [self._policies[name] for name in sorted(chosen)]
+        self._host = _Host(self._serve_on(where, to_declare), self._live.fail)
         try:
             self.address, self._collector_id, self._next_ordinals = self._host.start()
             atexit.register(self.close)
             if state is not None:
                 self.load_state_dict(state)
+            if self._worker is not None:
+                self._worker.begin(self._weights.store)
         except BaseException:
             self.close()
             raise
+
+    def _read(
+        self, reading: dict[str, Any], bounds: dict[str, int], options: dict[str, Any]
+    ) -> LiveReading:
+        """The reader of one policy's rows, or of all policies' episodes."""
+        policy_id, mode = reading.pop("policy_id"), reading.pop("mode")
+        if reading.pop("multi_agent"):
+            _check_for_all(policy_id, mode)
+            return LiveReading.of_all(self._root, self._policies, bounds, **reading, **options)
+        schema_id = _schema_of(self._policies, policy_id)
+        return LiveReading.of_one(
+            self._root, schema_id, policy_id, bounds, mode=mode, **reading, **options
+        )
 
     def _serve_on(
         self, where: Listening, given: Sequence[PolicyDeclaration]
@@ -183,6 +192,8 @@ class PolicyServerInput(InputReader):
         """
         self._require_own()
         self._begun = True
+        if self._worker is not None:
+            self._worker.publish_changed()
         return self._reader.next(self.idle_timeout if timeout is None else timeout)
 
     @property
@@ -245,15 +256,14 @@ class PolicyServerInput(InputReader):
             (name,) = self._policies
         if name not in self._policies:
             raise ValueError(f"policy_id: expected one of {sorted(self._policies)}, got {name!r}")
-        store = self._weights.store(name)
-        digest = store.add_candidate(
+        return publish(
+            self._weights.store(name),
+            policy.spec,
             policy.get_weights(),
-            spec=policy.spec.to_json(),
-            metrics=dict(metrics or {}),
-            lineage=dict(lineage or {}),
-            filter_state=policy.filter.to_json(),
+            policy.filter.to_json(),
+            metrics=metrics,
+            lineage=lineage,
         )
-        return store.publish(digest).version
 
     # the end
 
@@ -329,15 +339,43 @@ class _Host:
             self._failed(CollectorFailed(f"the collector in this process stopped: {cause}"))
 
 
+_READING: Mapping[str, Any] = {
+    "policy_id": None,
+    "multi_agent": False,
+    "mode": "transitions",
+    "batch_size": 4096,
+    "eager": True,
+}
+"""How `next` reads without a worker, unless told otherwise."""
+
+
+def _merged(usual: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked for, and for the rest what is usual; one policy or all of them, as asked."""
+    usual = dict(usual)
+    if asked["policy_id"] is not None:
+        usual["multi_agent"] = False
+    if asked["multi_agent"]:
+        usual["policy_id"] = None
+    merged = {k: value if asked[k] is None else asked[k] for k, value in usual.items()}
+    if merged["multi_agent"] and asked["mode"] is None:
+        merged["mode"] = "transitions"
+    return merged
+
+
 def _declared(
-    root: Path | None, given: Sequence[PolicyDeclaration]
+    root: Path | None, given: Sequence[PolicyDeclaration], own: Sequence[PolicyDeclaration]
 ) -> dict[str, PolicyDeclaration]:
-    """The policies that will be in force. Raises ValueError for none."""
+    """The policies that will be in force: those under the root, a worker's `own`, those given, the
+    later ones over the earlier ones. Raises ValueError for none."""
     found = {} if root is None else load_declarations(root)
+    found |= {one.policy_id: keeping_settings(found.get(one.policy_id), one) for one in own}
     found |= {declaration.policy_id: declaration for declaration in given}
     if not found:
         where = "" if root is None else f" and none is declared under {root / 'policies'}"
-        raise ValueError(f"policies: expected one or more declarations, got none{where}")
+        raise ValueError(
+            f"policies: expected one or more declarations, or the context of a worker, got "
+            f"none{where}"
+        )
     return dict(sorted(found.items()))
 
 

@@ -15,7 +15,7 @@ from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.spaces.descriptors import parse_space
 
-__all__ = ["declaration_of", "declare"]
+__all__ = ["declaration_of", "declare", "keeping_settings"]
 
 
 def declaration_of(
@@ -69,14 +69,8 @@ def declare(
     `spaces_only` keeps the settings that are declared already beside the spaces.
     """
     before = load_declarations(root).get(declared.policy_id)
-    if before is not None and spaces_only:
-        same = before.schema_id == declared.schema_id
-        declared = replace(
-            before,
-            observation=declared.observation,
-            action=declared.action,
-            spec=before.spec if same else None,  # a spec holds between its own spaces only
-        )
+    if spaces_only:
+        declared = keeping_settings(before, declared)
     new = declared.to_json()
     old = new if before is None else before.to_json()
     if before is None or new != old:
@@ -86,4 +80,20 @@ def declare(
         f"{json.dumps(new[name])}; episodes that are open keep the old"
         for name in sorted(new)
         if new[name] != old[name]
+    )
+
+
+def keeping_settings(
+    before: PolicyDeclaration | None, declared: PolicyDeclaration
+) -> PolicyDeclaration:
+    """The spaces of what is declared, with the settings that were declared before, if any."""
+    if before is None:
+        return declared
+    same = before.schema_id == declared.schema_id
+    return replace(
+        before,
+        observation=declared.observation,
+        action=declared.action,
+        # a spec holds between its own spaces only
+        spec=(before.spec if same else None) or declared.spec,
     )

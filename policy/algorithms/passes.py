@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import torch
 
-__all__ = ["minibatches", "require_at_least", "require_not_negative", "require_positive"]
+__all__ = [
+    "minibatches",
+    "near_names",
+    "require_at_least",
+    "require_not_negative",
+    "require_positive",
+]
 
 
 def require_at_least(config: object, least: int, *names: str) -> None:
@@ -30,6 +37,12 @@ def require_not_negative(config: object, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(config, name) < math.inf:
             raise ValueError(f"{name}: expected a number >= 0, got {getattr(config, name)!r}")
+
+
+def near_names(name: str, known: Collection[str]) -> str:
+    """Which known names an unknown one is near, to end an error's text; empty when none is."""
+    near = sorted(difflib.get_close_matches(name, known))
+    return f"; near {name}: {', '.join(near)}" if near else ""
 
 
 def minibatches(

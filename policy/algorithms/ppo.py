@@ -59,7 +59,7 @@ from storage.experience.sample_batch import (
 )
 from storage.experience.sequences import fragment_ends
 
-__all__ = ["ADVANTAGES", "PPO", "VALUE_TARGETS", "PPOConfig"]
+__all__ = ["ADVANTAGES", "PPO", "VALUE_TARGETS", "PPOConfig", "episode_order"]
 
 ADVANTAGES, VALUE_TARGETS = "advantages", "value_targets"
 """Columns of what a worker computed when it sampled; batches of shards do not have them."""
@@ -194,7 +194,7 @@ class PPO:
 
         Raises FloatingPointError when the loss is not finite. Metrics: see `metrics`.
         """
-        rows, before = self.rows(_in_order(batch))
+        rows, before = self.rows(batch.take(episode_order(batch)))
         clip = self.schedule()
         total = self.config.epochs * math.ceil(len(rows) / self.config.minibatch)
         config, device = self.config, self.policy.device
@@ -318,10 +318,10 @@ _TO_LEARN = ("obs", "actions", TERMINATEDS, HAS_NEXT_OBS, ACTION_LOGP, "source")
 _TO_ESTIMATE = (REWARDS, NEXT_OBS, T, *_EPISODE)
 
 
-def _in_order(batch: SampleBatch) -> SampleBatch:
-    """The rows by episode, agent and t, so that each episode's consecutive rows are a fragment."""
+def episode_order(batch: SampleBatch) -> npt.NDArray[np.intp]:
+    """(N,) the rows by episode, agent and t: each episode's consecutive rows are a fragment."""
     codes = [np.unique(batch[name], return_inverse=True)[1] for name in _EPISODE]
-    return batch.take(np.lexsort((batch[T], *reversed(codes))))
+    return np.lexsort((batch[T], *reversed(codes)))
 
 
 def _normalised(advantages: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ gradient methods; its constructor takes (observation space, action space, config
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
@@ -27,8 +27,9 @@ import torch
 from policy.algorithms.advantages import gae
 from policy.algorithms.base import no_metrics
 from policy.algorithms.data_parallel import all_or_none, average_gradients
+from policy.algorithms.passes import near_names
 from policy.algorithms.ppo import ADVANTAGES, PPO, VALUE_TARGETS, PPOConfig
-from policy.inference.filters import ConcurrentMeanStdFilter
+from policy.inference.filters import ConcurrentMeanStdFilter, MeanStdFilter
 from policy.inference.numpy_policy import Actions, NumpyPolicy
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.networks.policy import FloatArray, Policy
@@ -37,6 +38,7 @@ from storage.experience.sample_batch import (
     EPISODE_ORDINAL,
     NEXT_OBS,
     REWARDS,
+    STREAM,
     TERMINATEDS,
     SampleBatch,
     T,
@@ -89,7 +91,7 @@ class PolicySettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> PolicySettings:
-        """Keys that are none of ours are left to the policy's class."""
+        """Keys that are none of ours are the policy's class's."""
         known = {key: config[key] for key in cls._KEYS if key in config}
         if "module" in config or config.get("model"):
             known["module"] = _module_spec(config.get("module", config.get("model")))
@@ -102,6 +104,10 @@ class PolicySettings:
 
 SHORT_NAMES: Mapping[str, str] = {"gamma": "gamma", "lambda": "lam", "lr": "lr"}
 """Keys of a policy_config -> the fields of a PPOConfig that they set."""
+
+_OWN_KEYS = frozenset(
+    {*PolicySettings._KEYS, *SHORT_NAMES, "module", "model", "seed", "worker_index", "num_workers"}
+)
 
 
 def _with_short_names(
@@ -145,9 +151,12 @@ def _descriptor(space: gym.Space[Any] | Space) -> Space:
 class TrainablePolicy(Policy):
     """A `Policy`, its optimizer and loss (PPO's), its filter and its share in global variables.
 
-    `config` is a `PolicySettings` or a dict with its fields, `model` (see `ModuleSpec`) and
-    whatever a subclass reads; a worker adds `worker_index` and `num_workers`.
+    `config` is a `PolicySettings` or a dict with its fields, `model` (see `ModuleSpec`) and the
+    `config_keys` that a subclass lists because it reads them; a worker adds `worker_index` and
+    `num_workers`. Raises TypeError for any other key.
     """
+
+    config_keys: ClassVar[Collection[str]] = ()
 
     def __init__(
         self,
@@ -160,6 +169,7 @@ class TrainablePolicy(Policy):
             self.settings = config
         else:
             given = config or {}
+            self.check_config(given)
             self.settings = PolicySettings.from_config(given)
         self.config = dict(given)
         spec, concurrent = _spec_of(self.settings, observation_space, action_space)
@@ -172,6 +182,23 @@ class TrainablePolicy(Policy):
         self._lock = threading.RLock()
         # filtered outside, by the filter that goes on learning
         self._unfiltered = replace(spec, observation_filter="NoFilter")
+
+    @classmethod
+    def known_config(cls) -> frozenset[str]:
+        """The keys that a config of this class may have."""
+        return _OWN_KEYS.union(cls.config_keys)
+
+    @classmethod
+    def check_config(cls, config: Mapping[str, Any], beside: Collection[str] = ()) -> None:
+        """Raise TypeError for keys that nothing reads, of this class or those `beside`."""
+        known = cls.known_config().union(beside)
+        unknown = sorted(set(config) - known)
+        if unknown:
+            told = "".join(near_names(name, known) for name in unknown)
+            raise TypeError(
+                f"policy_config: unknown keys {unknown}{told}; what {cls.__name__} reads beside "
+                "the keys of its settings stands in its config_keys"
+            )
 
     @cached_property
     def algorithm(self) -> PPO:
@@ -221,7 +248,11 @@ class TrainablePolicy(Policy):
         nothing."""
         if not batch.count or not self.spec.module.value_head:
             return batch
-        ends = fragment_ends(batch[T], batch[EPISODE_ORDINAL], batch[AGENT_ID])
+        episode = batch[STREAM], batch[EPISODE_ORDINAL], batch[AGENT_ID]
+        ends = fragment_ends(batch[T], *episode)
+        # what is not learned from ends the fragment before it, as where it is left out first
+        for rows in self.algorithm.left_out(batch).values():
+            ends[:-1] |= rows[1:]
         values = self._values(batch, "obs")
         following = np.empty_like(values)
         following[:-1] = values[1:]
@@ -353,6 +384,18 @@ class TrainablePolicy(Policy):
     def set_weights(self, weights: Mapping[str, npt.NDArray[Any]], *, version: int = -1) -> None:
         with self._lock:
             super().set_weights(weights, version=version)
+
+    def go_on_from(
+        self,
+        weights: Mapping[str, npt.NDArray[Any]],
+        filter_state: Mapping[str, Any] | None,
+        *,
+        version: int,
+    ) -> None:
+        """Become a published version of this spec, filter included."""
+        self.set_weights(weights, version=version)
+        if isinstance(self.filter, MeanStdFilter):
+            self.filter.sync(MeanStdFilter.from_json(filter_state, self.spec.flattener.size))
 
 
 def _spec_of(

@@ -41,6 +41,7 @@ from storage.experience.sample_batch import (
 )
 from storage.reading.ledger import Ranges
 from storage.reading.shard_reader import ShardReader, held_out
+from storage.weights.manifest import finite
 
 __all__ = [
     "ALGORITHMS",
@@ -245,14 +246,6 @@ def _keep(learner: Learner, result: TrainResult, root: Path | str, checkpoint: P
         filter_state=policy.filter.to_json(),
         checkpoint=None if checkpoint is None else checkpoint.name,
     )
-
-
-def finite(document: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: such a number becomes None."""
-    return {
-        name: None if isinstance(value, float) and not np.isfinite(value) else value
-        for name, value in document.items()
-    }
 
 
 def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -> str:

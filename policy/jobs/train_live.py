@@ -31,13 +31,14 @@ from policy.algorithms.learner import Learner
 from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.jobs.train import declared_spec, finite
+from policy.jobs.train import declared_spec
 from policy.networks.policy import Policy
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.errors import GenerationConflict
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import POLICY_VERSION, SampleBatch, concat_samples
 from storage.reading.shard_reader import ShardReader
+from storage.weights.manifest import finite
 
 __all__ = ["CHECKPOINT", "FollowResult", "follow", "set_flow_control"]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from policy.algorithms.ppo import ADVANTAGES, VALUE_TARGETS, PPOConfig, episode_order
 from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.sampling.callbacks import Callbacks, is_overridden
 from policy.sampling.fragment_buffers import Segment
@@ -22,10 +24,20 @@ from storage.experience.sample_batch import (
     REWARDS,
     STREAM,
     SampleBatch,
+    T,
     concat_samples,
 )
+from storage.experience.sequences import fragment_ends
 
-__all__ = ["RAW_REWARDS", "SOURCE", "RowFinisher", "alike", "clip_rewards", "env_columns"]
+__all__ = [
+    "RAW_REWARDS",
+    "SOURCE",
+    "RowFinisher",
+    "alike",
+    "clip_rewards",
+    "env_columns",
+    "finish_read",
+]
 
 Array = npt.NDArray[Any]
 RAW_REWARDS, SOURCE = "raw_rewards", "source"
@@ -72,6 +84,34 @@ def alike(batches: Sequence[SampleBatch]) -> list[SampleBatch]:
                 batch[name] = batch[name.replace("actions_env", "actions", 1)]
         done.append(batch)
     return done
+
+
+def finish_read(policy: TrainablePolicy, rows: SampleBatch) -> SampleBatch:
+    """What a policy makes of rows that a reader brought, as of rows that were sampled: advantages
+    of fragments, or its own `postprocess_trajectory` of each run of one agent in one episode.
+
+    Rows that have them already, and rows of a reader that was asked for other columns, stay as
+    they are: they may be there for estimators alone.
+    """
+    there = {name.partition(".")[0] for name in rows}
+    if not rows.count or ADVANTAGES in rows or not there.issuperset(_NEEDED):
+        return rows
+    order = episode_order(rows)
+    in_order = rows.take(order)
+    if type(policy).postprocess_trajectory is TrainablePolicy.postprocess_trajectory:
+        done = policy.postprocess(in_order)
+        whole = rows.select(list(rows))
+        for name in (ADVANTAGES, VALUE_TARGETS):
+            if name in done:
+                whole[name] = done[name][np.argsort(order)]
+        return whole
+    keys = in_order[STREAM], in_order[EPISODE_ORDINAL], in_order[AGENT_ID]
+    ends = np.flatnonzero(fragment_ends(in_order[T], *keys)) + 1
+    runs = [in_order.slice(a, b).copy() for a, b in pairwise([0, *ends.tolist()])]
+    return concat_samples([policy.postprocess_trajectory(run, {}, None) for run in runs])
+
+
+_NEEDED = frozenset({*PPOConfig.columns, STREAM, EPISODE_ORDINAL, AGENT_ID, T})
 
 
 @dataclass

@@ -7,7 +7,7 @@ to a class, a spec, or (class, observation space, action space, config), where N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -45,10 +45,22 @@ def build_policies(
         raise ValueError(
             f"policy: got {len(forms)} policies, but the environment is not a multi-agent one"
         )
+    _check_common(settings, forms)
     built = {}
     for place, policy_id in enumerate(sorted(forms)):
         built[policy_id] = _build(policy_id, forms[policy_id], settings, spaces, place)
     return built
+
+
+def _check_common(settings: WorkerSettings, forms: Mapping[str, Any]) -> None:
+    """Raise TypeError for keys of policy_config that no policy reads."""
+    classes = [_parts(policy_id, form)[0] for policy_id, form in forms.items()]
+    known = {key for one in classes for key in _known(one)}
+    TrainablePolicy.check_config(settings.policy_config, known)
+
+
+def _known(cls: type[Any]) -> frozenset[str]:
+    return cls.known_config() if issubclass(cls, TrainablePolicy) else frozenset()
 
 
 def _build(
@@ -68,7 +80,7 @@ def _build(
             f"policy {policy_id!r}: found a raw Dict or Tuple observation space; let it be "
             "flattened with preprocessor_pref='flatten'"
         )
-    made = cls(observation, action, _config(settings, own, place))
+    made = cls(observation, action, _config(settings, own, place, _known(cls)))
     if not isinstance(made, TrainablePolicy):
         raise ValueError(
             f"policy {policy_id!r}: expected a subclass of TrainablePolicy, got {cls.__name__}"
@@ -117,9 +129,12 @@ def _is_composite(space: Any) -> bool:
     return isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple, Dict, Tuple))
 
 
-def _config(settings: WorkerSettings, own: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """policy_config, then the policy's own; the worker's place beside them."""
-    common = dict(settings.policy_config)
+def _config(
+    settings: WorkerSettings, own: Mapping[str, Any], place: int, known: Collection[str]
+) -> dict[str, Any]:
+    """What the policy's class knows of policy_config, then the policy's own; the worker's place
+    beside them."""
+    common = {name: value for name, value in settings.policy_config.items() if name in known}
     if "algorithm" in own:
         common = {name: value for name, value in common.items() if name not in SHORT_NAMES}
     merged = {**common, **own}

@@ -191,9 +191,10 @@ class RolloutWorker(WorkerLearning, EnvRunner):
 
         truncate_episodes: rollout_fragment_length * num_envs steps (fewer when postprocessing
         takes rows away), of at most num_envs batches of the input. complete_episodes: whole
-        episodes, at least that many steps. Raises EndOfInput, EnvFailed, and what environments
-        raise that are not to be mended.
+        episodes, at least that many steps. Raises EndOfInput, EnvFailed, what environments raise
+        that are not to be mended, and TypeError for any argument.
         """
+        WorkerSettings.refuse_for_sample(kwargs)
         self.assert_healthy()
         live = self._live()
         batch = live.gather()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from queue import Queue
 from typing import Any
 
 import gymnasium as gym
 
+from policy.algorithms.ppo import ADVANTAGES
+from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.envs.base_env import BaseEnv
 from policy.envs.vector_env import Copies, LocalCopies, ProcessCopies
 from policy.sampling.base_env_sampler import BaseEnvSampler
-from policy.sampling.postprocessing import RowFinisher, alike
+from policy.sampling.postprocessing import RowFinisher, alike, finish_read
 from policy.sampling.sampler import Sampler
 from policy.sampling.vector_sampler import VectorSampler
 from policy.worker.batch_io import AsyncSamplerInput, FakeInput, IOContext, NoopOutput, SamplerInput
@@ -28,9 +30,10 @@ from policy.worker.env_creation import (
 )
 from policy.worker.input_evaluation import SIMULATION
 from policy.worker.learning import Batch
+from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.interfaces import InputReader, OutputWriter
 from storage.experience.multi_agent_batch import MultiAgentBatch
-from storage.experience.sample_batch import concat_samples
+from storage.experience.sample_batch import OBS, SampleBatch, concat_samples
 
 __all__ = ["Sampling", "join_batches"]
 
@@ -131,17 +134,45 @@ class Sampling:
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
-        batches: list[Any] = [self.reader.next()]
+        batches: list[Any] = [self._read()]
         steps = batches[0].count
         while steps < target and (most is None or len(batches) < most):
             try:
-                batch = self.reader.next()
+                batch = self._read()
             except Exception as error:
                 self._failed = error  # what is here already is not lost: the error comes next
                 break
             batches.append(batch)
             steps += batch.count
         return join_batches(batches)
+
+    def _read(self) -> Batch:
+        """The input's next batch, with what the policies need of it."""
+        if self.reader is None:
+            raise RuntimeError("sample: this worker has no input")
+        batch = self.reader.next()
+        if self.reader is self._own:
+            return batch
+        policies: Mapping[str, TrainablePolicy] = self._worker.policies
+        if not isinstance(batch, MultiAgentBatch):
+            lone = next(iter(policies)) if len(policies) == 1 else DEFAULT_POLICY
+            return self._finish_read(lone, batch)
+        finished = {
+            policy_id: self._finish_read(policy_id, rows)
+            for policy_id, rows in batch.policy_batches.items()
+        }
+        return MultiAgentBatch(finished, batch.count)
+
+    def _finish_read(self, policy_id: str, rows: SampleBatch) -> SampleBatch:
+        """Rows that a reader brought, seen by the filter of a policy that is trained and completed
+        as rows that were sampled are."""
+        policies: Mapping[str, TrainablePolicy] = self._worker.policies
+        if policy_id not in policies or not rows.count or ADVANTAGES in rows:
+            return rows
+        policy = policies[policy_id]
+        if policy_id in self._worker.policies_to_train and rows.leaves(OBS):
+            policy.filter.push(policy.flat_observations(rows))
+        return finish_read(policy, rows)
 
     def simulate(self) -> None:
         """With input_evaluation "simulation": let an episode a copy be played."""

@@ -8,13 +8,13 @@ What belongs to another framework is answered with NotImplementedError that name
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
+from policy.algorithms.passes import near_names
 from policy.envs.env_runner import RestartLimits
 from policy.sampling.postprocessing import check_clip_rewards
 from policy.sampling.sampler import BatchMode, CutRules
@@ -35,6 +35,7 @@ _ALIASES: Mapping[str, str] = {
     "policy_graph": "policy",
     "preprocessors": "preprocessor_pref",
     "async_remote_worker_envs": "remote_worker_envs",
+    "input_": "input_creator",
 }
 _ELSEWHERE: Mapping[str, str] = {
     name: f"an argument of as_remote({name}=...), or of WorkerGroup in actor_options"
@@ -109,6 +110,11 @@ class WorkerSettings:
             raise ValueError(
                 f"policies_to_train: expected a list of ids, got {self.policies_to_train!r}"
             )
+        for name in ("input_creator", "output_creator"):
+            if not (getattr(self, name) is None or callable(getattr(self, name))):
+                raise TypeError(
+                    f"{name}: expected a function of an IOContext, got {getattr(self, name)!r:.80}"
+                )
         self._check_words()
         check_clip_rewards(self.clip_rewards)
 
@@ -152,6 +158,18 @@ class WorkerSettings:
             given["preprocessor_pref"] = named["preprocessor_pref"]
         return cls(**given)
 
+    @classmethod
+    def refuse_for_sample(cls, arguments: Mapping[str, Any]) -> None:
+        """Raise TypeError for arguments of `sample`, which takes none: the settings are those of
+        the constructor, and the text names the nearest of them."""
+        if arguments:
+            known = [*(one.name for one in fields(cls)), *_ALIASES]
+            told = "".join(_told(name, known) for name in sorted(arguments))
+            raise TypeError(
+                f"sample: expected no arguments, got {sorted(arguments)}; how much is sampled is "
+                f"said to the constructor{told}"
+            )
+
     @property
     def seed_place(self) -> int:
         """What tells this worker's random numbers from those of all others of a seed: its index;
@@ -181,8 +199,7 @@ def _told(name: str, known: Collection[str]) -> str:
     """Where an unknown argument belongs, or which names are near it; empty when none is."""
     if name in _ELSEWHERE:
         return f"; {name} is {_ELSEWHERE[name]}"
-    near = sorted(difflib.get_close_matches(name, known))
-    return f"; near {name}: {', '.join(near)}" if near else ""
+    return near_names(name, known)
 
 
 def _one_of(name: str, value: Any, words: Collection[Any]) -> None:

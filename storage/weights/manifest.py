@@ -81,6 +81,14 @@ def _too_deep(place: str) -> ValueError:
     return ValueError(f"{place:.80}: {text}")
 
 
+def finite(document: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: such a number becomes None."""
+    return {
+        name: None if isinstance(value, float) and not np.isfinite(value) else value
+        for name, value in document.items()
+    }
+
+
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 

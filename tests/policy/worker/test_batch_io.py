@@ -51,11 +51,11 @@ def test_creators_get_a_context_and_give_readers_and_writers(tmp_path):
         return ioctx.default_sampler_input()
 
     with worker(
-        input_creator=given, worker_index=3, policy_config={"a": 1}, log_dir=str(tmp_path)
+        input_creator=given, worker_index=3, policy_config={"gamma": 0.5}, log_dir=str(tmp_path)
     ) as made:
         assert made.sample().count == 8
         [context] = seen
-        assert (context.worker_index, context.worker, context.config) == (3, made, {"a": 1})
+        assert (context.worker_index, context.worker, context.config) == (3, made, {"gamma": 0.5})
         assert context.log_dir == str(tmp_path)
     for name, text in (("input_creator", "InputReader"), ("output_creator", "OutputWriter")):
         with pytest.raises(TypeError, match=f"{name}: expected an {text}, got int"):

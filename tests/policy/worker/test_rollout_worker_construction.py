@@ -52,6 +52,7 @@ class Named(TrainablePolicy):
     """Remembers in which order policies are built."""
 
     built: ClassVar[list] = []
+    config_keys = ("name", "extra")
 
     def __init__(self, observation_space, action_space, config):
         super().__init__(observation_space, action_space, config)
@@ -324,6 +325,55 @@ def test_models_and_policies_are_configured_by_dicts_or_dataclasses():
             worker(model_config={}, policy_config={"model": model})
     with pytest.raises(ValueError, match="algorithm: expected a PPOConfig"):
         PolicySettings(algorithm="ppo")
+
+
+class Reading(TrainablePolicy):
+    """Reads a key of its own."""
+
+    config_keys = ("bonus",)
+
+
+def test_a_key_that_nothing_reads_is_refused_with_the_nearest_name():
+    """In policy_config, in a policy's own config and in a policy without a worker; a key that one
+    of the classes reads may stand in the common config.
+
+    Row: model_config, policy_config
+    """
+    with pytest.raises(TypeError, match=r"unknown keys \['gama'\]; near gama: gamma"):
+        worker(policy_config={"gama": 0.9})
+    with pytest.raises(TypeError, match="near observation_filters: observation_filter"):
+        worker(policy={"default": (None, None, None, {"observation_filters": "NoFilter"})})
+    with pytest.raises(TypeError, match="near bonuss: bonus; what Reading reads"):
+        Reading(Box((1,)), Discrete(2), {"bonuss": 1})
+    spaces = AgentsEnv.observation_space, AgentsEnv.action_space
+    forms = {"a": (Reading, *spaces, {}), "b": (None, *spaces, {})}
+    mapping = {"env_creator": AgentsEnv, "policy_mapping_fn": lambda agent: "a"}
+    with worker(policy=forms, policy_config={"bonus": 2}, **mapping) as made:
+        assert made.policies["a"].config["bonus"] == 2
+        assert "bonus" not in made.policies["b"].config
+
+
+def test_sample_takes_no_arguments():
+    """They are the constructor's: the text names the nearest.
+
+    Row: sample()
+    """
+    with worker() as made:
+        with pytest.raises(TypeError, match=r"sample: .* got \['num_env'\].*: num_envs"):
+            made.sample(num_env=2)
+        with pytest.raises(TypeError, match=r"sample: expected no arguments, got \['foo'\]"):
+            made.sample(foo=1)
+
+
+def test_input_is_a_name_of_old_for_the_input_creator():
+    """`input_=` of the API that this one succeeds; what is no function is refused at once.
+
+    Row: input_creator(ioctx) / output_creator(ioctx)
+    """
+    with worker(input_=lambda ioctx: ioctx.default_sampler_input()) as made:
+        assert made.sample().count
+    with pytest.raises(TypeError, match="input_creator: expected a function of an IOContext"):
+        worker(input_="sampler")
 
 
 def test_the_update_rule_takes_its_short_names():

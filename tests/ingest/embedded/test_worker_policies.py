@@ -1,0 +1,175 @@
+"""A worker whose input is the collector: its spaces are served, what it learns reaches clients."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from headrace import PolicyClient, PolicyServerInput, RolloutWorker
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import load_declarations, save_declaration
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.spaces.descriptors import Box, Discrete
+from storage.weights.store import WeightStore
+
+ROOT = Path(__file__).parents[3]
+ENV = gymnasium.make("CartPole-v1")
+CARTPOLE = {"default": (None, ENV.observation_space, ENV.action_space, {})}
+OBS = np.zeros(4, np.float32)
+
+
+def served(**given: Any) -> tuple[RolloutWorker, PolicyServerInput]:
+    """A worker in the form of the API that this one succeeds, and its input."""
+    root, declared = given.pop("root", None), given.pop("policies", ())
+    found: list[PolicyServerInput] = []
+
+    def input_(ioctx: Any) -> PolicyServerInput:
+        rest = {} if root is None else {"root": root, "policies": declared}
+        found.append(PolicyServerInput(ioctx, "127.0.0.1", 0, idle_timeout=0.2, **rest))
+        return found[0]
+
+    settings = {"policy": CARTPOLE, "rollout_fragment_length": 64, "seed": 1, **given}
+    return RolloutWorker(input_=input_, **settings), found[0]
+
+
+@contextmanager
+def player(address: str) -> Iterator[subprocess.Popen[str]]:
+    """A real client in a process of its own, in local mode."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "headrace.demo.play", address, "CartPole-v1"],
+        stdout=subprocess.DEVNULL,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def rows_of(worker: RolloutWorker) -> Any:
+    """The next sample that is not empty: an idle input answers too."""
+    while not (batch := worker.sample()).count:
+        pass
+    return batch
+
+
+def test_what_the_worker_learns_is_what_its_clients_act_with() -> None:
+    """The lambda of old: a client in another process gets each version that a cycle of sampling and
+    learning makes, and its steps say so; a killed client leaves the worker idle, not ended."""
+    worker, inputs = served()
+    seen = set()
+    with worker, player(inputs.address) as process:
+        while len(seen) < 4:
+            batch = rows_of(worker)
+            assert batch.count == 64
+            assert set(batch["source"]) == {"on_policy"}
+            seen.update(batch["policy_version"].tolist())
+            found = worker.learn_on_batch(batch)
+            assert found["batch_count"] > 0
+        process.kill()
+        while batch.count:
+            batch = worker.sample()
+        assert worker.learn_on_batch(batch)["batch_count"] == 0
+        version = worker.policies["default"].version
+        assert worker.sample().count == 0
+        assert worker.policies["default"].version == version  # nothing learned: nothing published
+    assert max(seen) >= 3
+
+
+def test_a_client_that_only_logs_changes_no_weights() -> None:
+    """Its rows come out of `sample`, cannot be learned from, and make no version."""
+    worker, inputs = served(rollout_fragment_length=8)
+    with worker, PolicyClient(inputs.address, inference_mode="remote") as client:
+        episode = client.start_episode()
+        for _ in range(8):
+            client.log_action(episode, OBS, 1)
+        client.end_episode(episode, OBS)
+        client.flush()
+        batch = rows_of(worker)
+        assert set(batch["source"]) == {"logged"}
+        info = worker.learn_on_batch(batch)
+        assert (info["batch_count"], info["left_out"]["not_on_policy"]) == (0, 8)
+        worker.sample()
+        assert worker.policies["default"].version == 1
+
+
+def test_a_worker_that_begins_anew_goes_on_from_what_is_live(tmp_path: Path) -> None:
+    """Random weights never take the place of trained ones: the version's weights and filter become
+    the worker's; settings that are declared under the root stay."""
+    spaces = {"observation": Box((4,)), "action": Discrete(2)}
+    rules = PolicyDeclaration(**spaces, steps_per_version=77)
+    save_declaration(tmp_path, rules)
+    given = {"root": tmp_path, "observation_filter": "MeanStdFilter"}
+    first, _ = served(**given)
+    with first:
+        policy = first.policies["default"]
+        policy.filter.push(np.ones((3, 4), np.float32))
+        first.set_weights({"default": {k: v + 1 for k, v in policy.get_weights().items()}})
+        first.sample()
+        trained = policy.get_weights()
+        assert policy.version == 2
+    second, _ = served(**given, seed=99)
+    with second:
+        assert second.policies["default"].version == 2
+        assert second.filters["default"].stats.n == 3
+        for name, array in second.policies["default"].get_weights().items():
+            np.testing.assert_array_equal(array, trained[name])
+        second.sample()
+    assert WeightStore(tmp_path, "default").live().version == 2
+    declared = load_declarations(tmp_path)["default"]
+    assert declared.steps_per_version == 77
+    with pytest.raises(ValueError, match="version 2, which is live, to be of the worker's spec"):
+        served(root=tmp_path, model_config={"hidden": (3,)})
+
+
+def test_a_worker_of_several_policies_reads_their_joint_episodes() -> None:
+    """Spaces of each from its own policy; a sample has the agents' rows by policy."""
+    policies = {
+        "walker": (None, Box((2,)), Discrete(2), {}),
+        "flyer": (None, Box((3,)), Discrete(4), {}),
+    }
+    worker, inputs = served(policy=policies, rollout_fragment_length=2)
+    who = {"a": "walker", "b": "flyer"}
+    with worker, PolicyClient(inputs.address, inference_mode="remote") as client:
+        episode = client.start_episode(policy_id=who)
+        seen = {"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32)}
+        for _ in range(2):
+            client.get_action(episode, seen)
+            client.log_returns(episode, {"a": 1.0, "b": 2.0})
+        client.end_episode(episode, seen)
+        client.flush()
+        batch = rows_of(worker)
+        assert isinstance(batch, MultiAgentBatch)
+        found = worker.learn_on_batch(batch)
+        assert {name: info["batch_count"] for name, info in found.items()} == {
+            "walker": 2,
+            "flyer": 2,
+        }
+        worker.sample()
+        assert {p.version for p in worker.policies.values()} == {2}
+
+
+def test_without_a_worker_policies_are_asked_for() -> None:
+    """The error says both ways to name them."""
+    with pytest.raises(ValueError, match="declarations, or the context of a worker, got none"):
+        PolicyServerInput(None, "127.0.0.1", 0)
+
+
+def test_metrics_that_are_not_numbers_are_published_as_unknown() -> None:
+    """An update without a row to learn from says NaN, which JSON does not have."""
+    worker, inputs = served()
+    with worker:
+        policy = worker.policies["default"]
+        policy.set_weights({k: v + 1 for k, v in policy.get_weights().items()})
+        assert inputs.publish(policy, metrics={"entropy": float("nan"), "rows": 0}) == 2

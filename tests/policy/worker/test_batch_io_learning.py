@@ -1,0 +1,194 @@
+"""Laws of learning from a worker's input: it brings what policies need, or the error names it."""
+
+import math
+
+import numpy as np
+import pytest
+
+from policy.algorithms.ppo import PPOConfig
+from policy.algorithms.trainable_policy import TrainablePolicy
+from policy.sampling.postprocessing import finish_read
+from policy.worker.rollout_worker import RolloutWorker
+from storage.experience.interfaces import InputReader
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.experience.sample_batch import SampleBatch
+from storage.reading.multi_agent_reader import MultiAgentReader
+from storage.reading.shard_reader import ShardReader
+from storage.shards.output_writer import ParquetOutputWriter
+from tests.policy.toy_envs import AgentsEnv, CountEnv
+
+
+def worker(**arguments):
+    defaults = {"env_creator": CountEnv, "rollout_fragment_length": 15, "seed": 1}
+    return RolloutWorker(**defaults | {"batch_mode": "complete_episodes"} | arguments)
+
+
+def to_shards(ioctx):
+    return ParquetOutputWriter(ioctx.log_dir, ioctx.worker.descriptors())
+
+
+@pytest.fixture
+def played(tmp_path):
+    """What a worker played, in memory and as shards under tmp_path."""
+    with worker(output_creator=to_shards, log_dir=str(tmp_path)) as made:
+        return made.sample()
+
+
+class Given(InputReader):
+    """One batch, again and again."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def next(self, timeout=None):
+        return self.batch.copy()
+
+
+def keyed(batch, name):
+    return {(row["eps_id"], row["t"]): float(row[name]) for row in batch.rows()}
+
+
+@pytest.mark.parametrize("mode", ["transitions", "fragments", "episodes"])
+def test_a_sample_of_shards_is_as_ready_for_learning_as_a_played_one(tmp_path, played, mode):
+    """Whatever the reader's mode: the same advantages, and the same gradient step."""
+
+    def from_shards(ioctx):
+        return ShardReader(ioctx.log_dir, policy_id="default", batch_size=15, mode=mode)
+
+    with worker() as one, worker(input_creator=from_shards, log_dir=str(tmp_path)) as other:
+        read = other.sample()
+        assert read.count == played.count
+        for name in ("advantages", "value_targets"):
+            assert keyed(read, name) == pytest.approx(keyed(played, name))
+        mine, theirs = one.learn_on_batch(played), other.learn_on_batch(read)
+        assert theirs["learner_stats"] == pytest.approx(mine["learner_stats"])
+        for name, array in one.get_weights()["default"].items():
+            np.testing.assert_allclose(other.get_weights()["default"][name], array, atol=1e-6)
+
+
+def test_episodes_of_several_agents_are_learned_from_as_well(tmp_path):
+    """Each policy gets the advantages of its own agents' runs."""
+    several = {
+        "env_creator": AgentsEnv,
+        "policy": {"left": None, "right": None},
+        "policy_mapping_fn": {"a": "left", "b": "right"}.get,
+        "log_dir": str(tmp_path),
+    }
+    with worker(output_creator=to_shards, **several) as made:
+        mine = made.sample()
+    with worker(input_=lambda ioctx: MultiAgentReader(ioctx.log_dir), **several) as made:
+        read = made.sample()
+        assert set(made.learn_on_batch(read)) == {"left", "right"}
+    for name, rows in mine.policy_batches.items():
+        theirs = keyed(read.policy_batches[name], "advantages")
+        assert theirs == pytest.approx(keyed(rows, "advantages"))
+
+
+def test_a_policys_own_postprocessing_sees_what_is_read(tmp_path, played):
+    """Run by run, one agent's rows of one episode each, in the order of t."""
+    seen = []
+
+    class Shaped(TrainablePolicy):
+        def postprocess_trajectory(self, batch, other_agent_batches=None, episode=None):
+            seen.append(batch["t"].tolist())
+            batch["rewards"] = batch["rewards"] + 100
+            return self.postprocess(batch)
+
+    def from_shards(ioctx):
+        return ShardReader(ioctx.log_dir, shuffle=100, seed=3, batch_size=15)
+
+    reading = {"input_creator": from_shards, "log_dir": str(tmp_path), "policy": Shaped}
+    with worker(**reading) as made:
+        read = made.sample()
+        assert made.learn_on_batch(read)["batch_count"] == read.count
+    assert keyed(read, "rewards") == {k: v + 100 for k, v in keyed(played, "rewards").items()}
+    assert all(run == list(range(len(run))) for run in seen)
+    assert sum(map(len, seen)) == played.count
+
+
+def test_a_row_that_is_left_out_ends_the_fragment_before_it(played):
+    """A logged step among a policy's own: the one before it bootstraps from the value of its next
+    observation, as where the learner leaves the row out first."""
+    policy = worker().get_policy()
+    source = played["source"].copy()
+    source[2] = "logged"
+    names = [name for name in played if name not in ("advantages", "value_targets")]
+    mixed = SampleBatch({**played.select(names), "source": source})
+    found = finish_read(policy, mixed)
+    usable = mixed.take(source == "on_policy")
+    expected = policy.algorithm.advantages(usable)
+    np.testing.assert_allclose(found["advantages"][source == "on_policy"], expected.advantages)
+
+
+def test_the_filter_of_a_trained_policy_learns_from_what_is_read(tmp_path, played):
+    """As it does from what is sampled; that of a policy which is not trained stands still."""
+
+    def from_shards(ioctx):
+        return ShardReader(ioctx.log_dir, batch_size=15)
+
+    reading = {"input_creator": from_shards, "log_dir": str(tmp_path)}
+    for train, seen in ((None, played.count), ([], 0)):
+        with worker(**reading, observation_filter="MeanStdFilter", policies_to_train=train) as made:
+            made.sample()
+            assert made.filters["default"].stats.n == seen
+
+
+def test_columns_that_are_missing_are_named(tmp_path, played):
+    """A reader that was asked for too few: the worker says which ones learning needs."""
+
+    def from_shards(ioctx):
+        return ShardReader(ioctx.log_dir, columns=("obs", "actions", "rewards"), batch_size=15)
+
+    with worker(input_creator=from_shards, log_dir=str(tmp_path)) as made:
+        read = made.sample()
+        with pytest.raises(ValueError, match=r"with the columns \['terminateds', .*'source'"):
+            made.learn_on_batch(read)
+
+
+@pytest.mark.parametrize("kind", ["empty", "logged"])
+def test_an_idle_or_off_policy_input_changes_nothing_and_keeps_the_shape(played, kind):
+    """`learn_on_batch` of a sample without a row to learn from: the same keys, the same weights."""
+    given = SampleBatch()
+    if kind == "logged":
+        source = np.full(played.count, "logged", object)
+        given = SampleBatch({**played, "source": source})
+    reading = {"input_creator": lambda ioctx: Given(given), "batch_mode": "truncate_episodes"}
+    with worker(**reading) as made:
+        before = made.get_weights()["default"]
+        found = made.learn_on_batch(made.sample())
+        usual = made.learn_on_batch(played.copy())
+    assert found["batch_count"] == 0
+    assert found["left_out"] == ({"not_on_policy": played.count} if kind == "logged" else {})
+    assert set(found) == set(usual)
+    assert set(found["learner_stats"]) == set(usual["learner_stats"])
+    assert all(map(math.isnan, found["learner_stats"].values()))
+    with worker(**reading) as made:
+        made.learn_on_batch(made.sample())
+        for name, array in before.items():
+            np.testing.assert_array_equal(made.get_weights()["default"][name], array)
+
+
+def test_policies_without_rows_are_in_the_info_all_the_same():
+    """A joint batch in which nobody of one policy acted, or nobody at all."""
+    several = {
+        "env_creator": AgentsEnv,
+        "policy": {"left": None, "right": None},
+        "policy_mapping_fn": {"a": "left", "b": "right"}.get,
+    }
+    with worker(**several) as made:
+        whole = made.sample()
+        usual = made.learn_on_batch(whole)
+        for batch in (
+            MultiAgentBatch({"left": whole.policy_batches["left"]}, whole.count),
+            MultiAgentBatch({}, 0),
+        ):
+            found = made.learn_on_batch(batch)
+            assert set(found) == {"left", "right"}
+            assert found["right"]["batch_count"] == 0
+            assert set(found["right"]["learner_stats"]) == set(usual["right"]["learner_stats"])
+
+
+def test_the_default_columns_are_all_that_ppo_needs(tmp_path, played):
+    """So that no reader has to be told what the default policy class learns from."""
+    with ShardReader(tmp_path, batch_size=100) as reader:
+        assert set(reader.next()) >= set(PPOConfig.columns)
