@@ -9,6 +9,7 @@ from benchmarks.report import render
 
 ROOMS = (
     "client",
+    "images",
     "collector",
     "bulk",
     "safety",

@@ -30,7 +30,7 @@ ROUNDS = 9
 
 SERVER = """
 import asyncio, sys
-from ingest import wire
+from ingest.protocol import messages as wire
 
 SPEC = sys.argv[1].encode()
 KIND = {True: b"application/json", False: b"application/msgpack"}

@@ -26,14 +26,14 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
-from ingest.client.event_queue import Outbox
+from ingest.client.event_queue import Outbox, cut_at
 from ingest.client.transport import UNAVAILABLE, Backoff, Delivery, M, Transport, refusal_from_json
 from ingest.client.unconfirmed import LOST, Kept, seq_of, undecided
 from ingest.protocol import messages as wire
@@ -176,9 +176,9 @@ class Sender:
 
     def _deliver(self, events: list[Event], instance: str) -> None:
         """Send a batch until each of its events has been judged or is back in the queue."""
-        todo = [(events, False)]
+        todo = deque([(events, False)])
         while todo:
-            chunk, tried = todo.pop()
+            chunk, tried = todo.popleft()
             chunk, body = self._pack(chunk, instance)
             if not chunk:
                 continue
@@ -189,13 +189,18 @@ class Sender:
             except Refusal as refusal:
                 if len(chunk) > 1 and refusal.code in _SPLIT:
                     half, tried = len(chunk) // 2, delivery.maybe_applied
-                    todo += [(chunk[half:], tried), (chunk[:half], tried)]
+                    todo.extendleft([(chunk[half:], tried), (chunk[:half], tried)])
+                    if refusal.code == "too_large":  # so is what else is larger than what fits
+                        most = self.outbox.size.refused(len(body))
+                        rest = [(piece, t) for part, t in todo for piece in cut_at(part, most)]
+                        todo = deque(rest)
                     continue
                 errors = [(index, refusal) for index in range(len(chunk))]
                 self._settle(chunk, errors, 0, instance, delivery.maybe_applied)
             else:
                 errors = [(item.index, refusal_from_json(item.error)) for item in reply.refused]
                 duplicates = reply.duplicates
+                self.outbox.size.passed()
                 self.held.update(reply.hold)
                 self._settle(chunk, errors, duplicates, instance, delivery.maybe_applied)
         self.count(batches=1)

@@ -15,12 +15,13 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
+from ingest.client.batch_size import BATCH_BYTES, BatchSize
 from ingest.protocol.agent_names import Name, name_of
 from ingest.protocol.errors import BufferFull
 from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
@@ -78,10 +79,10 @@ class Pulled:
 class Outbox:
     """A bounded queue of events. Every method may be called from any thread.
 
-    `max_events` and `max_bytes` bound what is pending; `batch` events and `batch_bytes` bound one
-    batch. `timeout` bounds how long a full queue blocks its caller, `linger` how long a batch
-    waits for company when nothing is in flight; both in seconds. `named`: start numbers are the
-    caller's own, of an instance that may be resumed.
+    `max_events` and `max_bytes` bound what is pending; `batch` events and `size` bound one batch,
+    `request_bytes` any request. `timeout` bounds how long a full queue blocks its caller, `linger`
+    how long a batch waits for company when nothing is in flight; both in seconds. `named`: start
+    numbers are the caller's own, of an instance that may be resumed.
     """
 
     def __init__(
@@ -98,7 +99,8 @@ class Outbox:
         self.max_events = max_events
         self.max_bytes = max_bytes
         self.batch = batch
-        self.batch_bytes = max_bytes
+        self.request_bytes = max_bytes
+        self.size = BatchSize(min(max_bytes, BATCH_BYTES))
         self.on_full = on_full
         self.timeout = timeout
         self.linger = linger
@@ -236,7 +238,7 @@ class Outbox:
         """Whether the step at `index` can take a reward. Raises ValueError for an infinite sum."""
         if step is None or index < self._fixed:
             return False
-        if info is not None and weight(step) + memoryview(info).nbytes > self.batch_bytes:
+        if info is not None and weight(step) + memoryview(info).nbytes > self.request_bytes:
             return False
         total = reward if step.reward is None else step.reward + reward
         if not math.isfinite(total):
@@ -294,13 +296,9 @@ class Outbox:
     def _fitting(self, events: Sequence[Event | None]) -> int:
         """How many of the events may go in one batch: by bytes, and of one instance."""
         count = len(events)
-        if self._bytes > self.batch_bytes // 2:
-            total = 0
-            for i, event in enumerate(events):
-                total += 0 if event is None else weight(event)
-                if total > self.batch_bytes and i:
-                    count = i
-                    break
+        most = self.size.nbytes
+        if self._bytes > most:
+            count = fitting(events, most)
         if self._strays:
             owners = [e and self._strays.get(name_of(e), "") for e in events[:count]]
             first = next((owner for owner in owners if owner is not None), None)
@@ -335,7 +333,7 @@ class Outbox:
                         or self.trouble is not None
                         or (
                             not any(name_of(event) in ids for event in self._flight)
-                            and len(self._places(ids, since)) <= self.batch
+                            and self._fits_request(self._places(ids, since))
                         )
                     ),
                     max(0.0, deadline - time.monotonic()),
@@ -370,6 +368,12 @@ class Outbox:
             if event is not None and name_of(event) in ids:
                 found.append(place)
         return found
+
+    def _fits_request(self, places: Sequence[int]) -> bool:
+        events = [event for place in places if (event := self._queue[place]) is not None]
+        if len(events) > self.batch:
+            return False
+        return len(events) < 2 or sum(map(weight, events)) <= self.request_bytes
 
     def owner(self, name: Name) -> str | None:
         """The instance under which an episode was started, None if it is yet to be registered."""
@@ -531,3 +535,22 @@ def whole_runs(queue: Sequence[Event | None], size: int) -> int:
         if isinstance(event, Start):
             return cut
     return size
+
+
+def fitting(events: Sequence[Event | None], most: int) -> int:
+    """How many of the events have `most` bytes together; one at least."""
+    total = 0
+    for count, event in enumerate(events):
+        total += 0 if event is None else weight(event)
+        if total > most and count:
+            return count
+    return len(events)
+
+
+def cut_at(events: Sequence[Event], most: int) -> Iterator[list[Event]]:
+    """The events in order, in pieces of at most so many bytes."""
+    left = list(events)
+    while left:
+        count = fitting(left, most)
+        yield left[:count]
+        left = left[count:]

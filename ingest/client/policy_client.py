@@ -493,8 +493,8 @@ class PolicyClient:
         outbox = self._outbox
         outbox.batch = min(outbox.batch, spec.max_events)
         if spec.max_body is not None:
-            outbox.batch_bytes = min(outbox.max_bytes, spec.max_body * 9 // 10)
-            self._largest = outbox.batch_bytes
+            self._largest = outbox.request_bytes = min(outbox.max_bytes, spec.max_body * 9 // 10)
+            outbox.size.bound(outbox.request_bytes)
         return spec
 
     def _policy(self, policy_id: str | None) -> ClientPolicy:

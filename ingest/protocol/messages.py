@@ -24,6 +24,7 @@ Pure: bytes in, structs out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -459,55 +460,58 @@ def require_shallow(info: Any) -> None:
 
 # The bytes that open a list or an object: in msgpack fixmap, fixarray, array 16 / 32, map 16 / 32.
 _MSGPACK_CONTAINERS = bytes([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
+_MSGPACK_LISTS = frozenset([*range(0x90, 0xA0), 0xDC, 0xDD])
 _MSGPACK_RAW = frozenset([*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB])
-_Items: TypeAlias = Annotated[list[dict[str, msgspec.Raw]], Meta(max_length=MAX_EVENTS)]
+_LENGTH_BYTES = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
+_LEVELS = 6  # batch, events, event, value, part of it, {"dtype", "shape", "data"}
+_PART_BYTES = {True: 256, False: 32}  # lists and objects of shorter parts are not taken apart
 
-
-class _Outline(Struct, forbid_unknown_fields=True):
-    """A batch of which nothing is decoded but where its values begin and end."""
-
-    events: _Items = []
-    actions: _Items = []
-    instance: msgspec.Raw | None = None
-    durable: msgspec.Raw | None = None
-    wait: msgspec.Raw | None = None
-
-
-_outline = msgspec.msgpack.Decoder(_Outline).decode
-_fields = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
+_list_parts = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_map_parts = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def count_containers(body: bytes, content_type: str, enough: int) -> int:
-    """At least how many lists and objects a body opens, exactly only beyond `enough`.
+    """At least how many lists and objects a body opens, exactly only up to `enough`.
 
     Each takes some 70 bytes of memory, and a msgpack body opens one with a single byte. Brackets in
-    the strings of JSON count too, and so do bytes within the numbers of msgpack lists that look
-    like an opening; raw values and strings of msgpack do not.
+    the strings of JSON count too, and so do bytes that look like an opening where msgpack has many
+    short values; those within long raw values and strings of msgpack do not.
     """
     if content_type == JSON:
         return body.count(b"[") + body.count(b"{")
-    count = _openings(body)
-    if count <= enough:
-        return count
+    return _containers(body, enough, _LEVELS)
+
+
+def _containers(value: bytes | msgspec.Raw, enough: int, levels: int) -> int:
+    """Containers of a msgpack value. One with long parts is taken apart, so many levels deep."""
+    view = memoryview(value)
+    if not view or view[0] in _MSGPACK_RAW:
+        return 0
+    parts = _parts(value, view) if levels else None
+    if parts is None:
+        return _openings(bytes(view))
+    total = 1
+    for part in parts:
+        total += _containers(part, enough, levels - 1)
+        if total > enough:
+            break
+    return total
+
+
+def _parts(value: bytes | msgspec.Raw, view: memoryview) -> Iterable[msgspec.Raw] | None:
+    """The values of a list or an object; None for another value, or for many short parts."""
+    kind = view[0]
+    if kind not in _MSGPACK_CONTAINERS:
+        return None
+    is_list = kind in _MSGPACK_LISTS
+    after = _LENGTH_BYTES.get(kind, 0)
+    number = int.from_bytes(view[1 : 1 + after]) if after else kind & 0x0F
+    if number * _PART_BYTES[is_list] > len(view):
+        return None
     try:
-        values = _values(body)
+        return _list_parts(value) if is_list else _map_parts(value).values()
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return count
-    return sum(
-        _openings(bytes(value)) for value in values if memoryview(value)[0] not in _MSGPACK_RAW
-    )
-
-
-def _values(body: bytes) -> list[msgspec.Raw]:
-    """The values of a single message, or of the items of a batch, in one walk over the body."""
-    try:
-        batch = _outline(body)
-    except msgspec.ValidationError:
-        return list(_fields(body).values())
-    values = [value for value in (batch.instance, batch.durable, batch.wait) if value is not None]
-    for item in (*batch.events, *batch.actions):
-        values += item.values()
-    return values
+        return None
 
 
 def _openings(body: bytes) -> int:

@@ -204,7 +204,7 @@ def test_a_reward_joins_only_a_step_whose_content_is_not_fixed() -> None:
 def test_a_batch_is_bounded_in_bytes() -> None:
     """But never empty: an event over the bound goes alone, for the collector to judge."""
     box = outbox(batch=100)
-    box.batch_bytes = 3 * weight(step("e"))
+    box.size.bound(3 * weight(step("e")))
     for seq in range(1, 8):
         put(box, step("e", seq))
     sizes = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import resource
 import socket
 import time
@@ -278,16 +279,48 @@ def test_many_small_values_are_refused(tmp_path: Path) -> None:
         assert collector.request("POST", "/v1/episodes/e/log_action", raw, packed)[0] == 404
 
 
-def test_containers_are_counted_but_not_in_raw_values() -> None:
-    """Raw bytes of an image may look like anything; lists may not."""
-    event: dict[str, Any] = {"type": "log_action", "obs": b"\x80" * 1_000, "action": 0}
-    body = msgspec.msgpack.encode({"events": [event, event]})
-    assert wire.count_containers(body, wire.MSGPACK, 10) == 0
-    event["obs"] = [[]] * 500
-    body = msgspec.msgpack.encode({"events": [event, event]})
-    assert wire.count_containers(body, wire.MSGPACK, 10) == 1_002
+PIXELS = random.Random(7).randbytes(28_224)
+
+
+def event_of(obs: Any) -> dict[str, Any]:
+    return {"type": "log_action", "episode_id": "e", "seq": 1, "obs": obs, "action": 0}
+
+
+@pytest.mark.parametrize(
+    ("obs", "containers"),
+    [
+        (PIXELS, 0),
+        ({"dtype": "uint8", "shape": [84, 84, 4], "data": PIXELS}, 2),
+        ({"camera": {"dtype": "uint8", "shape": [84, 84, 4], "data": PIXELS}, "speed": 0.5}, 3),
+        ([PIXELS, PIXELS], 1),
+    ],
+    ids=["canonical", "an array", "a Dict space", "a Tuple space"],
+)
+@pytest.mark.parametrize("kind", [wire.Batch, wire.ActionBatch])
+def test_pixels_are_not_counted_as_containers(obs: Any, containers: int, kind: Any) -> None:
+    """Raw bytes of an image may look like anything, in every message and value that holds them."""
+    outside: dict[str, Any] = {"durable": False, "wait": 1.0} if kind is wire.ActionBatch else {}
+    body = {"instance": "0-a", "events": [event_of(obs)] * 20, **outside}
+    if kind is wire.ActionBatch:
+        asked = {"episode_id": "e", "seq": 2, "obs": obs}
+        body["actions"] = [asked] * 20
+        containers += 1 + containers  # of those that ask
+    assert body.keys() >= set(kind.__struct_fields__)
+    packed = msgspec.msgpack.encode(body)
+    lists = len(kind.__struct_fields__) - 1 - len(outside)  # events, actions
+    found = wire.count_containers(packed, wire.MSGPACK, 500_000)
+    assert found == 1 + lists + 20 * (containers + 1)
+
+
+def test_lists_are_counted() -> None:
+    """However they are told: what is decoded becomes 70 bytes of memory for each."""
+    body = msgspec.msgpack.encode({"instance": "0-a", "events": [event_of([[]] * 500)] * 2})
+    assert wire.count_containers(body, wire.MSGPACK, 10_000) == 2 + 2 * 502
+    assert wire.count_containers(body, wire.MSGPACK, 10) > 10
     assert wire.count_containers(b"\x90" * 50, wire.MSGPACK, 10) == 50
     assert wire.count_containers(b'{"a":[[],{}]}', wire.JSON, 1) == 4
+    deep = b"\x91" * 100_000 + b"\x90"
+    assert wire.count_containers(deep, wire.MSGPACK, 500_000) == 100_001
 
 
 def test_a_budget_gives_what_it_has() -> None:

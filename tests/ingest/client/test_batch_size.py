@@ -1,0 +1,86 @@
+"""The size of a request is learned once, not with every batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingest.client.batch_size import BATCH_BYTES, LEAST_BYTES, PATIENCE, BatchSize
+from ingest.client.policy_client import PolicyClient
+from ingest.protocol.errors import Refusal
+from tests.collector_process import CollectorProcess, declare
+from tests.ingest.raw_http import HOST, exchange
+from tests.ingest.scripted_collector import Gate, ScriptedCollector
+
+OBS = [0.5, -1.0]
+
+
+def test_a_refusal_halves_and_success_grows() -> None:
+    """Down at once, up slowly, never beyond what the collector says."""
+    size = BatchSize(1_000_000)
+    size.refused(900_000)
+    assert size.nbytes == 450_000
+    for _ in range(PATIENCE - 1):
+        size.passed()
+    assert size.nbytes == 450_000
+    size.passed()
+    assert size.nbytes == 900_000
+    size.bound(500_000)
+    assert size.nbytes == 500_000
+    for _ in range(2 * PATIENCE):
+        size.passed()
+    assert size.nbytes == 500_000
+    size.refused(1)
+    assert size.nbytes == LEAST_BYTES
+
+
+def test_what_a_proxy_refuses_is_not_tried_again() -> None:
+    """A limit that the collector does not know costs a few refusals, not one for every batch."""
+    limit, refused = 40_000, 0
+    with ScriptedCollector() as collector:
+
+        def proxy(batch: Any) -> None:
+            nonlocal refused
+            if len(collector.bodies("/v1/events")[-1]) > limit:
+                refused += 1
+                raise Refusal("too_large", "the proxy's limit")
+
+        collector.batch_judge = proxy
+        with PolicyClient(collector.address, "remote", timeout=30.0) as client:
+            name = client.start_episode()
+            client.flush()
+            gate = Gate()
+            collector.faults.append(gate)
+            client.start_episode()
+            assert gate.reached.wait(10)
+            for _ in range(200):
+                client.log_action(name, OBS, 1)
+                client.log_returns(name, 1.0, {"text": "x" * 5_000})
+            gate.opened.set()
+            client.flush()
+        assert len(collector.episodes[name].events) == 200
+        assert client.stats.refused == {}
+    batches = [len(body) for body in collector.bodies("/v1/events")]
+    assert 1 <= refused <= 12
+    assert sum(size <= limit for size in batches) > 2 * refused
+
+
+def test_random_pixels_pass_at_the_default_settings(tmp_path: Path) -> None:
+    """No body of images is taken for one of many lists, and each is of the size aimed at."""
+    frames = np.random.default_rng(7).integers(0, 256, (16, 84, 84, 4), np.uint8)
+    declare(tmp_path, observation="box:84x84x4:uint8:0:255")
+    with CollectorProcess(tmp_path) as collector:
+        with PolicyClient(collector.address, "remote", timeout=60.0) as client:
+            episode = client.start_episode()
+            for step in range(150):
+                client.log_action(episode, frames[step % 16], step & 1)
+            client.end_episode(episode)
+            client.flush()
+            stats = client.stats
+        heard = exchange(collector.port, b"GET /metrics HTTP/1.0\r\n" + HOST + b"\r\n", answers=0)
+        assert b'headrace_refused_requests_total{code="too_large"}' not in heard.data
+        collector.settle(150)
+    assert (stats.acknowledged, stats.refused) == (152, {})
+    assert stats.batches >= 150 * frames[0].nbytes // BATCH_BYTES
