@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from storage.errors import WeightsDamaged, WeightsNotFound
+from storage.errors import WeightsDamaged
 from storage.experience.range_set import RangeSet
+from storage.weights.files import MAX_DOCUMENT, read_file
 from storage.weights.manifest import Json, open_document, seal_document, sha256
 
 __all__ = ["Lineage", "Untrained", "lineage_document", "open_lineage", "open_untrained"]
@@ -48,10 +49,7 @@ def open_untrained(where: tuple[Path, str]) -> dict[str, list[list[int]]]:
 
 
 def _open(path: Path, digest: str) -> dict[str, Json]:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise WeightsNotFound(f"expected {path}, which does not exist") from error
+    data = read_file(path, MAX_DOCUMENT)
     if sha256(data) != digest:
         raise WeightsDamaged(f"{path}: the file does not fit the digest in its manifest")
     return open_document("lineage", data, path)

@@ -128,6 +128,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "dict[str, Json]": (dict,),
     "dict[str, Json] | None": (dict, type(None)),
     "dict[str, str]": (dict,),
+    "list[Json]": (list,),
 }
 
 
@@ -248,6 +249,52 @@ class Live(_Document):
     canary_version: int | None = None
     canary_share: float = 0.0
     pinned: Pin | None = field(default=None, metadata=_ADDED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers(_Document):
+    """The highest version and generation that were given, 0 for none."""
+
+    version: int
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served(_Document):
+    """What one collector serves of a policy, and what it made of the live pointer.
+
+    `generation` and `version` are what its clients act with, -1 for nothing. `wanted_generation`
+    and `wanted_version` are of the pointer that it has looked at last, -1 for none; `why` says what
+    keeps it from serving that. `until` is when it stops counting as registered, in microseconds
+    since the epoch. `served` lists the ranges of all versions that it ever served, `refused` the
+    latest that it refused, with the reason.
+    """
+
+    collector_id: str
+    generation: int
+    version: int
+    wanted_generation: int
+    wanted_version: int
+    why: str | None
+    until: int
+    served: list[Json]
+    refused: dict[str, str]
+
+    def serves(self, live: Live) -> bool:
+        """Whether its clients act with what is live."""
+        return (self.generation, self.version) == (live.generation, live.version)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned(_Document):
+    """What is kept of a version whose content was removed: its number and its digests."""
+
+    version: int
+    parent: int | None
+    copy_of: int | None
+    candidate: str
+    digests: dict[str, str]
+    created: int
 
 
 def encode_weights(weights: Weights) -> bytes:

@@ -4,8 +4,11 @@
         store.json                     the store's id
         candidates/{digest}/           candidate.json, weights.safetensors, lineage.json
         versions/{n}/                  manifest.json, weights.safetensors, lineage.json
-        live.json                      generation, version, canary; changed under `lock`
-        leases/{n}.json                who trains it (storage.weights.lease)
+        live.json                      generation, version, canary, pin; changed under `lock`
+        leases/{n}.json                who trains it (`storage.weights.lease`)
+        served/{collector_id}.json     what each collector serves (`storage.weights.served`)
+        pruned.jsonl                   names of versions without content (`...retention`)
+    numbers/{policy_id}.json           the highest numbers that were given (`...numbers`)
 
 A directory is filled under a temporary name, synced, and renamed to its own, which fails if that is
 taken: readers never see half of one, and two promotions never share a number. What a killed process
@@ -19,12 +22,11 @@ package cannot act with weights, so whoever opens a store for writing brings the
 from __future__ import annotations
 
 import contextlib
-import errno
+import logging
 import os
 import secrets
-import shutil
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -46,13 +48,18 @@ from storage.system.files import (
     write_synced,
 )
 from storage.weights.candidate_files import candidate_files
-from storage.weights.lease import require_fence
-from storage.weights.lineage import (
-    Lineage,
-    Untrained,
-    open_lineage,
-    open_untrained,
+from storage.weights.candidates import Candidates
+from storage.weights.files import (
+    MAX_WEIGHTS,
+    publish_directory,
+    read_document,
+    read_file,
+    remove_abandoned,
+    remove_directory,
+    visible,
 )
+from storage.weights.lease import require_fence
+from storage.weights.lineage import Lineage, Untrained, open_lineage, open_untrained
 from storage.weights.manifest import (
     LINEAGE_FILE,
     WEIGHTS_FILE,
@@ -61,16 +68,20 @@ from storage.weights.manifest import (
     Live,
     Manifest,
     Pin,
+    Pruned,
     Weights,
     decode_weights,
-    open_document,
     seal_document,
     sha256,
 )
+from storage.weights.numbers import HighestNumbers
+from storage.weights.retention import PrunedVersions, hourly
+from storage.weights.served import ServedRecords, ever_served
 
 __all__ = ["Candidate", "Check", "Live", "Manifest", "WeightStore"]
 
-ABANDONED_SECONDS = 3600.0
+log = logging.getLogger("headrace.weights")
+
 Check: TypeAlias = Callable[[Candidate, Weights], None]
 """Raises WeightsRefused for weights that the candidate's spec and filter state cannot act with."""
 
@@ -92,12 +103,16 @@ class WeightStore:
     ) -> None:
         self.policy_id = check_policy_id(policy_id)
         self.directory = Path(root) / "weights" / policy_id
-        self._candidates = self.directory / "candidates"
+        self._candidates = Candidates(self.directory, policy_id)
         self._versions = self.directory / "versions"
         self._check = check
         self._passed = ""  # the digest of the candidate that passed the check last
         self._clock = clock
         self._live_file = str(self.directory / "live.json")  # a follower looks many times a second
+        self._numbers = HighestNumbers(Path(root), policy_id)
+        self._pruned = PrunedVersions(self.directory)
+        self._created: dict[int, int] = {}  # of versions that were looked at: it never changes
+        self.served = ServedRecords(self.directory)
 
     @property
     def store_id(self) -> str:
@@ -111,7 +126,7 @@ class WeightStore:
                 os.link(temporary, path)
             temporary.unlink()
             sync_directory(self.directory)
-        return str(open_document("store", path.read_bytes(), path)["store_id"])
+        return str(read_document("store", path)["store_id"])
 
     # candidates
 
@@ -130,41 +145,33 @@ class WeightStore:
         """Keep a trained checkpoint; its digest. The same content twice is one candidate.
 
         `lineage`: stream -> the ordinal ranges trained on; `untrained`: the rows of these ordinals
-        that were not (storage.weights.lineage). Raises WeightsRefused for weights that
-        the spec cannot act with, ValueError for what JSON cannot hold; with `number`,
-        GenerationConflict when that is neither the next version nor this checkpoint's, and nothing
-        is kept.
+        that were not (`storage.weights.lineage`). Raises WeightsRefused for weights that the spec
+        cannot act with, ValueError for what JSON cannot hold; with `number`, GenerationConflict
+        when that is neither the next version nor this checkpoint's, and nothing is kept.
         """
         candidate, files = candidate_files(
             self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint, untrained
         )
-        digest = candidate.digest
         self._require_usable(candidate, files[WEIGHTS_FILE])
-        if number is not None and not self._may_be(number, digest):
+        if number is not None and not self._may_be(number, candidate.digest):
             raise self._not_next(number)
-        files["candidate.json"] = seal_document("candidate", candidate.to_json())
-        self._remove_abandoned()
-        with contextlib.suppress(FileExistsError):
-            _publish_directory(self._candidates / digest, files)
-        return digest
+        self._candidates.add(candidate, files)
+        return candidate.digest
 
     def candidates(self) -> list[str]:
         """The digests of all candidates, sorted."""
-        return sorted(path.name for path in _visible(self._candidates))
+        return self._candidates.digests()
 
     def candidate(self, digest: str) -> Candidate:
-        """The description of one candidate. Raises WeightsNotFound, WeightsDamaged."""
-        path = self._candidates / self._known(digest) / "candidate.json"
-        candidate = Candidate.from_json(open_document("candidate", path.read_bytes(), path), path)
-        if candidate.digest != path.parent.name:
-            raise WeightsDamaged(f"{path}: expected a candidate of digest {path.parent.name}")
-        return candidate
+        """The description of one candidate, by the first 6 or more digits of its digest.
+
+        Raises WeightsNotFound, WeightsDamaged.
+        """
+        return self._candidates.get(digest)
 
     def load_candidate(self, digest: str) -> tuple[Candidate, dict[str, Any]]:
         """A candidate and its arrays, verified before they are parsed."""
-        candidate = self.candidate(digest)
-        path = self._candidates / candidate.digest / WEIGHTS_FILE
-        return candidate, decode_weights(_read(path), candidate.digests[WEIGHTS_FILE], path)
+        return self._candidates.load(digest)
 
     # versions
 
@@ -174,7 +181,13 @@ class WeightStore:
         Raises GenerationConflict when the next one is not `number`.
         """
         candidate = self.candidate(digest)
-        source = self._candidates / candidate.digest
+        version = self._promote(candidate, number)
+        with FileLock(self.directory / "lock"):
+            self._numbers.note(version, 0)
+        return version
+
+    def _promote(self, candidate: Candidate, number: int | None = None) -> int:
+        source = self._candidates.folder(candidate.digest)
         return self._number(source, candidate, copy_of=None, expected=number)
 
     def _not_next(self, number: int | None) -> GenerationConflict:
@@ -190,18 +203,30 @@ class WeightStore:
 
     @property
     def next_version(self) -> int:
-        """The number that the next version gets."""
+        """The number that the next version gets: one that no version had, in a backup or since."""
         live = self.live()
-        return max([*self.versions(), live.version if live else 0], default=0) + 1
+        highest = max(self._numbers.read().version, live.version if live else 0)
+        return max([*self.versions(), highest]) + 1  # the newest is never pruned
+
+    def pruned(self) -> dict[int, Pruned]:
+        """What is known of versions whose content was removed, by number."""
+        return self._pruned.read()
 
     def versions(self) -> list[int]:
-        """All version numbers, ascending; the first is 1."""
-        return sorted(int(path.name) for path in _visible(self._versions) if path.name.isdigit())
+        """All version numbers whose content is here, ascending."""
+        return sorted(int(path.name) for path in visible(self._versions) if path.name.isdigit())
 
     def manifest(self, version: int) -> Manifest:
         """The manifest of one version. Raises WeightsNotFound, WeightsDamaged."""
         path = self._versions / str(version) / "manifest.json"
-        manifest = Manifest.from_json(open_document("manifest", _read(path), path), path)
+        try:
+            manifest = Manifest.from_json(read_document("manifest", path), path)
+        except WeightsNotFound as error:
+            if (gone := self.pruned().get(version)) is None:
+                raise
+            raise WeightsNotFound(
+                f"{self.policy_id}: version {version} was pruned; it was candidate {gone.candidate}"
+            ) from error
         if (manifest.version, manifest.policy_id) != (version, self.policy_id):
             raise WeightsDamaged(
                 f"{path}: expected version {version} of {self.policy_id}, got "
@@ -213,7 +238,7 @@ class WeightStore:
         """A version's manifest and its safetensors bytes, digest checked: what a server sends."""
         manifest = self.manifest(version)
         path = self._versions / str(version) / WEIGHTS_FILE
-        data = _read(path)
+        data = read_file(path, MAX_WEIGHTS)
         if sha256(data) != manifest.digests.get(WEIGHTS_FILE):
             raise WeightsDamaged(f"{path}: the file does not fit the digest in its manifest")
         return manifest, data
@@ -239,7 +264,7 @@ class WeightStore:
     def candidate_lineage(self, digest: str) -> dict[str, RangeSet]:
         """stream -> the ordinals that a candidate was trained on."""
         candidate = self.candidate(digest)
-        path = self._candidates / candidate.digest / LINEAGE_FILE
+        path = self._candidates.folder(candidate.digest) / LINEAGE_FILE
         return open_lineage((path, candidate.digests[LINEAGE_FILE]))
 
     # what is live
@@ -248,10 +273,36 @@ class WeightStore:
         """What is live, None before the first time. Raises WeightsDamaged."""
         path = self.directory / "live.json"
         try:
-            data = path.read_bytes()
-        except FileNotFoundError:
+            return Live.from_json(read_document("live", path), path)
+        except WeightsNotFound:
             return None
-        return Live.from_json(open_document("live", data, path), path)
+
+    def note_seen(self, version: int, generation: int) -> None:
+        """Let numbers go on after those that somebody saw, whatever a backup put back here.
+
+        For a collector that hears of higher ones than the store has. Raises WeightStoreError.
+        """
+        make_directory(self.directory)
+        with FileLock(self.directory / "lock"):
+            self._numbers.note(version, generation)
+
+    @property
+    def restored(self) -> str | None:
+        """What tells that this is an older copy than what was published; None where nothing does.
+
+        Also a publication that was cut off between its numbers and what is live looks like that.
+        """
+        highest, live = self._numbers.read(), self.live()
+        generation = live.generation if live else 0
+        here = max([*self.versions(), live.version if live else 0], default=0)
+        if highest.generation <= generation and highest.version <= here:
+            return None
+        return (
+            f"{self.policy_id}: version {highest.version} and generation {highest.generation} were "
+            f"given, and {self.directory} has no more than version {here} and generation "
+            f"{generation}: it was restored from a backup, or a publication was cut off. The next "
+            f"version is {self.next_version}"
+        )
 
     def stamp(self) -> Hashable:
         """Changes when something else is live, as cheap as a look at one file's dates."""
@@ -272,7 +323,7 @@ class WeightStore:
         """Point to a version, in a new generation. `canary`: (version, share of episodes).
 
         `expected_generation` (0: nothing is live) makes it a compare-and-set. `fence` is the number
-        of a follower's lease (storage.weights.lease). The versions are verified first. Raises
+        of a follower's lease (`storage.weights.lease`). The versions are verified first. Raises
         WeightsNotFound, WeightsDamaged, WeightsRefused, PolicyPinned, GenerationConflict,
         LeaseHeld, ValueError.
         """
@@ -311,13 +362,16 @@ class WeightStore:
                     f"{self.policy_id}: expected generation {expected_generation} to be live, "
                     f"got {generation}"
                 )
+            if (told := self.restored) is not None:
+                log.warning("%s", told)
             live = Live(
-                generation=generation + 1,
+                generation=max(generation, self._numbers.read().generation) + 1,
                 version=version,
                 canary_version=canary_version,
                 canary_share=float(share),
                 pinned=pin,
             )
+            self._numbers.note(version, live.generation)  # before anybody can see them
             self._write_live(live)
         return live
 
@@ -338,8 +392,9 @@ class WeightStore:
         """
         live = self.live()
         self._require_no_pin(live)
-        candidate = self.candidate(digest).digest
-        if live and not live.canary_version and self.manifest(live.version).candidate == candidate:
+        candidate = self.candidate(digest)
+        live_is = None if not live or live.canary_version else self.manifest(live.version).candidate
+        if live and live_is == candidate.digest:
             return live
         found = live.generation if live else 0
         if expected_generation not in (None, found):
@@ -349,7 +404,7 @@ class WeightStore:
             )
         if fence is not None:  # before a number is given; asked again under the lock
             require_fence(self.directory, fence)
-        return self.set_live(self.promote(candidate), expected_generation=found, fence=fence)
+        return self._point(self._promote(candidate), expected_generation=found, fence=fence)
 
     def publish_as(self, digest: str, version: int) -> Live:
         """Publish a candidate under the number that its publisher proposes: safe to retry.
@@ -359,16 +414,16 @@ class WeightStore:
         """
         live = self.live()
         self._require_no_pin(live)
-        candidate = self.candidate(digest).digest
-        if version in self.versions() and self.manifest(version).candidate == candidate:
+        candidate = self.candidate(digest)
+        if version in self.versions() and self.manifest(version).candidate == candidate.digest:
             known = self.manifest(version)  # an earlier try came so far
             if live and live.version == version:
                 return live
             if known.copy_of is not None or known.parent != (live.version if live else None):
                 raise GenerationConflict(f"{self.policy_id}: version {version} was live before")
         else:
-            self.promote(candidate, number=version)
-        return self.set_live(version, expected_generation=live.generation if live else 0)
+            self._promote(candidate, version)
+        return self._point(version, expected_generation=live.generation if live else 0)
 
     def rollback(
         self,
@@ -380,10 +435,11 @@ class WeightStore:
     ) -> Live:
         """Make a new version with the content of an old one live, and pin the policy to it.
 
-        Without `to`: what was live before the content that is live now. `by` and `why` are for
-        whoever asks what pins it; until `resume` nothing but another rollback changes what is live.
-        Raises WeightsNotFound when there is nothing before it, GenerationConflict when somebody
-        else acted in between, also since `expected_generation` was live.
+        Without `to`: the last version before the content that is live now which a collector
+        served and none refused; where no collector says so, what was live before it. `by` and `why`
+        are for whoever asks what pins it; until `resume` nothing but another rollback changes what
+        is live. Raises WeightsNotFound when there is nothing before it, GenerationConflict when
+        somebody else acted in between, also since `expected_generation` was live.
         """
         live = self.live()
         if live is None:
@@ -420,29 +476,42 @@ class WeightStore:
             self._write_live(replace(live, pinned=None))
             return live.pinned
 
-    def prune(self, keep: int) -> list[int]:
-        """Remove all versions but the newest `keep`; which ones went.
+    def prune(self, keep: int, *, checkpoint: str | None = None) -> list[int]:
+        """Remove the content of versions; which ones went. Their names and digests stay.
 
-        What is live or a canary stays, with its parent and what a rollback would go back to, and so
-        does the newest version, from which numbers go on. A removed version's candidate goes when
-        no other version came from it; candidates that were never promoted stay. Readers see a
-        version whole or not at all. Raises ValueError for `keep` below 1.
+        The newest `keep` stay, and one an hour for 30 days. What is live or a canary stays, with
+        its parent and what a rollback would go back to, and so does the newest version. A removed
+        version's candidate goes when no other version came from it. Candidates that were never
+        promoted stay; of those that name `checkpoint` only the newest `keep` do: a trainer's, which
+        lost a race or were held back by a pin. Readers see a version whole or not at all. Raises
+        ValueError for `keep` below 1.
         """
         if keep < 1:
             raise ValueError(f"keep: expected 1 or more, got {keep}")
+        if not self.directory.is_dir():
+            return []
         with FileLock(self.directory / "lock"):
             versions = self.versions()
-            kept = set(versions[-keep:]) | self._needed()
-            gone = [version for version in versions if version not in kept]
-            candidates = {self.manifest(version).candidate for version in gone}
-            if gone:
-                candidates -= {self.manifest(version).candidate for version in kept}
-            for path in (
-                *(self._versions / str(version) for version in gone),
-                *(self._candidates / digest for digest in candidates),
-            ):
-                _remove_directory(path)
-        return gone
+            created = {version: self._created_at(version) for version in versions}
+            kept = set(versions[-keep:]) | self._needed() | hourly(created, self._clock())
+            gone = [self.manifest(version) for version in versions if version not in kept]
+            promoted = {self.manifest(version).candidate for version in kept}
+            candidates = {one.candidate for one in gone} - promoted
+            if checkpoint is not None:
+                candidates |= self._candidates.superseded(checkpoint, keep, promoted)
+            self._pruned.note(gone)
+            for one in gone:
+                remove_directory(self._versions / str(one.version))
+            for digest in candidates:
+                self._candidates.remove(digest)
+            remove_abandoned(self._versions)
+            self.served.forget(self._clock())
+        return [one.version for one in gone]
+
+    def _created_at(self, version: int) -> int:
+        if version not in self._created:
+            self._created[version] = self.manifest(version).created
+        return self._created[version]
 
     # inside
 
@@ -474,17 +543,44 @@ class WeightStore:
             if version is not None:
                 manifest = self.manifest(version)
                 needed |= {version, manifest.parent, manifest.copy_of}
-                if manifest.copy_of is not None:  # `rollback` goes on from the content's own place
-                    needed.add(self.manifest(manifest.copy_of).parent)
+                with contextlib.suppress(WeightsNotFound):
+                    needed.add(self._before(version))
         return {version for version in self.versions() if version in needed}
 
     def _before(self, version: int) -> int:
-        manifest = self.manifest(version)
-        if manifest.copy_of is not None:  # rolled back already: go on from the content's own place
-            manifest = self.manifest(manifest.copy_of)
-        if manifest.parent is None:
-            raise WeightsNotFound(f"{self.policy_id}: there is no version before {version}")
-        return manifest.parent
+        """The version that a rollback goes to. Raises WeightsNotFound."""
+        served, refused = ever_served(self.served.read())
+        there, nearest = set(self.versions()), None
+        for one in self._earlier(version):
+            if one in there and one not in refused:
+                if one in served or not served:
+                    return one
+                nearest = nearest or one
+        if nearest is None:
+            text = f"there is no version before {version} whose content is here and not refused"
+            raise WeightsNotFound(f"{self.policy_id}: {text}")
+        return nearest
+
+    def _earlier(self, version: int) -> Iterator[int]:
+        """What was live before the content of a version, the latest first."""
+        pruned: dict[int, Pruned] | None = None
+        there = set(self.versions())
+
+        def known(number: int) -> Manifest | Pruned | None:
+            nonlocal pruned
+            if number in there:
+                return self.manifest(number)
+            if pruned is None:
+                pruned = self.pruned()
+            return pruned.get(number)  # None: pruned by a release that kept no names
+
+        while (one := known(version)) is not None:
+            if one.copy_of is not None:  # rolled back: go on from the content's own place
+                one = known(one.copy_of)
+            if one is None or one.parent is None or one.parent >= version:
+                return
+            version = one.parent
+            yield version
 
     def _number(
         self,
@@ -495,7 +591,7 @@ class WeightStore:
         digest: str | None = None,
         expected: int | None = None,
     ) -> int:
-        files = {name: _read(source / name) for name in candidate.digests}
+        files = {name: read_file(source / name, MAX_WEIGHTS) for name in candidate.digests}
         for name, data in files.items():
             if sha256(data) != candidate.digests[name]:
                 raise WeightsDamaged(f"{source / name}: the file does not fit its digest")
@@ -516,72 +612,11 @@ class WeightStore:
             )
             files["manifest.json"] = seal_document("manifest", manifest.to_json())
             with contextlib.suppress(FileExistsError):  # taken meanwhile: the next number
-                _publish_directory(self._versions / str(version), files)
+                publish_directory(self._versions / str(version), files)
                 return version
-
-    def _known(self, digest: str) -> str:
-        """The full digest of a candidate, of which the first 6 or more digits are enough."""
-        if digest in (found := self.candidates()):
-            return digest
-        matches = [name for name in found if len(digest) >= 6 and name.startswith(digest)]
-        if len(matches) != 1:
-            raise WeightsNotFound(
-                f"{self.policy_id}: expected the digest of one of {len(found)} candidates, got "
-                f"{digest!r:.80}, which fits {len(matches)}"
-            )
-        return matches[0]
-
-    def _remove_abandoned(self) -> None:
-        """Remove what killed processes left, once nobody can still be filling it."""
-        limit = time.time() - ABANDONED_SECONDS
-        for folder in (self._candidates, self._versions):
-            for path in folder.glob(".*.tmp"):
-                with contextlib.suppress(OSError):
-                    if path.stat().st_mtime < limit:
-                        shutil.rmtree(path)
 
 
 def _candidate_of(manifest: Manifest) -> Candidate:
     """What a version was made of."""
     names = Candidate.__dataclass_fields__
     return Candidate(**{name: getattr(manifest, name) for name in names})
-
-
-def _visible(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except FileNotFoundError:
-        return []
-
-
-def _remove_directory(path: Path) -> None:
-    """Make a directory disappear at once; what a kill leaves of it is a dot-directory."""
-    with contextlib.suppress(FileNotFoundError):
-        hidden = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-        os.rename(path, hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise WeightsNotFound(f"expected {path}, which does not exist") from error
-
-
-def _publish_directory(target: Path, files: Mapping[str, bytes]) -> None:
-    """Make `target` with `files` in it appear at once. Raises FileExistsError when it is there."""
-    make_directory(target.parent)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
-    temporary.mkdir()
-    try:
-        for name, data in files.items():
-            write_synced(temporary / name, data)
-        sync_directory(temporary)
-        os.rename(temporary, target)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise FileExistsError(target) from error
-        raise WeightStoreError(f"{target} cannot be written: {error}") from error
-    sync_directory(target.parent)

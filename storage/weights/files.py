@@ -1,0 +1,110 @@
+"""The files of a weight store: read without ever waiting for a writer, made whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from storage.errors import WeightsDamaged, WeightsNotFound, WeightStoreError
+from storage.system.files import make_directory, sync_directory, write_synced
+from storage.weights.manifest import Json, open_document
+
+__all__ = [
+    "ABANDONED_SECONDS",
+    "MAX_DOCUMENT",
+    "MAX_WEIGHTS",
+    "publish_directory",
+    "read_document",
+    "read_file",
+    "remove_abandoned",
+    "remove_directory",
+    "visible",
+]
+
+ABANDONED_SECONDS = 3600.0
+MAX_DOCUMENT = 256 * 2**20
+"""Bytes of a document: a manifest, a lineage, the live pointer."""
+MAX_WEIGHTS = 16 * 2**30
+"""Bytes of a file of weights."""
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes.
+
+    Raises WeightsNotFound, WeightsDamaged for anything else at that path, OSError. A FIFO, a socket
+    or a device never keeps the caller waiting.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError as error:
+        raise WeightsNotFound(f"expected {path}, which does not exist") from error
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise WeightsDamaged(f"{path}: expected a regular file") from error
+        raise
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise WeightsDamaged(f"{path}: expected a regular file")
+        if status.st_size > limit:
+            raise WeightsDamaged(f"{path}: expected at most {limit} bytes, got {status.st_size}")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise WeightsDamaged(f"{path}: expected at most {limit} bytes, got more")
+    return data
+
+
+def read_document(kind: str, path: Path) -> dict[str, Json]:
+    """The body of a document. Raises WeightsNotFound, WeightsDamaged, OSError."""
+    return open_document(kind, read_file(path, MAX_DOCUMENT), path)
+
+
+def visible(folder: Path) -> list[Path]:
+    """What is in a folder under its own name; nothing when there is no folder."""
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except FileNotFoundError:
+        return []
+
+
+def publish_directory(target: Path, files: Mapping[str, bytes]) -> None:
+    """Make `target` with `files` in it appear at once. Raises FileExistsError when it is there."""
+    make_directory(target.parent)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+    temporary.mkdir()
+    try:
+        for name, data in files.items():
+            write_synced(temporary / name, data)
+        sync_directory(temporary)
+        os.rename(temporary, target)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise FileExistsError(target) from error
+        raise WeightStoreError(f"{target} cannot be written: {error}") from error
+    sync_directory(target.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Make a directory disappear at once; what a kill leaves of it is a dot-directory."""
+    with contextlib.suppress(FileNotFoundError):
+        hidden = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        os.rename(path, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what killed processes left in a folder, once nobody can still be filling it."""
+    limit = time.time() - ABANDONED_SECONDS
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < limit:
+                shutil.rmtree(path)

@@ -1,0 +1,90 @@
+"""Which versions are kept, and what is kept of the others: their names and digests.
+
+`pruned.jsonl` has a line for each version whose content was removed, of about 400 bytes: the first
+16 hex digits of the SHA-256 of what follows, a space, and a JSON object. A number is never given to
+another content, and what a pruned version was can be looked up for as long as the store exists.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from storage.errors import WeightsDamaged, WeightsNotFound
+from storage.system.files import sync_directory
+from storage.weights.files import read_file
+from storage.weights.manifest import Manifest, Pruned, canonical, sha256
+
+__all__ = ["HOURLY_SECONDS", "PrunedVersions", "hourly"]
+
+log = logging.getLogger("headrace.weights")
+
+HOUR = 3600.0
+HOURLY_SECONDS = 30 * 86_400.0
+"""For so long one version an hour is kept."""
+_MOST = 2**32
+
+
+def hourly(created: Mapping[int, int], now: float) -> set[int]:
+    """The last version of each hour of the last 30 days. `created`: version -> microseconds."""
+    last: dict[int, int] = {}
+    for version, moment in sorted(created.items()):
+        seconds = moment / 1_000_000
+        if seconds >= now - HOURLY_SECONDS:
+            last[int(seconds // HOUR)] = version
+    return set(last.values())
+
+
+class PrunedVersions:
+    """The file of one policy. Whoever calls `note` holds the lock of the policy's store."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "pruned.jsonl"
+
+    def read(self) -> dict[int, Pruned]:
+        """By version. A line that a power cut tore is left out, and said."""
+        try:
+            lines = read_file(self._path, _MOST).splitlines()
+        except WeightsNotFound:
+            return {}
+        found = {}
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            digest, _, data = line.partition(b" ")
+            try:
+                if sha256(data)[:16].encode() != digest:
+                    raise WeightsDamaged("the line does not fit its digest")
+                one = Pruned.from_json(json.loads(data))
+            except (WeightsDamaged, ValueError) as error:
+                log.warning("%s, line %d is left out: %s", self._path, number, error)
+                continue
+            found[one.version] = one
+        return found
+
+    def note(self, manifests: Iterable[Manifest]) -> None:
+        """Keep what is to be kept of versions, durably, before their content goes."""
+        lines = []
+        for manifest in manifests:
+            one = Pruned(
+                version=manifest.version,
+                parent=manifest.parent,
+                copy_of=manifest.copy_of,
+                candidate=manifest.candidate,
+                digests=manifest.digests,
+                created=manifest.created,
+            )
+            data = canonical(one.to_json())
+            lines.append(sha256(data)[:16].encode() + b" " + data + b"\n")
+        if not lines:
+            return
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        with open(fd, "wb") as file:
+            # what a power cut tore ends here, and spoils no line but its own
+            file.write(b"\n" + b"".join(lines) if os.fstat(fd).st_size else b"".join(lines))
+            file.flush()
+            os.fsync(fd)
+        sync_directory(self._path.parent)
