@@ -45,6 +45,7 @@ from storage.verify.audit import (
     no_progress,
     verify,
 )
+from storage.verify.second_reader import SecondReader
 
 LEDGER_SECONDS = 60.0
 LOOKS = 3
@@ -57,32 +58,47 @@ def verified(
     token: str | None = None,
     ca: Path | None = None,
     quarantine: bool = False,
+    second: SecondReader | None = None,
     on_progress: Progress = no_progress,
 ) -> VerifyReport:
     """What `verify` finds under `root`, with the account of its journal.
 
     A collector that starts meanwhile is not kept waiting. What is found may then be its work of
-    after the account, so that all is looked at again. `quarantine` keeps it out. Raises ValueError
-    for `quarantine` where one runs, and what `journal_account` raises.
+    after the account, so that all is looked at again. `quarantine` keeps it out. `second` reads all
+    whole shards too. Raises ValueError for `quarantine` where one runs, and what `journal_account`
+    raises.
     """
     directory = root / "journal"
     if quarantine:
-        return _set_aside(root, directory, on_progress)
+        return _set_aside(root, directory, second, on_progress)
     for _ in range(LOOKS):
         before = stamps(directory)
         trained = Trained.of(root)
         account = journal_account(root, token=token, ca=ca)
-        report = verify(root, account, trained, on_progress=on_progress)
+        report = verify(root, account, trained, second=second, on_progress=on_progress)
         still = account is None or account.live or stamps(directory) == before
         if report.ok or still:
             break
     return report
 
 
-def _set_aside(root: Path, directory: Path, on_progress: Progress) -> VerifyReport:
+def _set_aside(
+    root: Path, directory: Path, second: SecondReader | None, on_progress: Progress
+) -> VerifyReport:
     """`verify` that may move shards: nobody starts until it is done."""
+
+    def run(account: JournalAccount | None) -> VerifyReport:
+        return verify(
+            root,
+            account,
+            Trained.of(root),
+            quarantine=True,
+            second=second,
+            on_progress=on_progress,
+        )
+
     if not (directory / DATABASE).exists():
-        return verify(root, None, Trained.of(root), quarantine=True, on_progress=on_progress)
+        return run(None)
     lock = FileLock(directory / "lock")
     if not lock.acquire(blocking=False):
         raise ValueError(
@@ -93,7 +109,7 @@ def _set_aside(root: Path, directory: Path, on_progress: Progress) -> VerifyRepo
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             _copy(directory, Path(folder))
             account = _account(root, directory, Path(folder))
-        return verify(root, account, Trained.of(root), quarantine=True, on_progress=on_progress)
+        return run(account)
     finally:
         lock.release()
 

@@ -16,6 +16,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.parent is not None:
         die_with_parent(options.parent)
     use_one_blas_thread()
+    if options.command == "read-shards":
+        # a declared lazy door: only this command needs fastparquet, and the pandas that it loads
+        from storage.verify.second_reader_main import read_shards  # noqa: PLC0415
+
+        read_shards()
+        return 0
     leave_out("pandas")  # Arrow would load it, where it is installed: more than all the rest
     with loading():
         # lazy: --help needs no Arrow, and the lines above should not wait for it
@@ -38,9 +44,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     writer.add_argument("--directory", type=Path, required=True, help="the shards/ folder")
     writer.add_argument("--owner", help="the collector whose leftovers are removed at start")
-    writer.add_argument("--parent", type=int, help="leave when this process ends")
     writer.add_argument("--compression", choices=("zstd", "lz4"), default="zstd")
     writer.add_argument("--row-group-bytes", type=int, default=8_000_000, metavar="BYTES")
+    reader = commands.add_parser(
+        "read-shards", help="read the shards that `verify --second-reader` names over a pipe"
+    )
+    for command in (writer, reader):
+        command.add_argument("--parent", type=int, help="leave when this process ends")
     return parser
 
 

@@ -8,6 +8,7 @@ that `--help` loads neither torch nor Arrow, and each command nothing but what i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from importlib.metadata import version
@@ -286,6 +287,12 @@ def verify(
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Move damaged shards to quarantine/.")
     ] = False,
+    second_reader: Annotated[
+        bool,
+        typer.Option(
+            "--second-reader", help="Read all shards by fastparquet too, and compare ([train])."
+        ),
+    ] = False,
     token: AdminToken = None,
     ca: Ca = None,
     as_json: Json = False,
@@ -293,10 +300,20 @@ def verify(
     """Check that every acknowledged step is in one place; a running collector is asked."""
     from headrace.output import console, results
     from ingest.verification import verified
+    from storage.verify.second_reader import SecondReader
 
     _require_folder(root)
-    with console.progress() as on_progress:
-        report = verified(root, token=token, ca=ca, quarantine=quarantine, on_progress=on_progress)
+    with contextlib.ExitStack() as stack:
+        second = stack.enter_context(SecondReader()) if second_reader else None
+        on_progress = stack.enter_context(console.progress())
+        report = verified(
+            root,
+            token=token,
+            ca=ca,
+            quarantine=quarantine,
+            second=second,
+            on_progress=on_progress,
+        )
     document = report.to_dict()
     console.line(document) if as_json else results.verified(document)
     raise typer.Exit(0 if report.ok else 1)

@@ -137,6 +137,9 @@ def verified(document: Document) -> None:
     print(f"Steps acknowledged: {known}; {counts}")
     if document["earlier"]:
         print(f"In streams of earlier journals: {document['earlier']}")
+    second = document["second_reader"]
+    if second is not None:
+        print(f"Read again by {second['reader']}: shards {second['shards']}, rows {second['rows']}")
     for note in document["notes"]:
         print(f"note: {printable(note)}")
     for moved in document["quarantined"]:

@@ -15,7 +15,6 @@ import os
 import struct
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -29,6 +28,7 @@ from storage.shards.names import ShardError, ShardInfo, ShardWriteError, WriterD
 from storage.shards.part_block import PartBlock, frames_of
 from storage.system.files import make_directory
 from storage.system.pinned_folders import Anchor
+from storage.system.process import drop_pipes, own_environment
 
 __all__ = [
     "Reply",
@@ -171,7 +171,7 @@ class WriterProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pipesize=1 << 20,  # fewer turns between the two on a block of megabytes
-                env=_environment(),
+                env=own_environment(),
             )
         except OSError as error:
             raise WriterDied(f"the shard writer cannot be started: {error}") from error
@@ -223,7 +223,7 @@ class WriterProcess:
         child, self._child = self._child, None
         if child is None:
             return "was not running"
-        _drop_pipes(child)
+        drop_pipes(child)
         try:
             code = child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
@@ -241,7 +241,7 @@ class WriterProcess:
         """Let the child finish and leave, for good. No error when it is gone already."""
         child, self._child = self._child, None
         if child is not None:
-            _drop_pipes(child)
+            drop_pipes(child)
             child.wait()
         self._anchor.close()
 
@@ -256,23 +256,3 @@ class WriterProcess:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _drop_pipes(child: subprocess.Popen[bytes]) -> None:
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            try:
-                pipe.close()
-            except OSError:
-                # what was still buffered for a dead child has nowhere to go
-                continue
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with the folder that holds this package importable in the child as well."""
-    environment = dict(os.environ)
-    root = str(Path(__file__).resolve().parents[len(__name__.split(".")) - 1])
-    if root != sysconfig.get_paths()["purelib"]:
-        before = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{root}{os.pathsep}{before}" if before else root
-    return environment

@@ -1,11 +1,17 @@
-"""A child process that never outlives its parent."""
+"""Child processes: they find this package, and never outlive their parent."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+import sysconfig
+from pathlib import Path
+
+__all__ = ["die_with_parent", "drop_pipes", "own_environment"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -19,3 +25,21 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the parent process is gone")
+
+
+def own_environment() -> dict[str, str]:
+    """Ours, with the folder that holds this package importable in the child as well."""
+    environment = dict(os.environ)
+    root = str(Path(__file__).resolve().parents[len(__name__.split(".")) - 1])
+    if root != sysconfig.get_paths()["purelib"]:
+        before = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{before}" if before else root
+    return environment
+
+
+def drop_pipes(child: subprocess.Popen[bytes]) -> None:
+    """Close a child's pipes. What is still buffered for one that is dead has nowhere to go."""
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

@@ -3,4 +3,4 @@
 Reads shards and journals, and changes nothing.
 """
 
-__all__ = ["audit", "inventory"]
+__all__ = ["audit", "inventory", "second_reader", "second_reader_main"]

@@ -12,7 +12,8 @@ What it checks:
 * the sum: steps acknowledged == rows in shards + steps in the journal;
 * weights: digests of all versions, that something is live once something was, and that the
   ordinals that the live one and a canary were trained on are in shards or in the journal;
-* quarantine: that what was set aside is as it was then.
+* quarantine: that what was set aside is as it was then;
+* with a second reader: that it finds the same rows and values in every whole shard.
 
 Nothing is changed, unless `quarantine` moves damaged shards out of the readers' way.
 """
@@ -32,6 +33,7 @@ from storage.journal.records import Plan, ShardRecord
 from storage.shards.names import SUFFIX, ShardDamaged, ShardName
 from storage.system.files import make_directory, sync_directory
 from storage.verify.quarantine import changed_since, note_digest
+from storage.verify.second_reader import SecondReader
 from storage.verify.shard_check import as_text, check_shard, entries, reason
 from storage.weights.store import WeightStore
 
@@ -59,6 +61,9 @@ Kind: TypeAlias = Literal[
     "count",  # acknowledged steps do not add up
     "journal",  # the journal itself is damaged
     "weights",  # a version is damaged, or what is live does not resolve
+    "differs",  # a second reader finds other values in a shard than ours
+    "unreadable",  # a second reader cannot read a shard that ours reads
+    "crashed",  # the process of a second reader ended in a shard
 ]
 
 
@@ -112,6 +117,15 @@ class StreamReport:
     known: bool
 
 
+@dataclass(kw_only=True)
+class SecondReading:
+    """What a second reader was given: whole shards, and the rows that ours finds in them."""
+
+    reader: str  # its name and version
+    shards: int = 0
+    rows: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
     """`acknowledged` is None without a journal; it is in_shards + in_journal + in_quarantine when
@@ -126,6 +140,7 @@ class VerifyReport:
     earlier: int
     in_quarantine: int = 0
     quarantined: tuple[str, ...] = ()
+    second_reader: SecondReading | None = None
 
     @property
     def ok(self) -> bool:
@@ -202,15 +217,16 @@ def verify(
     trained: Trained,
     *,
     quarantine: bool = False,
+    second: SecondReader | None = None,
     on_progress: Progress = no_progress,
 ) -> VerifyReport:
     """Check all that is at rest under `root`; what a collector writes meanwhile is left out.
 
     `trained` was taken before the account. `quarantine` moves damaged shards to
-    `quarantine/{stream}/`. Raises OSError for trouble that is no finding, such as a folder that may
-    not be listed.
+    `quarantine/{stream}/`; `second` reads the whole ones too. Raises OSError for trouble that is no
+    finding, such as a folder that may not be listed.
     """
-    audit = _Audit(root, account, trained)
+    audit = _Audit(root, account, trained, second)
     paths = list(entries(root / "shards"))
     for done, path in enumerate(paths, 1):
         audit.look_at(path)
@@ -237,8 +253,16 @@ class _Stream:
 class _Audit:
     """Collects findings; one method a question."""
 
-    def __init__(self, root: Path, account: JournalAccount | None, trained: Trained) -> None:
+    def __init__(
+        self,
+        root: Path,
+        account: JournalAccount | None,
+        trained: Trained,
+        second: SecondReader | None,
+    ) -> None:
         self.root = root
+        self._second = second
+        self.second_reading = None if second is None else SecondReading(reader=second.name)
         self.account = account
         self.findings = list(trained.findings)
         self.notes = list(trained.notes)
@@ -272,10 +296,12 @@ class _Audit:
             if path.is_file():
                 stream.claimed.add_range(name.first, max(name.first, name.last))
             try:
-                self._take(path, name, stream)
+                rows = self._take(path, name, stream)
             except (ShardDamaged, OSError) as error:
                 self.damaged.append(path)
                 self._find("damaged", path, reason(path, error))
+            else:
+                self._read_again(path, rows)
 
     def _look_astray(self, path: Path) -> None:
         """What lies in no stream's folder: `shards/**/*.parquet` finds it, our readers do not."""
@@ -289,17 +315,29 @@ class _Audit:
     def _look_at_newer(self, path: Path, name: ShardName) -> None:
         """By itself: the account cannot say what has to be in it."""
         try:
-            check_shard(path, name)
-            self.newer += 1
+            _, metadata = check_shard(path, name)
         except (ShardDamaged, OSError) as error:
             self._find("damaged", path, reason(path, error))
+        else:
+            self.newer += 1
+            self._read_again(path, metadata.rows)
+
+    def _read_again(self, path: Path, rows: int) -> None:
+        """What a second reader finds in a whole shard."""
+        if self._second is None or self.second_reading is None:
+            return
+        self.second_reading.shards += 1
+        self.second_reading.rows += rows
+        for wrong in self._second.compare(path):
+            self._find(wrong.kind, path, wrong.text)
 
     def _is_newer(self, stream: str, name: ShardName) -> bool:
         """Whether a running collector wrote a shard after it gave its account."""
         account = self.account
         return account is not None and account.live and account.is_behind(stream, name.first)
 
-    def _take(self, path: Path, name: ShardName, stream: _Stream) -> None:
+    def _take(self, path: Path, name: ShardName, stream: _Stream) -> int:
+        """Count a whole shard; its rows."""
         digest, metadata = check_shard(path, name)
         inside = RangeSet(metadata.ranges)
         twice = inside.intersection(stream.covered)
@@ -310,6 +348,7 @@ class _Audit:
         stream.shards += 1
         stream.parts += metadata.parts
         stream.rows += metadata.rows
+        return metadata.rows
 
     # shards against the journal
 
@@ -497,6 +536,7 @@ class _Audit:
             in_quarantine=self.in_quarantine,
             earlier=self._rows(known=False),
             quarantined=quarantined,
+            second_reader=self.second_reading,
         )
 
     def _path(self, stream: str, name: str) -> Path:

@@ -1,0 +1,215 @@
+"""A second, independent reader of shards, held against ours: fastparquet, in a process of its own.
+
+    with SecondReader() as second:
+        for wrong in second.compare(path):
+            wrong.kind, wrong.text
+
+It can crash where others raise, as on damaged pages, and is started anew for the next shard. Both
+readers hold one shard at a time, the second one a row group of it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from storage.shards.arrow_arrays import decode_column, present, table_specs
+from storage.shards.names import ShardError
+from storage.shards.shard import read_shard
+from storage.shards.writer_process import read_message, write_message
+from storage.system.process import drop_pipes, own_environment
+from storage.verify.column_values import ColumnValues, of_items, of_numbers
+
+__all__ = ["Disagreement", "SecondReader", "Told"]
+
+SHARD_SECONDS = 300.0
+"""How long the second reader may take for one shard."""
+
+_STORAGE = __name__.removesuffix(".verify.second_reader")
+
+DisagreementKind: TypeAlias = Literal["differs", "unreadable", "crashed"]
+
+
+class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The first frame of an answer: a column of a row group, the end, or an error.
+
+    `first` is the row that the row group begins with, at the end the number of all.
+    """
+
+    column: str = ""
+    first: int = 0
+    dtype: str = ""
+    end: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """What is wrong with one shard: other values, no values, or the end of the reader."""
+
+    kind: DisagreementKind
+    text: str
+
+
+class SecondReader:
+    """Reads shards in a child process and compares what it finds with what our reader decodes.
+
+    `seconds` bounds each shard. Raises ModuleNotFoundError where fastparquet is not installed.
+    """
+
+    # -P: a folder called `storage` where the user happens to stand is not this package
+    program: ClassVar[tuple[str, ...]] = ("-P", "-m", _STORAGE, "read-shards")
+
+    def __init__(self, seconds: float = SHARD_SECONDS) -> None:
+        if find_spec("fastparquet") is None:
+            raise ModuleNotFoundError("No module named 'fastparquet'", name="fastparquet")
+        self.name = f"fastparquet {version('fastparquet')}"
+        self._seconds = seconds
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def compare(self, path: Path) -> list[Disagreement]:
+        """In what the two disagree about one shard, which ours takes: at most one for a column.
+
+        Raises what `storage.shards.shard.read_shard` raises, and OSError when no process can be
+        started.
+        """
+        table = read_shard(path)
+        child = self._running()
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            child.kill()
+
+        timer = threading.Timer(self._seconds, stop)
+        timer.start()
+        try:
+            return _compared(table, _answers(child, path), self.name)
+        except (OSError, EOFError, ShardError, msgspec.MsgspecError) as error:
+            child.kill()  # where it did not end by itself, it does not keep to the protocol
+            status = self._end(child)
+            told = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+            if late.is_set():
+                told = f"was not done after {self._seconds:g} s"
+            return [Disagreement("crashed", f"{self.name} {told} ({error})")]
+        finally:
+            timer.cancel()
+            if late.is_set() and self._child is child:  # it was killed just after its answer
+                self._end(child)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child is None:
+            self._child = subprocess.Popen(
+                [sys.executable, *self.program, "--parent", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=own_environment(),
+            )
+        return self._child
+
+    def _end(self, child: subprocess.Popen[bytes]) -> int:
+        self._child = None
+        drop_pipes(child)
+        return child.wait()
+
+    def close(self) -> None:
+        """Let the process leave."""
+        if self._child is not None:
+            self._end(self._child)
+
+    def __enter__(self) -> SecondReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _answers(child: subprocess.Popen[bytes], path: Path) -> Iterator[tuple[Told, list[bytes]]]:
+    """What the process says of a shard, up to its end. Raises EOFError when it is gone before."""
+    if child.stdin is None or child.stdout is None:
+        raise EOFError("it has no pipes")
+    write_message(child.stdin, [[os.fsencode(path)]])
+    while True:
+        frames = read_message(child.stdout)
+        if not frames:
+            raise EOFError("it was gone before its answer")
+        told = msgspec.msgpack.decode(frames[0], type=Told)
+        yield told, frames[1:]
+        if told.end or told.error:
+            return
+
+
+def _compared(
+    table: pa.Table, answers: Iterator[tuple[Told, list[bytes]]], name: str
+) -> list[Disagreement]:
+    wrong: dict[str, str] = {}
+    found: set[str] = set()
+    rows = 0
+    for told, frames in answers:
+        if told.error:
+            return [Disagreement("unreadable", f"{name} cannot read it: {told.error}")]
+        if told.end:
+            rows = told.first
+            continue
+        found.add(told.column)
+        if told.column not in wrong:
+            theirs = ColumnValues.from_frames(told.dtype, frames)
+            text = _difference(table, told, theirs)
+            if text:
+                wrong[told.column] = f"{told.column}: {text} by {name}"
+    for column in table.column_names:
+        if column not in found and rows:
+            wrong[column] = f"{column}: no such column in {name}"
+    if rows != len(table):
+        wrong[""] = f"{len(table)} rows here, {rows} by {name}"
+    return [Disagreement("differs", text) for text in wrong.values()]
+
+
+def _difference(table: pa.Table, told: Told, theirs: ColumnValues) -> str:
+    """How a column of a row group differs from what we decode, "" when it does not."""
+    if told.column not in table.column_names:
+        return "no such column here, one"
+    part = table.slice(told.first, len(theirs))
+    try:
+        ours = _values(part, told.column)
+    except Exception as error:  # whatever it is, it is what a second reader is held against
+        return f"cannot be decoded here ({type(error).__name__}: {error}), can be"
+    if len(ours) != len(theirs):
+        return f"{len(ours)} rows from row {told.first} here, {len(theirs)}"
+    if ours.dtype != theirs.dtype:
+        return f"{ours.dtype} here, {theirs.dtype}"
+    rows = ours.differing(theirs)
+    if not len(rows):
+        return ""
+    first = int(rows[0])
+    return (
+        f"{len(rows)} of {len(ours)} values from row {told.first} differ, the first in row "
+        f"{told.first + first}: {ours.shown(first)} here, {theirs.shown(first)}"
+    )
+
+
+def _values(part: pa.Table, name: str) -> ColumnValues:
+    """A column as our reader decodes it."""
+    decoded = decode_column(part, name)
+    if decoded.dtype == object:
+        return of_items("str", [None if item is None else item.encode() for item in decoded])
+    spec = table_specs(part.schema).get(name)
+    plain = spec is None or spec.encoding == "scalar"
+    return of_numbers(decoded, present(part, name), nan_is_null=plain)

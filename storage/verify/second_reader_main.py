@@ -1,0 +1,91 @@
+"""The second reader seen from inside: read a shard with fastparquet, hand over its values.
+
+Nothing here uses Arrow or our own decoding; of a column of a space it takes dtype and shape from
+the footer, as anybody's program would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+import fastparquet
+import msgspec
+import numpy as np
+import pandas as pd
+
+from storage.shards.writer_process import read_message, write_message
+from storage.verify.column_values import ColumnValues, of_items, of_numbers
+from storage.verify.second_reader import Told
+
+
+def read_shards() -> None:
+    """Serve requests from stdin until it ends: a request is a path, the answer its columns.
+
+    Ctrl-C reaches the whole foreground group; the parent decides when this process ends.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not land between the answers
+    with replies:
+        while (frames := read_message(sys.stdin.buffer)) is not None:
+            _answer(os.fsdecode(frames[0]), replies)
+
+
+def _answer(path: str, replies: IO[bytes]) -> None:
+    try:
+        for told, values in _read(path):
+            _send(replies, told, [] if values is None else values.frames())
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # whatever fastparquet raises for what it cannot read
+        _send(replies, Told(error=f"{type(error).__name__}: {error}"), [])
+
+
+def _send(replies: IO[bytes], told: Told, frames: list[bytes]) -> None:
+    write_message(replies, [[frame] for frame in (msgspec.msgpack.encode(told), *frames)])
+
+
+def _read(path: str) -> Iterator[tuple[Told, ColumnValues | None]]:
+    """The columns of each row group, one after the other, and then the end."""
+    file = fastparquet.ParquetFile(path)
+    specs = {spec["name"]: spec for spec in json.loads(file.key_value_metadata["headrace.columns"])}
+    first = 0
+    for frame in file.iter_row_groups():
+        for name in frame.columns:
+            values = _values(frame[name], specs.get(name))
+            yield Told(column=name, first=first, dtype=values.dtype), values
+        first += len(frame)
+    yield Told(end=True, first=first), None
+
+
+def _values(column: pd.Series[Any], spec: Mapping[str, Any] | None) -> ColumnValues:
+    if spec is not None and spec["encoding"] == "list":
+        return of_numbers(_exact(np.array(column.tolist()), spec["dtype"]))
+    if spec is not None and spec["encoding"] == "binary":
+        return of_items(spec["dtype"], _items(column))
+    if column.dtype == object or isinstance(column.dtype, (pd.StringDtype, pd.CategoricalDtype)):
+        return of_items("str", _items(column))
+    if pd.api.types.is_extension_array_dtype(column.dtype):  # whole numbers with nulls
+        valid = column.notna().to_numpy()
+        numbers = column.fillna(0).to_numpy(column.dtype.numpy_dtype)  # type: ignore[union-attr]
+        return of_numbers(numbers, valid)
+    return of_numbers(column.to_numpy(), nan_is_null=True)
+
+
+def _exact(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """The numbers in the dtype of the footer, if they are the same numbers in it."""
+    cast = values.astype(dtype)
+    return cast if np.array_equal(cast, values, equal_nan=values.dtype.kind == "f") else values
+
+
+def _items(column: pd.Series[Any]) -> list[bytes | None]:
+    there = column.notna()
+    return [
+        None if not known else item.encode() if isinstance(item, str) else bytes(item)
+        for item, known in zip(column, there, strict=True)
+    ]
