@@ -27,7 +27,8 @@ speaks for a gymnasium vector.
   ignored.
 
 `infos[env_id][agent_id]["training_enabled"]` is False in every poll of an episode that readers are
-to skip. It is said to the worker and is no info of the environment's.
+to skip: learners do not get its rows, an output writer gets them marked. It is said to the worker
+and is no info of the environment's; a gymnasium environment says it in the info of a reset or step.
 
 `send_actions` wants an action for every agent that waits in an env which it names, and leaves other
 envs alone; a gymnasium vector steps as one and wants all.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, Protocol
@@ -85,6 +85,7 @@ class Copies(Protocol):
     """N copies; `observations` are overwritten by what a step or a reset led to."""
 
     observations: Observations
+    first_infos: dict[int, Mapping[str, Any]]  # of resets, by copy, until somebody takes them
 
     @property
     def envs(self) -> Sequence[Any]:
@@ -130,12 +131,14 @@ class LocalCopies:
     ) -> None:
         self.envs = envs
         self.observations = Observations(from_gym(envs[0].observation_space), len(envs))
+        self.first_infos: dict[int, Mapping[str, Any]] = {}
         self._try_step, self._try_reset = try_step, try_reset
         self._seeds: dict[int, int | None] = dict(enumerate(seeds))
 
     def reset(self, copies: Sequence[int]) -> list[int]:
         for copy in copies:
-            obs, _ = self._try_reset(copy=copy, seed=self._seeds.pop(copy, None))
+            obs, info = self._try_reset(copy=copy, seed=self._seeds.pop(copy, None))
+            self.first_infos[copy] = info
             self.observations.write(copy, obs)
         return list(copies)
 
@@ -178,6 +181,7 @@ class ProcessCopies:
         self.observations = Observations(
             from_gym(self.envs[0].single_observation_space), len(makers)
         )
+        self.first_infos: dict[int, Mapping[str, Any]] = {}
         self._asked: dict[int, str] = {}  # copy -> "step" or "reset", while its answer is out
 
     @staticmethod
@@ -254,13 +258,13 @@ class ProcessCopies:
         if what == "failed":
             return None
         if what == "reset":
-            obs, _ = env.reset_wait()
+            obs, infos = env.reset_wait()
+            self.first_infos[copy] = _info(infos)
             self.observations.write(copy, _first(env, obs))
             return True
         obs, rewards, terminateds, truncateds, infos = env.step_wait()
         self.observations.write(copy, _first(env, obs))
-        info = {key: value[0] for key, value in infos.items() if not key.startswith("_")}
-        return obs, rewards[0], terminateds[0], truncateds[0], info
+        return obs, rewards[0], terminateds[0], truncateds[0], _info(infos)
 
     def close(self) -> None:
         for env in self.envs:
@@ -277,6 +281,11 @@ def _close_quietly(env: Any) -> None:
         process.terminate()
         process.join()
     env.closed = True
+
+
+def _info(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """The infos of a vector of one."""
+    return {key: value[0] for key, value in infos.items() if not key.startswith("_")}
 
 
 def _first(env: Any, obs: Any) -> Any:

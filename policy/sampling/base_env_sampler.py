@@ -24,7 +24,13 @@ from policy.sampling.fragment_buffers import Segment
 from policy.sampling.metrics import MetricsRecorder
 from policy.sampling.plays import Pack, Play, Waiting, observation_columns, same_action
 from policy.sampling.postprocessing import RowFinisher, alike
-from policy.sampling.sampler import FRAGMENT_CUT, CutRules
+from policy.sampling.sampler import (
+    FRAGMENT_CUT,
+    TRAINING_ENABLED,
+    CutRules,
+    is_excluded,
+    without_marker,
+)
 from storage.experience.episode import ALL_AGENTS, DEFAULT_POLICY
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch, concat_samples
@@ -34,7 +40,6 @@ __all__ = ["BaseEnvSampler"]
 _log = logging.getLogger("headrace.worker")
 
 ObservationFn = Callable[..., Any]
-TRAINING_ENABLED = "training_enabled"
 
 
 class BaseEnvSampler:
@@ -75,6 +80,7 @@ class BaseEnvSampler:
         self._waiting: dict[str, Waiting] = {}
         self._logged: dict[Any, dict[Any, Any]] = {}  # actions that their own programs chose
         self._ready: deque[SampleBatch | MultiAgentBatch] = deque()
+        self.excluded: Callable[[SampleBatch], None] | None = None
         self._actors: dict[str, Actor] = {}
         self._episodes = 0
         self._played = 0
@@ -194,7 +200,7 @@ class BaseEnvSampler:
         if play is None:
             play = self._new_play(env_id)
         for info in infos.values():
-            if info.get(TRAINING_ENABLED) is False:
+            if is_excluded(info):
                 play.kept = False
         raw, obs = obs, self._observed(obs, play.episode)
         if fresh:
@@ -268,7 +274,7 @@ class BaseEnvSampler:
                 continue
             self._require_last(play, agent, obs, own, over)
             info = infos.get(agent, {})
-            rows.open.info = {k: v for k, v in info.items() if k != TRAINING_ENABLED}
+            rows.open.info = without_marker(info)
             count = np.array([play.episode.length])
             flag = [np.array([one], np.bool_) for one in flags]
             ends = self._rules.ends(count, flag[0], flag[1])
@@ -346,7 +352,8 @@ class BaseEnvSampler:
             policy = self._policies[policy_id]
             flat = policy.flatten(observation_columns(policy.spec.observation, asked.observations))
             if self._finisher.trains(policy_id):
-                policy.filter.push(flat)
+                kept = [self._plays[env_id].kept for env_id in asked.env_ids]
+                policy.filter.push(flat[np.array(kept, np.bool_)])
             actions, states = self._forward(policy_id, policy.filter(flat), asked)
             stored, to_env = actions.actions, actions.actions_env
             for i, (env_id, agent) in enumerate(zip(asked.env_ids, asked.agents, strict=True)):
@@ -449,10 +456,11 @@ class BaseEnvSampler:
         """Postprocess the complete rows of an episode and pack them, by policy."""
         taken = {agent: rows.take() for agent, rows in play.agents.items() if len(rows)}
         env_steps, play.env_steps = play.env_steps, 0
-        if not play.kept:
-            return
-        pack.env_steps += env_steps
         segment = [Segment(0, play.episode.episode_id, play.number)]
+        if play.kept:
+            pack.env_steps += env_steps
+        elif self.excluded is None:
+            return
         runs = {}
         for agent, (columns, has_next) in taken.items():
             if not columns["cut"][-1]:
@@ -461,7 +469,11 @@ class BaseEnvSampler:
             batch = self._finisher.identified(
                 columns, segment, policy_id=policy_id, agent_id=str(agent), has_next=has_next
             )
-            runs[agent] = (policy_id, batch)
+            if not play.kept and self.excluded is not None:
+                batch[TRAINING_ENABLED] = np.zeros(batch.count, np.bool_)
+                self.excluded(batch)
+            else:
+                runs[agent] = (policy_id, batch)
         for policy_id, rows in self._finisher.finish(runs, play.episode).values():
             pack.by_policy.setdefault(policy_id, []).append(rows)
 

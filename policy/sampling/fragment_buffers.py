@@ -117,6 +117,15 @@ class FragmentBuffers:
         self.filled[copy] = start
         return dropped
 
+    def take_episode(self, copy: int) -> tuple[dict[str, Array], Segment]:
+        """The rows of the episode that the copy is in, copied, and whose they are; the episode goes
+        on without them."""
+        current = self._segments[copy][-1]
+        here = slice(current.start, int(self.filled[copy]))
+        self.filled[copy] = current.start
+        columns = {name: column[copy, here].copy() for name, column in self._columns.items()}
+        return columns, Segment(0, current.episode_id, current.number)
+
     def mark_last(self, copy: int, name: str, value: Any) -> None:
         """Set a column of the copy's last complete row."""
         self._columns[name][copy, self.filled[copy] - 1] = value

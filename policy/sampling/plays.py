@@ -26,7 +26,7 @@ class Play:
     agents: dict[Any, AgentRows] = field(default_factory=dict)
     states: dict[Any, list[Any]] = field(default_factory=dict)
     env_steps: int = 0  # since the last fragment
-    kept: bool = True  # False: training is disabled, its rows go nowhere
+    kept: bool = True  # False: training is disabled, its rows are in no batch
 
 
 @dataclass

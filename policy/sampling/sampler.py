@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -13,7 +14,7 @@ from policy.sampling.fragment_buffers import CUTS
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch
 
-__all__ = ["BatchMode", "CutRules", "Ends", "Sampler"]
+__all__ = ["BatchMode", "CutRules", "Ends", "Sampler", "is_excluded", "without_marker"]
 
 BatchMode: TypeAlias = Literal["truncate_episodes", "complete_episodes"]
 BoolArray = npt.NDArray[np.bool_]
@@ -25,13 +26,33 @@ _HORIZON, _SOFT_HORIZON = CUTS.index("horizon"), CUTS.index("soft_horizon")
 
 
 class Sampler(Protocol):
-    """Plays and hands out fragments; one thread at a time."""
+    """Plays and hands out fragments; one thread at a time.
+
+    `excluded` gets the rows of episodes that learners are to skip (their column `training_enabled`
+    is False), a run of one agent at a time; they are in no batch. None: they go nowhere.
+    """
+
+    excluded: Callable[[SampleBatch], None] | None
 
     def next_batch(self) -> SampleBatch | MultiAgentBatch:
         """The next fragment of one copy (truncate_episodes) or one episode."""
 
     def simulate(self, episodes: int) -> None:
         """Play that many episodes for their metrics; their rows are thrown away."""
+
+
+TRAINING_ENABLED = "training_enabled"
+
+
+def is_excluded(info: Mapping[str, Any]) -> bool:
+    """Whether an info says that learners are to skip the episode."""
+    said = info.get(TRAINING_ENABLED)
+    return said is not None and not said
+
+
+def without_marker(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment's own info."""
+    return {name: value for name, value in info.items() if name != TRAINING_ENABLED}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,14 @@ from policy.sampling.episode import RolloutEpisode
 from policy.sampling.fragment_buffers import CUT, INFOS, FragmentBuffers, row_layout
 from policy.sampling.metrics import MetricsRecorder
 from policy.sampling.postprocessing import RowFinisher, env_columns
-from policy.sampling.sampler import FRAGMENT_CUT, CutRules, Ends
+from policy.sampling.sampler import (
+    FRAGMENT_CUT,
+    TRAINING_ENABLED,
+    CutRules,
+    Ends,
+    is_excluded,
+    without_marker,
+)
 from storage.experience.episode import DEFAULT_AGENT
 from storage.experience.sample_batch import (
     ACTION_DIST_INPUTS,
@@ -80,6 +87,7 @@ class VectorSampler:
         self._actor: Actor = policy.actor()
         self._set_up(len(copies.envs))
         self._ready: deque[SampleBatch] = deque()
+        self.excluded: Callable[[SampleBatch], None] | None = None
         self._episodes_played = 0
         self._started = False
         self._stopped_by: Exception | None = None
@@ -110,6 +118,7 @@ class VectorSampler:
         self._numbers = np.zeros(count, np.int64)
         self._by_number: dict[int, RolloutEpisode] = {}
         self._count = 0
+        self._skipped = np.zeros(count, np.bool_)  # copies whose episode learners are to skip
         self._waiting: Index = np.empty(0, np.intp)  # copies that wait for an action
 
     @staticmethod
@@ -175,7 +184,7 @@ class VectorSampler:
         columns = self._copies.observations.take(waiting)
         flat = policy.flatten(columns)
         if self._finisher.trains(self._policy_id):
-            policy.filter.push(flat)
+            policy.filter.push(flat[~self._skipped[waiting]])
         actions, states = self._forward(policy.filter(flat), waiting)
         row: dict[str, Any] = {name: columns[path] for path, name in self._obs_names}
         row |= {name: actions.columns[path] for path, name in self._action_names.items()}
@@ -213,6 +222,9 @@ class VectorSampler:
         row: dict[str, Any] = {name: after[path] for path, name in self._next_names}
         row[REWARDS] = stepped.rewards
         row[TERMINATEDS], row[TRUNCATEDS], row[CUT] = ends.terminateds, ends.truncateds, ends.cuts
+        if any(TRAINING_ENABLED in info for info in stepped.infos):
+            self._skipped[index] |= [is_excluded(info) for info in stepped.infos]
+            stepped.infos = [without_marker(info) for info in stepped.infos]
         infos = np.empty(len(index), object)
         infos[:] = stepped.infos
         row[INFOS] = infos
@@ -222,6 +234,9 @@ class VectorSampler:
             self._watch(stepped, after)
         again = self._end_episodes(index, ends) if ends.over.any() else []
         if self._rules.truncates:
+            for copy in index[self._skipped[index]].tolist():
+                if self._buffers.filled[copy] >= self._rules.fragment:
+                    self._exclude(copy)
             full = index[self._buffers.filled[index] >= self._rules.fragment]
             if len(full):
                 self._emit(full.tolist(), self._rules.fragment)
@@ -266,6 +281,7 @@ class VectorSampler:
             for mine, initial in zip(self._state, self._initial, strict=True):
                 mine[copy] = initial
             self._new_episode(copy)
+            self._skipped[copy] = is_excluded(self._copies.first_infos.pop(copy, {}))
         if copies:
             self._waiting = np.sort(np.append(self._waiting, np.asarray(copies, np.intp)))
 
@@ -293,7 +309,10 @@ class VectorSampler:
             self._recorder.add(episode.metrics(self._recorder.perf_stats()))
             self._restarts.progressed(copy)
             self._episodes_played += 1
-            if not self._rules.truncates:
+            if self._skipped[copy]:
+                self._exclude(copy)
+                self._by_number.pop(int(self._numbers[copy]), None)
+            elif not self._rules.truncates:
                 self._emit([copy], int(self._buffers.filled[copy]))
             if ends.reset[row]:
                 again.append(copy)
@@ -308,6 +327,20 @@ class VectorSampler:
         self._by_number.pop(int(self._numbers[copy]), None)
 
     # fragments
+
+    def _exclude(self, copy: int) -> None:
+        """Hand over what is here of an episode that learners are to skip: it is in no fragment."""
+        columns, segment = self._buffers.take_episode(copy)
+        if self.excluded is None or not len(columns[REWARDS]):
+            return
+        if not columns[CUT][-1]:
+            columns[CUT][-1] = FRAGMENT_CUT
+        columns[TRAINING_ENABLED] = np.zeros(len(columns[REWARDS]), np.bool_)
+        self.excluded(
+            self._finisher.identified(
+                columns, [segment], policy_id=self._policy_id, agent_id=DEFAULT_AGENT
+            )
+        )
 
     def _emit(self, copies: list[int], count: int) -> None:
         """Hand over `count` rows of each of these copies."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -65,7 +66,8 @@ class RolloutWorker(WorkerLearning, EnvRunner):
     position. One thread at a time may use a worker.
 
     Attributes: `policies` by id; `policies_to_train`; `settings`; `env`, the first copy;
-    `restarts`, failures of environments and the partial episodes they cost; `callbacks`.
+    `restarts`, failures of environments and the partial episodes they cost; `callbacks`;
+    `excluded`, why -> rows that were played and are in no sample.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class RolloutWorker(WorkerLearning, EnvRunner):
             None if self.settings.seed is None else [self.settings.seed, self.settings.seed_place]
         )
         self.recorder = MetricsRecorder()
+        self.excluded: Counter[str] = Counter()
         self.callbacks = make_callbacks(self.settings.callbacks)
         self._stopped = False
         self._sampling: Sampling | None = None
@@ -199,7 +202,7 @@ class RolloutWorker(WorkerLearning, EnvRunner):
         live = self._live()
         batch = live.gather()
         self.callbacks.on_sample_end(worker=self, samples=batch)
-        live.output.write(batch)
+        live.write(batch)
         if self._estimates is not None:
             self._estimates.add(batch)
         live.simulate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from queue import Queue
 from typing import Any
@@ -58,8 +59,12 @@ class Sampling:
         self.output: OutputWriter = NoopOutput()
         self._failed: Exception | None = None
         self._make_io()
+        self._writing = threading.Lock()
+        self._skipped: deque[SampleBatch] = deque()  # rows of episodes that learners are to skip
         simulated = SIMULATION in self._settings.input_evaluation and self.reader is not self._own
         self._simulation = Simulation(sampler) if simulated and sampler is not None else None
+        if sampler is not None and not simulated:
+            sampler.excluded = self._skip
 
     def _make_io(self) -> None:
         settings = self._settings
@@ -173,6 +178,28 @@ class Sampling:
         if policy_id in self._worker.policies_to_train and rows.leaves(OBS):
             policy.filter.push(policy.flat_observations(rows))
         return finish_read(policy, rows)
+
+    def write(self, batch: Batch) -> None:
+        """Give a sample to the output, and what it still lacks of episodes that are skipped."""
+        self._write_skipped()
+        with self._writing:
+            self.output.write(batch)
+
+    def _skip(self, rows: SampleBatch) -> None:
+        """Rows that are stored and not learned from; a thread that samples calls it too."""
+        self._worker.excluded["training_enabled"] += rows.count
+        if isinstance(self.output, NoopOutput):
+            return
+        self._skipped.append(rows)
+        # the next sample tries again, and raises what kept it from being written
+        with contextlib.suppress(Exception):
+            self._write_skipped()
+
+    def _write_skipped(self) -> None:
+        with self._writing:
+            while self._skipped:
+                self.output.write(self._skipped[0])
+                self._skipped.popleft()
 
     def simulate(self) -> None:
         """With input_evaluation "simulation": let an episode a copy be played."""

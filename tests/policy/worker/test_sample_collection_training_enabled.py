@@ -1,0 +1,150 @@
+"""Laws of episodes that learners are to skip: in no sample, stored and marked, for every env."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from ingest.embedded.external_env import ExternalEnv
+from policy.worker.rollout_worker import RolloutWorker
+from storage.experience.interfaces import OutputWriter
+from storage.experience.sample_batch import concat_samples
+from storage.reading.shard_reader import ShardReader
+from storage.shards.output_writer import ParquetOutputWriter
+from tests.policy.toy_envs import CountEnv
+
+
+class EveryOther(CountEnv):
+    """Every second episode is not for training; observations say which one it is.
+
+    `context`: said: "reset" or a step's number, where the info says so.
+    """
+
+    def __init__(self, context=None):
+        super().__init__(context)
+        self.episode = 0
+        self.said = self.context.get("said", "reset")
+
+    def _seen(self, info, where):
+        if self.episode % 2 == 0 and where == self.said:
+            info = {**info, "training_enabled": False}
+        return np.array([self.episode], np.float32), info
+
+    def reset(self, *, seed=None, options=None):
+        _, info = super().reset(seed=seed)
+        self.episode += 1
+        return self._seen(info, "reset")
+
+    def step(self, action):
+        _, reward, terminated, truncated, info = super().step(action)
+        obs, info = self._seen(info, self.t)
+        return obs, reward, terminated, truncated, info
+
+
+class Program(ExternalEnv):
+    """The same by its own program."""
+
+    def run(self):
+        for episode in range(1, 200):
+            name = self.start_episode(training_enabled=bool(episode % 2))
+            seen = np.array([episode], np.float32)
+            for t in range(5):
+                self.get_action(name, seen)
+                self.log_returns(name, float(t + 1))
+            self.end_episode(name, seen)
+
+
+def vector(context):
+    return gym.vector.SyncVectorEnv([EveryOther])
+
+
+def program(context):
+    return Program(CountEnv.action_space, CountEnv.observation_space)
+
+
+def to_shards(ioctx):
+    return ParquetOutputWriter(ioctx.log_dir, ioctx.worker.descriptors())
+
+
+def worker(**arguments):
+    defaults = {"env_creator": EveryOther, "rollout_fragment_length": 15, "seed": 1}
+    return RolloutWorker(**defaults | arguments)
+
+
+KINDS = [
+    {},
+    {"batch_mode": "complete_episodes"},
+    {"rollout_fragment_length": 4},
+    {"num_envs": 3},
+    {"env_config": {"said": 2}},
+    {"env_config": {"said": 5}},
+    {"remote_worker_envs": True, "num_envs": 2},
+    {"sample_async": True},
+    {"env_creator": vector, "batch_mode": "complete_episodes"},
+    {"env_creator": program, "batch_mode": "complete_episodes"},
+]
+
+
+@pytest.mark.parametrize("arguments", KINDS, ids=lambda one: ",".join(one) or "plain")
+def test_the_rows_of_a_skipped_episode_are_stored_and_in_no_sample(tmp_path, arguments):
+    """Odd episodes alone are in the samples, whole and as many steps as were asked for; readers
+    skip the even ones, and find them when they ask.
+
+    Row: start_episode(episode_id=None, training_enabled=True)
+    """
+    with worker(output_creator=to_shards, log_dir=str(tmp_path), **arguments) as made:
+        batch = concat_samples([made.sample() for _ in range(4)])
+        made.sample()  # writes what was skipped since
+    excluded = made.excluded["training_enabled"]
+    assert (batch["obs"][:, 0] % 2 == 1).all()
+    assert all("training_enabled" not in info for info in batch["infos"])
+    if arguments.get("batch_mode") != "complete_episodes":
+        steps = arguments.get("rollout_fragment_length", 15) * arguments.get("num_envs", 1)
+        assert batch.count == 4 * steps
+    with ShardReader(tmp_path, batch_size=10_000) as reader:
+        kept = reader.next()
+    with ShardReader(tmp_path, batch_size=10_000, training_disabled=True) as reader:
+        every = reader.next()
+    assert (kept["obs"][:, 0] % 2 == 1).all()
+    skipped = every.take(every["obs"][:, 0] % 2 == 0)
+    assert 0 < skipped.count <= excluded
+    assert every.count == kept.count + skipped.count
+    assert skipped["rewards"][:5].tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("env_creator", [EveryOther, program])
+def test_the_filter_does_not_learn_from_them(env_creator):
+    """What learners skip moves no running mean either."""
+    with worker(
+        env_creator=env_creator,
+        observation_filter="MeanStdFilter",
+        batch_mode="complete_episodes",
+    ) as made:
+        while made.excluded["training_enabled"] < 10:
+            made.sample()
+        stats = made.filters["default"].stats
+        assert stats.mean[0] == pytest.approx(stats.n / 5)  # of the first odd numbers
+        seen = made.get_metrics()
+    assert len(seen) > stats.n / 5  # skipped episodes are in the metrics all the same
+
+
+class FullOnce(OutputWriter):
+    """Refuses the first write."""
+
+    def __init__(self):
+        self.refused, self.rows = False, []
+
+    def write(self, batch):
+        if not self.refused:
+            self.refused = True
+            raise OSError("no space left")
+        self.rows.append(("training_enabled" in batch, batch.count))
+
+
+def test_rows_that_could_not_be_stored_are_stored_with_the_next_sample():
+    """A disk that was full for a moment loses none of them."""
+    output = FullOnce()
+    with worker(output_creator=lambda ioctx: output) as made:
+        made.sample()
+        assert output.refused
+        assert output.rows[0] == (True, 5)
+        assert sum(count for skipped, count in output.rows if skipped) == made.excluded.total()
