@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NOT_WHOLE", "Episodes"]
+__all__ = ["NOT_WHOLE", "Episodes", "running_sums"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -29,6 +29,8 @@ ENDINGS = ("terminated", "truncated", "abandoned", "broken", "unfinished")
 NOT_WHOLE = ("abandoned", "broken", "unfinished")
 # A log-softmax in float32 may give a logp of 1e-7 where the probability is 1.
 TOLERANCE = 1e-6
+# How many numbers a table of episodes of about the same length may hold: 8 MB of float64.
+CELLS = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +200,34 @@ class Episodes:
             None if self.v is None else self.v[rows],
             {**self.excluded, reason: count},
         )
+
+
+def running_sums(values: FloatArray, lengths: IntArray) -> FloatArray:
+    """(S,) sums from each episode's start; values (S,), lengths (n,).
+
+    Over tables of episodes of about the same length: one running sum over all S less its value at
+    the start would be shorter, but -inf (a probability of 0) and the rounding of one episode would
+    spoil those after it.
+    """
+    if values.size == lengths.size:
+        return values
+    order = np.argsort(lengths, kind="stable")
+    sizes, starts = lengths[order], (np.cumsum(lengths) - lengths)[order]
+    sums, begin = np.empty_like(values), 0
+    while begin < sizes.size:
+        shortest = int(sizes[begin])
+        end = min(
+            begin + max(1, CELLS // shortest),
+            int(np.searchsorted(sizes, 2 * shortest, side="right")),
+        )
+        columns = np.arange(int(sizes[end - 1]))
+        inside = columns < sizes[begin:end, None]
+        rows = (starts[begin:end, None] + columns)[inside]
+        table = np.zeros(inside.shape)
+        table[inside] = values[rows]
+        sums[rows] = np.cumsum(table, axis=1)[inside]
+        begin = end
+    return sums
 
 
 def _column(name: str, given: npt.ArrayLike, total: int) -> FloatArray:

@@ -37,7 +37,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from policy.ope.episodes import Episodes
+from policy.ope.episodes import Episodes, running_sums
 from policy.ope.intervals import Bootstrap, Interval, PerStepSums, Resampled, StudentT, Sums
 
 __all__ = [
@@ -67,8 +67,6 @@ FloatArray = npt.NDArray[np.float64]
 STUDENT_T_95 = StudentT()
 # Beyond this the square of a weight is no longer a number.
 LARGEST_WEIGHT = 1e150
-# How many numbers a table of episodes of about the same length may hold: 8 MB of float64.
-CELLS = 1 << 20
 
 _WHAT_TO_DO = {
     "no_propensity": "log actions with action_prob=... or action_logp=...",
@@ -359,7 +357,7 @@ def _weights(data: Episodes) -> FloatArray:
     """(S,) product of target / behaviour up to and including each step."""
     ratios = _given(data.target_logp) - data.behaviour_logp
     with np.errstate(over="ignore"):
-        weights = np.exp(_running_sums(ratios, data))
+        weights = np.exp(running_sums(ratios, data.lengths))
     if not (weights < LARGEST_WEIGHT).all():
         episode = int(np.searchsorted(np.cumsum(data.lengths), weights.argmax(), side="right"))
         raise ValueError(
@@ -368,33 +366,6 @@ def _weights(data: Episodes) -> FloatArray:
         )
     _check_overlap(weights)
     return weights
-
-
-def _running_sums(values: FloatArray, data: Episodes) -> FloatArray:
-    """(S,) sums from each episode's start, over tables of episodes of about the same length.
-
-    One running sum over all S less its value at the start would be shorter, but -inf (a
-    probability of 0) and the rounding of one episode would spoil those after it.
-    """
-    if values.size == data.n:
-        return values
-    order = np.argsort(data.lengths, kind="stable")
-    lengths, starts = data.lengths[order], data.starts[order]
-    sums, begin = np.empty_like(values), 0
-    while begin < data.n:
-        shortest = int(lengths[begin])
-        end = min(
-            begin + max(1, CELLS // shortest),
-            int(np.searchsorted(lengths, 2 * shortest, side="right")),
-        )
-        columns = np.arange(int(lengths[end - 1]))
-        inside = columns < lengths[begin:end, None]
-        rows = (starts[begin:end, None] + columns)[inside]
-        table = np.zeros(inside.shape)
-        table[inside] = values[rows]
-        sums[rows] = np.cumsum(table, axis=1)[inside]
-        begin = end
-    return sums
 
 
 def _last(data: Episodes, weights: FloatArray) -> FloatArray:

@@ -198,7 +198,7 @@ def test_many_lengths_fall_into_several_tables(monkeypatch: pytest.MonkeyPatch) 
         target_logp=np.log(rng.uniform(0.5, 1, rows)),
     )
     at_once = estimators.pdis(episodes, gamma=0.9)
-    monkeypatch.setattr(estimators, "CELLS", 100)
+    monkeypatch.setattr("policy.ope.episodes.CELLS", 100)
     assert estimators.pdis(episodes, gamma=0.9) == at_once
 
 

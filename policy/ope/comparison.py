@@ -1,0 +1,193 @@
+"""Is a policy better than another, worse, or can these episodes not tell: `compare`.
+
+    found = compare(differences, bar="live version 3", error=0.025)
+    found.verdict, found.interval, found.missing
+
+With limits on both or one side the interval is a betting bound (policy.ope.betting), which holds at
+every sample size. Without, it is Student's t with Hall's correction for skewness, and the verdict
+is marked approximate; it is refused where that is known to fail, by the thresholds below.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri, stdtrit
+
+from policy.ope.betting import LARGEST_STAKE, betting_interval
+from policy.ope.differences import Differences
+
+__all__ = [
+    "BETTER",
+    "CANNOT_TELL",
+    "FIRST_LOOK",
+    "WORSE",
+    "Bound",
+    "Comparison",
+    "Verdict",
+    "compare",
+    "skewed_t_interval",
+]
+
+FloatArray = npt.NDArray[np.float64]
+Verdict: TypeAlias = Literal["better", "worse", "cannot tell"]
+Bound: TypeAlias = Literal["betting", "sequence", "student"]
+
+BETTER: Verdict = "better"
+WORSE: Verdict = "worse"
+CANNOT_TELL: Verdict = "cannot tell"
+
+FIRST_LOOK = 0.8
+"""Of the error, the share that the first look at a candidate spends; later looks at more episodes
+share the rest, by one confidence sequence. Both together keep the error."""
+POWER = 0.8
+"""How likely the verdict is with the number of episodes that is said to be missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A candidate against one bar. Values are returns per episode, candidate less bar."""
+
+    bar: str  # "live version 3", "the logging policy", "0.8"
+    verdict: Verdict
+    difference: float
+    stderr: float
+    interval: tuple[float, float]
+    error: float  # that one end of the interval may fail with
+    bound: Bound
+    method: str  # of the differences: dr, ips, pdis
+    n: int  # episodes
+    limits: tuple[float, float] | None  # of one episode's difference, where they are known
+    missing: int | None  # about so many more episodes to tell a difference of this size
+
+    @property
+    def approximate(self) -> bool:
+        """Whether the interval leans on a normal limit."""
+        return self.bound == "student"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for strict JSON; a number that is not finite becomes None."""
+        return {
+            "bar": self.bar,
+            "verdict": self.verdict,
+            "approximate": self.approximate,
+            "difference": _plain(self.difference),
+            "stderr": _plain(self.stderr),
+            "interval": [_plain(end) for end in self.interval],
+            "error": self.error,
+            "bound": self.bound,
+            "method": self.method,
+            "n": self.n,
+            "limits": self.limits and [_plain(end) for end in self.limits],
+            "missing": self.missing,
+        }
+
+
+def compare(
+    differences: Differences,
+    *,
+    bar: str,
+    error: float,
+    looks: int = 0,
+) -> Comparison:
+    """Judge by an interval of which each end fails with a probability of at most `error`.
+
+    `looks`: how often this candidate was judged before, on fewer episodes of the same log.
+    """
+    values, n = differences.values, differences.values.size
+    limited = math.isfinite(differences.least) or math.isfinite(differences.most)
+    bound: Bound = ("sequence" if looks else "betting") if limited else "student"
+    spent = error * ((1 - FIRST_LOOK) if looks else FIRST_LOOK)
+    if limited:
+        low = betting_interval(
+            differences.lower,
+            limits=(differences.least, math.inf),
+            error=spent,
+            sequence=looks > 0,
+        )[0]
+        high = betting_interval(
+            differences.upper,
+            limits=(-math.inf, differences.most),
+            error=spent,
+            sequence=looks > 0,
+        )[1]
+    else:
+        # There is no sequence without limits: each look gets half of what is left.
+        spent = error * (FIRST_LOOK if not looks else (1 - FIRST_LOOK) * 0.5**looks)
+        low, high = skewed_t_interval(values, spent)
+    stderr = float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else math.inf
+    found = Comparison(
+        bar=bar,
+        verdict=BETTER if low > 0 else WORSE if high < 0 else CANNOT_TELL,
+        difference=float(values.mean()),
+        stderr=stderr,
+        interval=(low, high),
+        error=spent,
+        bound=bound,
+        method=differences.method,
+        n=n,
+        limits=(differences.least, differences.most) if limited else None,
+        missing=None,
+    )
+    return replace(found, missing=_missing(found)) if found.verdict == CANNOT_TELL else found
+
+
+def skewed_t_interval(values: FloatArray, error: float) -> tuple[float, float]:
+    """Student's t for the mean, corrected for skewness; each end fails with about `error`.
+
+    Hall 1992, On the removal of skewness by transformation, section 2: with a = skewness / sqrt(n),
+    g(t) = t + a t^2 / 3 + a^2 t^3 / 27 + a / 6 is close to normal, and is inverted here. Unbounded
+    for fewer than two numbers.
+    """
+    n = values.size
+    if n < 2:
+        return -math.inf, math.inf
+    center = float(values.mean())
+    apart = values - center
+    variance = float(apart @ apart) / n
+    if variance == 0:
+        return center, center
+    stderr = math.sqrt(variance / (n - 1))
+    a = float((apart**3).mean()) / variance**1.5 / math.sqrt(n)
+    quantile = float(stdtrit(n - 1, 1 - error))
+    return (
+        center - stderr * _inverse_hall(quantile, a),
+        center - stderr * _inverse_hall(-quantile, a),
+    )
+
+
+def _inverse_hall(x: float, a: float) -> float:
+    if abs(a) < 1e-6:
+        return x
+    return 3 / a * (float(np.cbrt(1 + a * (x - a / 6))) - 1)
+
+
+def _missing(found: Comparison) -> int | None:
+    """About how many more episodes would tell a difference as large as this one seems.
+
+    None when there is no difference to go by, or no bound on its side.
+    """
+    size = abs(found.difference)
+    if not size > 0 or not math.isfinite(found.stderr):
+        return None
+    variance = found.n * found.stderr**2
+    needed = math.log(1 / found.error)
+    normal = found.bound == "student"
+    deviations = -float(ndtri(found.error)) if normal else math.sqrt(2 * needed)
+    episodes = ((deviations + float(ndtri(POWER))) / size) ** 2 * variance
+    if found.limits is not None:
+        furthest = -found.limits[0] if found.difference > 0 else found.limits[1]
+        episodes = max(episodes, needed * furthest / (LARGEST_STAKE * size))
+    if not math.isfinite(episodes):
+        return None
+    more = max(1.0, episodes - found.n)
+    digits = 10.0 ** max(0, math.floor(math.log10(more)) - 1)
+    return int(math.ceil(more / digits) * digits)
+
+
+def _plain(number: float) -> float | None:
+    return float(number) if math.isfinite(number) else None

@@ -1,0 +1,356 @@
+"""Better, worse, or cannot tell, and why: the whole judgement of a candidate on logged episodes.
+
+    found = judge(episodes, candidate, [Bar("the logging policy")], Rules(reward_range=(0.0, 1.0)))
+    found.verdict, found.reasons         # "cannot tell", ("action 2 was never logged ...",)
+
+A bar is what the candidate must be better than: the live version, the logging policy. Only unbiased
+differences decide (policy.ope.differences); ratio estimators and the direct method inform. S is the
+number of steps, n of episodes, A of actions. Pure: arrays in, a judgement out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Comparison, Verdict, compare
+from policy.ope.cross_fitting import cross_fit, score_by_earlier
+from policy.ope.diagnostics import (
+    LEAST_EVENTS,
+    MOST_OF_VARIANCE,
+    MOST_OF_WEIGHT,
+    Diagnostic,
+    action_support,
+    at_least,
+    at_most,
+    context_support,
+    effective_number,
+    largest_share,
+    mean_weight,
+    reward_events,
+)
+from policy.ope.differences import (
+    Differences,
+    Scores,
+    one_step_differences,
+    per_decision_differences,
+)
+from policy.ope.episodes import running_sums
+from policy.ope.value_models import LinearRewardModel
+
+__all__ = ["Bar", "Judged", "Judgement", "Rules", "Target", "combined", "judge"]
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+MOST_LOG_WEIGHT = 300.0  # a weight of 1e130: its square is a number still
+SAME_LOGP = 1e-4  # a float32 log-probability, computed twice
+FOLDS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Whole episodes with propensities, in the order that they came in: steps one by one."""
+
+    rewards: FloatArray  # (S,)
+    lengths: IntArray  # (n,)
+    behaviour_logp: FloatArray  # (S,) of the logged action, known all
+    flat: npt.NDArray[np.floating[Any]]  # (S, D) observations
+    taken: IntArray | None = None  # (S,) logged actions counted from 0; None: not Discrete
+    start: int = 0  # the first action's name
+    discrete: bool = True  # propensities are probabilities, not densities
+
+    @property
+    def one_step(self) -> bool:
+        return bool((self.lengths == 1).all())
+
+    @property
+    def starts(self) -> IntArray:
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
+    def returns(self) -> FloatArray:
+        """(n,) undiscounted."""
+        return np.add.reduceat(self.rewards, self.starts)
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A policy on the judged steps."""
+
+    logp: FloatArray  # (S,) of the logged actions
+    probs: FloatArray | None = None  # (S, A) of all actions, where they are Discrete
+
+
+@dataclass(frozen=True, eq=False)
+class Bar:
+    """What the candidate must be better than; without a policy it is the logging policy."""
+
+    name: str
+    policy: Target | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a judgement is made by."""
+
+    confidence: float = 0.95  # of a two-sided interval: each end fails with half of the rest
+    gamma: float = 1.0
+    reward_range: tuple[float, float] | None = None  # of a step's reward: known, never from data
+    min_ess: float = 100.0
+    looks: int = 0  # earlier ones at this candidate, on fewer episodes
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"confidence: expected a share in (0, 1), got {self.confidence}")
+        if self.reward_range is not None:
+            low, high = self.reward_range
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise ValueError(
+                    f"reward_range: expected two finite numbers, low < high, got {low}, {high}"
+                )
+
+    @property
+    def error(self) -> float:
+        """That a candidate which is not better is called better."""
+        return (1 - self.confidence) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """A verdict, and all that it rests on."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...]  # why it is not "better"; what is missing
+    comparisons: tuple[Comparison, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def approximate(self) -> bool:
+        """Whether an interval that it rests on leans on a normal limit."""
+        return any(one.approximate for one in self.comparisons)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for strict JSON."""
+        return {
+            "verdict": self.verdict,
+            "approximate": self.approximate,
+            "reasons": list(self.reasons),
+            "comparisons": [one.to_dict() for one in self.comparisons],
+            "diagnostics": [one.to_dict() for one in self.diagnostics],
+        }
+
+
+def judge(
+    data: Judged,
+    candidate: Target,
+    bars: Sequence[Bar],
+    rules: Rules,
+    counted: Sequence[Diagnostic] = (),
+) -> Judgement:
+    """Judge the candidate against each bar; `counted` are checks of what was left out before.
+
+    A bar's policy that gives the logged actions their logged propensities is the logging policy.
+    """
+    in_range = _range_check(data, rules)
+    if not data.lengths.size or not all(one.passed for one in in_range):
+        return combined([], [*counted, *in_range])
+    merged = _merged(data, bars)
+    largest = _largest_weight(data, [candidate, *(one.policy for one in merged if one.policy)])
+    comparisons, shares = [], []
+    for bar in merged:
+        found = _differences(data, candidate, bar.policy, rules, largest)
+        compared = compare(found, bar=bar.name, error=rules.error, looks=rules.looks)
+        comparisons.append(compared)
+        squares = (found.values - found.values.mean()) ** 2
+        threshold = MOST_OF_VARIANCE if compared.approximate else 1.0
+        what = f"squared deviation from the mean difference to {bar.name}"
+        shares.append(largest_share("heavy_tails", squares, threshold, what))
+    approximate = any(one.approximate for one in comparisons)
+    checks = [*counted, *in_range]
+    checks += _policy_checks("", data, candidate, rules, largest, approximate)
+    for bar in merged:
+        if bar.policy is not None:
+            checks += _policy_checks("live_", data, bar.policy, rules, largest, approximate)
+    return combined(comparisons, [*checks, *shares])
+
+
+def combined(comparisons: Sequence[Comparison], diagnostics: Sequence[Diagnostic]) -> Judgement:
+    """One verdict: a failed check or nothing to go by is "cannot tell", one worse bar "worse"."""
+    failed = [f"{one.name}: {one.sentence}" for one in diagnostics if not one.passed]
+    worse = [_told(one) for one in comparisons if one.verdict == WORSE]
+    open_ones = [_told(one) for one in comparisons if one.verdict == CANNOT_TELL]
+    verdict, reasons = BETTER, []
+    if failed or not comparisons:
+        verdict, reasons = CANNOT_TELL, failed or ["nothing to judge by"]
+    elif worse:
+        verdict, reasons = WORSE, worse
+    elif open_ones:
+        verdict, reasons = CANNOT_TELL, open_ones
+    return Judgement(
+        verdict=verdict,
+        reasons=tuple(reasons),
+        comparisons=tuple(comparisons),
+        diagnostics=tuple(diagnostics),
+    )
+
+
+def _told(one: Comparison) -> str:
+    low, high = one.interval
+    text = f"{one.difference:+.4g} [{low:.4g}, {high:.4g}] against {one.bar}"
+    if one.verdict == WORSE:
+        return text
+    if one.missing is None:
+        return f"{text}: more episodes will hardly tell; use a canary"
+    return f"{text}: about {one.missing:,} more episodes, if the difference is what it seems"
+
+
+# --- the differences -------------------------------------------------------------------------
+
+
+def _merged(data: Judged, bars: Sequence[Bar]) -> list[Bar]:
+    """The bars, less a logging policy that another one is as well."""
+    found: list[Bar] = []
+    for bar in bars:
+        same = bar.policy is None or bool(
+            (np.abs(bar.policy.logp - data.behaviour_logp) < SAME_LOGP).all()
+        )
+        if not same:
+            found.append(bar)
+        elif not any(one.policy is None for one in found):
+            found.append(Bar(bar.name))
+    return found
+
+
+def _largest_weight(data: Judged, policies: Sequence[Target]) -> float:
+    """1 / the lowest logged propensity, which no step's ratio can exceed; inf for densities."""
+    if not data.discrete:
+        return math.inf
+    return float(np.exp(-data.behaviour_logp.min()))
+
+
+def _ratios(data: Judged, policy: Target) -> FloatArray:
+    """(S,) candidate / logging policy of each step alone."""
+    ratios: FloatArray = np.exp(np.minimum(policy.logp - data.behaviour_logp, MOST_LOG_WEIGHT))
+    return ratios
+
+
+def _weights(data: Judged, policy: Target) -> FloatArray:
+    """(S,) products of the ratios up to and including each step."""
+    if data.one_step:
+        return _ratios(data, policy)
+    sums = running_sums(policy.logp - data.behaviour_logp, data.lengths)
+    weights: FloatArray = np.exp(np.minimum(sums, MOST_LOG_WEIGHT))
+    return weights
+
+
+def _differences(
+    data: Judged, candidate: Target, bar: Target | None, rules: Rules, largest: float
+) -> Differences:
+    weights = _weights(data, candidate)
+    bar_weights = None if bar is None else _weights(data, bar)
+    if data.one_step:
+        return one_step_differences(
+            data.rewards,
+            weights,
+            bar_weights,
+            _scores(data, candidate, bar, rules),
+            reward_range=rules.reward_range,
+            largest_weight=largest,
+        )
+    return per_decision_differences(
+        data.rewards,
+        weights,
+        bar_weights,
+        data.lengths,
+        gamma=rules.gamma,
+        reward_range=rules.reward_range,
+        largest_weight=largest,
+    )
+
+
+def _scores(data: Judged, candidate: Target, bar: Target | None, rules: Rules) -> Scores | None:
+    """q and v of a linear model: of earlier rows for a bet, of other folds for a normal limit."""
+    taken, probs = data.taken, candidate.probs
+    if taken is None or probs is None or len(taken) < FOLDS:
+        return None
+    actions, targets = probs.shape[1], [probs]
+    if bar is not None:
+        if bar.probs is None:
+            return None
+        targets.append(bar.probs)
+
+    def model() -> LinearRewardModel:
+        return LinearRewardModel(actions)
+
+    if rules.reward_range is not None:
+        start = sum(rules.reward_range) / 2
+        q, values = score_by_earlier(model, data.flat, taken, data.rewards, targets, start=start)
+    else:
+        rng = np.random.default_rng(rules.seed)
+        fitted = cross_fit(model, data.flat, taken, data.rewards, probs, rng=rng, folds=FOLDS)
+        q, values = fitted.q, [fitted.v]
+        if len(targets) == 2:
+            rng = np.random.default_rng(rules.seed)
+            again = cross_fit(
+                model, data.flat, taken, data.rewards, targets[1], rng=rng, folds=FOLDS
+            )
+            values.append(again.v)
+    return Scores(q, values[0], None if bar is None else values[-1])
+
+
+# --- the checks ------------------------------------------------------------------------------
+
+
+def _policy_checks(
+    prefix: str, data: Judged, policy: Target, rules: Rules, largest: float, approximate: bool
+) -> list[Diagnostic]:
+    """Those of the candidate, or with a prefix of a bar that is weighed like it."""
+    found: list[Diagnostic] = []
+    if data.taken is not None and policy.probs is not None:
+        found.append(action_support(data.taken, policy.probs, start=data.start))
+        found.append(context_support(data.flat, data.taken, policy.probs))
+    found.append(mean_weight(_ratios(data, policy), largest))
+    whole = _weights(data, policy)[np.cumsum(data.lengths) - 1]
+    found.append(largest_share("largest_weight", whole, MOST_OF_WEIGHT, "importance weight"))
+    ess = effective_number(whole)
+    found.append(
+        at_least(
+            "effective_sample_size",
+            ess,
+            rules.min_ess,
+            f"effective sample size: expected {rules.min_ess:g} or more, got {ess:.1f}",
+            "min_ess",
+        )
+    )
+    threshold = LEAST_EVENTS if approximate else None
+    found.append(reward_events(data.returns, whole, threshold=threshold))
+    return [_named(one, prefix) for one in found] if prefix else found
+
+
+def _named(one: Diagnostic, prefix: str) -> Diagnostic:
+    return Diagnostic(
+        name=prefix + one.name,
+        value=one.value,
+        threshold=one.threshold,
+        passed=one.passed,
+        sentence=f"live version: {one.sentence}",
+        source=one.source,
+    )
+
+
+def _range_check(data: Judged, rules: Rules) -> list[Diagnostic]:
+    if rules.reward_range is None or not data.rewards.size:
+        return []
+    low, high = rules.reward_range
+    outside = int(((data.rewards < low) | (data.rewards > high)).sum())
+    sentence = f"{outside} rewards outside of the declared range {low:g} to {high:g}"
+    if outside:
+        sentence += f", from {data.rewards.min():g} to {data.rewards.max():g}: mend the range"
+    return [at_most("rewards_outside_range", outside, 0, sentence, "the range is a promise")]
