@@ -1,4 +1,4 @@
-"""A client on a system without what only Linux and macOS have: run by test_policy_client_other_systems.
+"""A client on a system without what only Linux and macOS have.
 
     python foreign_system.py ADDRESS TOKEN STORE_ROOT DIGEST
 
