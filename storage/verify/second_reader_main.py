@@ -71,9 +71,8 @@ def _values(column: pd.Series[Any], spec: Mapping[str, Any] | None) -> ColumnVal
     if column.dtype == object or isinstance(column.dtype, (pd.StringDtype, pd.CategoricalDtype)):
         return of_items("str", _items(column))
     if pd.api.types.is_extension_array_dtype(column.dtype):  # whole numbers with nulls
-        valid = column.notna().to_numpy()
-        numbers = column.fillna(0).to_numpy(column.dtype.numpy_dtype)  # type: ignore[union-attr]
-        return of_numbers(numbers, valid)
+        numbers = column.fillna(0).array.to_numpy(np.dtype(column.dtype.type))
+        return of_numbers(numbers, column.notna().to_numpy())
     return of_numbers(column.to_numpy(), nan_is_null=True)
 
 
