@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from storage.reading.sources import ShardFile
+from storage.experience.range_set import RangeSet
+from storage.reading.listing import ShardFile
+
+log = logging.getLogger("headrace.reader")
 
 Reason: TypeAlias = Literal[
     "damaged",  # a shard whose bytes are not those that its name proves
@@ -31,3 +35,67 @@ class Excluded:
     reason: Reason
     text: str
     rows: int | None = None
+
+
+@dataclass(slots=True)
+class ReaderStats:
+    """What a reader did since it was made; steps are rows of shards.
+
+    The reasons of `excluded` are those of `Reason`. Of a shard that is left out
+    ("damaged", "content", "vanished") the rows are those of its footer if that can be read and fits
+    the name; else one for each part, which is the least: how many parts, its name tells. Shards in
+    `retrying` are neither read nor left out.
+    """
+
+    shards: int = 0
+    parts: int = 0
+    rows: int = 0  # handed to the caller
+    nbytes: int = 0  # of the files read
+    doubles: int = 0  # steps that another file had already brought
+    lost: int = 0  # steps of a restored position that no shard holds any more
+    incomplete: int = 0  # episodes that wait for parts (mode "episodes")
+    excluded: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
+    excluded_shards: dict[str, str] = field(default_factory=dict)  # path -> why
+    retrying: dict[str, str] = field(default_factory=dict)  # path -> what it failed with last
+
+    def exclude(self, reason: Reason, rows: int) -> None:
+        """Count rows; fewer than none take some back."""
+        if rows:
+            self.excluded[reason] = self.excluded.get(reason, 0) + rows
+            if not self.excluded[reason]:
+                del self.excluded[reason]
+
+
+class LeftOut:
+    """The shards that a reader leaves out, as its statistics name and count them."""
+
+    def __init__(self, stats: ReaderStats) -> None:
+        self._stats = stats
+        self._counted: dict[ShardFile, tuple[Reason, int]] = {}
+
+    def shards(self) -> list[ShardFile]:
+        return list(self._counted)
+
+    def add(self, found: Excluded, unread: RangeSet) -> None:
+        """Name a shard and count what it would have brought; `unread` are the ordinals of its name
+        that no other one has brought."""
+        shard = found.shard
+        self.take_back(shard)
+        if not unread:
+            return
+        told = found.rows if len(unread) == shard.last - shard.first + 1 else None
+        rows = len(unread) if told is None else told
+        self._counted[shard] = found.reason, rows
+        self._stats.exclude(found.reason, rows)
+        self._stats.excluded_shards[shard.place] = found.text
+        log.warning(
+            "left out as %s: %s%d rows in %d parts: %s",
+            *(found.reason, "at least " if told is None else "", rows, len(unread), found.text),
+        )
+
+    def take_back(self, shard: ShardFile) -> None:
+        """It is left out no longer: it is whole now, or another one brought its parts."""
+        counted = self._counted.pop(shard, None)
+        if counted is not None:
+            self._stats.exclude(counted[0], -counted[1])
+            self._stats.excluded_shards.pop(shard.place, None)

@@ -16,7 +16,8 @@ from pathlib import Path
 from storage.experience.episode import Part
 from storage.experience.range_set import RangeSet
 from storage.reading.ledger import Ledger
-from storage.reading.sources import DirectorySource, ShardFile
+from storage.reading.listing import ShardFile
+from storage.reading.sources import DirectorySource, ScanIncomplete
 from storage.shards.part_block import PartBlock, UnwrittenParts
 
 _FAILED_WAIT = 0.05  # s, how often it is looked whether what came before a failure has been read
@@ -127,13 +128,25 @@ class LiveSource:
         with self._lock:
             self._forget_taken()
             found = list(self._waiting)
-            self._listing = self._due
-            look = self._listed < self._due
-        if self._directory is not None and look:
-            found += self._directory.scan()
+            due = self._due
+        if self._directory is not None and self._listed < due:
+            try:
+                found += self._directory.scan()
+            except ScanIncomplete as partial:  # and look again
+                raise ScanIncomplete(sorted(found + partial.found), partial.errors) from None
+        self._listing = due
         if self._error is not None and not found:
             raise self._error
         return sorted(found)
+
+    def changes(self, *, thorough: bool, afresh: bool = False) -> list[ShardFile]:
+        """As `scan`: what waits is little, and the directory is looked at when there is a reason.
+
+        What was named once, and cannot be read for now, need not be named again.
+        """
+        if afresh:
+            self._listed = 0
+        return self.scan()
 
     def read(self, shard: ShardFile) -> bytes | UnwrittenParts:
         with self._lock:

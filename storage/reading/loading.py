@@ -81,7 +81,7 @@ _TEXTS = [EPS_ID, AGENT_ID, ENDED, POLICY_ID, "source", CONTINUES, TAGS]
 _DERIVED = (NEXT_OBS, HAS_NEXT_OBS, "stream")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PartFilter:
     """Which parts to read; a part is judged by its first step.
 

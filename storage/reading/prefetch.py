@@ -13,7 +13,13 @@ from storage.experience.interfaces import ReaderError
 from storage.reading.exclusion import TRANSIENT, Excluded
 from storage.reading.loading import Loaded, rows_told
 from storage.reading.retries import MOST_DELAY, Retries
-from storage.reading.sources import Content, ScanIncomplete, ShardFile, ShardSource
+from storage.reading.sources import (
+    Content,
+    GrowingSource,
+    ScanIncomplete,
+    ShardFile,
+    ShardSource,
+)
 from storage.shards.names import ShardDamaged
 
 Item = TypeVar("Item")
@@ -21,6 +27,7 @@ Item = TypeVar("Item")
 MOST_VANISHINGS = 3
 """A name that a scan lists and a read does not find, so often, is left out."""
 
+_REMEMBERED = 1024  # shards
 _HANGING = 10.0  # s, how long `idle` waits for a scan
 
 
@@ -116,7 +123,11 @@ class Prefetcher:
         self._poll_interval = poll_interval
         self._changed = changed or threading.Condition()
         self._channel: Channel[Found] = Channel(depth, self._changed)
-        self._handed: set[ShardFile] = set()  # a name is its content: never needed twice
+        self._growing = source if isinstance(source, GrowingSource) else None
+        self._looked = False
+        self._open: set[ShardFile] = set()  # to be read, or tried again
+        self._handed: dict[ShardFile, None] = {}  # a name is its content: never needed twice
+        self._bad: set[ShardFile] = set()  # of those: read again when they are named again
         self._vanished: dict[ShardFile, int] = {}
         self._asked = self._answered = 0  # tickets of `idle`
         self._busy = False
@@ -176,50 +187,74 @@ class Prefetcher:
         self._source.wait(wait if due is None else min(wait, due))
 
     def _pass(self) -> bool:
-        """One scan and what it lists; whether a file vanished, so that another pass must follow."""
+        """One look at what is new; whether a file vanished, so that another must follow."""
         with self._changed:
             ticket = self._asked
-        shards = self._scan()
-        self._handed.intersection_update(shards)
-        todo = [shard for shard in self._wanted(shards) if shard not in self._handed]
+        gone = self._look(thorough=ticket > self._answered or bool(self._vanished))
+        todo = self._wanted(sorted(self._open))
+        for shard in self._open.difference(todo):  # another one brought it meanwhile
+            self._settle(shard)
         fresh = [shard for shard in todo if shard not in self._retries]
+        fresh.sort(key=self._vanished.__contains__)  # behind what may have replaced it
         due = [shard for shard in todo if shard in self._retries and not self._retries.waits(shard)]
-        gone = self._absent(set(shards))
         self._tell(busy=bool(fresh or gone), answered=self._answered)
         again = self._read_all([*fresh, *due])
         for shard in gone:  # behind what may have brought its parts
-            self._channel.put(
-                Excluded(shard, "vanished", f"{shard.place}: gone before it was read")
-            )
+            text = f"{shard.place}: gone before it was read"
+            self._channel.put(Excluded(shard, "vanished", text))
         self._tell(busy=False, answered=self._answered if fresh or again else ticket)
         return again
 
-    def _tell(self, *, busy: bool, answered: int) -> None:
-        with self._changed:
-            self._busy, self._answered = busy, answered
-            self._changed.notify_all()
-
-    def _scan(self) -> list[ShardFile]:
-        """What is there; a folder that cannot be listed for now is tried again."""
+    def _look(self, *, thorough: bool) -> list[ShardFile]:
+        """Add what is new to what is open; what was tried in vain and is not there any more."""
+        growing, afresh = self._growing, not self._looked
         try:
-            shards, errors = self._source.scan(), {}
+            if growing is None:
+                found = self._source.scan()
+            else:
+                found = growing.changes(thorough=thorough, afresh=afresh)
+            errors = {}
         except ScanIncomplete as partial:
-            shards, errors = partial.found, partial.errors
+            found, errors = partial.found, partial.errors
+        self._looked = True
+        self._note_folders(errors)
+        if growing is not None:
+            self._open.update(s for s in found if s not in self._handed or s in self._bad)
+            self._forget_oldest()
+            return []
+        there = set(found)
+        gone = [] if errors else sorted(self._open - there)
+        for shard in gone:
+            self._settle(shard)
+        self._handed = {shard: None for shard in self._handed if shard in there}
+        self._bad &= there
+        self._open = there - self._handed.keys()
+        return gone
+
+    def _forget_oldest(self) -> None:
+        """A growing source names a shard twice only within a short time."""
+        while len(self._handed) > _REMEMBERED:
+            oldest = next(iter(self._handed))
+            del self._handed[oldest]
+            self._bad.discard(oldest)
+
+    def _settle(self, shard: ShardFile) -> None:
+        self._open.discard(shard)
+        self._vanished.pop(shard, None)
+        self._retries.settle(shard)
+
+    def _note_folders(self, errors: dict[str, OSError]) -> None:
+        """Folders that cannot be listed for now are tried again."""
         for key in self._retries.keys():  # noqa: SIM118  not a dict
             if isinstance(key, str) and key not in errors:
                 self._retries.settle(key)
         for folder, error in errors.items():
             self._retries.failed(folder, folder, error)
-        return shards
 
-    def _absent(self, there: set[ShardFile]) -> list[ShardFile]:
-        """What was to be tried again and is not there any more."""
-        failed = {key for key in self._retries.keys() if isinstance(key, ShardFile)}  # noqa: SIM118
-        absent = sorted((failed | set(self._vanished)) - there)
-        for shard in absent:
-            self._retries.settle(shard)
-            self._vanished.pop(shard, None)
-        return absent
+    def _tell(self, *, busy: bool, answered: int) -> None:
+        with self._changed:
+            self._busy, self._answered = busy, answered
+            self._changed.notify_all()
 
     def _read_all(self, shards: list[ShardFile]) -> bool:
         again, retry = False, []
@@ -240,9 +275,10 @@ class Prefetcher:
         return again
 
     def _hand_over(self, shard: ShardFile, found: Loaded | Excluded) -> None:
-        self._retries.settle(shard)
-        self._vanished.pop(shard, None)
-        self._handed.add(shard)
+        self._settle(shard)
+        self._handed[shard] = None
+        if isinstance(found, Excluded):
+            self._bad.add(shard)
         self._channel.put(found)
 
     def _read(self, shard: ShardFile) -> Loaded | Excluded | None:

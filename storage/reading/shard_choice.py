@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from storage.experience.interfaces import MixedSchemas
 from storage.reading.ledger import Ledger
@@ -21,15 +21,18 @@ class ShardChoice:
     policy_id: str | None = None
     schema_id: str | None = None
     manifest: Ledger | None = None
+    seen: dict[str, set[str]] = field(default_factory=dict)  # schema -> its streams
 
     def wanted(self, shards: Sequence[ShardFile], taken: Ledger) -> list[ShardFile]:
-        """Of a scan, in order, what may hold something that is not in `taken`.
+        """Of newly found shards, in order, what may hold something that is not in `taken`.
 
         Raises MixedSchemas.
         """
         mine = [s for s in shards if self.schema_id in (None, s.schema_id) and self._listed(s)]
         if self.schema_id is None and self.policy_id is None:
-            refuse_mixture(mine)
+            for shard in mine:
+                self.seen.setdefault(shard.schema_id, set()).add(shard.stream)
+            refuse_mixture(self.seen)
         return [s for s in mine if taken.missing(s.stream, s.first, s.last)]
 
     def _listed(self, shard: ShardFile) -> bool:
@@ -39,11 +42,8 @@ class ShardChoice:
         return len(self.manifest.missing(shard.stream, shard.first, shard.last)) < span
 
 
-def refuse_mixture(shards: Sequence[ShardFile]) -> None:
-    """Raises MixedSchemas, which lists the schemas, unless there is one or none."""
-    streams: dict[str, set[str]] = {}
-    for shard in shards:
-        streams.setdefault(shard.schema_id, set()).add(shard.stream)
+def refuse_mixture(streams: Mapping[str, set[str]]) -> None:
+    """Raises MixedSchemas, which lists them, for streams by schema unless there is one or none."""
     if len(streams) > 1:
         listed = "; ".join(f"{key}: {', '.join(sorted(v))}" for key, v in sorted(streams.items()))
         raise MixedSchemas(

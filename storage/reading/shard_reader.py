@@ -17,7 +17,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -36,7 +35,7 @@ from storage.experience.interfaces import (
 from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
 from storage.reading.adapters import episode_of
-from storage.reading.exclusion import Excluded, Reason
+from storage.reading.exclusion import Excluded, LeftOut, ReaderStats
 from storage.reading.holdout import held_out
 from storage.reading.ledger import Ledger, Ranges
 from storage.reading.loading import (
@@ -76,28 +75,6 @@ log = logging.getLogger("headrace.reader")
 
 Left: TypeAlias = Callable[[], float | None]
 Select: TypeAlias = Callable[[SampleBatch], npt.NDArray[np.bool_]]
-
-
-@dataclass(slots=True)
-class ReaderStats:
-    """What a reader did since it was made; steps are rows of shards.
-
-    The reasons of `excluded` are `storage.reading.exclusion.Reason`. Of a shard that is left out
-    ("damaged", "content", "vanished") the rows are those of its footer if that can be read and fits
-    the name; else one for each part, which is the least: how many parts, its name tells. Shards in
-    `retrying` are neither read nor left out.
-    """
-
-    shards: int = 0
-    parts: int = 0
-    rows: int = 0  # handed to the caller
-    nbytes: int = 0  # of the files read
-    doubles: int = 0  # steps that another file had already brought
-    lost: int = 0  # steps of a restored position that no shard holds any more
-    incomplete: int = 0  # episodes that wait for parts (mode "episodes")
-    excluded: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
-    excluded_shards: dict[str, str] = field(default_factory=dict)  # path -> why
-    retrying: dict[str, str] = field(default_factory=dict)  # path -> what it failed with last
 
 
 class ShardReader(InputReader):
@@ -162,13 +139,13 @@ class ShardReader(InputReader):
         retry_for: float = RETRY_FOR,
     ) -> None:
         _check_arguments(mode, batch_size, shuffle, prefetch, retry_for)
-        self._source = _source_of(roots, source, follow)
+        self._source = _source_of(roots, source, follow, poll_interval)
         self.mode = mode
         self.batch_size = batch_size
         self.stats = ReaderStats()
         self._follow = follow
         self._retry_for = None if follow else retry_for
-        self._left_out: dict[ShardFile, tuple[Reason, int]] = {}
+        self._left_out = LeftOut(self.stats)
         self._eager = eager
         self._prefetch = prefetch
         self._poll_interval = poll_interval
@@ -184,13 +161,7 @@ class ShardReader(InputReader):
         self._columns = frozenset({*chosen, STREAM, ORDINAL, EPISODE_ORDINAL, "t"})
         self._loader = ShardLoader(
             tuple(dict.fromkeys((*chosen, *own, *(("new_obs",) if own else ())))),
-            PartFilter(
-                policy_id=policy_id,
-                tags=dict(tags or {}),
-                since=since,
-                until=until,
-                training_disabled=training_disabled,
-            ),
+            PartFilter(policy_id, dict(tags or {}), since, until, training_disabled),
         )
         self._shuffle, self._seed = shuffle, seed
         self._arrival = threading.Condition()
@@ -200,8 +171,8 @@ class ShardReader(InputReader):
 
     def _reset(self) -> None:
         """As if nothing had been read."""
-        for shard in list(self._left_out):
-            self._take_back(shard)
+        for shard in self._left_out.shards():
+            self._left_out.take_back(shard)
         self._retries = Retries(self._retry_for, self._tell_retrying)
         self._rng = np.random.default_rng(self._seed)
         bounds = unit_bounds(self.mode, self.batch_size)
@@ -295,7 +266,7 @@ class ShardReader(InputReader):
         if isinstance(found, Loaded):
             self._take_shard(found)
         elif isinstance(found, Excluded):
-            self._leave_out(found)
+            self._left_out.add(found, self._unread(found.shard))
         elif isinstance(found, Failure):
             self._failed = found.error
         else:
@@ -309,7 +280,7 @@ class ShardReader(InputReader):
         if self._choice.manifest is not None:
             new &= self._choice.manifest.contains(stream, parts.ordinals)
         for code, reason in enumerate(REASONS, 1):
-            self._exclude(reason, int(parts.steps[new & (parts.verdicts == code)].sum()))
+            self.stats.exclude(reason, int(parts.steps[new & (parts.verdicts == code)].sum()))
         mask, everything = parts.kept(new)
         rows = found.rows if everything else found.rows.take(mask)
         if rows.count:
@@ -319,28 +290,11 @@ class ShardReader(InputReader):
         self.stats.shards += 1
         self.stats.parts += int(new.sum())
         self.stats.nbytes += found.nbytes
-        for shard in list(self._left_out):
+        for shard in self._left_out.shards():
             if shard == found.shard or not self._unread(shard):
-                self._take_back(shard)
+                self._left_out.take_back(shard)
         if rows.count:
             self._flow(rows)
-
-    def _leave_out(self, found: Excluded) -> None:
-        """Count what a bad shard would have brought and name it, unless another one brought it."""
-        shard = found.shard
-        unread = self._unread(shard)
-        if not unread:
-            return
-        self._take_back(shard)
-        told = found.rows is not None and len(unread) == shard.last - shard.first + 1
-        rows = found.rows if told and found.rows is not None else len(unread)
-        self._left_out[shard] = found.reason, rows
-        self._exclude(found.reason, rows)
-        self.stats.excluded_shards[shard.place] = found.text
-        log.warning(
-            "left out as %s: %s%d rows in %d parts: %s",
-            found.reason, "" if told else "at least ", rows, len(unread), found.text,
-        )  # fmt: skip
 
     def _unread(self, shard: ShardFile) -> RangeSet:
         """The ordinals of a shard's name that are to be read and were not taken."""
@@ -350,15 +304,6 @@ class ShardReader(InputReader):
         return unread.difference(
             self._choice.manifest.missing(shard.stream, shard.first, shard.last)
         )
-
-    def _take_back(self, shard: ShardFile) -> None:
-        """A shard is left out no longer: it is whole now, or another one brought its parts."""
-        reason, rows = self._left_out.pop(shard, (None, 0))
-        if reason is not None:
-            self.stats.excluded_shards.pop(shard.place, None)
-            self.stats.excluded[reason] -= rows
-            if not self.stats.excluded[reason]:
-                del self.stats.excluded[reason]
 
     def _tell_retrying(self, failing: dict[str, str]) -> None:
         self.stats.retrying = failing
@@ -371,7 +316,7 @@ class ShardReader(InputReader):
             raise ReaderError(
                 f"select: expected bool of shape ({rows.count},), got {mask.dtype} of {mask.shape}"
             )
-        self._exclude("select", rows.count - int(mask.sum()))
+        self.stats.exclude("select", rows.count - int(mask.sum()))
         return rows if mask.all() else rows.take(mask)
 
     def _flow(self, rows: SampleBatch) -> None:
@@ -392,10 +337,6 @@ class ShardReader(InputReader):
         for rows in self._window.flush() if self._window else []:
             self._cutter.push(rows)
         self._ended = True
-
-    def _exclude(self, reason: Reason, steps: int) -> None:
-        if steps:
-            self.stats.excluded[reason] = self.stats.excluded.get(reason, 0) + steps
 
     def _public(self, rows: SampleBatch) -> SampleBatch:
         names = [name for name in rows if name.partition(".")[0] in self._columns]
@@ -500,7 +441,7 @@ class ShardReader(InputReader):
             return False
         for why, count in stages.lost.items():
             self.stats.lost += count
-            self._exclude(why, count)
+            self.stats.exclude(why, count)
             log.warning("of the position, %d rows are in no shard any more: %s", count, why)
         for bad in stages.bad:
             self.stats.excluded_shards[bad.shard.place] = bad.text
@@ -568,11 +509,16 @@ def _check_arguments(
 
 
 def _source_of(
-    roots: Path | str | Sequence[Path | str] | None, source: ShardSource | None, follow: bool
+    roots: Path | str | Sequence[Path | str] | None,
+    source: ShardSource | None,
+    follow: bool,
+    poll_interval: float,
 ) -> ShardSource:
     if (roots is None) == (source is None):
         raise ReaderError("expected either roots or a source")
-    return source if source is not None else DirectorySource(roots or (), follow=follow)
+    if source is not None:
+        return source
+    return DirectorySource(roots or (), follow=follow, poll_interval=poll_interval)
 
 
 def _position_path(root: Path, name: str) -> Path:

@@ -7,46 +7,47 @@ falls between the two.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
-from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.events import (
+    DirCreatedEvent,
+    DirMovedEvent,
+    FileClosedEvent,
+    FileCreatedEvent,
+    FileMovedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
 from storage.experience.interfaces import ReaderError
+from storage.reading.listing import RootListing, ShardFile, scan_root
 from storage.shards.names import ShardName, require_regular
 from storage.shards.part_block import UnwrittenParts
+
+__all__ = [
+    "POLL_INTERVAL",
+    "SHARDS",
+    "Content",
+    "DirectorySource",
+    "GrowingSource",
+    "MemorySource",
+    "ScanIncomplete",
+    "ShardFile",
+    "ShardSource",
+]
 
 Content: TypeAlias = bytes | memoryview | UnwrittenParts
 SHARDS = "shards"
 POLL_INTERVAL = 2.0  # s
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ShardFile:
-    """One shard as a scan saw it; sorts by stream, then by the ordinals that its name covers."""
-
-    stream: str
-    first: int
-    last: int
-    digest16: str
-    place: str  # what only the source understands: a path, a key
-
-    @property
-    def name(self) -> str:
-        return str(ShardName(self.first, self.last, self.digest16))
-
-    @property
-    def schema_id(self) -> str:
-        """A stream is called `{collector_id}-{schema_id}`."""
-        return self.stream.rpartition("-")[2]
 
 
 class ScanIncomplete(ReaderError):
@@ -81,20 +82,44 @@ class ShardSource(Protocol):
         """Stop watching; `wait` returns at once from now on."""
 
 
+@runtime_checkable
+class GrowingSource(ShardSource, Protocol):
+    """A source that can say what is new without listing what is old."""
+
+    def changes(self, *, thorough: bool, afresh: bool = False) -> list[ShardFile]:
+        """The shards that came since the last call, sorted; a shard may be named again. `thorough`:
+        look even where nothing tells of a change. `afresh`: all that are there.
+
+        Raises ScanIncomplete when a part of it cannot be listed for now.
+        """
+
+
 class DirectorySource:
     """The shards under one or more local roots.
 
-    With `follow`, watchdog events cut the wait short. An event is only a hint: bursts overflow the
-    kernel's queue with no more than a log line, network file systems send none, and so a reader
-    scans again every few seconds in any case. Without `follow` nothing is watched.
+    With `follow`, watchdog events name new shards, which are then read at once, and cut the wait
+    short. An event is only a hint: bursts overflow the kernel's queue with no more than a log line,
+    network file systems send none. So every `poll_interval` seconds the folders are asked whether
+    they changed, and listed where they may hold a name that no event told (`RootListing`). Without
+    `follow` nothing is watched.
     """
 
-    def __init__(self, roots: Path | str | Sequence[Path | str], *, follow: bool = False) -> None:
+    def __init__(
+        self,
+        roots: Path | str | Sequence[Path | str],
+        *,
+        follow: bool = False,
+        poll_interval: float = POLL_INTERVAL,
+    ) -> None:
         given = [roots] if isinstance(roots, (str, Path)) else list(roots)
         if not given:
             raise ValueError("roots: expected one or more directories, got none")
-        self.roots = tuple(Path(root) for root in given)
+        self.roots = tuple(dict.fromkeys(Path(root) for root in given))
+        self._poll_interval = poll_interval
+        self._listings: list[RootListing] = []
+        self._swept = float("-inf")
         self._changed = threading.Event()
+        self._told: deque[str] = deque()  # paths that events named
         self._closed = False
         self._unwatched = {root / SHARDS for root in self.roots} if follow else set()
         self._observer: BaseObserver | None = None
@@ -102,14 +127,32 @@ class DirectorySource:
     def scan(self) -> list[ShardFile]:
         self._changed.clear()
         self._watch()
-        found: dict[tuple[str, str], ShardFile] = {}
         errors: dict[str, OSError] = {}
-        for root in self.roots:
-            for shard in _scan_root(root / SHARDS, errors):
-                found.setdefault((shard.stream, shard.name), shard)
-        if errors:
-            raise ScanIncomplete(sorted(found.values()), errors)
-        return sorted(found.values())
+        found = [shard for root in self.roots for shard in scan_root(root / SHARDS, errors)]
+        return _complete(found, errors)
+
+    def changes(self, *, thorough: bool, afresh: bool = False) -> list[ShardFile]:
+        self._changed.clear()
+        self._watch()
+        if afresh:
+            self._listings = [
+                RootListing(root / SHARDS, self._poll_interval) for root in self.roots
+            ]
+            self._swept = float("-inf")
+        found: list[ShardFile] = []
+        for _ in range(len(self._told)):
+            path = self._told.popleft()
+            thorough |= not path  # a folder came
+            found += [s for s in (listing.told(path) for listing in self._listings) if s]
+        errors: dict[str, OSError] = {}
+        now = time.monotonic()
+        if thorough or now >= self._swept + self._poll_interval:
+            self._swept = now
+            for listing in self._listings:
+                found += listing.new(thorough=thorough, errors=errors)
+            if errors:
+                self._swept = float("-inf")
+        return _complete(found, errors)
 
     def read(self, shard: ShardFile) -> bytes:
         require_regular(Path(shard.place))
@@ -149,11 +192,20 @@ class DirectorySource:
             self._observer = Observer()
             self._observer.start()
         for folder in ready:
+            handler = _Told(self._told, self._changed)
             try:
-                self._observer.schedule(_Flag(self._changed), str(folder), recursive=True)
+                self._observer.schedule(handler, str(folder), recursive=True, event_filter=_EVENTS)
             except OSError:  # out of inotify watches, or gone again: polling goes on alone
                 continue
             self._unwatched.discard(folder)
+
+
+def _complete(found: list[ShardFile], errors: dict[str, OSError]) -> list[ShardFile]:
+    """Sorted, each name once. Raises ScanIncomplete."""
+    shards = sorted({(s.stream, s.name): s for s in reversed(found)}.values())
+    if errors:
+        raise ScanIncomplete(shards, errors)
+    return shards
 
 
 class MemorySource:
@@ -207,52 +259,33 @@ class MemorySource:
         self._changed.set()
 
 
-class _Flag(FileSystemEventHandler):
-    """Sets a flag for every event that may mean a new shard, and does nothing else."""
+_EVENTS: list[type[FileSystemEvent]] = [
+    FileCreatedEvent,
+    FileMovedEvent,
+    FileClosedEvent,  # what was copied to its place is whole then
+    DirCreatedEvent,
+    DirMovedEvent,
+]
 
-    def __init__(self, changed: threading.Event) -> None:
-        self._changed = changed
+
+class _Told(FileSystemEventHandler):
+    """Notes the path of every new file, "" for a folder, and sets a flag; it does nothing else."""
+
+    def __init__(self, told: deque[str], changed: threading.Event) -> None:
+        self._told, self._changed = told, changed
 
     def on_created(self, event: FileSystemEvent) -> None:
-        if not os.path.basename(os.fsdecode(event.src_path)).startswith("."):  # not yet a shard
-            self._changed.set()
+        self._note(event, event.src_path)
+
+    def on_closed(self, event: FileSystemEvent) -> None:
+        self._note(event, event.src_path)
 
     def on_moved(self, event: FileSystemEvent) -> None:
+        self._note(event, event.dest_path)
+
+    def _note(self, event: FileSystemEvent, path: bytes | str) -> None:
+        name = "" if event.is_directory else os.fsdecode(path)
+        if os.path.basename(name).startswith("."):  # not yet a shard
+            return
+        self._told.append(name)
         self._changed.set()
-
-    def on_deleted(self, event: FileSystemEvent) -> None:
-        self._changed.set()
-
-
-def _scan_root(shards: Path, errors: dict[str, OSError]) -> Iterable[ShardFile]:
-    for stream in _entries(shards, errors):
-        if not stream.name.startswith(".") and _is_folder(stream, errors):
-            yield from _scan_stream(stream, errors)
-
-
-def _scan_stream(stream: os.DirEntry[str], errors: dict[str, OSError]) -> Iterable[ShardFile]:
-    """Names alone, no stat: ten thousand of them cost milliseconds."""
-    for entry in _entries(Path(stream.path), errors):
-        name = ShardName.parse(entry.name)
-        if name is not None:
-            yield ShardFile(stream.name, name.first, name.last, name.digest16, entry.path)
-
-
-def _is_folder(entry: os.DirEntry[str], errors: dict[str, OSError]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if error.errno != errno.ELOOP:  # a link in a circle leads nowhere
-            errors[entry.path] = error
-        return False
-
-
-def _entries(folder: Path, errors: dict[str, OSError]) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):  # not there yet, or gone meanwhile
-        return []
-    except OSError as error:
-        errors[str(folder)] = error
-        return []

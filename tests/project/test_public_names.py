@@ -24,7 +24,7 @@ MODULES = sorted(
 )
 # Raised and caught inside one folder, or by a command of ours: no caller sees them.
 INTERNAL = {
-    "CellError", "DemoFailed", "LiveFailed", "Malformed", "RowError", "StepError",
+    "CellError", "DemoFailed", "LiveFailed", "Malformed", "RowError", "ScanIncomplete", "StepError",
     "TooManyEpisodes",
 }  # fmt: skip
 
