@@ -1,0 +1,61 @@
+"""`make judge`: how often the judge is wrong, how often it can tell, case by case and by bound.
+
+The numbers of the table are shares of repetitions. The exit status is 1 when a one-sided 99.9 %
+binomial bound excludes a target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+from tests.judge.cases import equal_or_worse, power
+from tests.judge.tally import tallied
+
+COLUMNS = ("better", "worse", "cannot tell")
+
+
+def main() -> int:
+    """Run all cases, or those whose names hold a word; the exit status."""
+    options = argparse.ArgumentParser(prog="python -m tests.judge", description=__doc__)
+    options.add_argument("--repetitions", type=int, default=2000)
+    options.add_argument("--seed", type=int, default=7)
+    options.add_argument("--case", default="", help="part of a case's name")
+    options.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    given = options.parse_args()
+    print("| case, bar | bound | better | worse | cannot tell | coverage | refused | |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    began, failed = time.monotonic(), 0
+    names = [one.name for one in (*equal_or_worse(), *power()) if given.case in one.name]
+    work = partial(_one, repetitions=given.repetitions, seed=given.seed)
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for lines in pool.map(work, names):
+            for line, well in lines:
+                print(line, flush=True)
+                failed += not well
+    seconds = time.monotonic() - began
+    print(f"\n{given.repetitions} repetitions a case, seed {given.seed}, {seconds:.0f} s.")
+    print("Every target holds." if not failed else f"{failed} lines FAILED.")
+    return 1 if failed else 0
+
+
+def _one(name: str, repetitions: int, seed: int) -> list[tuple[str, bool]]:
+    """The lines of one case, and whether each holds."""
+    (case,) = (one for one in (*equal_or_worse(), *power()) if one.name == name)
+    lines = []
+    for one in tallied(case, repetitions, seed):
+        shares = " | ".join(f"{one.share(verdict):.4f}" for verdict in COLUMNS)
+        coverage = one.covered / max(1, one.compared)
+        told = "; ".join(one.failures())
+        line = f"| {name} | {one.bound} | {shares} | {coverage:.4f} "
+        line += f"| {one.refused / one.repetitions:.4f} | {'FAILED: ' + told if told else 'held'} |"
+        lines.append((line, not told))
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Repeat a case, count what the judge says, and hold the counts against their targets."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import bdtr, bdtrc
+
+from policy.ope.judgement import Judgement, Rules, judge
+from tests.judge.cases import Case
+
+FALSE_BETTER = 0.025
+COVERAGE = 0.95
+SOUND_REFUSED = 0.001
+CERTAINTY = 0.001
+"""A line fails when what was counted would come less often than this at its target."""
+
+
+@dataclass
+class Tally:
+    """Of one case and bound: verdicts, whether the interval held the truth, refusals."""
+
+    case: Case
+    bound: str
+    repetitions: int = 0
+    verdicts: dict[str, int] = field(default_factory=dict)
+    covered: int = 0
+    compared: int = 0
+    refused: int = 0  # by a check
+    unexplained: int = 0  # "cannot tell" without a reason
+
+    def add(self, found: Judgement) -> None:
+        self.repetitions += 1
+        self.verdicts[found.verdict] = self.verdicts.get(found.verdict, 0) + 1
+        for one in found.comparisons:
+            low, high = one.interval
+            self.compared += 1
+            # An interval with an end at the truth, but for rounding, holds it.
+            self.covered += low - 1e-12 <= self.case.difference <= high + 1e-12
+        self.refused += not all(one.passed for one in found.diagnostics)
+        self.unexplained += found.verdict != "better" and not found.reasons
+
+    def share(self, verdict: str) -> float:
+        return self.verdicts.get(verdict, 0) / self.repetitions
+
+    def failures(self) -> Iterator[str]:
+        """What a one-sided 99.9 % binomial bound excludes."""
+        exact = self.bound != "student"
+        better = self.verdicts.get("better", 0)
+        if self.case.difference <= 0 and _too_many(better, self.repetitions, FALSE_BETTER):
+            yield f"false better {better / self.repetitions:.3f} > {FALSE_BETTER}"
+        if (exact or self.case.normal) and _too_few(self.covered, self.compared, COVERAGE):
+            yield f"coverage {self.covered / self.compared:.3f} < {COVERAGE}"
+        right = self.verdicts.get(self.case.verdict, 0)
+        if self.bound == "betting" and _too_few(right, self.repetitions, self.case.least):
+            yield f"{self.case.verdict} {right / self.repetitions:.3f} < {self.case.least}"
+        if self.case.sound and _too_many(self.refused, self.repetitions, SOUND_REFUSED):
+            yield f"sound logs refused {self.refused / self.repetitions:.4f} > {SOUND_REFUSED}"
+        if self.unexplained:
+            yield f"{self.unexplained} verdicts without a reason"
+
+
+def _too_many(count: int, of: int, target: float) -> bool:
+    return count > 0 and bool(bdtrc(count - 1, of, target) < CERTAINTY)
+
+
+def _too_few(count: int, of: int, target: float) -> bool:
+    return target > 0 and bool(bdtr(count, of, target) < CERTAINTY)
+
+
+def bounds_of(case: Case) -> dict[str, Rules]:
+    """The bounds that a case is judged by."""
+    student = {"student": Rules(min_ess=100.0)}
+    if case.reward_range is None:
+        return student
+    found = {"betting": Rules(reward_range=case.reward_range), **student}
+    if case.difference == 0 or case.least:  # where a target is; a sequence takes as long again
+        found["sequence"] = Rules(reward_range=case.reward_range, looks=1)
+    return found
+
+
+def tallied(case: Case, repetitions: int, seed: int, only: Iterable[str] = ()) -> list[Tally]:
+    """The case, so often, by each of its bounds (or `only` those), on the same logs."""
+    bounds = {name: rules for name, rules in bounds_of(case).items() if not only or name in only}
+    tallies = {name: Tally(case, name) for name in bounds}
+    rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
+    for _ in range(repetitions):
+        data, candidate, bar = case.make(rng)
+        for name, rules in bounds.items():
+            tallies[name].add(judge(data, candidate, [bar], rules))
+    return list(tallies.values())
