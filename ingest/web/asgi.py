@@ -12,7 +12,7 @@ import gc
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote
@@ -36,6 +36,21 @@ MAX_REFUSED_PATH = 200
 MOSTLY = 0.5
 DEAR_SECONDS = 0.01
 """What a short body may cost that is refused and no import, which is far more than most do."""
+
+SINGLE_VALUED = frozenset(
+    {
+        b"authorization",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"headrace-crc32",
+        b"headrace-instance",
+        b"host",
+        b"idempotency-key",
+        b"origin",
+    }
+)
+"""Headers that are read here and have one value."""
 
 OF_CONTENT = frozenset({400, 404, 405, 413, 415, 422})
 """Statuses that say: this request was wrong in itself."""
@@ -255,7 +270,7 @@ class Router:
         params: Mapping[str, str],
         caller: Caller,
     ) -> _Answer:
-        headers = dict(scope["headers"])
+        headers = _by_name(scope["headers"])
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding != b"identity":
             raise Refusal(
@@ -408,6 +423,23 @@ async def _answer(handler: Handler, request: Request) -> _Answer:
     except Refusal as refusal:
         refusal.__cause__ = refusal.__context__ = None
         return _Answer(Response(refusal.status), refusal.with_traceback(None))
+
+
+def _by_name(lines: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Header lines by name; those of a name that takes a list are one list (RFC 9110, 5.3).
+
+    Raises Refusal for a second line of a name with one value: which of them counts would depend on
+    who reads them, a proxy or us.
+    """
+    found: dict[bytes, bytes] = {}
+    for name, value in lines:
+        if name not in found:
+            found[name] = value
+        elif name in SINGLE_VALUED:
+            raise Refusal("malformed", f"expected one header {name.decode('latin-1')}, got two")
+        else:
+            found[name] += b", " + value
+    return found
 
 
 def _declared(headers: Mapping[bytes, bytes], limit: int) -> int:

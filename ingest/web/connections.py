@@ -21,6 +21,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Protocol
 
+import httptools
 import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
@@ -312,10 +313,29 @@ class BoundedProtocol(HttpToolsProtocol):
             raise self._refused("malformed", "expected HTTP/1.1")
         if self.parser.should_upgrade():
             raise self._refused("malformed", "expected HTTP/1.1 without an upgrade or CONNECT")
+        if not self.url.startswith(b"/"):
+            self._take_target_host()
         self._give_back()
         self._enter(Phase.BODY)
         self._watch.engage(self)
         super().on_headers_complete()
+
+    def _take_target_host(self) -> None:
+        """A target with a host in it (RFC 9112, 3.2.2): that host counts, not the `Host` header."""
+        try:
+            target = httptools.parse_url(self.url)
+        except httptools.HttpParserInvalidURLError:
+            target = None
+        if target is None or not target.host or target.userinfo or not target.path:
+            shown = self.url[:80].decode("latin-1")
+            raise self._refused("malformed", f"expected a path as the target, got {shown!r}")
+        host: bytes = b"[%b]" % target.host if b":" in target.host else target.host
+        authority = host if target.port is None else b"%b:%d" % (host, target.port)
+        given = [place for place, (name, _) in enumerate(self.headers) if name == b"host"]
+        for place in given:
+            self.headers[place] = (b"host", authority)
+        if not given:
+            self.headers.append((b"host", authority))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle  # in a pipeline, `cycle` of the base is the latest, not this one

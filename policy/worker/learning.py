@@ -97,7 +97,7 @@ class WorkerLearning:
         counts = dict.fromkeys(names.values(), 0)
         counts |= {"num_sgd_iter": epochs, "sgd_minibatch_size": minibatch or 0}
         with all_or_none(counts, max(one.world_size for one in self.policies.values())):
-            if expected is not None and samples.count != expected:
+            if expected is not None and samples.count not in (0, expected):
                 raise ValueError(
                     f"sample_and_learn: expected a batch of {expected} steps, got "
                     f"{samples.count}: truncate_episodes gives fragments of exact size"
@@ -184,7 +184,8 @@ class WorkerLearning:
         Fields become (x - mean) / max(1e-4, std), once and in a copy. Minibatches are slices of
         shuffled rows (rows with recurrent state keep their order) in a random order; the last one
         may be short; size None or 0 is the whole batch. Gives (statistics averaged over the last
-        epoch's minibatches, steps sampled). Raises ValueError for another count than expected.
+        epoch's minibatches, steps sampled); NaN statistics and 0 steps of an input that is idle.
+        Raises ValueError for another count than expected.
         """
         if num_sgd_iter < 1:
             raise ValueError(f"num_sgd_iter: expected 1 or more, got {num_sgd_iter}")
@@ -215,6 +216,8 @@ class WorkerLearning:
         size: int | None,
         fields: Sequence[str],
     ) -> dict[str, Any]:
+        if not batch.count:
+            return policy.no_stats()
         batch = standardised(batch, fields)
         stats: list[dict[str, float]] = []
         for _ in range(epochs):
@@ -222,8 +225,6 @@ class WorkerLearning:
                 policy.learn_on_batch(piece)["learner_stats"]
                 for piece in _pieces(batch, size, self.worker_rng)
             ]
-        if not stats:
-            return policy.no_stats()
         return {name: _mean([one[name] for one in stats]) for name in stats[0]}
 
     # data parallel
@@ -274,6 +275,8 @@ def standardised(batch: SampleBatch, fields: Sequence[str]) -> SampleBatch:
     """The batch with new columns for these fields; the others are shared."""
     changed = batch.select(list(batch))
     for name in fields:
+        if name not in batch:
+            raise ValueError(f"standardize_fields: expected some of {sorted(batch)}, got {name!r}")
         values = np.asarray(batch[name], np.float64)
         changed[name] = (values - values.mean()) / max(1e-4, float(values.std()))
     return changed

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from storage.spaces.gymnasium_spaces import from_gym
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/two_files.md").read_text()
-RESTART = re.search(r"exactly once:\n\n(.*?)\n\n", PAGE, re.DOTALL)
-SERVER, CLIENT = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+SERVER, CLIENT, WORKER, RESTART = BLOCKS
 ROWS = 512
 UPDATES = ROWS // 256
 
@@ -45,8 +44,8 @@ class Program:
             raise RuntimeError("the program has no output")
         return self._process.stdout.readline()
 
-    def rest(self) -> tuple[int, list[str]]:
-        output, _ = self._process.communicate(timeout=120)
+    def rest(self, timeout: float = 120) -> tuple[int, list[str]]:
+        output, _ = self._process.communicate(timeout=timeout)
         return self._process.returncode, output.splitlines()
 
     def close(self) -> None:
@@ -56,7 +55,7 @@ class Program:
 
 def test_the_programs_fit_a_screen() -> None:
     """25 lines each at most, blank ones aside."""
-    for program in (SERVER, CLIENT):
+    for program in (SERVER, CLIENT, WORKER):
         assert len([line for line in program.splitlines() if line]) <= 25
 
 
@@ -93,7 +92,7 @@ def test_two_servers_and_their_clients_learn(tmp_path: Path) -> None:
     assert rows.count >= ROWS
 
 
-@pytest.mark.parametrize("program", [SERVER, CLIENT], ids=["server", "client"])
+@pytest.mark.parametrize("program", [SERVER, CLIENT, WORKER], ids=["server", "client", "worker"])
 def test_the_programs_use_public_names(program: str) -> None:
     """Nothing private is needed."""
     assert not re.search(r"\._|import _", program)
@@ -101,8 +100,7 @@ def test_the_programs_use_public_names(program: str) -> None:
 
 def test_a_restart_as_the_page_shows_it_trains_on_every_step_once(tmp_path: Path) -> None:
     """What was read is in the learner's checkpoint; what was not comes to the next server."""
-    assert RESTART is not None
-    before, after = textwrap.dedent(RESTART[1]).split("...\n")
+    before, after = RESTART.split("...\n")
     env, config = gymnasium.make("CartPole-v1"), PPOConfig(epochs=1)
     spec = PolicySpec(from_gym(env.observation_space), from_gym(env.action_space))
     names = {

@@ -1,0 +1,60 @@
+"""`python company.py KIND ADDRESS`: a client beside a program of the documents.
+
+- logging: 300 steps that it chose itself, of every policy, and then it ends.
+- idle: opens an episode of every policy, and does no more; killed at some time.
+- killed: acts (or logs, where nothing is live) in the middle of an episode when it is killed.
+
+Prints a line when it has done what it was started for. It reads spaces from the collector.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import urllib3
+
+from headrace import PolicyClient
+from storage.spaces.descriptors import Box, space_from_json
+
+
+def main(kind: str, address: str) -> None:
+    with urllib3.PoolManager() as pool:
+        spec = json.loads(pool.request("GET", f"{address}/v1/spec").data)
+    client = PolicyClient(address, inference_mode="remote")
+    episodes = {
+        name: (client.start_episode(policy_id=name), _zeros(policy), policy["live_version"])
+        for name, policy in spec["policies"].items()
+    }
+    for name, (episode, obs, live) in episodes.items():
+        if kind == "idle":
+            continue
+        for _ in range(300 if kind == "logging" else 5):
+            if kind == "killed" and live is not None:
+                client.get_action(episode, obs)
+            else:
+                client.log_action(episode, obs, _action(spec["policies"][name]))
+            client.log_returns(episode, 1.0)
+        if kind == "logging":
+            client.end_episode(episode, obs)
+    client.flush()
+    print(kind, flush=True)
+    if kind != "logging":
+        sys.stdin.read()
+
+
+def _zeros(policy: dict[str, Any]) -> Any:
+    space = space_from_json(policy["observation"])
+    if not isinstance(space, Box):
+        raise TypeError(f"expected a Box, got {space}")
+    return np.zeros(space.shape, np.float32)
+
+
+def _action(policy: dict[str, Any]) -> int:
+    return int(policy["action"].get("start", 0))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
