@@ -1,7 +1,7 @@
 """The live policies inside the collector.
 
-`LivePolicies` follows each policy's weight store and evaluates the live version with numpy. The
-versions are looked up when `refresh` is called, a few microseconds when nothing changed.
+`LivePolicies` follows each policy's weight store and evaluates the live version with numpy. A
+thread of its own looks at the files and gives the event loop what it found.
 
 What evaluates a version is loaded with the first one: a collector that only logs is ready sooner.
 """
@@ -11,33 +11,51 @@ What evaluates a version is loaded with the first one: a collector that only log
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Hashable, Mapping, Sequence
+import contextlib
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from ingest.collector.weight_follower import Loaded, Standing, WeightFollower
+from ingest.collector.weights_thread import WeightsThread
 from ingest.protocol.errors import Refusal
 from ingest.protocol.weights import Published, no_version, not_finite, other_spaces
 from storage.declarations.declaration import PolicyDeclaration
-from storage.errors import StorageError
 from storage.spaces.codec import Codec
-from storage.spaces.descriptors import Box, schema_id
-from storage.weights.manifest import Candidate, Weights
+from storage.spaces.descriptors import Box
+from storage.weights.manifest import (
+    WEIGHTS_FILE,
+    Candidate,
+    Manifest,
+    Pin,
+    Served,
+    Weights,
+    decode_weights,
+)
 from storage.weights.memory_store import MemoryWeightStore
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightStore, candidate_of
 
 if TYPE_CHECKING:
     from policy.inference.numpy_policy import NumpyPolicy
 
-log = logging.getLogger("headrace.collector")
+T = TypeVar("T")
 
 FOLLOW_SECONDS = 0.005
 """How often live.json is looked at: a stat of a microsecond, which works on every file system."""
+LOOK_SECONDS = 0.25
+"""How long an answer waits for a look at `weights/`: beyond that it says what is known."""
+PLAUSIBLE = 10_000_000
+"""So many generations may have been lost to a backup; a client that claims more is not believed."""
+
+_ETAG = re.compile(
+    r'"(?P<store>[0-9a-f]+)-(?P<generation>[0-9]{1,15})(-(?P<version>[0-9]{1,15}))?"'
+)
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -51,16 +69,20 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class _Live(msgspec.Struct):
+    """One policy. `served` and `standing` are replaced whole, by the thread's news."""
+
     store: WeightStore | MemoryWeightStore
     schema_id: str
     observation: Codec
     action: Codec
-    stamp: Hashable = None
-    generation: int = -1
-    policy: NumpyPolicy | None = None
-    published: Published | None = None
-    etag: str | None = None
+    follower: WeightFollower[NumpyPolicy]
+    served: Loaded[NumpyPolicy] | None = None
+    standing: Standing = Standing()
     changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+
+    @property
+    def policy(self) -> NumpyPolicy | None:
+        return None if self.served is None else self.served.policy
 
 
 @dataclass
@@ -73,6 +95,7 @@ class LivePolicies:
     def __post_init__(self) -> None:
         self.closing = False
         self._live = {name: self._follow(policy) for name, policy in self.policies.items()}
+        self._thread: WeightsThread | None = None
 
     @cached_property
     def _rng(self) -> np.random.Generator:
@@ -87,43 +110,73 @@ class LivePolicies:
         else:
             store = WeightStore(self.root, name, check=check)
         codecs = Codec(policy.observation), Codec(policy.action)
-        return _Live(store, policy.schema_id, *codecs)
+        follower = WeightFollower(store, partial(_loaded, policy.schema_id))
+        return _Live(store, policy.schema_id, *codecs, follower)
+
+    # the thread
+
+    def start(self, collector_id: str) -> None:
+        """Follow what is published from here on, on a thread, until `close`."""
+        self._thread = WeightsThread(self._look, FOLLOW_SECONDS)
+        for live in self._live.values():
+            live.follower.collector_id = collector_id
+        self._thread.start()
 
     def refresh(self) -> None:
-        """Take up newly published versions. What cannot be loaded is logged; the last one stays."""
-        for name, live in self._live.items():
-            stamp = live.store.stamp()
-            if stamp == live.stamp:
-                continue
-            live.stamp = stamp
-            try:
-                self._load(live)
-            except (StorageError, ValueError, OSError) as error:
-                log.warning("policy %s: the published weights cannot be used: %s", name, error)
-            except Exception:  # following goes on, for this policy and the others
-                log.exception("policy %s: the published weights cannot be used", name)
+        """Take up newly published versions now, in this thread: where nothing was started."""
+        self._look()
 
-    def _load(self, live: _Live) -> None:
-        pointer = live.store.live()
-        if pointer is None or pointer.generation <= live.generation:
-            return
-        from policy.inference.numpy_policy import NumpyPolicy
+    def _look(self) -> None:
+        for live in self._live.values():
+            if live.follower.look():
+                self._tell(live)
+            if self._thread is not None:
+                live.follower.register()
 
-        manifest, weights = live.store.read(pointer.version)
-        found = NumpyPolicy.published(manifest, weights)
-        _require_usable(live, found)
-        live.policy = found
-        live.generation = pointer.generation
-        live.published = Published(manifest.to_json(), pointer.generation, weights)
-        live.etag = f'"{manifest.store_id}-{pointer.generation}"'
-        live.changed.set()
-        live.changed = asyncio.Event()
+    def _tell(self, live: _Live) -> None:
+        served, standing = live.follower.served, live.follower.standing
+        if self._thread is None:
+            _take_up(live, served, standing)
+        else:
+            self._thread.tell(lambda: _take_up(live, served, standing))
 
-    async def follow(self) -> None:
-        """Take up new versions as they are published, until cancelled."""
-        while True:
+    async def look(self) -> None:
+        """Take up newly published versions now; what a folder that hangs has is not waited for."""
+        thread = self._thread
+        if thread is None:
             self.refresh()
-            await asyncio.sleep(FOLLOW_SECONDS)
+        elif thread.busy_seconds < LOOK_SECONDS:
+            with contextlib.suppress(Refusal):
+                await thread.ask(self._look, LOOK_SECONDS)
+
+    async def ask(self, policy_id: str, job: Callable[[WeightStore], T]) -> T:
+        """The result of a job on a policy's files; what it changed is taken up by then.
+
+        Raises what the job raises, Refusal where nothing is on disk or the folder hangs.
+        """
+        live = self._live[policy_id]
+        store, thread = live.store, self._thread
+        if not isinstance(store, WeightStore) or thread is None:
+            raise Refusal("no_route", "this collector keeps nothing on disk")
+
+        def run() -> T:
+            try:
+                return job(store)
+            finally:
+                self._look()
+
+        return await thread.ask(run)
+
+    def own_record(self, policy_id: str) -> Served:
+        """What this collector serves, as it registers it. For jobs: it reads files."""
+        return self._live[policy_id].follower.record()
+
+    async def version_of(self, policy_id: str, number: int) -> tuple[Manifest, bytes]:
+        """A version's manifest and bytes. Raises WeightStoreError, OSError, Refusal."""
+        store = self._live[policy_id].store
+        if self._thread is None or isinstance(store, MemoryWeightStore):
+            return store.read(number)
+        return await self._thread.ask(lambda: store.read(number))
 
     async def changed(self, policy_id: str) -> None:
         """Wait for the next generation of a policy, or for `close`."""
@@ -131,21 +184,66 @@ class LivePolicies:
             await self._live[policy_id].changed.wait()
 
     def close(self) -> None:
-        """Let everybody go who waits for a version."""
+        """Let everybody go who waits for a version, and end the thread."""
         self.closing = True
         for live in self._live.values():
             live.changed.set()
+        if self._thread is not None:
+            self._thread.submit(self._withdraw)
+            self._thread.stop()
+
+    def _withdraw(self) -> None:
+        for live in self._live.values():
+            live.follower.register(seconds=0.0)
+
+    async def ended(self) -> None:
+        """Wait until the thread has ended, unless what it reads hangs."""
+        if self._thread is not None:
+            await self._thread.ended()
+
+    @property
+    def busy_seconds(self) -> float:
+        """For how long one look at `weights/` has been taking."""
+        return 0.0 if self._thread is None else self._thread.busy_seconds
+
+    def note_seen(self, policy_id: str, etag: str) -> None:
+        """A client has a later generation than is wanted here: `weights/` is an older copy."""
+        live = self._live[policy_id]
+        seen = _ETAG.fullmatch(etag)
+        if seen is None or live.served is None or self._thread is None:
+            return
+        generation, version = int(seen["generation"]), int(seen["version"] or 0)
+        known = live.served.generation
+        if seen["store"] == live.served.store_id and known < generation <= known + PLAUSIBLE:
+            self._thread.submit(lambda: live.follower.note_seen(version, generation))
+
+    # what is live
 
     def store(self, policy_id: str) -> WeightStore | MemoryWeightStore:
         return self._live[policy_id].store
 
+    def standing(self, policy_id: str) -> Standing:
+        """What is wanted, and what keeps it from being served."""
+        return self._live[policy_id].standing
+
+    def pinned(self, policy_id: str) -> Pin | None:
+        """What keeps a trainer from publishing this policy."""
+        wanted = self._live[policy_id].standing.wanted
+        return None if wanted is None else wanted.pinned
+
+    def followed_version(self, policy_id: str) -> int | None:
+        """The live version, None where nothing is live or no newer one will come: it is pinned."""
+        return None if self.pinned(policy_id) is not None else self.version(policy_id)
+
     def etag(self, policy_id: str) -> str | None:
         """Names the live generation, None when nothing is published."""
-        return self._live[policy_id].etag
+        served = self._live[policy_id].served
+        return None if served is None else served.etag
 
     def published(self, policy_id: str) -> Published | None:
         """The live version as clients get it."""
-        return self._live[policy_id].published
+        served = self._live[policy_id].served
+        return None if served is None else served.published
 
     def version(self, policy_id: str) -> int | None:
         """The live version, None when nothing is published."""
@@ -154,7 +252,8 @@ class LivePolicies:
 
     def generation(self, policy_id: str) -> int:
         """The live generation, -1 when nothing is published."""
-        return self._live[policy_id].generation
+        served = self._live[policy_id].served
+        return -1 if served is None else served.generation
 
     def sent(self, codec: Codec, action: bytes) -> Any:
         """A stored action as it goes to a client: Box values clipped to their bounds."""
@@ -228,8 +327,20 @@ def _check(declared_schema: str, candidate: Candidate, weights: Weights) -> None
     require_usable(candidate, weights, declared_schema)
 
 
-def _require_usable(live: _Live, policy: NumpyPolicy) -> None:
-    """Raise ValueError unless the policy acts in the declared spaces, with finite numbers."""
-    if schema_id(policy.spec.observation, policy.spec.action) != live.schema_id:
-        raise ValueError("spec: expected the spaces that the policy is declared with")
-    policy.require_finite()
+def _loaded(declared_schema: str, manifest: Manifest, data: bytes) -> NumpyPolicy:
+    """What acts with a version. Raises WeightsDamaged, WeightsRefused."""
+    from policy.inference.weight_store import require_usable
+
+    weights = decode_weights(data, manifest.digests[WEIGHTS_FILE])
+    return require_usable(
+        candidate_of(manifest), weights, declared_schema, version=manifest.version
+    )
+
+
+def _take_up(live: _Live, served: Loaded[NumpyPolicy] | None, standing: Standing) -> None:
+    """On the event loop: what the thread has found."""
+    live.standing = standing
+    if served is not live.served:
+        live.served = served
+        live.changed.set()
+        live.changed = asyncio.Event()

@@ -347,17 +347,38 @@ class Rollback(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
     """`POST /v1/policies/{id}/rollback`: back to version `to`, or to what was live before.
 
     `generation` is what the caller saw to be live: a request that is repeated rolls back once.
+    `why` is for whoever asks what pins the policy.
     """
 
     generation: Annotated[int, Meta(ge=1, le=2**53)]
     to: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    why: Annotated[str, Meta(max_length=500)] = ""
+
+
+class Resume(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """`POST /v1/policies/{id}/resume`: end what a rollback pinned. Repeated, it changes nothing."""
 
 
 class NowLive(Struct, omit_defaults=True, kw_only=True):
-    """What is live from here on."""
+    """What is live from here on. `served`: the collector that answers serves it; `why` not."""
 
     version: int
     generation: int
+    served: bool = True
+    why: str | None = None
+
+
+class Serving(Struct, kw_only=True):
+    """`GET /v1/policies/{id}/served`: what is live, and what each registered collector serves.
+
+    `pinned` is `{by, when, why}` while a rollback holds, `restored` says that the weights are an
+    older copy than what was published. `collectors` are the records under `served/`, as at rest.
+    """
+
+    live: NowLive | None
+    pinned: dict[str, Any] | None
+    restored: str | None
+    collectors: list[dict[str, Any]]
 
 
 class Versions(Struct, kw_only=True):

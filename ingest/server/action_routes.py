@@ -164,7 +164,6 @@ class Acting:
 
     def _answer(self, waiting: list[_Request]) -> None:
         """Answer each request for itself: what fails in one is not the others' trouble."""
-        self._live.refresh()
         groups: dict[_Group, list[_Question]] = {}
         for request in waiting:
             with _alone(request):

@@ -125,11 +125,34 @@ def _policies(collector: Collector, live: LivePolicies) -> Iterator[Metric]:
     yield _gauges("headrace_live_version", "What is live, -1 for nothing.", "policy", versions)
     generations = {name: live.generation(name) for name in names}
     yield _gauges("headrace_live_generation", "Its generation.", "policy", generations)
+    yield from _wanted(live, names)
     held = collector.held()
     holds = {name: int(name in held) for name in names}
     yield _gauges("headrace_policy_held", "1 while clients wait for weights.", "policy", holds)
     ready = collector.failure is None and not collector.draining
     yield _gauge("headrace_ready", "1 while events are taken.", int(ready))
+
+
+def _wanted(live: LivePolicies, names: list[str]) -> Iterator[Metric]:
+    """What should be live, beside what is; and what is refused."""
+    standing = {name: live.standing(name) for name in names}
+    versions = {name: one.wanted.version if one.wanted else -1 for name, one in standing.items()}
+    yield _gauges("headrace_wanted_version", "What live.json says.", "policy", versions)
+    generations = {
+        name: one.wanted.generation if one.wanted else -1 for name, one in standing.items()
+    }
+    yield _gauges("headrace_wanted_generation", "Its generation.", "policy", generations)
+    pinned = {name: int(live.pinned(name) is not None) for name in names}
+    yield _gauges("headrace_policy_pinned", "1 while a rollback holds.", "policy", pinned)
+    family = CounterMetricFamily(
+        "headrace_weights_refused", "Published weights not served.", labels=["policy", "why"]
+    )
+    for name, one in standing.items():
+        for why, count in one.refused.items():
+            family.add_metric([name, why], count)
+    yield family
+    busy = live.busy_seconds
+    yield _gauge("headrace_weights_look_seconds", "How long a look at them has taken.", busy)
 
 
 def _acting(acting: Acting) -> Iterator[Metric]:

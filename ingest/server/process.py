@@ -91,7 +91,7 @@ class _Follower(Protocol):
 async def keep_following(one: _Follower, again: float = FOLLOW_AGAIN_SECONDS) -> None:
     """Follow until cancelled. An error that nobody foresaw is told, and does not end it.
 
-    Without it revoked tokens would be let in, or new versions not taken up, and nobody would know.
+    Without it revoked tokens would be let in, and nobody would know.
     """
     while True:
         try:
@@ -123,7 +123,7 @@ class Server:
             kept.journal,
             kept.writer,
             kept.policies,
-            flow=FlowControl(kept.policies, self.live.version),
+            flow=FlowControl(kept.policies, self.live.followed_version),
             tap=tap,
             durable=kept.durable,
             redaction_key=kept.redaction_key,
@@ -134,7 +134,7 @@ class Server:
         budget = Budget(limits.max_bodies)
         room = room_for_connections(limits.max_connections)
         self._watch = ConnectionWatch(limits, max_connections=room, budget=budget)
-        self._following: list[_Follower] = [self.live, self.access, self._watch]
+        self._following: list[_Follower] = [self.access, self._watch]
         if tap is None:  # a trainer's memory is its own affair
             self._following.append(MemoryWatch(self.collector, budget))
         routes = Routes(
@@ -173,6 +173,8 @@ class Server:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop` is set or the collector fails; answers the exit status."""
         self.collector.start()
+        self.live.start(self.collector.collector_id)
+        await self.live.look()  # so that clients find what is live; not for long, should it hang
         following = [asyncio.create_task(keep_following(one)) for one in self._following]
         serving = asyncio.create_task(self._server.serve(sockets=[self.socket]))
         while not self._server.started and not serving.done():
@@ -194,6 +196,7 @@ class Server:
         self._server.should_exit = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(serving, 1.0)
+        await self.live.ended()
         if self._said is not None:
             self._said.release()
         if failed is not None:

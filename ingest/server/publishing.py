@@ -22,7 +22,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from ingest.web.asgi import Request, Response
 from storage.errors import GenerationConflict, PolicyPinned, StorageError, WeightsNotFound
-from storage.weights.manifest import Live, decode_weights, plain_document
+from storage.weights.manifest import Live, Pin, Served, decode_weights, plain_document
 from storage.weights.store import WeightStore
 
 T = TypeVar("T")
@@ -38,53 +38,56 @@ class Publishing:
         self._one_at_a_time = asyncio.Lock()
 
     async def versions(self, request: Request) -> Response:
-        store = self._store(request.params["id"])
-        return Response.of(await self._change(request, lambda: _versions(store)), request)
+        return Response.of(await self._change(request, _versions), request)
 
     async def publish(self, request: Request) -> Response:
-        store = self._store(request.params["id"])
+        self._require_files(request)
         message = request.decode(wire.Publish)
-        now = await self._change(request, lambda: self._publish(store, message))
-        return self._tell("published", request, store, now, sha256=message.sha256)
+        now = await self._change(request, lambda store: _publish(store, message))
+        return self._tell("published", request, now, sha256=message.sha256)
 
     async def rollback(self, request: Request) -> Response:
-        store = self._store(request.params["id"])
-        message = request.decode(wire.Rollback)
+        self._require_files(request)
+        message, by = request.decode(wire.Rollback), request.caller.token_id
+        generation, why = message.generation, message.why
         now = await self._change(
-            request, lambda: store.rollback(message.to, expected_generation=message.generation)
+            request,
+            lambda store: store.rollback(
+                message.to, expected_generation=generation, by=f"token {by}", why=why
+            ),
         )
-        return self._tell("rolled_back", request, store, now, to=message.to)
+        return self._tell("rolled_back", request, now, to=message.to)
 
-    def _store(self, policy_id: str) -> WeightStore:
+    async def resume(self, request: Request) -> Response:
+        self._require_files(request)
+        pin, now = await self._change(request, _resume)
+        if pin is not None:
+            self._audit("resumed", request, now, pinned_by=pin.by)
+        return Response.of(wire.NowLive(version=now.version, generation=now.generation), request)
+
+    async def served(self, request: Request) -> Response:
+        policy_id = self._require_files(request)
+        found = await self._change(
+            request, lambda store: _serving(store, self._live.own_record(policy_id))
+        )
+        return Response.of(found, request)
+
+    def _require_files(self, request: Request) -> str:
+        """The policy's name. Raises Refusal for one that is unknown, or has nothing on disk."""
+        policy_id = request.params["id"]
         if policy_id not in self._live.policies:
             raise Refusal("no_route", f"there is no policy {policy_id!r:.80}")
-        store = self._live.store(policy_id)
-        if not isinstance(store, WeightStore):
+        if not isinstance(self._live.store(policy_id), WeightStore):
             raise Refusal("no_route", "this collector keeps nothing on disk")
-        return store
+        return policy_id
 
-    def _publish(self, store: WeightStore, message: wire.Publish) -> Live:
-        for field in ("spec", "filter_state", "metrics"):  # before anybody looks deeper into them
-            if (document := getattr(message, field)) is not None:
-                plain_document(document, field)
-        weights = decode_weights(message.weights, message.sha256, "weights")
-        digest = store.add_candidate(
-            weights,
-            spec=message.spec,
-            metrics=message.metrics,
-            lineage=message.lineage,
-            filter_state=message.filter_state,
-            checkpoint=message.checkpoint,
-            number=message.version,
-        )
-        return store.publish_as(digest, message.version)
-
-    async def _change(self, request: Request, change: Callable[[], T]) -> T:
-        """Run a change in a thread, for it waits for the disk. Raises Refusal."""
+    async def _change(self, request: Request, change: Callable[[WeightStore], T]) -> T:
+        """Run a change in the thread for weights, for it waits for the disk. Raises Refusal."""
+        policy_id = self._require_files(request)
         async with self._one_at_a_time:
             request.caller.require_live(time.time())  # its turn may come late
             try:
-                return await asyncio.to_thread(change)
+                return await self._live.ask(policy_id, change)
             except GenerationConflict as error:
                 raise Refusal("conflict", str(error)) from error
             except PolicyPinned as error:
@@ -98,14 +101,62 @@ class Publishing:
             except OSError as error:
                 raise _disk_full(error) from error
 
-    def _tell(
-        self, event: str, request: Request, store: WeightStore, now: Live, **more: str | int | None
-    ) -> Response:
-        name, token = store.policy_id, request.caller.token_id
-        audit(event, policy=name, version=now.version, by=token, **more)
-        self._live.refresh()
-        reply = wire.NowLive(version=now.version, generation=now.generation)
+    def _tell(self, event: str, request: Request, now: Live, **more: str | int | None) -> Response:
+        self._audit(event, request, now, **more)
+        served = self._live.generation(request.params["id"]) >= now.generation
+        reply = wire.NowLive(
+            version=now.version,
+            generation=now.generation,
+            served=served,
+            why=None if served else self._live.standing(request.params["id"]).why,
+        )
         return Response.of(reply, request, 201)
+
+    def _audit(self, event: str, request: Request, now: Live, **more: str | int | None) -> None:
+        name, token = request.params["id"], request.caller.token_id
+        audit(event, policy=name, version=now.version, by=token, **more)
+
+
+def _publish(store: WeightStore, message: wire.Publish) -> Live:
+    for field in ("spec", "filter_state", "metrics"):  # before anybody looks deeper into them
+        if (document := getattr(message, field)) is not None:
+            plain_document(document, field)
+    digest = store.add_candidate(
+        decode_weights(message.weights, message.sha256, "weights"),
+        spec=message.spec,
+        metrics=message.metrics,
+        lineage=message.lineage,
+        filter_state=message.filter_state,
+        checkpoint=message.checkpoint,
+        number=message.version,
+    )
+    return store.publish_as(digest, message.version)
+
+
+def _resume(store: WeightStore) -> tuple[Pin | None, Live]:
+    pin, now = store.resume(), store.live()
+    if now is None:
+        raise WeightsNotFound("nothing is live any more")
+    return pin, now
+
+
+def _serving(store: WeightStore, own: Served) -> wire.Serving:
+    """What is live, and what each collector serves: this one, also where it cannot register."""
+    now = store.live()
+    registered = [
+        *(
+            one
+            for one in store.served.registered(time.time())
+            if one.collector_id != own.collector_id
+        ),
+        own,
+    ]
+    return wire.Serving(
+        live=None if now is None else wire.NowLive(version=now.version, generation=now.generation),
+        pinned=None if now is None or now.pinned is None else now.pinned.to_json(),
+        restored=store.restored,
+        collectors=[record.to_json() for record in registered],
+    )
 
 
 def _versions(store: WeightStore) -> wire.Versions:

@@ -6,7 +6,7 @@ import contextlib
 import html
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -68,7 +68,8 @@ class Routes:
         self._acted_on: set[Given] = set()  # calls whose answer is being made
         self.weights = Publication(live).weights
         self.publish, self.rollback = (publishing := Publishing(live)).publish, publishing.rollback
-        self.versions = publishing.versions
+        self.versions, self.served = publishing.versions, publishing.served
+        self.resume = publishing.resume
         self.log_action = self._single(wire.LogAction)
         self.log_returns = self._single(wire.LogReturns)
         self.end = self._single(wire.End)
@@ -202,7 +203,7 @@ class Routes:
     # --- asking ----------------------------------------------------------------------------
 
     async def spec(self, request: Request) -> Response:
-        self.live.refresh()
+        await self.live.look()
         policies = {
             name: {
                 "observation": space_to_json(policy.observation),
@@ -210,6 +211,7 @@ class Routes:
                 "schema_id": policy.schema_id,
                 "spec": policy.spec,
                 "live_version": self.live.version(name),
+                "weights": self._weights_of(name),
                 "episode_timeout": policy.episode_timeout,
                 "reward_window": policy.reward_window,
                 "reward_combination": policy.reward_combination,
@@ -234,6 +236,19 @@ class Routes:
             },
         }
         return Response.of(document, request)
+
+    def _weights_of(self, policy_id: str) -> dict[str, Any]:
+        """What is wanted and what is served, side by side."""
+        standing, version = self.live.standing(policy_id), self.live.version(policy_id)
+        wanted, pin = standing.wanted, self.live.pinned(policy_id)
+        return {
+            "wanted": wanted and {"version": wanted.version, "generation": wanted.generation},
+            "served": None
+            if version is None
+            else {"version": version, "generation": self.live.generation(policy_id)},
+            "why": standing.why,
+            "pinned": pin and pin.to_json(),
+        }
 
     async def episode(self, request: Request) -> Response:
         name = request.params["id"]
@@ -299,7 +314,7 @@ class Routes:
     async def status_page(self, request: Request) -> Response:
         rows = "".join(
             f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>"
-            for name, value in self._counts().items()
+            for name, value in (*self._counts().items(), *self._weight_rows())
         )
         page = (
             "<!doctype html><meta charset=utf-8><title>Headrace collector</title>"
@@ -307,6 +322,20 @@ class Routes:
             f"<h1>Headrace collector</h1><table>{rows}</table>"
         )
         return Response(200, page.encode(), "text/html; charset=utf-8")
+
+    def _weight_rows(self) -> Iterator[tuple[str, str]]:
+        """Each policy's published weights, for the status page."""
+        for name in self.collector.policies:
+            found = self._weights_of(name)
+            wanted, served, pin = found["wanted"], found["served"], found["pinned"]
+            text = f"wanted: {_named_version(wanted)}, served: {_named_version(served)}"
+            text += f" ({found['why']})" if found["why"] else ""
+            text += f"; pinned by {pin['by']}: {pin['why']}" if pin else ""
+            yield f"weights of {name}", text
+
+
+def _named_version(found: Mapping[str, int] | None) -> str:
+    return "nothing" if found is None else f"version {found['version']}"
 
 
 def _wasted(reply: wire.EventsReply, batch: wire.Batch, request: Request) -> float:

@@ -1,8 +1,8 @@
 """Published weights over HTTP: conditional requests, and a long poll that answers at once.
 
 `GET /v1/policies/{id}/weights` answers msgpack `{manifest, generation, weights, signature}` with
-an `ETag` of store and generation. `If-None-Match` with `Prefer: wait=25` holds the request until
-another generation is live, or so many seconds passed (304).
+an `ETag` of store, generation and version. `If-None-Match` with `Prefer: wait=25` holds the request
+until another generation is live, or so many seconds passed (304).
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class Publication:
             raise Refusal("no_route", f"there is no policy {policy_id!r}")
         wanted = parse_qs(request.query).get("version")
         if wanted is not None:
-            return self._version(policy_id, wanted[0])
-        self._live.refresh()
+            return await self._version(policy_id, wanted[0])
+        await self._live.look()
         known = request.headers.get(b"if-none-match", b"").decode("latin-1")
+        self._live.note_seen(policy_id, known)
         if known and known == self._live.etag(policy_id):
             await self._wait(policy_id, known, request)
             request.caller.require_live(time.time())
@@ -77,16 +78,15 @@ class Publication:
             packed = self._packed[policy_id] = (etag, msgspec.msgpack.encode(live))
         return packed[1]
 
-    def _version(self, policy_id: str, text: str) -> Response:
+    async def _version(self, policy_id: str, text: str) -> Response:
         """One version by its number, whatever is live."""
-        store = self._live.store(policy_id)
         number = int(text) if _NUMBER.fullmatch(text) else 0
         try:
-            manifest, weights = store.read(number)
+            manifest, weights = await self._live.version_of(policy_id, number)
         except WeightsNotFound as error:
             text = f"policy {policy_id!r} has no version {text[:20]!r}"
             raise Refusal("not_found", text) from error
-        except StorageError as error:  # its text names files of ours
+        except (StorageError, OSError) as error:  # its text names files of ours
             log.error("policy %s: version %d cannot be sent: %s", policy_id, number, error)
             raise Refusal("not_found", f"version {number} cannot be read: see the log") from error
         body = msgspec.msgpack.encode(Published(manifest.to_json(), -1, weights))

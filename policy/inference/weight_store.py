@@ -44,11 +44,13 @@ def require_usable(
     candidate: Candidate,
     weights: Mapping[str, npt.NDArray[Any]],
     declared_schema: str | None,
+    *,
+    version: int = -1,
 ) -> NumpyPolicy:
     """The policy of these weights. Raises WeightsRefused unless one can act with it.
 
     `declared_schema` is the schema id of the spaces that the policy is declared with, None when it
-    is not declared.
+    is not declared; `version` is the policy's, -1 unknown.
     """
     try:
         spec = PolicySpec.from_json(candidate.spec)
@@ -57,7 +59,7 @@ def require_usable(
     if declared_schema not in (None, schema_id(spec.observation, spec.action)):
         raise WeightsRefused("spec: expected the spaces that the policy is declared with")
     try:
-        policy = NumpyPolicy(spec, weights, filter_state=candidate.filter_state)
+        policy = NumpyPolicy(spec, weights, filter_state=candidate.filter_state, version=version)
         policy.require_finite()
     except (ValueError, TypeError, KeyError) as error:
         raise WeightsRefused(str(error)) from error

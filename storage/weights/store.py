@@ -78,7 +78,7 @@ from storage.weights.numbers import HighestNumbers
 from storage.weights.retention import PrunedVersions, hourly
 from storage.weights.served import ServedRecords, ever_served
 
-__all__ = ["Candidate", "Check", "Live", "Manifest", "WeightStore"]
+__all__ = ["Candidate", "Check", "Live", "Manifest", "WeightStore", "candidate_of"]
 
 log = logging.getLogger("headrace.weights")
 
@@ -352,7 +352,7 @@ class WeightStore:
             for number in (version, canary_version):
                 if number is not None:  # under the lock: `prune` could remove it in between
                     manifest, data = self.read(number)
-                    self._require_usable(_candidate_of(manifest), data)
+                    self._require_usable(candidate_of(manifest), data)
             before = self.live()
             if pin is None:
                 self._require_no_pin(before)
@@ -453,7 +453,7 @@ class WeightStore:
         manifest, _ = self.read(target)
         version = self._number(
             self._versions / str(target),
-            _candidate_of(manifest),
+            candidate_of(manifest),
             copy_of=target,
             digest=manifest.candidate,
         )
@@ -616,7 +616,7 @@ class WeightStore:
                 return version
 
 
-def _candidate_of(manifest: Manifest) -> Candidate:
+def candidate_of(manifest: Manifest) -> Candidate:
     """What a version was made of."""
     names = Candidate.__dataclass_fields__
     return Candidate(**{name: getattr(manifest, name) for name in names})

@@ -25,6 +25,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.journal.sqlite_journal import MemoryJournal
 from storage.spaces.descriptors import parse_space
+from storage.weights import store as storage_store
 from storage.weights.memory_store import MemoryWeightStore
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.ingest.collector.test_collector import run, running
@@ -39,7 +40,7 @@ WEIGHTS = {  # of normal size, and beyond float32 on LARGE
 LARGE = [3e38, 3e38]
 
 
-def publish(store: WeightStore | MemoryWeightStore) -> None:
+def publish(store: storage_store.WeightStore | MemoryWeightStore) -> None:
     store.publish(store.add_candidate(WEIGHTS, spec=SPEC.to_json(), metrics={}, lineage={}))
 
 
@@ -130,11 +131,16 @@ def test_a_client_hears_of_an_overflow_and_goes_on(tmp_path: Path, mode: str) ->
     assert [list(row["obs"]) for row in shard_rows(tmp_path)] == [[0.0, 0.0], [0.0, 1.0]]
 
 
+def careless(root: Path) -> storage_store.WeightStore:
+    """The store of a tool, or of an earlier release, that publishes whatever it is given."""
+    return storage_store.WeightStore(root, "default", check=lambda candidate, weights: None)
+
+
 def test_following_outlives_weights_that_nobody_foresaw(tmp_path: Path) -> None:
     """What cannot be taken up is logged, the last version acts on, and the next one arrives."""
     root, log = tmp_path / "root", tmp_path / "log"
     declare(root, observation="box:2")
-    store, pause = WeightStore(root, "default"), threading.Event()
+    store, pause = careless(root), threading.Event()
     publish(store)
     filtered = replace(SPEC, observation_filter="MeanStdFilter").to_json()
     stats = {"n": 1, "mean": {}, "s": [0.0, 0.0]}  # a TypeError for whoever reads its mean
@@ -147,7 +153,7 @@ def test_following_outlives_weights_that_nobody_foresaw(tmp_path: Path) -> None:
         )
         store.publish(odd)
         for _ in range(1000):
-            if "cannot be used" in log.read_text() or pause.wait(0.01):
+            if "are not served (unusable)" in log.read_text() or pause.wait(0.01):
                 break
         collector.post("/v1/episodes", {"episode_id": "e"})
         reply = collector.post("/v1/episodes/e/action", {"obs": [0, 0]})
@@ -165,7 +171,7 @@ def test_live_weights_that_cannot_act_are_not_taken_up(tmp_path: Path, cause: st
     weights = {**WEIGHTS, "pi.0.bias": np.array([3e38, 0], np.float32)}
     if cause == "overflow":
         weights["pi.0.weight"] = np.full((2, 2), 3e38, np.float32)
-    store = WeightStore(tmp_path, "default")
+    store = careless(tmp_path)
     store.publish(store.add_candidate(weights, spec=SPEC.to_json(), metrics={}, lineage={}))
     with CollectorProcess(tmp_path) as collector:
         collector.post("/v1/episodes", {"episode_id": "e"})
@@ -216,6 +222,7 @@ async def together(*requests: wire.ActionBatch | None) -> list[Any]:
         collector = await stack.enter_async_context(running(MemoryJournal(), policy=DEFAULT))
         live = Faulty(None, {"default": DEFAULT})
         publish(live.store("default"))
+        live.refresh()
         acting = Acting(collector, live)
         starts = [wire.Start(episode_id=name) for name in ("a", "b", "c")]
         collector.accept(wire.Batch(events=starts))

@@ -1,0 +1,235 @@
+"""What a collector makes of one policy's published weights: served, or refused with the reason.
+
+`WeightFollower` looks at `live.json`, takes up what is newer, and registers what it serves under
+`weights/{policy}/served/`. It runs on the thread for weights and shares nothing with the event
+loop: `served` and `standing` are frozen values, which the loop is given.
+
+What cannot be taken up is tried again, from 0.1 to 30 seconds later, for as long as it is live: a
+folder that is being restored, or a disk that fails for a second, ends nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from ingest.protocol.weights import Published
+from storage.errors import StorageError
+from storage.experience.range_set import RangeSet
+from storage.weights.manifest import Live, Manifest, Served
+from storage.weights.memory_store import MemoryWeightStore
+from storage.weights.served import REGISTERED_SECONDS
+from storage.weights.store import WeightStore
+
+log = logging.getLogger("headrace.collector")
+
+RENEW_SECONDS = REGISTERED_SECONDS / 3
+AGAIN_SECONDS, AGAIN_AT_MOST = 0.1, 30.0
+MOST_RANGES, MOST_REFUSALS = 256, 32
+
+P = TypeVar("P")
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What is wanted of a policy: what live.json said last, and what keeps it from being served.
+
+    `refused`: how often published weights were refused: `older` than those that are served,
+    `unusable`, or `unreadable` for now.
+    """
+
+    wanted: Live | None = None
+    why: str | None = None
+    refused: Mapping[str, int] = msgspec.field(
+        default_factory=lambda: {"older": 0, "unusable": 0, "unreadable": 0}
+    )
+
+
+class Loaded(msgspec.Struct, Generic[P], frozen=True):
+    """What is served: a policy that acts, and the same as clients get it."""
+
+    policy: P
+    published: Published
+    store_id: str
+    generation: int
+    version: int
+
+    @property
+    def etag(self) -> str:
+        """Names the generation to clients, who send it back: see `LivePolicies.note_seen`."""
+        return f'"{self.store_id}-{self.generation}-{self.version}"'
+
+
+class _OlderError(Exception):
+    """What is live comes before what is served."""
+
+
+class WeightFollower(Generic[P]):
+    """Follows one store. `load` makes of a version what acts; it raises for what cannot."""
+
+    def __init__(
+        self,
+        store: WeightStore | MemoryWeightStore,
+        load: Callable[[Manifest, bytes], P],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.served: Loaded[P] | None = None
+        self.standing = Standing()
+        self.collector_id = ""
+        self._store, self._load = store, load
+        self._monotonic, self._clock = monotonic, clock
+        self._stamp: Hashable = None
+        self._again_at, self._again = float("inf"), AGAIN_SECONDS
+        self._renew_at = float("-inf")
+        self._unwritten: str | None = None  # why the latest record could not be written
+        self._versions: RangeSet | None = None  # all that were served, once they are known
+        self._refused: dict[str, str] = {}
+
+    def look(self) -> bool:
+        """Take up what is new; whether `served` or `standing` changed."""
+        stamp, now = self._store.stamp(), self._monotonic()
+        if stamp == self._stamp and now < self._again_at:
+            return False
+        if stamp != self._stamp:
+            self._again = AGAIN_SECONDS
+        self._stamp, self._again_at = stamp, float("inf")
+        before = self.served, self.standing
+        self._read(now)
+        changed = before != (self.served, self.standing)
+        if changed:
+            self._renew_at = float("-inf")
+        return changed
+
+    def _read(self, now: float) -> None:
+        wanted, kind = self.standing.wanted, ""
+        why: str | None = None
+        try:
+            wanted = self._store.live()
+            if wanted is not None:
+                self._take(wanted)
+            elif self.served is not None:
+                why, kind = "expected live.json, which is not there any more", "unreadable"
+        except _OlderError as error:
+            why, kind = str(error), "older"
+        except OSError as error:
+            why, kind = str(error), "unreadable"
+        except (StorageError, ValueError) as error:
+            why, kind = str(error), "unusable"
+        except Exception as error:  # following goes on, for this policy and the others
+            log.exception("policy %s: the published weights cannot be used", self._policy_id)
+            why, kind = repr(error), "unusable"
+        refused = dict(self.standing.refused)
+        if why is not None:
+            self._again_at, self._again = now + self._again, min(2 * self._again, AGAIN_AT_MOST)
+            if (wanted, why) != (self.standing.wanted, self.standing.why):
+                refused[kind] += 1
+                self._say(wanted, why, kind)
+        elif self.standing.why is not None:
+            log.warning("policy %s: what is published is served again", self._policy_id)
+        self.standing = Standing(wanted, why, refused)
+
+    def _take(self, wanted: Live) -> None:
+        """Serve what is wanted. Raises what keeps it from being served."""
+        served = self.served
+        if served and (served.generation, served.version) == (wanted.generation, wanted.version):
+            return
+        manifest, weights = self._store.read(wanted.version)
+        if served and manifest.store_id == served.store_id:
+            self._require_newer(wanted, served)
+        policy = self._load(manifest, weights)
+        published = Published(manifest.to_json(), wanted.generation, weights)
+        self.served = Loaded(
+            policy, published, manifest.store_id, wanted.generation, wanted.version
+        )
+        self._known_versions().add(wanted.version)
+        self._refused.pop(str(wanted.version), None)
+
+    def _require_newer(self, wanted: Live, served: Loaded[P]) -> None:
+        if wanted.generation > served.generation:
+            return
+        self.note_seen(served.version, served.generation)
+        raise _OlderError(
+            f"generation {wanted.generation} (version {wanted.version}) is not newer than "
+            f"generation {served.generation} (version {served.version}), which is served: the "
+            "weights were restored from a backup; what is published next goes on after both"
+        )
+
+    def _say(self, wanted: Live | None, why: str, kind: str) -> None:
+        log.warning(
+            "policy %s: the published weights are not served (%s): %s", self._policy_id, kind, why
+        )
+        if wanted is not None and kind == "unusable":
+            self._refused[str(wanted.version)] = why
+            for version in list(self._refused)[:-MOST_REFUSALS]:
+                del self._refused[version]
+
+    @property
+    def _policy_id(self) -> str:
+        return self._store.policy_id
+
+    def note_seen(self, version: int, generation: int) -> None:
+        """Have numbers go on after those that were seen here, or by a client."""
+        if not isinstance(self._store, WeightStore):
+            return
+        try:
+            self._store.note_seen(version, generation)
+        except (StorageError, OSError) as error:
+            log.warning("policy %s: what was seen cannot be kept: %s", self._policy_id, error)
+            return
+        told = self._store.restored
+        if told is not None:
+            log.warning("%s", told)
+
+    # registering
+
+    def register(self, *, seconds: float = REGISTERED_SECONDS) -> None:
+        """Say under the store what is served, when it is new or due; with 0 seconds: no longer."""
+        store, now = self._store, self._monotonic()
+        if not isinstance(store, WeightStore) or (now < self._renew_at and seconds):
+            return
+        self._renew_at = now + RENEW_SECONDS
+        try:
+            store.served.write(self.record(seconds))
+        except OSError as error:
+            if str(error) != self._unwritten:
+                log.warning(
+                    "policy %s: this collector cannot register what it serves, so that who "
+                    "publishes under the root has to ask it: %s",
+                    self._policy_id,
+                    error,
+                )
+            self._unwritten = str(error)
+        else:
+            self._unwritten = None
+
+    def record(self, seconds: float = REGISTERED_SECONDS) -> Served:
+        """What is served, refused and wanted, valid for so long."""
+        served, wanted = self.served, self.standing.wanted
+        versions = self._known_versions()
+        return Served(
+            collector_id=self.collector_id,
+            generation=-1 if served is None else served.generation,
+            version=-1 if served is None else served.version,
+            wanted_generation=-1 if wanted is None else wanted.generation,
+            wanted_version=-1 if wanted is None else wanted.version,
+            why=self.standing.why,
+            until=int((self._clock() + seconds) * 1_000_000),
+            served=versions.to_json()[-MOST_RANGES:],
+            refused=dict(self._refused),
+        )
+
+    def _known_versions(self) -> RangeSet:
+        """What this collector served, also before its latest start."""
+        if self._versions is None:
+            self._versions = RangeSet()
+            if isinstance(self._store, WeightStore) and self.collector_id:
+                for record in self._store.served.read():
+                    if record.collector_id == self.collector_id:
+                        self._versions = RangeSet.from_json(record.served)
+                        self._refused = {**record.refused, **self._refused}
+        return self._versions
