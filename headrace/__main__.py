@@ -11,9 +11,10 @@ one line of JSON, and nothing else is on stdout; progress goes to stderr.
 HEADRACE_DEBUG=1 shows where in the code an error came from. HEADRACE_PARENT=PID, of the process
 that starts the command, makes the command die with it, whatever kills it: schedulers set it.
 
-Exit codes: 0 fine, 1 the answer is no (verify found something, the gate refused), 2 wrong usage,
-bad input or an extra that is not installed. `collect` has its own beside them (docs/operations.md):
-1 trouble of disk or system, 3 its root or its port is taken.
+Exit codes: 0 fine, 1 the answer is no (verify found something, the gate refused, a rollback pins
+the policy), 2 wrong usage, bad input or an extra that is not installed, 5 a version is wanted and
+was not served in time. `collect` has its own beside them (docs/operations.md): 1 trouble of disk or
+system, 3 its root or its port is taken.
 """
 
 # ruff: noqa: PLC0415 - loads what it joins when it is asked to
@@ -70,9 +71,13 @@ def _is_the_users(error: Exception) -> bool:
 
 
 def _status(error: Exception) -> int:
-    """2, unless a collector could not start for reasons that pass."""
+    """2, unless a collector could not start for reasons that pass, or a rollback says no."""
+    from ingest.protocol.errors import Refusal
     from ingest.server.listening import ServeError
+    from storage.errors import PolicyPinned
 
+    if isinstance(error, PolicyPinned) or (isinstance(error, Refusal) and error.code == "pinned"):
+        return 1
     return error.exit_status if isinstance(error, ServeError) else 2
 
 
@@ -106,7 +111,7 @@ def _commands() -> tuple[Callable[..., None], ...]:
     whole_way = (edge.demo, edge.up)
     collecting = (edge.collect, edge.replay)
     judging = (learning.freeze, learning.train, learning.evaluate, learning.publish)
-    numbering = (publishing.versions, publishing.rollback)
+    numbering = (publishing.versions, publishing.rollback, publishing.resume)
     looking = (edge.ls, edge.verify, edge.pseudonym)
     return (*whole_way, *collecting, *judging, *numbering, *looking)
 

@@ -8,11 +8,13 @@ that `--help` loads neither torch nor Arrow, and each command nothing but what i
 
 from __future__ import annotations
 
+import time
+
 from headrace.cli.options import ROOT, Json, PolicyId, Root
 
 
 def versions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:
-    """List versions, what is live, and candidates."""
+    """List versions, what is wanted and served, and candidates."""
     from headrace.output import console, results
     from storage.weights.store import WeightStore
 
@@ -22,7 +24,10 @@ def versions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json =
     candidates = [store.candidate(digest) for digest in store.candidates()]
     document = {
         "policy_id": policy_id,
-        "live": None if live is None else live.to_json(),
+        "live": None if live is None else {"pinned": None, **live.to_json()},
+        "served": [record.to_json() for record in store.served.registered(time.time())],
+        "restored": store.restored,
+        "pruned": len(store.pruned()),
         "versions": [manifest.to_json() for manifest in manifests],
         "candidates": [{"digest": c.digest, **c.to_json()} for c in candidates],
     }

@@ -18,6 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from headrace.cli.options import ROOT, Ca, Json, Manifest, PolicyId, Root, Seed, Token, Url
+from headrace.cli.serving import (
+    WAIT_SECONDS,
+    Wait,
+    WaitFor,
+    WaitSeconds,
+    Where,
+    report_served,
+)
 
 if TYPE_CHECKING:
     from policy.inference.weight_store import WeightStore
@@ -223,11 +231,14 @@ def publish(
     url: Url = None,
     token: Token = None,
     ca: Ca = None,
+    wait: WaitFor = Wait.ALL,
+    wait_for: WaitSeconds = WAIT_SECONDS,
     as_json: Json = False,
 ) -> None:
     """Make a candidate of the root the live version, if the gate lets it pass.
 
     With --url it is made live in a collector elsewhere; the gate judges by the data of the root.
+    Exit status 5: it is wanted, and a registered collector did not serve it in time.
     """
     from headrace.output import console
     from policy.inference.weight_store import WeightStore
@@ -250,16 +261,16 @@ def publish(
         document = run(
             root, policy_id, chosen, gate, frozen=frozen, on_progress=told, make_live=make_live
         )
-    fresh = document["published"] and not document.get("unchanged")
+    if not document["published"]:
+        for reason in document["gate"]["reasons"]:
+            print(f"refused: {reason}", file=sys.stderr)
+        if as_json:
+            console.line(document)
+        raise typer.Exit(refused_exit)
+    fresh = not document.get("unchanged")
     for edge in _joined if fresh and url is None else ():  # a collector writes its own line
         version, by = document["version"], "command line"
         edge.audited("published", policy=policy_id, version=version, by=by, candidate=chosen)
-    refused = [] if document["published"] else document["gate"]["reasons"]
-    for reason in refused:
-        print(f"refused: {reason}", file=sys.stderr)
-    if as_json:
-        console.line(document)
-    elif not refused:
-        passed = "the gate passed" if gated else "without a gate: nothing says that it is better"
-        print(f"Version {document['version']} of {policy_id} is live ({passed}).")
-    raise typer.Exit(refused_exit if refused else 0)
+    passed = "the gate passed" if gated else "without a gate: nothing says that it is better"
+    where = Where(root, policy_id, url, token, ca)
+    report_served(document, where, wait, wait_for, note=f" ({passed})", as_json=as_json)

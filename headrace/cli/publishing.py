@@ -9,6 +9,9 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
+import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +20,14 @@ import typer
 
 from headrace.cli import commands as at_rest
 from headrace.cli.options import ROOT, Ca, Json, PolicyId, Root, Token, Url
+from headrace.cli.serving import (
+    WAIT_SECONDS,
+    Wait,
+    WaitFor,
+    WaitSeconds,
+    Where,
+    report_served,
+)
 
 if TYPE_CHECKING:
     from ingest.protocol.messages import NowLive
@@ -45,8 +56,49 @@ def audited(event: str, **fields: Any) -> None:
 
 def rollback(
     to: Annotated[
-        int | None, typer.Option(help="A version; default: what was live before.")
+        int | None, typer.Option(help="A version; default: the one before that was served.")
     ] = None,
+    why: Annotated[str, typer.Option(help="For whoever asks what pins the policy.")] = "",
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    url: Url = None,
+    token: Token = None,
+    ca: Ca = None,
+    wait: WaitFor = Wait.ALL,
+    wait_for: WaitSeconds = WAIT_SECONDS,
+    as_json: Json = False,
+) -> None:
+    """Make an earlier version's weights live again, as a new version, and pin the policy to it.
+
+    No trainer or job publishes before `headrace resume`. Exit status 5: it is wanted, and a
+    registered collector did not serve it in time.
+    """
+    from ingest.client.publisher import Publisher
+    from policy.inference.weight_store import WeightStore
+
+    now: Any
+    if url is None:
+        now = WeightStore(root, policy_id).rollback(to, by=_person(), why=why)
+        audited("rolled_back", policy=policy_id, version=now.version, by="command line", to=to)
+    else:
+        with Publisher(url, token=token, ca=ca) as elsewhere:
+            now = elsewhere.rollback(policy_id, to, why=why)
+    document = {"policy_id": policy_id, "version": now.version, "generation": now.generation}
+    where = Where(root, policy_id, url, token, ca)
+    note = ", with the weights of before; pinned until `headrace resume`"
+    report_served(document, where, wait, wait_for, note=note, as_json=as_json)
+
+
+def _person() -> str:
+    """Who gives the command, as far as the system says."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # an account without a name, as in a container
+        name = f"uid {os.getuid()}"
+    return f"{name}@{socket.gethostname()}"
+
+
+def resume(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     url: Url = None,
@@ -54,22 +106,26 @@ def rollback(
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """Make an earlier version's weights live again, as a new version."""
+    """End what a rollback pinned: trainers and jobs may publish the policy again."""
     from headrace.output import console
     from ingest.client.publisher import Publisher
     from policy.inference.weight_store import WeightStore
 
-    now: Any
+    pin: dict[str, Any] | None
     if url is None:
-        now = WeightStore(root, policy_id).rollback(to)
-        audited("rolled_back", policy=policy_id, version=now.version, by="command line", to=to)
+        ended = WeightStore(root, policy_id).resume()
+        pin = None if ended is None else ended.to_json()
+        if pin is not None:
+            audited("resumed", policy=policy_id, by="command line", pinned_by=pin["by"])
     else:
         with Publisher(url, token=token, ca=ca) as elsewhere:
-            now = elsewhere.rollback(policy_id, to)
-    document = {"policy_id": policy_id, "version": now.version, "generation": now.generation}
+            pin = elsewhere.served(policy_id).pinned
+            elsewhere.resume(policy_id)
     if as_json:
-        return console.line(document)
-    return print(f"Version {now.version} of {policy_id} is live, with the weights of before.")
+        return console.line({"policy_id": policy_id, "ended": pin})
+    if pin is None:
+        return print(f"{policy_id} was not pinned.")
+    return print(f"{policy_id} may be published again. {pin['by']} had pinned it: {pin['why']}.")
 
 
 def versions(
@@ -80,18 +136,22 @@ def versions(
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """List versions, what is live, and candidates; of a collector: versions alone."""
+    """List versions, what is wanted and served, and candidates; of a collector: no candidates."""
     if url is None:
         return at_rest.versions(root, policy_id, as_json)
     from headrace.output import console, results
     from ingest.client.publisher import Publisher
 
     with Publisher(url, token=token, ca=ca) as elsewhere:
-        found = elsewhere.versions(policy_id)
+        found, serving = elsewhere.versions(policy_id), elsewhere.served(policy_id)
     live = found.live
     document = {
         "policy_id": policy_id,
-        "live": None if live is None else {"version": live.version, "generation": live.generation},
+        "live": None
+        if live is None
+        else {"version": live.version, "generation": live.generation, "pinned": serving.pinned},
+        "served": serving.collectors,
+        "restored": serving.restored,
         "versions": found.versions,
         "candidates": [],
     }

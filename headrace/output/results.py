@@ -76,11 +76,10 @@ def _number(value: float | None) -> str:
 
 def versions(document: Document) -> None:
     """Of `versions`: numbered ones, and candidates that were never promoted."""
-    live = document["live"]
     rows: list[tuple[Any, ...]] = [
         (
             one["version"],
-            "live" if live and live["version"] == one["version"] else "",
+            ", ".join(_states(document, one["version"])),
             one["candidate"][:12],
             moment(one["created"]),
             one["parent"],
@@ -97,6 +96,37 @@ def versions(document: Document) -> None:
     ]
     columns = ("version", "state", "candidate", "created", "parent", "copy of", "rows trained on")
     table(f"Weights of {document['policy_id']}", columns, rows)
+    _serving(document)
+
+
+def _states(document: Document, version: int) -> list[str]:
+    """What a version is to those who want it and those who serve it."""
+    live = document["live"]
+    wanted = live is not None and live["version"] == version
+    serving = sum(one["version"] == version for one in document["served"])
+    found = ["wanted"] if wanted else []
+    return [*found, f"served by {serving}"] if serving else found
+
+
+def _serving(document: Document) -> None:
+    """Below the table: the pin, a restore, and every collector that serves another version."""
+    live = document["live"]
+    if live is None:
+        return
+    if live["pinned"]:
+        pin = live["pinned"]
+        print(
+            f"Pinned by {pin['by']} since {moment(pin['when'])}: {pin['why']}. "
+            "`headrace resume` ends it."
+        )
+    if document["restored"]:
+        print(document["restored"])
+    if not document["served"]:
+        print("No collector is registered.")
+    for one in document["served"]:
+        if one["generation"] != live["generation"]:
+            version = "nothing" if one["version"] < 0 else f"version {one['version']}"
+            print(f"Collector {one['collector_id']} serves {version}: {one['why'] or 'not yet'}")
 
 
 def streams(document: Document) -> None:

@@ -110,8 +110,20 @@ class Publisher:
         )
         return self.publish(store.policy_id, message)
 
-    def rollback(self, policy_id: str = "default", to: int | None = None) -> wire.NowLive:
-        """Go back to version `to`, or to what was live before.
+    def served(self, policy_id: str = "default") -> wire.Serving:
+        """What is live, and what each registered collector serves."""
+        return Delivery(self._transport, "GET", _path(policy_id, "served")).run(wire.Serving)
+
+    def resume(self, policy_id: str = "default") -> wire.NowLive:
+        """End what a rollback pinned. What is live stays as it is."""
+        body = msgspec.msgpack.encode(wire.Resume())
+        path = _path(policy_id, "resume")
+        return Delivery(self._transport, "POST", path, body, _MSGPACK).run(wire.NowLive)
+
+    def rollback(
+        self, policy_id: str = "default", to: int | None = None, *, why: str = ""
+    ) -> wire.NowLive:
+        """Go back to version `to`, or to the one before that was served, and pin the policy to it.
 
         It holds for what is live now: a retry, or somebody else's change in between, is a conflict
         and not a second rollback.
@@ -119,7 +131,7 @@ class Publisher:
         live = self.versions(policy_id).live
         if live is None:
             raise Refusal("no_version", f"nothing is live for policy {policy_id!r}")
-        body = msgspec.msgpack.encode(wire.Rollback(generation=live.generation, to=to))
+        body = msgspec.msgpack.encode(wire.Rollback(generation=live.generation, to=to, why=why))
         path = _path(policy_id, "rollback")
         return Delivery(self._transport, "POST", path, body, _MSGPACK).run(wire.NowLive)
 

@@ -21,6 +21,7 @@ Nothing is changed, unless `quarantine` moves damaged shards out of the readers'
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ from storage.system.files import make_directory, sync_directory
 from storage.verify.quarantine import changed_since, note_digest
 from storage.verify.second_reader import SecondReader
 from storage.verify.shard_check import as_text, check_shard, entries, reason
+from storage.weights.manifest import Live
 from storage.weights.store import WeightStore
 
 __all__ = [
@@ -178,6 +180,7 @@ class Trained:
             if live is None:
                 self._ask_for_live(where, store)
                 return
+            self.notes += [f"{where}: {text}" for text in _standing(store, live)]
             for version, role in ((live.version, "live"), (live.canary_version, "the canary")):
                 if version is not None and version not in store.versions():
                     self._find(where, f"version {version} is {role}, but not there")
@@ -205,6 +208,19 @@ class Trained:
 
     def _find(self, where: str, text: str) -> None:
         self.findings.append(Finding("weights", where, text))
+
+
+def _standing(store: WeightStore, live: Live) -> Iterator[str]:
+    """Of a policy's weights: a pin, a restore, and every collector that serves another version."""
+    if live.pinned is not None:
+        yield f"version {live.version} is pinned by {live.pinned.by}: {live.pinned.why}"
+    if (text := store.restored) is not None:
+        yield text
+    for one in store.served.registered(time.time()):
+        if not one.serves(live):
+            serves = "nothing" if one.version < 0 else f"version {one.version}"
+            why = one.why or "it has not looked yet"
+            yield f"wanted: version {live.version}; {one.collector_id} serves {serves}: {why}"
 
 
 def no_progress(what: str, done: int, total: int | None) -> None:

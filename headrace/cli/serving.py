@@ -1,0 +1,235 @@
+"""Waiting until what was made live is served, and saying what is not.
+
+A version is wanted from the moment that live.json names it. It is live for clients once a collector
+serves it, which may refuse: each registers what it serves (`storage.weights.served`). One that
+cannot write under `weights/` is found by its address beside the journal, and asked over HTTP.
+"""
+
+# ruff: noqa: PLC0415 - every import inside a function here is a command's lazy door
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+if TYPE_CHECKING:
+    from ingest.client.publisher import Publisher
+    from storage.weights.manifest import Served
+
+NOT_SERVED = 5
+"""The exit status of a version that is wanted and was not served in time."""
+ASK_SECONDS = 0.05
+REFUSED_SECONDS = 3.0
+"""A refusal that stands for so long is not waited on any further: some pass by themselves."""
+
+Ask = Callable[[], Sequence["Served"]]
+"""What each registered collector serves now."""
+
+
+class Wait(StrEnum):
+    """Which of the registered collectors have to serve a version before a command ends."""
+
+    ALL = "all"
+    ANY = "any"
+    NONE = "none"
+
+
+WaitFor = Annotated[
+    Wait, typer.Option("--wait", help="Until all registered collectors serve it, any, or none.")
+]
+WaitSeconds = Annotated[
+    float, typer.Option("--wait-for", min=0.0, help="Seconds; then the exit status is 5.")
+]
+WAIT_SECONDS = 35.0
+"""Longer than the registration of a collector that was killed lasts."""
+
+
+def wait_served(ask: Ask, generation: int, how: Wait, seconds: float) -> dict[str, Any]:
+    """Wait until collectors serve a generation, or a later one.
+
+    Gives `state`: "served", "no collector", "not served" or "not asked", and `collectors`: what
+    each serves, and why not what is wanted.
+    """
+    begin, refused_since = time.monotonic(), None
+    while True:
+        records = ask()
+        behind = [one for one in records if one.generation < generation]
+        enough = how is Wait.ANY and len(behind) < len(records)
+        now = time.monotonic()
+        state = "served"
+        if how is Wait.NONE:
+            state = "not asked"
+        elif not records:
+            state = "no collector"
+        elif behind and not enough:
+            refusing = [one for one in behind if one.wanted_generation >= generation and one.why]
+            final = len(refusing) == len(behind) if how is Wait.ANY else bool(refusing)
+            refused_since = (refused_since or now) if final else None
+            given_up = refused_since is not None and now - refused_since >= REFUSED_SECONDS
+            if not given_up and now - begin < seconds:
+                time.sleep(ASK_SECONDS)
+                continue
+            state = "not served"
+        collectors = [
+            {
+                "collector_id": one.collector_id,
+                "version": one.version,
+                "generation": one.generation,
+                "why": one.why,
+            }
+            for one in records
+        ]
+        return {"state": state, "seconds": round(now - begin, 3), "collectors": collectors}
+
+
+def described(version: int, generation: int, policy_id: str, served: dict[str, Any]) -> str:
+    """A sentence of what became of a version that is live in a generation."""
+    wanted = f"Version {version} of {policy_id} is wanted"
+    collectors = served["collectors"]
+    if served["state"] == "served":
+        count = sum(one["generation"] >= generation for one in collectors)
+        return f"Version {version} of {policy_id} is live, served by {count} of {len(collectors)}"
+    if served["state"] == "no collector":
+        return f"{wanted}, no collector is registered"
+    if served["state"] == "not asked":
+        return f"{wanted}; nobody was asked whether it is served"
+    behind = [
+        f"collector {one['collector_id']} serves "
+        f"{'nothing' if one['version'] < 0 else one['version']}"
+        f" ({one['why'] or 'it says nothing of this one'})"
+        for one in collectors
+        if one["generation"] < generation
+    ]
+    return f"{wanted} and NOT served: {'; '.join(behind)}"
+
+
+class Where(NamedTuple):
+    """Whose weights a command changes: a root's, or those of the collector at `url`."""
+
+    root: Path
+    policy_id: str
+    url: str | None
+    token: str | None
+    ca: Path | None
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[Ask]:
+        """What the registered collectors serve."""
+        if self.url is None:
+            yield asked_under(self.root, self.policy_id, self.token, self.ca)
+            return
+        from ingest.client.publisher import Publisher
+
+        with Publisher(self.url, token=self.token, ca=self.ca) as publisher:
+            yield asked_elsewhere(publisher, self.policy_id)
+
+
+def report_served(
+    document: dict[str, Any],
+    where: Where,
+    wait: Wait,
+    seconds: float,
+    *,
+    note: str,
+    as_json: bool,
+) -> None:
+    """Wait until the `version` and `generation` of a document are served, and print what became.
+
+    Raises typer.Exit with NOT_SERVED where they are not.
+    """
+    from headrace.output import console
+
+    with where.asked() as ask:
+        served = wait_served(ask, document["generation"], wait, seconds)
+    version, generation = document["version"], document["generation"]
+    text = described(version, generation, where.policy_id, served)
+    failed = served["state"] == "not served"
+    if as_json:
+        console.line({**document, "served": served})
+    elif not failed:
+        print(f"{text}{note}.")
+    if failed:
+        print(f"headrace: {text}", file=sys.stderr)
+        raise typer.Exit(NOT_SERVED)
+
+
+def asked_elsewhere(publisher: Publisher, policy_id: str) -> Ask:
+    """Through the collector that publishes."""
+    from storage.weights.manifest import Served
+
+    return lambda: [
+        Served.from_json(one, "collectors") for one in publisher.served(policy_id).collectors
+    ]
+
+
+def asked_under(root: Path, policy_id: str, token: str | None, ca: Path | None) -> Ask:
+    """By the records under a root, and by the address of its collector where that has none."""
+    from storage.weights.store import WeightStore
+
+    store = WeightStore(root, policy_id)
+    silent = _Silent(root, policy_id, token, ca)
+
+    def ask() -> Sequence[Served]:
+        records = store.served.registered(time.time())
+        unregistered = silent.record({one.collector_id for one in records})
+        return records if unregistered is None else [*records, unregistered]
+
+    return ask
+
+
+class _Silent:
+    """A collector of the root that cannot write under `weights/`."""
+
+    def __init__(self, root: Path, policy_id: str, token: str | None, ca: Path | None) -> None:
+        self._directory, self._policy_id = root / "journal", policy_id
+        self._token, self._ca = token, ca
+        self._id = ""
+
+    def record(self, registered: set[str]) -> Served | None:
+        """What it serves; None where it is registered, or does not run, or does not say."""
+        from ingest.client.transport import Delivery, Transport
+        from ingest.collector.address_file import LiveAddress
+        from ingest.protocol.errors import IngestError
+
+        if self._id in registered:
+            return None
+        live = LiveAddress.of(self._directory)
+        if live is None:
+            return None
+        with contextlib.closing(live):
+            token = self._token if live.private() else None
+            transport = Transport(live.address, token=token, ca=self._ca, timeout=5.0)
+            with contextlib.closing(transport):
+                try:
+                    spec = Delivery(transport, "GET", "/v1/spec").run(dict[str, Any])
+                except IngestError:
+                    return None
+        self._id = spec["collector_id"]
+        weights = spec["policies"].get(self._policy_id, {}).get("weights")
+        return None if self._id in registered or weights is None else _record(self._id, weights)
+
+
+def _record(collector_id: str, weights: dict[str, Any]) -> Served:
+    """What `/v1/spec` says of a policy's weights, as a record."""
+    from storage.weights.manifest import Served
+
+    nothing = {"version": -1, "generation": -1}
+    served, wanted = weights["served"] or nothing, weights["wanted"] or nothing
+    return Served(
+        collector_id=collector_id,
+        generation=served["generation"],
+        version=served["version"],
+        wanted_generation=wanted["generation"],
+        wanted_version=wanted["version"],
+        why=weights["why"],
+        until=0,
+        served=[],
+        refused={},
+    )
