@@ -14,6 +14,7 @@ it, so that what was read and what was learned can't part.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -134,9 +135,12 @@ class Learner:
     def go_on_from(
         self, weights: Mapping[str, npt.NDArray[Any]], lineage: Mapping[str, Ranges]
     ) -> None:
-        """Begin with published weights and what they were trained on, where no checkpoint is left:
-        the optimizer and the counts begin anew."""
+        """Go on with published weights and what they were trained on, as where no checkpoint is
+        left: the optimizer begins anew; counts and schedules stay as they are."""
+        schedules = self.algorithm.state_dict()
         self.policy.set_weights(weights)
+        self.algorithm = self.config.build(self.policy)
+        self.algorithm.load_state_dict(schedules)
         self._lineage = Ledger(lineage)
 
     # checkpoints
@@ -167,7 +171,8 @@ class Learner:
     def load(self, path: Path) -> dict[str, Any] | None:
         """Go on from a checkpoint; the reader's state in it, if any.
 
-        Raises WeightsDamaged for a damaged file, ValueError for one of another spec or algorithm.
+        Raises WeightsDamaged for a damaged file, OSError for one that cannot be read now,
+        ValueError for one of another spec or algorithm.
         """
         body, tensors = _read_checkpoint(path)
         mine = (self.policy.spec.to_json(), type(self.config).__name__)
@@ -211,13 +216,15 @@ def restore_optimizer(
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Tensors]:
+    """Raises WeightsDamaged for anything but what `save` wrote, OSError where it can't be read."""
+    data = path.read_bytes()  # read whole: a mapped file that cannot be read ends the process
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            document = (file.metadata() or {}).get(_DOCUMENT, "")
-            # the file is no mapping: it can't be iterated itself
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except safetensors.SafetensorError as error:
-        raise WeightsDamaged(f"{path}: {error}") from error
+        tensors = safetensors.numpy.load(data)
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        document = header["__metadata__"][_DOCUMENT]
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise WeightsDamaged(f"{path}: {error!r:.200}") from error
     body = open_document(_DOCUMENT, document.encode(), path)
     found = {name: _digest(array) for name, array in tensors.items()}
     if found != body["tensors"]:

@@ -6,19 +6,23 @@ The initial weights are published before the first row is read, so that clients 
 on an update is made as soon as `steps_per_update` fresh steps of a client's own policy have been
 read, and its weights go live at once. Rows that the algorithm can't use (an abandoned episode's
 last one) count towards that number, because a collector that holds its clients counted them too.
+When the collector says that it holds them (storage.declarations.held_policies), an update is made
+with what can be read: a damaged shard must not stop learning.
 
 A checkpoint holds weights, optimizer, schedules, random state, counts, lineage and the reader's
-position in one file: after a kill the job goes on from it, and no row is trained on twice in what
-its weights have behind them.
+position in one file, and is durable before its version goes live (policy.jobs.trail): after a kill
+the job goes on from it, and no row is trained on twice in what its weights have behind them.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +35,26 @@ from policy.algorithms.learner import Learner
 from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
+from policy.jobs.checkpoint_files import CHECKPOINT, CheckpointFiles
+from policy.jobs.patience import Patience, Stopped
+from policy.jobs.trail import OnConflict, OutOfTurn, Trail, TrailSettings
 from policy.jobs.train import declared_spec
 from policy.networks.policy import Policy
+from storage.declarations.held_policies import held_version
 from storage.declarations.policy_files import load_declarations, save_declaration
-from storage.errors import GenerationConflict
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import POLICY_VERSION, SampleBatch, concat_samples
+from storage.reading.loading import ROW
 from storage.reading.shard_reader import ShardReader
-from storage.weights.manifest import finite
+from storage.weights.lease import Lease
 
 __all__ = ["CHECKPOINT", "FollowResult", "follow", "set_flow_control"]
 
-CHECKPOINT = "follow.safetensors"
+log = logging.getLogger("headrace.trainer")
+
 KEEP_VERSIONS = 32
 _WAIT = 0.1  # s, how often `stop` is asked while nothing arrives
+_OWN = ("_at", ROW)  # columns that no algorithm knows
 
 Metrics = dict[str, float]
 
@@ -59,7 +69,10 @@ class FollowResult:
     rows_read: int
     rows_trained: int
     excluded: Mapping[str, int] = field(default_factory=dict)  # why -> rows
-    conflicts: int = 0  # updates not published because somebody else published meanwhile
+    excluded_shards: Mapping[str, str] = field(default_factory=dict)  # path -> why, in this run
+    retrying: Mapping[str, str] = field(default_factory=dict)  # path -> what it failed with last
+    conflicts: int = 0  # times that somebody else made another version live meanwhile, in this run
+    ended: str = "stopped"  # or "conflict"
 
 
 def follow(
@@ -80,45 +93,88 @@ def follow(
     tensorboard: Path | None = None,
     seed: int = 0,
     threads: int = 1,
+    on_conflict: OnConflict = "reload",
+    lease_wait: float = 0.0,
 ) -> FollowResult:
     """Train on what clients do, until `stop()`, which is asked between reads.
 
     `config` defaults to `PPOConfig()`, `spec` to the declared one. Rows acted on by a version older
-    than the live one by more than `max_lag` are left out and counted as "stale". Every
-    `checkpoint_every` updates, and at the end, the state is saved under `checkpoint_dir` (default
-    `weights/{id}/checkpoints`), and versions beyond the newest `keep_versions` are removed.
+    than the live one by more than `max_lag` are left out and counted as "stale". An update is made
+    with `steps_per_update` fresh steps, or with fewer when a collector holds the policy and nothing
+    more can be read: what is damaged or left out is not waited for.
 
-    With `resume`, the job goes on from its checkpoint; where there is none, from the weights that
-    are live and from what they were trained on. Without `publish`, a candidate is added with each
-    checkpoint and nothing goes live. `tensorboard` is a directory for its event files (needs the
-    package tensorboard). `threads` are torch's.
+    Before a version goes live its checkpoint is durable under `checkpoint_dir` (default
+    `weights/{id}/checkpoints`). With `resume`, the job goes on from its latest checkpoint that is
+    whole; where there is none, from the weights that are live and from what they were trained on.
+    Every `checkpoint_every` updates versions beyond the newest `keep_versions` are removed. Without
+    `publish`, and while a rollback pins the policy, a candidate and a checkpoint are kept so often
+    and nothing goes live.
+
+    One follower of a policy runs at a time, by a lease; `lease_wait` is how many seconds to wait
+    for another's. When somebody else publishes or rolls back, the job goes on from those weights,
+    or ends: `on_conflict`. What the file system refuses for now, as on a full disk, is tried again
+    without end. `tensorboard` is a directory for its event files (needs the package tensorboard).
+    `threads` are torch's.
 
     `on_update` gets the algorithm's metrics and `update, version, rows, rows_trained, seconds,
     publish_seconds, policy_lag_mean, policy_lag_max`: the lag in versions behind the live one when
     the update began (nan when unknown).
 
-    Raises ValueError for settings or stored weights that do not fit.
+    Raises ValueError for settings or stored weights that do not fit, LeaseHeld while another
+    follower trains the policy and when one has taken over.
     """
     torch.set_num_threads(threads)
-    settings = _Settings(
-        steps_per_update, checkpoint_every, keep_versions, max_lag=max_lag, publish=publish
-    )
+    settings = _Settings(steps_per_update, max_lag)
+    leaving = TrailSettings(publish, checkpoint_every, keep_versions, on_conflict)
     wanted = spec or _declared(root, policy_id)
     config = config or PPOConfig()
     folder = checkpoint_dir or Path(root) / "weights" / policy_id / "checkpoints"
     with ExitStack() as stack:
+        store = WeightStore(root, policy_id)
+        lease = _lease(store, lease_wait, stop)
+        stack.callback(lease.release)
         tell = [_event_log(tensorboard, stack), *([on_update] if on_update else [])]
         reader = stack.enter_context(_reader(root, policy_id, config, steps_per_update))
         learner = Learner(Policy(wanted, seed=seed), config, seed=seed)
-        store = WeightStore(root, policy_id)
-        job = _Follower(learner, reader, store, folder / CHECKPOINT, settings)
-        job.begin(resume=resume)
+        files, patience = CheckpointFiles(folder), Patience(stop, lease.check)
+        trail = Trail(learner, reader, store, files, lease, patience, leaving)
+        held = partial(held_version, Path(root), policy_id)
+        job = _Follower(learner, reader, trail, held, settings)
+        ended = _run(job, trail, lease, stop, tell, resume=resume)
+        return job.result(policy_id, ended)
+
+
+def _run(
+    job: _Follower,
+    trail: Trail,
+    lease: Lease,
+    stop: Callable[[], bool],
+    tell: Sequence[Callable[[Metrics], None]],
+    *,
+    resume: bool,
+) -> str:
+    """Update until `stop()` or a conflict that ends it; which of them it was."""
+    try:
+        trail.begin(resume=resume)
         while not stop():
+            lease.check()
             if (metrics := job.advance(_WAIT)) is not None:
                 for listener in tell:
                     listener(metrics)
-        job.end()
-        return job.result()
+            lease.report(job.status())
+        trail.end()
+    except OutOfTurn as conflict:
+        log.warning("ended: %s", conflict)
+        return "conflict"
+    except Stopped as waited:
+        log.warning("stopped while something was waited for, and not saved: %s", waited)
+    return "stopped"
+
+
+def _lease(store: WeightStore, wait: float, stop: Callable[[], bool]) -> Lease:
+    """The policy's lease, which only one follower has at a time. Raises LeaseHeld."""
+    take = partial(Lease.take, store.directory, wait=wait, stop=stop)
+    return Patience(stop).do("taking the lease", take)
 
 
 def set_flow_control(
@@ -142,39 +198,32 @@ def set_flow_control(
 
 @dataclass(frozen=True)
 class _Settings:
-    """What `follow` was asked for, checked."""
+    """When an update is made, and of what."""
 
     steps_per_update: int
-    checkpoint_every: int
-    keep_versions: int
     max_lag: int | None
-    publish: bool
 
     def __post_init__(self) -> None:
-        for name in ("steps_per_update", "checkpoint_every", "keep_versions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)!r}")
+        if self.steps_per_update < 1:
+            raise ValueError(f"steps_per_update: expected 1 or more, got {self.steps_per_update!r}")
         if self.max_lag is not None and self.max_lag < 0:
             raise ValueError(f"max_lag: expected 0 or more, or None, got {self.max_lag!r}")
 
 
 class _Follower:
-    """The job's state: rows gathered for the next update, and the position before them."""
+    """The loop: rows gathered for the next update, and when that is due."""
 
     def __init__(
         self,
         learner: Learner,
         reader: ShardReader,
-        store: WeightStore,
-        checkpoint: Path,
+        trail: Trail,
+        held: Callable[[], int | None],
         settings: _Settings,
     ) -> None:
-        self._learner, self._reader, self._store = learner, reader, store
-        self._checkpoint = checkpoint
+        self._learner, self._reader, self._trail = learner, reader, trail
+        self._held = held
         self._settings = settings
-        self._conflicts = 0
-        self._saved_at = -1  # updates
-        self._position: dict[str, Any] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -182,74 +231,49 @@ class _Follower:
         self._left_out: Counter[str] = Counter()
         self._fresh = 0
 
-    # the job
-
-    def begin(self, *, resume: bool) -> None:
-        """Find where to go on, and see to it that a version is live."""
-        live = self._store.live()
-        self._learner.policy.version = live.version if live else -1
-        known = False
-        if resume and self._checkpoint.exists():
-            state = self._learner.load(self._checkpoint)
-            self._learner.policy.version = live.version if live else -1
-            self._saved_at = self._learner.counts.updates
-            if state is not None:
-                self._reader.load_state_dict(state)
-            known = True
-        elif resume and live is not None:
-            self._go_on_from(live.version)
-            known = True
-        self._position = self._reader.state_dict()
-        if self._settings.publish and not (known and live):
-            self._publish({})
-
-    def _go_on_from(self, version: int) -> None:
-        policy = self._learner.policy
-        manifest, weights = self._store.load(version)
-        if manifest.spec != policy.spec.to_json():
-            raise ValueError(
-                f"{self._store.directory}: expected version {version}, which is live, to be of "
-                f"this policy's spec, got another; pass its spec, or resume=False to replace it"
-            )
-        lineage = {name: ranges.to_json() for name, ranges in self._store.lineage(version).items()}
-        self._learner.go_on_from(weights, lineage)
-        policy.filter = Policy(policy.spec, filter_state=manifest.filter_state).filter
-        policy.version = version
-        self._reader.load_state_dict({**self._reader.state_dict(), "ledger": lineage})
-
     def advance(self, timeout: float) -> Metrics | None:
         """Read what is there, waiting `timeout` seconds; the metrics if that made an update."""
         # no more than the next update takes: the rest stays in the reader, whose position names it
         self._reader.batch_size = self._settings.steps_per_update - self._fresh
         batch = self._reader.next(timeout)
-        if not batch.count:
-            return None
+        if batch.count:
+            self._gather(batch)
+            return self._update() if self._fresh >= self._settings.steps_per_update else None
+        return self._update() if self._due() else None
+
+    def _gather(self, batch: SampleBatch) -> None:
         mine = np.asarray(batch["source"] == "on_policy", np.bool_)
         stale = mine & self._stale(batch[POLICY_VERSION])
+        batch["_at"] = np.arange(batch.count)
         used, left_out = self._learner.usable(batch.take(~stale) if stale.any() else batch)
-        self._gathered.append(used)
+        trained = np.zeros(batch.count, np.bool_)
+        trained[used["_at"] if used.count else []] = True
+        self._trail.untrained.read(batch, trained)
+        self._gathered.append(used.select([name for name in used if name not in _OWN]))
         self._left_out.update({**left_out, **({"stale": int(stale.sum())} if stale.any() else {})})
         self._fresh += int(mine.sum())  # as the collector counts, which holds clients by it
-        return self._update() if self._fresh >= self._settings.steps_per_update else None
 
-    def end(self) -> None:
-        """Save what was learned since the last checkpoint."""
-        if self._learner.counts.updates > self._saved_at:
-            self._save({})
+    def _due(self) -> bool:
+        """Whether clients wait for a version, and all that can be read for it was read.
 
-    def result(self) -> FollowResult:
-        counts = self._learner.counts
-        return FollowResult(
-            policy_id=self._store.policy_id,
-            version=self._learner.policy.version,
-            updates=counts.updates,
-            rows_read=counts.rows_read,
-            rows_trained=counts.rows_trained,
-            excluded=dict(counts.excluded),
-            conflicts=self._conflicts,
+        Rows that were counted and cannot be read (damaged, vanished, left out) are not waited for.
+        What was closed by then is in shards when the collector says that it holds.
+        """
+        held = self._held()
+        if held is None or held != self._learner.policy.version:
+            return False
+        if not self._reader.caught_up():
+            return False
+        log.warning(
+            "version %d is held and everything that can be read was read: updating with %d of %d "
+            "steps; left out so far: %s; tried again: %d shards",
+            held,
+            self._fresh,
+            self._settings.steps_per_update,
+            self._trail.excluded() or "none",
+            len(self._reader.stats.retrying),
         )
-
-    # one update
+        return True
 
     def _update(self) -> Metrics:
         begin = time.perf_counter()
@@ -257,21 +281,16 @@ class _Follower:
         self._clear()
         lag = self._lag(used)
         metrics = {**self._learner.learn(used, left_out), **lag}
-        self._position = self._reader.state_dict()
         learned = time.perf_counter()
         counts = self._learner.counts
         metrics |= {"update": counts.updates, "rows_trained": counts.rows_trained}
-        if self._settings.publish:
-            self._publish(metrics)
-        published = time.perf_counter()
-        if counts.updates % self._settings.checkpoint_every == 0:
-            self._save(metrics)
-        metrics |= {
+        self._trail.leave(metrics)
+        return {
+            **metrics,
             "version": self._learner.policy.version,
-            "publish_seconds": published - learned,
+            "publish_seconds": time.perf_counter() - learned,
             "seconds": time.perf_counter() - begin,
         }
-        return metrics
 
     def _stale(self, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """(N,) acted on by a version that is too old, or not known."""
@@ -289,41 +308,36 @@ class _Follower:
             "policy_lag_max": float(lag.max()) if known else float("nan"),
         }
 
-    # what it leaves behind
+    # what it says
 
-    def _publish(self, metrics: Metrics) -> None:
-        """Make the weights live. If somebody else did so meanwhile, theirs stay until the next."""
-        candidate = self._add_candidate(metrics)
-        try:
-            self._learner.policy.version = self._store.publish(candidate).version
-        except GenerationConflict:
-            self._conflicts += 1
-            live = self._store.live()
-            self._learner.policy.version = live.version if live else -1
+    def status(self) -> dict[str, Any]:
+        """For the lease's record, which the collector's metrics show."""
+        counts, stats = self._learner.counts, self._reader.stats
+        return {
+            "version": self._learner.policy.version,
+            "updates": counts.updates,
+            "rows_trained": counts.rows_trained,
+            "excluded": self._trail.excluded(),
+            "excluded_shards": len(stats.excluded_shards),
+            "retrying": len(stats.retrying),
+            "conflicts": self._trail.conflicts,
+            "pinned": self._trail.pinned,
+        }
 
-    def _add_candidate(self, metrics: Metrics) -> str:
-        learner = self._learner
-        policy = learner.policy
-        return self._store.add_candidate(
-            policy.get_weights(),
-            spec=policy.spec.to_json(),
-            metrics={
-                "algorithm": type(learner.config).__name__,
-                "config": finite(asdict(learner.config)),
-                **finite(metrics),
-            },
-            lineage=learner.lineage,
-            filter_state=policy.filter.to_json(),
-            checkpoint=self._checkpoint.name,
+    def result(self, policy_id: str, ended: str) -> FollowResult:
+        counts, stats = self._learner.counts, self._reader.stats
+        return FollowResult(
+            policy_id=policy_id,
+            version=self._learner.policy.version,
+            updates=counts.updates,
+            rows_read=counts.rows_read,
+            rows_trained=counts.rows_trained,
+            excluded=self._trail.excluded(),
+            excluded_shards=dict(stats.excluded_shards),
+            retrying=dict(stats.retrying),
+            conflicts=self._trail.conflicts,
+            ended=ended,
         )
-
-    def _save(self, metrics: Metrics) -> None:
-        """A checkpoint as of the last update: rows gathered since are read again."""
-        if not self._settings.publish:
-            self._add_candidate(metrics)
-        self._learner.save(self._checkpoint, reader_state=self._position)
-        self._saved_at = self._learner.counts.updates
-        self._store.prune(self._settings.keep_versions)
 
 
 def _declared(root: Path | str, policy_id: str) -> PolicySpec:
@@ -342,7 +356,8 @@ def _reader(
         mode="fragments",
         batch_size=batch_size,
         follow=True,
-        columns=tuple(dict.fromkeys((*config.columns, "source", POLICY_VERSION))),
+        eager=True,  # an update may be due with fewer rows than it takes
+        columns=tuple(dict.fromkeys((*config.columns, "source", POLICY_VERSION, ROW))),
     )
 
 

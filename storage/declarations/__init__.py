@@ -3,4 +3,4 @@
 Knows spaces and files; nothing of journals or shards.
 """
 
-__all__ = ["declaration", "mapping_functions", "policy_files", "redaction_rules"]
+__all__ = ["declaration", "held_policies", "mapping_functions", "policy_files", "redaction_rules"]

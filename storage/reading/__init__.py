@@ -3,4 +3,12 @@
 Counts what it delivered by stream and ordinal, so that every row is delivered once.
 """
 
-__all__ = ["ledger", "live_source", "multi_agent_reader", "shard_reader", "sources", "stages"]
+__all__ = [
+    "ledger",
+    "live_source",
+    "loading",
+    "multi_agent_reader",
+    "shard_reader",
+    "sources",
+    "stages",
+]

@@ -78,7 +78,7 @@ EPISODE_COLUMNS = (EPS_ID, AGENT_ID, POLICY_ID, TRAINING_ENABLED, CONTINUES, TAG
 """What an `Episode` says about itself."""
 
 _TEXTS = [EPS_ID, AGENT_ID, ENDED, POLICY_ID, "source", CONTINUES, TAGS]
-_DERIVED = (NEXT_OBS, HAS_NEXT_OBS, "stream")
+_DERIVED = (NEXT_OBS, HAS_NEXT_OBS, "stream", ROW)
 
 
 @dataclass(frozen=True, slots=True)

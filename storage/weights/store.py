@@ -404,7 +404,17 @@ class WeightStore:
             )
         if fence is not None:  # before a number is given; asked again under the lock
             require_fence(self.directory, fence)
-        return self._point(self._promote(candidate), expected_generation=found, fence=fence)
+        version = self._unpublished(candidate.digest, live) or self._promote(candidate)
+        return self._point(version, expected_generation=found, fence=fence)
+
+    def _unpublished(self, candidate: str, live: Live | None) -> int | None:
+        """The number that an earlier try to publish gave, and came no further: a full disk."""
+        newest = max(self.versions(), default=0)
+        if newest <= (live.version if live else 0):
+            return None
+        known = self.manifest(newest)
+        same = known.candidate == candidate and known.copy_of is None
+        return newest if same and known.parent == (live.version if live else None) else None
 
     def publish_as(self, digest: str, version: int) -> Live:
         """Publish a candidate under the number that its publisher proposes: safe to retry.

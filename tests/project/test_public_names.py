@@ -24,8 +24,8 @@ MODULES = sorted(
 )
 # Raised and caught inside one folder, or by a command of ours: no caller sees them.
 INTERNAL = {
-    "CellError", "DemoFailed", "LiveFailed", "Malformed", "RowError", "ScanIncomplete", "StepError",
-    "TooManyEpisodes",
+    "CellError", "DemoFailed", "LiveFailed", "Malformed", "OutOfTurn", "RowError", "ScanIncomplete",
+    "StepError", "Stopped", "TooManyEpisodes",
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Laws of following: a version before all rows, each row once through kills, old rows left out."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.jobs.train_live import CHECKPOINT, follow, set_flow_control
+from policy.jobs.train_live import follow, set_flow_control
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.experience.episode import Part
@@ -144,7 +145,7 @@ def test_without_a_checkpoint_it_goes_on_from_what_is_live(root):
     """Its weights, and the rows behind them: none is trained on again."""
     write(root, *(part(i) for i in range(10)))
     run(root, 1)
-    (root / "weights" / "default" / "checkpoints" / CHECKPOINT).unlink()
+    shutil.rmtree(root / "weights" / "default" / "checkpoints")
     store = WeightStore(root, "default")
     _, before = store.load(2)
     write(root, *(part(10 + i, version=2) for i in range(10)))
@@ -175,7 +176,7 @@ def test_another_spec_than_the_live_one_is_refused(root):
     other = PolicySpec(OBSERVATION, ACTION, ModuleSpec(hidden=(9,)))
     with pytest.raises(ValueError, match="another spec and PPOConfig"):
         follow(root, "default", CONFIG, stop=lambda: True, spec=other)
-    (root / "weights" / "default" / "checkpoints" / CHECKPOINT).unlink()
+    shutil.rmtree(root / "weights" / "default" / "checkpoints")
     with pytest.raises(ValueError, match="another; pass its spec"):
         follow(root, "default", CONFIG, stop=lambda: True, spec=other)
 

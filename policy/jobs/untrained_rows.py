@@ -1,0 +1,138 @@
+"""Which rows of the parts that a follower trained on it did not: a lineage says so by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.experience.range_set import RangeSet
+from storage.experience.sample_batch import ORDINAL, STREAM, SampleBatch
+from storage.reading.ledger import Ledger, encode_runs
+from storage.reading.loading import ROW
+
+__all__ = ["UntrainedRows", "position_without", "rows_in"]
+
+Runs: TypeAlias = dict[str, list[list[int]]]
+"""stream -> [ordinal, first row of the part, count], as in storage.weights.lineage."""
+
+
+class UntrainedRows:
+    """Rows that were read and left out, of parts that may have other rows which were not.
+
+    What a reader still holds of a part is in its position. `known` are runs of such rows but for
+    those that are still `coming`: held by the reader of this position.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[str, Sequence[Sequence[int]]] | None = None,
+        *,
+        coming: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._rows: dict[tuple[str, int], RangeSet] = {}
+        self._owed: dict[tuple[str, int], RangeSet] = {}
+        for stream, runs in (known or {}).items():
+            for ordinal, row, count in runs:
+                self._add(stream, ordinal, row, count)
+        for stream, ordinal, row, count in _pending(coming) if coming else []:
+            if (stream, ordinal) in self._rows:
+                self._rows[stream, ordinal].discard_range(row, row + count - 1)
+
+    def _add(self, stream: str, ordinal: int, row: int, count: int) -> None:
+        self._rows.setdefault((stream, ordinal), RangeSet()).update([(row, row + count - 1)])
+
+    def owe(self, position: Mapping[str, Any]) -> None:
+        """What a restored reader held comes first. What does not come, no shard has any more."""
+        self._owed = {}
+        for stream, ordinal, row, count in _pending(position):
+            self._owed.setdefault((stream, ordinal), RangeSet()).update([(row, row + count - 1)])
+
+    def read(self, rows: SampleBatch, used: npt.NDArray[np.bool_]) -> None:
+        """Note rows that were read, and which of them are trained on."""
+        if self._owed:
+            for key, number in _identities(rows):
+                if key in self._owed:
+                    self._owed[key] = self._owed[key].difference(RangeSet([(number, number)]))
+        if used.all():
+            return
+        left = rows.take(~used)
+        names, codes = np.unique(left[STREAM].astype(str), return_inverse=True)
+        runs = encode_runs(codes.astype(np.int64), left[ORDINAL], left[ROW].astype(np.int64))
+        for code, ordinal, row, count in runs:
+            self._add(str(names[code]), ordinal, row, count)
+
+    def settle(self, lineage: Mapping[str, Any], position: Mapping[str, Any]) -> Runs:
+        """The rows of the lineage's ordinals that were not trained on, as of a reader's position.
+
+        Forgets parts of which no row was trained on or is still to come.
+        """
+        trained = Ledger(lineage)
+        coming: dict[tuple[str, int], RangeSet] = {}
+        for stream, ordinal, row, count in _pending(position):
+            coming.setdefault((stream, ordinal), RangeSet()).update([(row, row + count - 1)])
+        for (stream, ordinal), rows in self._owed.items():
+            for first, last in rows.difference(coming.get((stream, ordinal), RangeSet())).ranges():
+                self._add(stream, ordinal, first, last - first + 1)
+        self._owed = {key: rows for key, rows in coming.items() if key in self._owed}
+        found = {key: rows.copy() for key, rows in self._rows.items()}
+        for key, rows in coming.items():
+            found.setdefault(key, RangeSet()).update(rows.ranges())
+        inside = {key for key in found if _holds(trained, *key)}
+        self._rows = {
+            key: rows for key, rows in self._rows.items() if key in inside or key in coming
+        }
+        return _runs({key: found[key] for key in inside})
+
+    def to_json(self) -> Runs:
+        return _runs(self._rows)
+
+
+def rows_in(runs: Mapping[str, Sequence[Sequence[int]]]) -> int:
+    return sum(count for listed in runs.values() for _, _, count in listed)
+
+
+def position_without(
+    position: Mapping[str, Any], lineage: Mapping[str, Any], untrained: Runs
+) -> dict[str, Any]:
+    """`position`, of a reader that has read nothing, with all of a lineage behind it but the rows
+    that were not trained on: they come first."""
+    ledger = Ledger(lineage)
+    pending = Ledger()
+    for stream, runs in untrained.items():
+        pending.add(stream, np.array([ordinal for ordinal, _, _ in runs], np.int64))
+    streams = sorted(untrained)
+    cutter = [[i, *run] for i, stream in enumerate(streams) for run in untrained[stream]]
+    behind = ledger.without(pending).to_json()
+    return {**position, "ledger": behind, "streams": streams, "cutter": cutter}
+
+
+def _pending(position: Mapping[str, Any]) -> list[tuple[str, int, int, int]]:
+    """(stream, ordinal, first row, count) of what a position's reader still holds."""
+    streams = position["streams"]
+    return [
+        (streams[index], ordinal, row, count)
+        for stage in ("joiner", "window", "cutter")
+        for index, ordinal, row, count in position[stage]
+    ]
+
+
+def _identities(rows: SampleBatch) -> list[tuple[tuple[str, int], int]]:
+    """((stream, ordinal), row within the part) of each row."""
+    keys = zip(rows[STREAM].tolist(), rows[ORDINAL].tolist(), strict=True)
+    return list(zip(keys, rows[ROW].tolist(), strict=True))
+
+
+def _holds(ledger: Ledger, stream: str, ordinal: int) -> bool:
+    inside: npt.NDArray[np.bool_] = ledger.contains(stream, np.array([ordinal], np.int64))
+    return bool(inside[0])
+
+
+def _runs(rows: Mapping[tuple[str, int], RangeSet]) -> Runs:
+    found: Runs = {}
+    for (stream, ordinal), ranges in sorted(rows.items()):
+        runs = [[ordinal, first, last - first + 1] for first, last in ranges.ranges()]
+        found.setdefault(stream, []).extend(runs)
+    return found

@@ -1,0 +1,170 @@
+"""A follower in a process of its own that writes down what it trains on, and dies where it is told.
+
+    python -m tests.policy.jobs.follower_process
+
+Each line on stdin is a job, each line on stdout how it ended: an exit status, or a signal's number
+below zero. A job is forked from this process, which has loaded everything and run nothing: the
+import of torch takes seconds, and the kills are many.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from policy.algorithms.ppo import PPO, PPOConfig
+from policy.jobs import train_live
+from policy.jobs.checkpoint_files import CheckpointFiles
+from policy.jobs.trail import Trail
+from policy.jobs.train_live import follow
+from policy.jobs.untrained_rows import UntrainedRows
+from policy.networks.policy import Policy
+from storage.experience.sample_batch import SampleBatch
+from storage.weights import store as store_module
+from tests.policy.jobs.live_log import SPEC
+
+__all__ = ["main"]
+
+Patches = list[tuple[Any, str, Callable[..., Any]]]
+
+
+@dataclasses.dataclass
+class Job:
+    """What a line says."""
+
+    root: str
+    updates: int
+    kill: list[Any] | None = None  # [after how many updates of this process, place]
+    planted: str = ""
+    asked: int = 60  # an idle end, in case rows were lost
+    made: int = 0
+    files: int = 0
+
+    def die(self, place: str) -> None:
+        if [self.made, place] == self.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(job: Job) -> None:
+    """Follow until so many updates were made."""
+
+    class Recording(PPO):
+        def update(self, batch: SampleBatch, rng: np.random.Generator, *rest: Any) -> Any:
+            names = (batch["ordinal"].tolist(), batch["t"].tolist())
+            rows = sorted(zip(*names, strict=True))
+            metrics = super().update(batch, rng, *rest)
+            job.made += 1
+            fd = os.open(f"{job.root}/record", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(fd, json.dumps({"trained": self.trained, "rows": rows}).encode() + b"\n")
+            os.close(fd)
+            job.die("learned")
+            return metrics
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class RecordingConfig(PPOConfig):
+        def build(self, policy: Policy) -> PPO:
+            return Recording(policy, self)
+
+    RecordingConfig.__name__ = "PPOConfig"  # as its checkpoints say
+    for owner, name, place in (
+        (store_module.WeightStore, "add_candidate", "candidate"),
+        (CheckpointFiles, "save", "checkpoint"),
+        (store_module.WeightStore, "promote", "promoted"),
+        (store_module.WeightStore, "publish", "published"),
+    ):
+        _then_die(owner, name, job, place)
+    if job.planted:
+        PLANTED[job.planted](job)
+    left = iter(range(job.asked))
+    follow(
+        job.root, "default", RecordingConfig(epochs=1), spec=SPEC, steps_per_update=100,
+        stop=lambda: job.made >= job.updates or next(left, None) is None,
+    )  # fmt: skip
+
+
+def _then_die(owner: Any, name: str, job: Job, place: str) -> None:
+    sound = vars(owner)[name]
+
+    @functools.wraps(sound)
+    def then(*positional: Any, **named: Any) -> Any:
+        result = sound(*positional, **named)
+        job.die(place)
+        return result
+
+    setattr(owner, name, then)
+
+
+# --- broken builds; a name that is not there any more is an error --------------------------------
+
+
+def stale_position(job: Job) -> None:
+    """The reader's position of the update before, at every other update."""
+    sound = vars(Trail)["_note_position"]
+
+    def broken(self: Trail) -> None:
+        if job.made % 2 == 0 or not self._position:
+            sound(self)
+
+    Trail._note_position = broken  # type: ignore[method-assign]
+
+
+def published_first(job: Job) -> None:
+    """A version goes live before its checkpoint is written."""
+    save, live = vars(Trail)["_save"], vars(Trail)["_go_live"]
+
+    def late(self: Trail, candidate: str) -> None:
+        live(self, candidate)
+        job.die("live")
+        save(self, candidate)
+
+    Trail._save = lambda self, candidate: None  # type: ignore[method-assign]
+    Trail._go_live = late  # type: ignore[method-assign]
+
+
+def claims_rows_in_the_reader(job: Job) -> None:
+    """A lineage of whole parts, whatever of them is still in the reader."""
+    if "settle" not in vars(UntrainedRows):
+        raise RuntimeError("UntrainedRows has no settle: the planted build must follow the code")
+    UntrainedRows.settle = lambda self, lineage, position: {}  # type: ignore[method-assign]
+
+
+def never_due(job: Job) -> None:
+    """An update waits for its steps whatever a collector says of its clients."""
+    if "_due" not in vars(train_live._Follower):
+        raise RuntimeError("_Follower has no _due: the planted build must follow the code")
+    train_live._Follower._due = lambda self: False  # type: ignore[method-assign]
+
+
+PLANTED = {
+    one.__name__: one
+    for one in (stale_position, published_first, claims_rows_in_the_reader, never_due)
+}
+
+
+def main() -> None:
+    """Answer jobs until stdin ends."""
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                run(Job(**json.loads(line)))
+                status = 0
+            except BaseException:  # told, and never carried into the loop of the parent
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

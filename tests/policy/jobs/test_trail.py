@@ -1,0 +1,256 @@
+"""Laws of what a follower leaves behind: no row twice or lost through kills, lineage row by row.
+
+The kills are SIGKILL between any two things that it writes. Broken builds are planted in the same
+process and have to be caught by the same account.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policy.inference.weight_store import WeightStore
+from policy.jobs.checkpoint_files import BEFORE, CHECKPOINT
+from policy.jobs.train_live import FollowResult, follow
+from storage.errors import PolicyPinned
+from storage.weights.chain import off_chain
+from tests.policy.jobs.live_log import (
+    CONFIG,
+    SPEC,
+    STREAM,
+    Followers,
+    claimed,
+    declare,
+    history,
+    part,
+    rows_of,
+    run,
+    write,
+)
+
+KILLED = -signal.SIGKILL
+PLACES = ("learned", "candidate", "checkpoint", "promoted", "published")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return declare(tmp_path)
+
+
+def fill(root: Path, parts: int = 33, steps: int = 37) -> None:
+    """Parts of 37 rows: updates of 100 end inside of them."""
+    listed = [part(i, steps=steps, final_obs=None) for i in range(parts)]
+    for first in range(0, parts, 4):
+        write(root, *listed[first : first + 4])
+
+
+def account(root: Path) -> dict[str, object]:
+    """What is wrong between the rows that were trained on and what the live version claims."""
+    live = WeightStore(root, "default").live()
+    assert live
+    trained, says = Counter(history(root)), claimed(root, live.version)
+    wrong: dict[str, object] = {}
+    if doubled := [row for row, count in trained.items() if count > 1]:
+        wrong["doubled"] = doubled[:5]
+    if trained.keys() - says:
+        wrong["not_claimed"] = sorted(trained.keys() - says)[:5]
+    if says - trained.keys():
+        wrong["not_trained"] = sorted(says - trained.keys())[:5]
+    versions = WeightStore(root, "default").versions()
+    if off := [v for v in versions if off_chain(root / "weights" / "default", v)]:
+        wrong["chain"] = off  # no checkpoint was damaged here
+    first = sorted(rows_of(root, range(1000)))[: len(trained)]
+    if sorted(trained) != first:  # the order of the shards, without a hole
+        wrong["lost"] = sorted(set(first) - trained.keys())[:5]
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def followers() -> Iterator[Followers]:
+    found = Followers()
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_kill_between_any_two_writes_loses_and_doubles_no_row(
+    root: Path, followers: Followers, place: str
+) -> None:
+    """Also before the first checkpoint of an update: each row once, and the lineage says so."""
+    fill(root)
+    for update in (1, 2):
+        assert followers.run(root, kill=[update, place], updates=100) == KILLED
+    assert followers.run(root, updates=6) == 0
+    assert account(root) == {}
+    store = WeightStore(root, "default")
+    live = store.live()
+    assert live
+    said = store.manifest(live.version).metrics["rows_trained"]
+    assert len(claimed(root, live.version)) == said
+
+
+def test_what_a_kill_kept_from_going_live_is_published_at_the_start(
+    root: Path, followers: Followers
+) -> None:
+    """Clients that are held by the version before would wait for it for ever."""
+    fill(root, parts=3)  # one update and a little
+    assert followers.run(root, kill=[1, "checkpoint"], updates=100) == KILLED
+    store = WeightStore(root, "default")
+    assert (live := store.live())
+    assert live.version == 1
+    result, told = run(root, 0)
+    assert (result.version, result.updates, told) == (2, 1, [])
+    assert len(claimed(root, 2)) == 100
+
+
+@pytest.mark.parametrize(
+    ("planted", "place", "symptoms"),
+    [
+        ("stale_position", "published", {"doubled"}),
+        ("published_first", "live", {"not_claimed", "lost", "doubled", "chain"}),
+        ("claims_rows_in_the_reader", "published", {"not_trained"}),
+    ],
+)
+def test_a_broken_follower_is_caught_by_the_account(
+    root: Path, followers: Followers, planted: str, place: str, symptoms: set[str]
+) -> None:
+    """A stale position at every other update, a version before its checkpoint, a lineage that
+    claims what is still in the reader: the account above shows each."""
+    fill(root)
+    for update in (2, 1):
+        job = {"kill": [update, place], "updates": 100, "planted": planted}
+        assert followers.run(root, **job) == KILLED
+    assert followers.run(root, updates=3, planted=planted) == 0
+    assert symptoms & account(root).keys()
+
+
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its version is off the chain: the rows of its update are trained on again, from before."""
+    write(root, *(part(i) for i in range(40)))
+    run(root, 3)
+    folder = root / "weights" / "default" / "checkpoints"
+    flip(folder / CHECKPOINT, -5)
+    result, _ = run(root, 1)
+    store = WeightStore(root, "default")
+    assert (folder / "follow.damaged-1.safetensors").exists()
+    assert "set aside" in caplog.text
+    assert "version 4 is off the chain" in caplog.text
+    assert (off_chain(store.directory, 4) or "").startswith("its checkpoint is lost")
+    assert off_chain(store.directory, 3) is None
+    assert (result.version, result.rows_trained) == (5, 300)
+    assert claimed(root, 5) == claimed(root, 4) == rows_of(root, range(30))
+    assert store.manifest(5).metrics["update"] == 3
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_any_flipped_bit_in_a_checkpoint_is_found(root: Path) -> None:
+    """Wherever it is, in the header or in a tensor: the trainer trains again, by the one before."""
+    write(root, *(part(i) for i in range(40)))
+    run(root, 2)
+    folder = root / "weights" / "default" / "checkpoints"
+    saved = {name: (folder / name).read_bytes() for name in (CHECKPOINT, BEFORE)}
+    size = len(saved[CHECKPOINT])
+    header = int.from_bytes(saved[CHECKPOINT][:8], "little")
+    rng = np.random.default_rng(3)
+    for at in [0, 9, header, *rng.integers(0, 8 + header, 12), *rng.integers(header, size, 4)]:
+        for name, data in saved.items():
+            (folder / name).write_bytes(data)
+        flip(folder / CHECKPOINT, int(at))
+        result, _ = run(root, 0)
+        assert (folder / "follow.damaged-1.safetensors").exists(), at
+        assert result.updates == 1
+        (folder / "follow.damaged-1.safetensors").unlink()
+
+
+def test_with_no_checkpoint_left_the_live_weights_are_taken_row_by_row(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both damaged: the rows of a part that an update cut, and no other, come again."""
+    fill(root, parts=12)
+    run(root, 2)
+    folder = root / "weights" / "default" / "checkpoints"
+    for name in (CHECKPOINT, BEFORE):
+        flip(folder / name, 20)
+    result, _ = run(root, 1)
+    assert "going on from version 3" in caplog.text
+    store = WeightStore(root, "default")
+    rows = sorted(rows_of(root, range(12)))
+    assert (result.version, sorted(claimed(root, 4))) == (4, rows[:300])
+    assert sorted(claimed(root, 3)) == rows[:200]
+    assert off_chain(store.directory, 3) is None  # it is what version 4 went on from
+
+
+def test_rows_that_are_left_out_are_in_no_lineage(root: Path) -> None:
+    """An abandoned episode's last row: its part counts, without that row."""
+    write(root, *(part(i, ended="abandoned") for i in range(10)))
+    result, _ = run(root, 1)
+    assert result.excluded == {"no_next_obs": 10}
+    assert claimed(root, 2) == {(i, t) for i in range(10) for t in range(9)}
+    assert WeightStore(root, "default").untrained(2) == {STREAM: [[i, 9, 1] for i in range(10)]}
+
+
+def test_rows_of_a_position_that_no_shard_has_any_more_are_claimed_by_nobody(root: Path) -> None:
+    """Half of a part was trained on; then its shard goes: the other half has a name."""
+    path = write(root, *(part(i, steps=40) for i in range(5)))
+    run(root, 1)
+    half = {(2, t) for t in range(20)}
+    assert claimed(root, 2) == rows_of(root, [0, 1]) | half
+    path.rename(root / "gone")
+    write(root, *(part(5 + i) for i in range(10)))
+    result, _ = run(root, 1)
+    assert result.excluded["vanished"] >= 20
+    (root / "gone").rename(path)
+    assert claimed(root, 3) - rows_of(root, range(5, 15)) == rows_of(root, [0, 1]) | half
+
+
+def test_a_rollback_under_a_follower_is_followed_and_holds(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes on from what is live; candidates are kept; after `resume` it publishes again."""
+    write(root, *(part(i) for i in range(50)))
+    store = WeightStore(root, "default")
+    seen: list[Any] = []
+
+    def told(metrics: dict[str, float]) -> None:
+        seen.append(metrics)
+        if len(seen) == 2:
+            store.rollback(2, by="somebody", why="a test")
+        elif len(seen) == 4:
+            with pytest.raises(PolicyPinned):
+                store.publish(store.candidates()[0])
+            store.resume()
+
+    result = follow_for(root, 5, told, seen)
+    assert [one["version"] for one in seen] == [2, 3, 4, 4, 5]
+    assert store.manifest(4).copy_of == 2
+    assert (result.conflicts, result.version) == (1, 5)
+    assert "version 4 was made live by somebody else" in caplog.text
+    assert result.excluded == {"superseded": 200}
+    # the two updates since then descend from version 2, whose 100 rows they have behind them
+    assert (result.rows_trained, result.rows_read) == (300, 500)
+    ours = rows_of(root, [*range(10), *range(30, 50)])
+    assert claimed(root, 5) == ours
+    assert store.manifest(5).metrics["rows_trained"] == 300
+
+
+def follow_for(
+    root: Path, updates: int, told: Callable[[dict[str, float]], None], seen: list[Any]
+) -> FollowResult:
+    asked = iter(range(300))
+    return follow(
+        root, "default", CONFIG, spec=SPEC, steps_per_update=100, checkpoint_every=1,
+        stop=lambda: len(seen) >= updates or next(asked, None) is None, on_update=told,
+    )  # fmt: skip
