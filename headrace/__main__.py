@@ -14,7 +14,7 @@ that starts the command, makes the command die with it, whatever kills it: sched
 Exit codes: 0 fine, 1 the answer is no (verify found something, the gate refused, a rollback pins
 the policy), 2 wrong usage, bad input or an extra that is not installed, 5 a version is wanted and
 was not served in time. `collect` has its own beside them (docs/operations.md): 1 trouble of disk or
-system, 3 its root or its port is taken.
+system, 3 its root or its port is taken. `train --follow`: 3 another trainer has the policy's lease.
 """
 
 # ruff: noqa: PLC0415 - loads what it joins when it is asked to
@@ -71,13 +71,15 @@ def _is_the_users(error: Exception) -> bool:
 
 
 def _status(error: Exception) -> int:
-    """2, unless a collector could not start for reasons that pass, or a rollback says no."""
+    """2, unless a collector or a trainer cannot start for reasons that pass, or a pin says no."""
     from ingest.protocol.errors import Refusal
     from ingest.server.listening import ServeError
-    from storage.errors import PolicyPinned
+    from storage.errors import LeaseHeld, PolicyPinned
 
     if isinstance(error, PolicyPinned) or (isinstance(error, Refusal) and error.code == "pinned"):
         return 1
+    if isinstance(error, LeaseHeld):
+        return 3
     return error.exit_status if isinstance(error, ServeError) else 2
 
 

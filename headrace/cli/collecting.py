@@ -227,11 +227,14 @@ def up(
     from headrace.output import console, results
     from headrace.up import Up
     from ingest.server.declare import declaration_of, declare
+    from ingest.server.logs import configure
     from storage.system.stop_signal import stop_on_signal
 
     declared = declaration_of(observation=observation, action=action, env=env, file=None)
     if declared is not None:
         declare(root, declared, spaces_only=True)
+
+    configure()
 
     def told(who: str, said: dict[str, Any]) -> None:
         return console.line({who: said}) if as_json else results.heard(root, said)

@@ -43,6 +43,9 @@ class Edge(Protocol):
     def audited(self, event: str, **fields: Any) -> None:
         """Write an audit line."""
 
+    def log_to_stderr(self) -> None:
+        """Write log lines as a collector does."""
+
 
 _joined: list[Edge] = []
 
@@ -94,12 +97,20 @@ def train(
         int | None,
         typer.Option(help="With --follow: versions that a step may be behind, to be trained on."),
     ] = None,
+    on_conflict: Annotated[
+        str,
+        typer.Option(help="With --follow, when somebody else publishes: reload those, or end."),
+    ] = "reload",
+    lease_wait: Annotated[
+        float, typer.Option(help="With --follow: seconds to wait for another trainer's end.")
+    ] = 0.0,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Train on the shards; the result is a candidate, which nobody acts with yet.
 
-    With --follow: train on what live clients do, publish after every update, until SIGTERM.
+    With --follow: train on what live clients do, publish after every update, until SIGTERM. Exit
+    status 3 names another trainer of the policy, 1 says that --on-conflict end ended it.
     """
     from headrace.output import console, results
     from policy.jobs.freeze import load_frozen
@@ -108,11 +119,18 @@ def train(
     from policy.jobs.train_once import train_once
 
     if follow:
-        return _follow(root, policy_id, steps_per_update, max_lag, seed, as_json)
+        settings: dict[str, Any] = {
+            "steps_per_update": steps_per_update,
+            "max_lag": max_lag,
+            "on_conflict": on_conflict,
+            "lease_wait": lease_wait,
+            "seed": seed,
+        }
+        return _follow(root, policy_id, settings, as_json)
     if algorithm not in ALGORITHMS:
         raise ValueError(f"--algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     chosen = ALGORITHMS[algorithm]
-    settings: dict[str, Any] = {
+    settings = {
         "epochs": epochs,
         "held_out": held_out,
         "checkpoint": checkpoint,
@@ -128,27 +146,26 @@ def train(
     return console.line(document) if as_json else results.trained(document)
 
 
-def _follow(
-    root: Path, policy_id: str, steps: int, max_lag: int | None, seed: int, as_json: bool
-) -> None:
+def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool) -> None:
     from headrace.output import console, results
     from policy.jobs.train_live import follow
     from storage.system.stop_signal import stop_on_signal
 
+    for edge in _joined:
+        edge.log_to_stderr()
     told = console.line if as_json else results.updated
     with stop_on_signal() as stop:
-        result = follow(
-            root,
-            policy_id,
-            stop=stop.is_set,
-            steps_per_update=steps,
-            max_lag=max_lag,
-            on_update=told,
-            seed=seed,
-        )
+        result = follow(root, policy_id, stop=stop.is_set, on_update=told, **settings)
     if as_json:
-        return console.line({"followed": asdict(result)})
-    return print(f"Stopped at version {result.version} after {result.rows_trained} steps.")
+        console.line({"followed": asdict(result)})
+    else:
+        print(f"Stopped at version {result.version} after {result.rows_trained} steps.")
+        for why, rows in result.excluded.items():
+            print(f"left out: {rows} steps: {why}")
+        for name, why in result.excluded_shards.items():
+            print(f"left out: {name}: {why}", file=sys.stderr)
+    if result.ended == "conflict":
+        raise typer.Exit(1)
 
 
 def evaluate(

@@ -54,6 +54,13 @@ def audited(event: str, **fields: Any) -> None:
     audit(event, **fields)
 
 
+def log_to_stderr() -> None:
+    """Write log lines as a collector does."""
+    from ingest.server.logs import configure
+
+    configure()
+
+
 def rollback(
     to: Annotated[
         int | None, typer.Option(help="A version; default: the one before that was served.")

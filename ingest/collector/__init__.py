@@ -9,10 +9,12 @@ __all__ = [
     "backup_restore",
     "collector",
     "flow_control",
+    "held_record",
     "journal_report",
     "live_policies",
     "part_feed",
     "quotas",
     "recovery",
     "stores",
+    "trainer_watch",
 ]

@@ -238,6 +238,10 @@ class Collector:
         """Policies whose live version has acted enough steps, and that version."""
         return {} if self._flow is None else self._flow.held()
 
+    def stalled(self) -> dict[str, float]:
+        """Seconds for which clients of each policy under flow control wait; 0 if they do not."""
+        return {} if self._flow is None else self._flow.stalled()
+
     @property
     def steps(self) -> int:
         """Steps accepted over the journal's whole life."""

@@ -8,6 +8,7 @@ anew with the collector.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 from storage.declarations.declaration import PolicyDeclaration
@@ -20,6 +21,8 @@ class FlowControl:
         self,
         policies: Mapping[str, PolicyDeclaration],
         live_version: Callable[[str], int | None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._quota = {
             name: policy.steps_per_version
@@ -34,6 +37,8 @@ class FlowControl:
         self._live_version = live_version
         self._counts: dict[str, tuple[int, int]] = {}  # policy -> (version, closed steps)
         self._held: dict[str, int] = {}  # policy -> the version that was held last
+        self._clock = clock
+        self._since: dict[str, tuple[int, float]] = {}  # policy -> (version, since when it is held)
 
     @property
     def active(self) -> bool:
@@ -49,6 +54,8 @@ class FlowControl:
         if live != known:
             steps = max(0, steps - quota)  # what was acted beyond the last version's share
         self._counts[policy_id] = (live, steps + 1)
+        if steps + 1 >= quota and self._since.get(policy_id, (-1, 0.0))[0] != live:
+            self._since[policy_id] = live, self._clock()
 
     def held(self) -> dict[str, int]:
         """Policies whose live version has its steps, and that version."""
@@ -58,6 +65,11 @@ class FlowControl:
             if steps >= quota and version == self._live_version(policy_id):
                 found[policy_id] = version
         return found
+
+    def stalled(self) -> dict[str, float]:
+        """Seconds for which each policy with a quota is held; 0 for one that is not."""
+        held, now = self.held(), self._clock()
+        return {name: now - self._since[name][1] if name in held else 0.0 for name in self._quota}
 
     def told(self) -> dict[str, int]:
         """What replies tell: clients that act with this version, or an older one, wait.

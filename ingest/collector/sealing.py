@@ -13,7 +13,7 @@ the change is durable, unless the state was rebuilt in between.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import msgspec
@@ -99,6 +99,7 @@ class Sealing:
         self.in_flight = 0  # plans and records that are not durable yet, shards not written
         self._in_flight_bytes = 0
         self.unrecorded: dict[int, int] = {}  # plan id -> steps of the shard that is not recorded
+        self._unwritten: Counter[str] = Counter()  # stream -> plans without their shard
         self._next_plan = recovered.next_plan
         self._ordinals = dict(recovered.ordinals)
         self._finished, self._lost = deque(recovered.finished), recovered.lost
@@ -127,6 +128,11 @@ class Sealing:
         """Stream -> the ordinal that its next part gets."""
         return dict(self._ordinals)
 
+    def written(self, schema_id: str) -> bool:
+        """Whether all parts of a schema that were sealed are in shards that readers see."""
+        streams = {*self._ready, *(name for name, plans in self._unwritten.items() if plans)}
+        return not any(stream.rpartition("-")[2] == schema_id for stream in streams)
+
     def resume(self, now: float) -> None:
         """Write what was planned and not recorded, queue what was sealed and not planned."""
         for plan, found in self._planned:
@@ -136,6 +142,7 @@ class Sealing:
                 sealed = [self._numbered(x, plan.first + i, owner) for i, x in enumerate(found)]
                 self._count(1, _size(sealed))
                 self.unrecorded[plan.plan_id] = _steps(sealed)
+                self._unwritten[plan.stream] += 1
                 self._tell(plan.stream, rule, sealed)
                 self._write(plan, sealed, rule)
         self._assembler.sealed[:0] = self._waiting
@@ -215,6 +222,7 @@ class Sealing:
         self._next_plan += 1
         self._count(1, ready.held)
         self.unrecorded[plan.plan_id] = _steps(ready.parts)
+        self._unwritten[stream] += 1
         self._transact(Transaction(plan=plan), lambda: self._write(plan, ready.parts, ready.rule))
 
     # --- writing and recording -------------------------------------------------------------
@@ -250,6 +258,7 @@ class Sealing:
             shard.nbytes,
         )
         self.unrecorded.pop(plan.plan_id, None)
+        self._unwritten[plan.stream] -= 1
         self.totals.rows += shard.rows
         self.totals.shards += 1
         self.totals.parts += len(sealed)

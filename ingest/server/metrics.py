@@ -20,6 +20,7 @@ from prometheus_client.core import (
 
 from ingest.collector.collector import Collector
 from ingest.collector.live_policies import LivePolicies
+from ingest.collector.trainer_watch import TrainerWatch
 from ingest.histogram import Histogram
 from ingest.server.action_routes import Acting
 from ingest.web.asgi import Router
@@ -38,6 +39,7 @@ class Sources:
     router: Router
     acting: Acting
     connections: ConnectionWatch | None = None
+    trainers: TrainerWatch | None = None
 
 
 class Metrics:
@@ -60,6 +62,7 @@ class Metrics:
         yield from _shards(self._sources.collector)
         yield from _episodes(self._sources.collector)
         yield from _policies(self._sources.collector, self._sources.live)
+        yield from _training(self._sources.collector, self._sources.trainers)
         yield from _acting(self._sources.acting)
         yield from _requests(self._sources.router)
         if self._sources.connections is not None:
@@ -153,6 +156,34 @@ def _wanted(live: LivePolicies, names: list[str]) -> Iterator[Metric]:
     yield family
     busy = live.busy_seconds
     yield _gauge("headrace_weights_look_seconds", "How long a look at them has taken.", busy)
+
+
+def _training(collector: Collector, trainers: TrainerWatch | None) -> Iterator[Metric]:
+    text = "For how long clients have been waiting for weights, 0 while they are not."
+    yield _gauges("headrace_training_stalled_seconds", text, "policy", collector.stalled())
+    said = {} if trainers is None else trainers.status()
+    lives = {name: int(alive) for name, (alive, _) in said.items()}
+    yield _gauges("headrace_trainer_up", "1 while a trainer holds the lease.", "policy", lives)
+    for metric, key, text in (
+        ("headrace_training_rows", "rows_trained", "Rows that its weights were trained on."),
+        ("headrace_training_excluded_shards", "excluded_shards", "Shards that are left out."),
+        ("headrace_training_retrying_shards", "retrying", "Shards that are tried again."),
+    ):
+        values = {name: _number(status.get(key)) for name, (_, status) in said.items()}
+        yield _gauges(metric, text, "policy", values)
+    family = GaugeMetricFamily(
+        "headrace_training_excluded_rows", "Rows left out, by reason.", labels=["policy", "reason"]
+    )
+    for name, (_, status) in said.items():
+        excluded = status.get("excluded")
+        for reason, rows in excluded.items() if isinstance(excluded, dict) else ():
+            family.add_metric([name, str(reason)[:64]], _number(rows))
+    yield family
+
+
+def _number(value: object) -> float:
+    """A number that somebody else wrote, 0 for anything else."""
+    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _acting(acting: Acting) -> Iterator[Metric]:

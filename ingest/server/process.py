@@ -27,8 +27,10 @@ import uvloop
 from ingest.collector.address_file import say_address
 from ingest.collector.collector import Collector
 from ingest.collector.flow_control import FlowControl
+from ingest.collector.held_record import HeldRecord
 from ingest.collector.part_feed import Tap
 from ingest.collector.stores import Stores, stores_under
+from ingest.collector.trainer_watch import TrainerWatch
 from ingest.server.listening import Access, Listening, ServeError, bind, starting
 from ingest.server.memory import MemoryWatch
 from ingest.server.routes import Routes
@@ -135,6 +137,11 @@ class Server:
         room = room_for_connections(limits.max_connections)
         self._watch = ConnectionWatch(limits, max_connections=room, budget=budget)
         self._following: list[_Follower] = [self.access, self._watch]
+        trainers = None
+        if options.root is not None:
+            self._following.append(HeldRecord(self.collector, options.root))
+            trainers = TrainerWatch(options.root, kept.policies)
+            self._following.append(trainers)
         if tap is None:  # a trainer's memory is its own affair
             self._following.append(MemoryWatch(self.collector, budget))
         routes = Routes(
@@ -143,6 +150,7 @@ class Server:
             version=options.version,
             limits=limits,
             connections=self._watch,
+            trainers=trainers,
         )
         config = uvicorn.Config(
             routes.router(budget, admit=self.access.admission),

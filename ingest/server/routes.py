@@ -18,6 +18,7 @@ from ingest.bulk_import.request_batching import Gathering
 from ingest.collector import journal_report as ledger
 from ingest.collector.collector import Collector
 from ingest.collector.live_policies import LivePolicies
+from ingest.collector.trainer_watch import TrainerWatch
 from ingest.episodes import idempotency
 from ingest.episodes.client_instances import IMPORT
 from ingest.episodes.idempotency import Given
@@ -54,7 +55,9 @@ class Routes:
         version: str = "",
         limits: ServerLimits | None = None,
         connections: ConnectionWatch | None = None,
+        trainers: TrainerWatch | None = None,
     ) -> None:
+        self._trainers = trainers
         self.collector = collector
         self.live = live
         self.acting = Acting(collector, live)
@@ -270,7 +273,12 @@ class Routes:
         if self._metrics is None:
             self._metrics = metrics.Metrics(
                 metrics.Sources(
-                    self.collector, self.live, self._router, self.acting, self._connections
+                    self.collector,
+                    self.live,
+                    self._router,
+                    self.acting,
+                    self._connections,
+                    self._trainers,
                 )
             )
         return Response(200, self._metrics.text(), metrics.CONTENT_TYPE)

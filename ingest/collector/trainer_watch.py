@@ -1,0 +1,61 @@
+"""What trainers say of themselves, for the metrics: their leases, read beside the event loop.
+
+A trainer reports in its lease's record (storage.weights.lease): rows trained on and left out, and
+shards that it tries again. It may run anywhere; the record is under the same root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from storage.errors import StorageError
+from storage.weights.lease import LeaseRecord, current_lease
+
+log = logging.getLogger("headrace.collector")
+
+LOOK_SECONDS = 2.0
+
+
+class TrainerWatch:
+    """The latest lease of every policy under a root; a thread reads, which nobody waits for."""
+
+    def __init__(self, root: Path, policies: Iterable[str]) -> None:
+        self._folders = {name: root / "weights" / name for name in policies}
+        self._leases: dict[str, LeaseRecord] = {}
+        self._troubled: set[str] = set()
+
+    async def follow(self) -> None:
+        """Read until the process ends."""
+        threading.Thread(target=self._read, name="headrace-trainers", daemon=True).start()
+        await asyncio.Event().wait()
+
+    def status(self) -> dict[str, tuple[bool, dict[str, Any]]]:
+        """policy -> (whether its trainer lives, what it said last), of those that were trained."""
+        now = time.time()
+        return {name: (now < one.expires, dict(one.status)) for name, one in self._leases.items()}
+
+    def look(self) -> None:
+        """Read each lease once."""
+        for name, folder in self._folders.items():
+            try:
+                lease = current_lease(folder)
+            except (StorageError, OSError) as error:
+                if name not in self._troubled:
+                    log.warning("policy %s: its trainer's lease cannot be read: %s", name, error)
+                self._troubled.add(name)
+                continue
+            self._troubled.discard(name)
+            if lease is not None:
+                self._leases[name] = lease
+
+    def _read(self) -> None:
+        pause = threading.Event()
+        while True:
+            self.look()
+            pause.wait(LOOK_SECONDS)
