@@ -3,4 +3,4 @@
 Knows networks and batches; nothing of shards, jobs or environments.
 """
 
-__all__ = ["bandit", "base", "data_parallel", "learner", "ppo", "trainable_policy"]
+__all__ = ["bandit", "base", "data_parallel", "learner", "passes", "ppo", "trainable_policy"]
