@@ -5,7 +5,7 @@
         candidates/{digest}/           candidate.json, weights.safetensors, lineage.json
         versions/{n}/                  manifest.json, weights.safetensors, lineage.json
         live.json                      generation, version, canary, pin; changed under `lock`
-        leases/{n}.json                who trains it (`storage.weights.lease`)
+        leases/{n}.json                who trains it (`...lease`)
         served/{collector_id}.json     what each collector serves (`storage.weights.served`)
         pruned.jsonl                   names of versions without content (`...retention`)
     numbers/{policy_id}.json           the highest numbers that were given (`...numbers`)
@@ -26,7 +26,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -49,15 +49,7 @@ from storage.system.files import (
 )
 from storage.weights.candidate_files import candidate_files
 from storage.weights.candidates import Candidates
-from storage.weights.files import (
-    MAX_WEIGHTS,
-    publish_directory,
-    read_document,
-    read_file,
-    remove_abandoned,
-    remove_directory,
-    visible,
-)
+from storage.weights.files import MAX_WEIGHTS, read_document, read_file
 from storage.weights.lease import require_fence
 from storage.weights.lineage import Lineage, Untrained, open_lineage, open_untrained
 from storage.weights.manifest import (
@@ -75,8 +67,9 @@ from storage.weights.manifest import (
     sha256,
 )
 from storage.weights.numbers import HighestNumbers
-from storage.weights.retention import PrunedVersions, hourly
+from storage.weights.retention import hourly
 from storage.weights.served import ServedRecords, ever_served
+from storage.weights.versions import Versions
 
 __all__ = ["Candidate", "Check", "Live", "Manifest", "WeightStore", "candidate_of"]
 
@@ -104,14 +97,12 @@ class WeightStore:
         self.policy_id = check_policy_id(policy_id)
         self.directory = Path(root) / "weights" / policy_id
         self._candidates = Candidates(self.directory, policy_id)
-        self._versions = self.directory / "versions"
+        self._versions = Versions(self.directory, policy_id)
         self._check = check
         self._passed = ""  # the digest of the candidate that passed the check last
         self._clock = clock
         self._live_file = str(self.directory / "live.json")  # a follower looks many times a second
         self._numbers = HighestNumbers(Path(root), policy_id)
-        self._pruned = PrunedVersions(self.directory)
-        self._created: dict[int, int] = {}  # of versions that were looked at: it never changes
         self.served = ServedRecords(self.directory)
 
     @property
@@ -145,7 +136,7 @@ class WeightStore:
         """Keep a trained checkpoint; its digest. The same content twice is one candidate.
 
         `lineage`: stream -> the ordinal ranges trained on; `untrained`: the rows of these ordinals
-        that were not (`storage.weights.lineage`). Raises WeightsRefused for weights that the spec
+        that were not (storage.weights.lineage). Raises WeightsRefused for weights that the spec
         cannot act with, ValueError for what JSON cannot hold; with `number`, GenerationConflict
         when that is neither the next version nor this checkpoint's, and nothing is kept.
         """
@@ -210,56 +201,31 @@ class WeightStore:
 
     def pruned(self) -> dict[int, Pruned]:
         """What is known of versions whose content was removed, by number."""
-        return self._pruned.read()
+        return self._versions.pruned()
 
     def versions(self) -> list[int]:
         """All version numbers whose content is here, ascending."""
-        return sorted(int(path.name) for path in visible(self._versions) if path.name.isdigit())
+        return self._versions.numbers()
 
     def manifest(self, version: int) -> Manifest:
         """The manifest of one version. Raises WeightsNotFound, WeightsDamaged."""
-        path = self._versions / str(version) / "manifest.json"
-        try:
-            manifest = Manifest.from_json(read_document("manifest", path), path)
-        except WeightsNotFound as error:
-            if (gone := self.pruned().get(version)) is None:
-                raise
-            raise WeightsNotFound(
-                f"{self.policy_id}: version {version} was pruned; it was candidate {gone.candidate}"
-            ) from error
-        if (manifest.version, manifest.policy_id) != (version, self.policy_id):
-            raise WeightsDamaged(
-                f"{path}: expected version {version} of {self.policy_id}, got "
-                f"version {manifest.version} of {manifest.policy_id}"
-            )
-        return manifest
+        return self._versions.manifest(version)
 
     def read(self, version: int) -> tuple[Manifest, bytes]:
         """A version's manifest and its safetensors bytes, digest checked: what a server sends."""
-        manifest = self.manifest(version)
-        path = self._versions / str(version) / WEIGHTS_FILE
-        data = read_file(path, MAX_WEIGHTS)
-        if sha256(data) != manifest.digests.get(WEIGHTS_FILE):
-            raise WeightsDamaged(f"{path}: the file does not fit the digest in its manifest")
-        return manifest, data
+        return self._versions.read(version)
 
     def load(self, version: int) -> tuple[Manifest, dict[str, Any]]:
         """A version's manifest and its arrays, verified before they are parsed."""
-        manifest, data = self.read(version)
-        path = self._versions / str(version) / WEIGHTS_FILE
-        return manifest, decode_weights(data, manifest.digests[WEIGHTS_FILE], path)
+        return self._versions.load(version)
 
     def lineage(self, version: int) -> dict[str, RangeSet]:
         """stream -> the ordinals that a version was trained on."""
-        return open_lineage(self._lineage_of(version))
+        return open_lineage(self._versions.lineage_file(version))
 
     def untrained(self, version: int) -> dict[str, list[list[int]]]:
         """stream -> [ordinal, first row, count]: rows of the lineage's ordinals not trained on."""
-        return open_untrained(self._lineage_of(version))
-
-    def _lineage_of(self, version: int) -> tuple[Path, str]:
-        digest = self.manifest(version).digests[LINEAGE_FILE]
-        return self._versions / str(version) / LINEAGE_FILE, digest
+        return open_untrained(self._versions.lineage_file(version))
 
     def candidate_lineage(self, digest: str) -> dict[str, RangeSet]:
         """stream -> the ordinals that a candidate was trained on."""
@@ -323,7 +289,7 @@ class WeightStore:
         """Point to a version, in a new generation. `canary`: (version, share of episodes).
 
         `expected_generation` (0: nothing is live) makes it a compare-and-set. `fence` is the number
-        of a follower's lease (`storage.weights.lease`). The versions are verified first. Raises
+        of a follower's lease (storage.weights.lease). The versions are verified first. Raises
         WeightsNotFound, WeightsDamaged, WeightsRefused, PolicyPinned, GenerationConflict,
         LeaseHeld, ValueError.
         """
@@ -462,7 +428,7 @@ class WeightStore:
         target = self._before(live.version) if to is None else to
         manifest, _ = self.read(target)
         version = self._number(
-            self._versions / str(target),
+            self._versions.folder(target),
             candidate_of(manifest),
             copy_of=target,
             digest=manifest.candidate,
@@ -502,26 +468,18 @@ class WeightStore:
             return []
         with FileLock(self.directory / "lock"):
             versions = self.versions()
-            created = {version: self._created_at(version) for version in versions}
+            created = {version: self._versions.created(version) for version in versions}
             kept = set(versions[-keep:]) | self._needed() | hourly(created, self._clock())
             gone = [self.manifest(version) for version in versions if version not in kept]
             promoted = {self.manifest(version).candidate for version in kept}
             candidates = {one.candidate for one in gone} - promoted
             if checkpoint is not None:
                 candidates |= self._candidates.superseded(checkpoint, keep, promoted)
-            self._pruned.note(gone)
-            for one in gone:
-                remove_directory(self._versions / str(one.version))
+            self._versions.remove(gone)
             for digest in candidates:
                 self._candidates.remove(digest)
-            remove_abandoned(self._versions)
             self.served.forget(self._clock())
         return [one.version for one in gone]
-
-    def _created_at(self, version: int) -> int:
-        if version not in self._created:
-            self._created[version] = self.manifest(version).created
-        return self._created[version]
 
     # inside
 
@@ -561,7 +519,7 @@ class WeightStore:
         """The version that a rollback goes to. Raises WeightsNotFound."""
         served, refused = ever_served(self.served.read())
         there, nearest = set(self.versions()), None
-        for one in self._earlier(version):
+        for one in self._versions.earlier(version):
             if one in there and one not in refused:
                 if one in served or not served:
                     return one
@@ -570,27 +528,6 @@ class WeightStore:
             text = f"there is no version before {version} whose content is here and not refused"
             raise WeightsNotFound(f"{self.policy_id}: {text}")
         return nearest
-
-    def _earlier(self, version: int) -> Iterator[int]:
-        """What was live before the content of a version, the latest first."""
-        pruned: dict[int, Pruned] | None = None
-        there = set(self.versions())
-
-        def known(number: int) -> Manifest | Pruned | None:
-            nonlocal pruned
-            if number in there:
-                return self.manifest(number)
-            if pruned is None:
-                pruned = self.pruned()
-            return pruned.get(number)  # None: pruned by a release that kept no names
-
-        while (one := known(version)) is not None:
-            if one.copy_of is not None:  # rolled back: go on from the content's own place
-                one = known(one.copy_of)
-            if one is None or one.parent is None or one.parent >= version:
-                return
-            version = one.parent
-            yield version
 
     def _number(
         self,
@@ -620,9 +557,8 @@ class WeightStore:
                 candidate=digest or candidate.digest,
                 created=int(self._clock() * 1_000_000),
             )
-            files["manifest.json"] = seal_document("manifest", manifest.to_json())
             with contextlib.suppress(FileExistsError):  # taken meanwhile: the next number
-                publish_directory(self._versions / str(version), files)
+                self._versions.add(manifest, files)
                 return version
 
 

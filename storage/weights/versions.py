@@ -1,0 +1,129 @@
+"""Numbered versions: each a folder that never changes, and what is known of those that went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from storage.errors import WeightsDamaged, WeightsNotFound
+from storage.weights.files import (
+    MAX_WEIGHTS,
+    publish_directory,
+    read_document,
+    read_file,
+    remove_abandoned,
+    remove_directory,
+    visible,
+)
+from storage.weights.manifest import (
+    LINEAGE_FILE,
+    WEIGHTS_FILE,
+    Manifest,
+    Pruned,
+    decode_weights,
+    seal_document,
+    sha256,
+)
+from storage.weights.retention import PrunedVersions
+
+__all__ = ["Versions"]
+
+
+class Versions:
+    """The versions of one policy."""
+
+    def __init__(self, directory: Path, policy_id: str) -> None:
+        self._policy_id = policy_id
+        self._folder = directory / "versions"
+        self._pruned = PrunedVersions(directory)
+        self._created: dict[int, int] = {}  # of manifests that were read: it never changes
+
+    def folder(self, version: int) -> Path:
+        """Where a version's files are."""
+        return self._folder / str(version)
+
+    def numbers(self) -> list[int]:
+        """Of all versions whose content is here, ascending."""
+        return sorted(int(path.name) for path in visible(self._folder) if path.name.isdigit())
+
+    def add(self, manifest: Manifest, files: Mapping[str, bytes]) -> None:
+        """Give a number its content. Raises FileExistsError when it has one."""
+        described = {"manifest.json": seal_document("manifest", manifest.to_json())}
+        publish_directory(self.folder(manifest.version), {**files, **described})
+
+    def remove(self, manifests: Sequence[Manifest]) -> None:
+        """Remove the content of versions; their numbers and digests stay."""
+        self._pruned.note(manifests)
+        for manifest in manifests:
+            remove_directory(self.folder(manifest.version))
+        remove_abandoned(self._folder)
+
+    def pruned(self) -> dict[int, Pruned]:
+        """What is known of versions whose content was removed, by number."""
+        return self._pruned.read()
+
+    def manifest(self, version: int) -> Manifest:
+        """The manifest of one version. Raises WeightsNotFound, WeightsDamaged."""
+        path = self.folder(version) / "manifest.json"
+        try:
+            manifest = Manifest.from_json(read_document("manifest", path), path)
+        except WeightsNotFound as error:
+            if (gone := self.pruned().get(version)) is None:
+                raise
+            raise WeightsNotFound(
+                f"{self._policy_id}: version {version} was pruned; it was candidate "
+                f"{gone.candidate}"
+            ) from error
+        if (manifest.version, manifest.policy_id) != (version, self._policy_id):
+            raise WeightsDamaged(
+                f"{path}: expected version {version} of {self._policy_id}, got "
+                f"version {manifest.version} of {manifest.policy_id}"
+            )
+        return manifest
+
+    def created(self, version: int) -> int:
+        """When a version was numbered, in microseconds since the epoch."""
+        if version not in self._created:
+            self._created[version] = self.manifest(version).created
+        return self._created[version]
+
+    def read(self, version: int) -> tuple[Manifest, bytes]:
+        """A version's manifest and its safetensors bytes, digest checked."""
+        manifest = self.manifest(version)
+        path = self.folder(version) / WEIGHTS_FILE
+        data = read_file(path, MAX_WEIGHTS)
+        if sha256(data) != manifest.digests.get(WEIGHTS_FILE):
+            raise WeightsDamaged(f"{path}: the file does not fit the digest in its manifest")
+        return manifest, data
+
+    def load(self, version: int) -> tuple[Manifest, dict[str, Any]]:
+        """A version's manifest and its arrays, verified before they are parsed."""
+        manifest, data = self.read(version)
+        path = self.folder(version) / WEIGHTS_FILE
+        return manifest, decode_weights(data, manifest.digests[WEIGHTS_FILE], path)
+
+    def lineage_file(self, version: int) -> tuple[Path, str]:
+        """Where the lineage of a version is, and its digest."""
+        return self.folder(version) / LINEAGE_FILE, self.manifest(version).digests[LINEAGE_FILE]
+
+    def earlier(self, version: int) -> Iterator[int]:
+        """What was live before the content of a version, the latest first."""
+        pruned: dict[int, Pruned] | None = None
+        there = set(self.numbers())
+
+        def known(number: int) -> Manifest | Pruned | None:
+            nonlocal pruned
+            if number in there:
+                return self.manifest(number)
+            if pruned is None:
+                pruned = self.pruned()
+            return pruned.get(number)  # None: pruned by a release that kept no names
+
+        while (one := known(version)) is not None:
+            if one.copy_of is not None:  # rolled back: go on from the content's own place
+                one = known(one.copy_of)
+            if one is None or one.parent is None or one.parent >= version:
+                return
+            version = one.parent
+            yield version
