@@ -39,20 +39,6 @@ def test_a_test_is_named_after_a_module_of_its_folder(test: Path) -> None:
     assert any(test in own_tests(module) for module in folder.glob("*.py"))
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_has_tests_by_its_name_or_says_where(name: str) -> None:
-    """Its own, or those that `TESTED_BY` names; an entry that is no longer needed goes."""
-    if own_tests(MODULES[name]):
-        assert name not in TESTED_BY
-    else:
-        assert (ROOT / "tests" / f"{TESTED_BY[name]}.py").is_file()
-
-
-def test_the_table_names_modules_alone() -> None:
-    """A module that was renamed or removed leaves the table."""
-    assert TESTED_BY.keys() <= MODULES.keys()
-
-
 @cache
 def imports(file: Path) -> frozenset[Path]:
     """The files of the packages and the tests that a file imports, or starts by name."""
@@ -71,14 +57,31 @@ def imports(file: Path) -> frozenset[Path]:
     return frozenset(found)
 
 
-@pytest.mark.parametrize("name", TESTED_BY)
-def test_the_tests_that_are_named_reach_the_module(name: str) -> None:
-    """They import it, directly or through what they import or start."""
+@cache
+def reached_by(*tests: Path, anywhere: bool = False) -> frozenset[Path]:
+    """What tests import, and what that imports in turn of its own folder, or of any."""
     seen: set[Path] = set()
-    todo = [ROOT / "tests" / f"{TESTED_BY[name]}.py"]
+    todo = [file for test in tests for file in {test, *imports(test)}]
     while todo:
         file = todo.pop()
         if file not in seen:
             seen.add(file)
-            todo += imports(file)
-    assert MODULES[name] in seen
+            todo += [one for one in imports(file) if anywhere or one.parent == file.parent]
+    return frozenset(seen)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_has_tests_by_its_name_or_its_folders(name: str) -> None:
+    """Tests of its own name, or of its folder; else `TESTED_BY` says where they are."""
+    module = MODULES[name]
+    folder = ROOT / "tests" / module.parent.relative_to(ROOT)
+    if own_tests(module) or module in reached_by(*sorted(folder.glob("test_*.py"))):
+        assert name not in TESTED_BY
+    else:
+        named = ROOT / "tests" / f"{TESTED_BY[name]}.py"
+        assert module in reached_by(named, anywhere=True)
+
+
+def test_the_table_names_modules_alone() -> None:
+    """A module that was renamed or removed leaves the table."""
+    assert TESTED_BY.keys() <= MODULES.keys()
