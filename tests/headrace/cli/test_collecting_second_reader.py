@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.front.command import answer, headrace
 
 from storage.shards.shard import read_shard
 from tests.collector_process import CollectorProcess, declare
+from tests.headrace.command import answer, headrace
 
 STEPS = 3
 

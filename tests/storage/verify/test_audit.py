@@ -25,17 +25,22 @@ import pytest
 
 from ingest.collector.address_file import ADDRESS, LiveAddress, say_address
 from ingest.verification import journal_account, stamps, verified
-from policy.inference.weight_store import WeightStore
 from storage.errors import JournalLocked
 from storage.journal.database import DATABASE, checksum
 from storage.journal.sqlite_journal import SqliteJournal
 from storage.shards.shard import read_shard
 from storage.system.files import FileLock
 from storage.verify.audit import VerifyReport
+from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 
 EPISODES, STEPS, OPEN_STEPS = 4, 3, 2
 T = "hr_a_token"
+
+
+def weights_under(root: Path) -> WeightStore:
+    """A store that takes any weights: what these tests are about is their lineage."""
+    return WeightStore(root, "default", check=lambda candidate, weights: None)
 
 
 def batch(name: str, steps: int, *, end: bool) -> dict[str, object]:
@@ -61,7 +66,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 collector.post("/v1/events", batch("open", OPEN_STEPS, end=False))
             assert collector.stop() == 0
     (stream,) = (path.name for path in (root / "shards").iterdir())
-    store = WeightStore(root, "default")
+    store = weights_under(root)
     weights = {"pi.0.weight": np.ones((2, 4), np.float32)}
     store.publish(store.add_candidate(weights, spec={}, metrics={}, lineage={stream: [[0, 7]]}))
     return root
@@ -439,13 +444,13 @@ def test_weights_that_are_missing_or_damaged_are_found(root: Path) -> None:
 
 def candidate(root: Path, lineage: dict[str, list[list[int]]]) -> str:
     weights = {"pi.0.weight": np.zeros((2, 4), np.float32)}
-    store = WeightStore(root, "default")
+    store = weights_under(root)
     return store.add_candidate(weights, spec={}, metrics={}, lineage=lineage)
 
 
 def publish(root: Path, lineage: dict[str, list[list[int]]]) -> None:
     """Make a version live that was trained on these ordinals."""
-    WeightStore(root, "default").publish(candidate(root, lineage))
+    weights_under(root).publish(candidate(root, lineage))
 
 
 def test_versions_of_which_none_is_live_any_more_are_found(root: Path) -> None:
@@ -468,7 +473,7 @@ def test_versions_of_which_none_is_live_any_more_are_found(root: Path) -> None:
 def test_a_canary_is_looked_at_as_what_is_live_is(root: Path) -> None:
     """It is there, and what it was trained on too."""
     (stream,) = (path.name for path in (root / "shards").iterdir())
-    store = WeightStore(root, "default")
+    store = weights_under(root)
     number = store.promote(candidate(root, {stream: [[0, 99]]}))
     store.set_live(1, canary=(number, 0.5))
     (finding,) = verified(root).findings
@@ -666,7 +671,9 @@ def test_what_is_sealed_and_trained_on_while_a_collector_is_asked_is_newer(
     with passed_on(running, {"/v1/ledger/records": work}):
         report = verified(running.root)
     assert report.findings == ()
-    assert report.notes == ("1 shards are newer than the account, and whole",)
+    newer, unserved = sorted(report.notes)
+    assert newer == "1 shards are newer than the account, and whole"
+    assert "serves nothing" in unserved  # weights without a spec, which no collector takes
     assert report.in_journal == OPEN_STEPS
 
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
-from tests.storage.test_portability import PAIRS, parts_of
 
 from storage.experience.episode import Part
 from storage.shards.shard import ShardWriter, decode_column, read_shard
@@ -21,6 +20,7 @@ from storage.verify import second_reader
 from storage.verify.audit import Trained, VerifyReport, verify
 from storage.verify.column_values import ColumnValues, of_items, of_numbers
 from storage.verify.second_reader import SecondReader
+from tests.storage.shards.test_shard_portability import PAIRS, parts_of
 
 STREAM = "c-s"
 
