@@ -22,12 +22,19 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the test time of each suite beside its budget."""
+    """Print the test time of each suite beside its budget, and what tests have to tell.
+
+    A test tells it by `record_property("notice", text)`: what this machine could not show.
+    """
     spent: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 spent[report.nodeid.removeprefix("tests/").partition("/")[0]] += report.duration
+                notices = [text for name, text in report.user_properties if name == "notice"]
+                if report.when == "call":
+                    for text in notices:
+                        terminalreporter.write_line(f"notice: {text}", yellow=True)
     for suite, seconds in sorted(spent.items()):
         if suite in BUDGETS:
             over = "  over budget" if seconds > BUDGETS[suite] else ""

@@ -187,6 +187,8 @@ class _OneWrite(asyncio.Transport):
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. See the module's docstring."""
 
+    parser: httptools.HttpRequestParser  # calls the methods below that begin with `on_`
+
     def __init__(
         self,
         config: Config,

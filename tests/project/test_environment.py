@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
-from importlib.metadata import version
-from itertools import chain
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import packages_distributions, version
+from itertools import chain, pairwise
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+import pytest
 
-
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+from tests.project.environments import PROJECT, ROOT, canonical, name_of, requirements
 
 
 def pins() -> dict[str, str]:
@@ -23,11 +24,8 @@ def pins() -> dict[str, str]:
 
 def test_every_dependency_is_pinned() -> None:
     """No direct dependency, of any extra, is left to the day of the installation."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].values()
-    asked = chain(project["dependencies"], *extras)
-    names = {canonical(re.split(r"[\[<>=~! ]", line)[0]) for line in asked} - {"headrace"}
-    assert names - pins().keys() == set()
+    asked = chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+    assert {name_of(line) for line in asked} - {"headrace"} - pins().keys() == set()
 
 
 def test_the_environment_holds_the_pinned_versions() -> None:
@@ -36,10 +34,101 @@ def test_the_environment_holds_the_pinned_versions() -> None:
     assert held == pins()
 
 
+# --- every dependency has its reason -------------------------------------------------------------
+
+SHIPPED = ("headrace", "ingest", "policy", "storage")
+EXTRAS = [extra for extra in PROJECT["optional-dependencies"] if extra not in ("all", "dev")]
+DEV = requirements("dev")[len(requirements()) :]
+
+
+@cache
+def imported(*folders: str) -> frozenset[tuple[str, str]]:
+    """(package that is installed, module of it that is imported) of the files in some folders."""
+    owners = packages_distributions()
+    paths = [ROOT / folder for folder in folders]
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))]
+    names = chain.from_iterable(modules_of(file) for file in files)
+    return frozenset(
+        (canonical(owner), name)
+        for name in names
+        for owner in owners.get(name.partition(".")[0], ())
+    )
+
+
+def modules_of(file: Path) -> Iterable[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def unused(asked: Iterable[str], *folders: str) -> set[str]:
+    """The packages asked for that no file of some folders imports."""
+    return {name_of(line) for line in asked} - {owner for owner, _ in imported(*folders)}
+
+
+def reasons(requirement: str) -> list[str]:
+    """The comment beside each line of a requirement in pyproject.toml, or on the line above it."""
+    lines = [line.strip() for line in (ROOT / "pyproject.toml").read_text().splitlines()]
+    found = []
+    for above, line in pairwise(lines):
+        if line.startswith(f'"{requirement}",'):
+            beside = line.partition("#")[2].strip()
+            found.append(beside or (above if above.startswith("#") else ""))
+    return found
+
+
+@pytest.mark.parametrize("requirement", requirements(*EXTRAS))
+def test_a_dependency_is_imported_by_shipped_code_and_says_why(requirement: str) -> None:
+    """A package that nothing uses is a burden and a risk for nothing."""
+    assert not unused([requirement], *SHIPPED)
+    said = reasons(requirement)
+    assert said
+    assert all(said)
+
+
+@pytest.mark.parametrize("requirement", DEV)
+def test_a_dependency_of_the_tests_is_used_and_says_why(requirement: str) -> None:
+    """Imported by tests or benchmarks, a tool that is run by its name, or types for mypy."""
+    (reason,) = reasons(requirement)
+    if reason.startswith("tool: "):
+        (called, *_) = re.findall(r"`([^`]+)`", reason)
+        runners = [ROOT / "Makefile", *(ROOT / "tests").rglob("*.py")]
+        texts = [file.read_text() for file in runners if file != Path(__file__)]
+        assert any(called in text for text in texts), called
+    elif reason.startswith("types for mypy"):
+        stubbed = requirement.removesuffix("-stubs").removeprefix("types-")
+        assert not unused([stubbed], *SHIPPED)
+    else:
+        assert reason
+        assert not unused([requirement], "tests", "benchmarks", "hatch_build.py")
+
+
+def test_what_nothing_imports_is_found() -> None:
+    """The instrument works, also for a package whose module has another name."""
+    asked = ["starlette>=1", "no-such-package", "prometheus-client", "numpy"]
+    assert unused(asked, *SHIPPED) == {"starlette", "no-such-package"}
+    assert reasons("no-such-package") == []
+
+
+def test_private_modules_have_a_ceiling() -> None:
+    """A release may change them without a word: the next one is tried first."""
+    private = {
+        owner
+        for owner, name in imported(*SHIPPED)
+        if any(part.startswith("_") and part != "__version__" for part in name.split(".")[:-1])
+    }
+    assert private == {"uvicorn"}
+    asked = {name_of(line): line for line in requirements(*EXTRAS)}
+    assert all("<" in asked[name] for name in private)
+
+
 def test_contributing_shows_the_budgets_that_the_tests_print() -> None:
     """CONTRIBUTING's table holds the numbers of pyproject.toml, and a suite has a number."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    budgets = project["tool"]["headrace"]["test-budgets"]
+    budgets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["headrace"][
+        "test-budgets"
+    ]
     rows = re.findall(r"^\| `tests/(\w+)` \| (\d+) s", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
     assert {suite: int(seconds) for suite, seconds in rows} == budgets
     suites = {path.parent.relative_to(ROOT / "tests").parts[0] for path in suite_files()}

@@ -9,46 +9,27 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import shutil
-import subprocess
 import sys
 import sysconfig
-import tomllib
 import zipfile
-import zlib
 from pathlib import Path
 
 import pytest
 
 from hatch_build import PACKAGES, as_installed, module_names
+from tests.project.environments import (
+    PINS,
+    ROOT,
+    checked,
+    environment,
+    put,
+    requirements,
+    run,
+    wheel_of,
+)
 
-ROOT = Path(__file__).parents[2]
 EXTRAS = ["torch", "pyarrow", "pandas", "watchdog", "gymnasium", "typer", "rich", "uvicorn"]
-
-
-def run(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def checked(*command: str | Path, cwd: Path, **env: str) -> str:
-    result = run(*command, cwd=cwd, **env)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
-
-
-def wheel_of(source: Path, folder: Path) -> Path:
-    build = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    checked(sys.executable, *build, source, cwd=source.parent)
-    (built,) = folder.glob("*.whl")
-    return built
 
 
 @pytest.fixture(scope="module")
@@ -59,18 +40,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def thin(wheel: Path) -> Path:
     """The bin folder of an environment with the wheel and its base dependencies alone."""
-    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    pins = ROOT / "constraints.txt"
-    key = zlib.crc32(repr(needs).encode() + pins.read_bytes())
-    home = ROOT / ".make" / f"venv-thin-{key:08x}"
-    if not (home / "complete").exists():
-        checked(sys.executable, "-m", "venv", "--clear", home, cwd=wheel.parent)
-        install = [home / "bin" / "python", "-m", "pip", "install", "-q"]
-        checked(*install, "-c", pins, *needs, cwd=wheel.parent)
-        (home / "complete").touch()
-    again = [home / "bin" / "python", "-m", "pip", "install", "-q", "--force-reinstall"]
-    checked(*again, "--no-deps", wheel, cwd=wheel.parent)
-    return home / "bin"
+    bin_ = environment("thin", sys.executable, requirements(), PINS.read_text())
+    put(wheel, bin_)
+    return bin_
 
 
 @pytest.fixture(scope="module")

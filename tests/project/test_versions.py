@@ -1,0 +1,131 @@
+"""The whole loop on the wheel: on each Python that we claim, and at every dependency's floor.
+
+The environments are kept under .make/; tests/project/installed_loop.py is what runs in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from tests.project.environments import (
+    PINS,
+    PROJECT,
+    ROOT,
+    checked,
+    environment,
+    floors,
+    interpreter,
+    pins_beside,
+    put,
+    requirements,
+    run,
+    wheel_of,
+)
+
+LOOP = Path(__file__).with_name("installed_loop.py")
+CLAIMED = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+OTHERS = [version for version in CLAIMED if version != f"3.{sys.version_info.minor}"]
+ROWS = 112
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel_of(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def loop(bin_: Path, folder: Path, *options: str) -> dict[str, Any]:
+    """What the loop found, run in a folder without the repository."""
+    said = checked(bin_ / "python", LOOP, folder / "root", *options, cwd=folder)
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    assert found["headrace"].startswith(str(bin_.parent))
+    return found
+
+
+def test_every_claimed_version_is_tested() -> None:
+    """The classifiers, `requires-python` and the interpreter of the tests agree."""
+    assert CLAIMED == ["3.11", "3.12", "3.13"]
+    assert PROJECT["requires-python"] == f">={CLAIMED[0]}"
+    assert len(OTHERS) == len(CLAIMED) - 1
+
+
+@pytest.mark.parametrize("version", OTHERS)
+def test_the_loop_runs_on_another_python(
+    version: str,
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+    tmp_path: Path,
+) -> None:
+    """Client, collector, reader and weights, without torch, at the pinned versions."""
+    python = interpreter(version)
+    if python is None:
+        text = f"Python {version} is not installed: the loop was not run on it"
+        assert not os.environ.get("CI"), text
+        record_property("notice", text)
+        return
+    asked = requirements("cli", "collector")
+    bin_ = environment(version, python, asked, PINS.read_text())
+    put(request.getfixturevalue("wheel"), bin_)
+    found = loop(bin_, tmp_path)
+    assert found["python"].startswith(f"{version}.")
+    assert (found["rows"], found["torch"]) == (ROWS, False)
+
+
+def test_the_loop_runs_at_every_floor(wheel: Path, tmp_path: Path) -> None:
+    """With training: every direct dependency of base, cli, collector and train at its floor."""
+    asked = requirements("cli", "collector", "train")
+    bin_ = environment("floors", sys.executable, floors(asked), pins_beside(asked))
+    put(wheel, bin_)
+    found = loop(bin_, tmp_path, "--train")
+    assert found["rows"] == found["read_again"] == ROWS
+    names = [line.partition("==")[0] for line in floors(asked)]
+    code = "import importlib.metadata as m, sys; print(*map(m.version, sys.argv[1:]))"
+    held = checked(bin_ / "python", "-c", code, *names, cwd=tmp_path).split()
+    assert [Version(one.partition("+")[0]) for one in held] == [
+        Version(line.partition("==")[2]) for line in floors(asked)
+    ]
+
+
+# --- an interpreter that is not there ------------------------------------------------------------
+
+
+def test_a_shim_that_does_not_run_is_no_interpreter(tmp_path: Path) -> None:
+    """pyenv's of a version that is not chosen; a later one on the PATH is taken."""
+    version = f"3.{sys.version_info.minor}"
+    shims, real = tmp_path / "shims", tmp_path / "real"
+    for folder in (shims, real):
+        folder.mkdir()
+    (shims / f"python{version}").write_text("#!/bin/sh\necho no such version >&2\nexit 127\n")
+    (shims / f"python{version}").chmod(0o755)
+    assert interpreter(version, str(shims), tmp_path) is None
+    (real / f"python{version}").symlink_to(sys.executable)
+    path = os.pathsep.join([str(shims), str(real)])
+    assert interpreter(version, path, tmp_path) == real / f"python{version}"
+
+
+def test_a_missing_interpreter_is_printed(tmp_path: Path) -> None:
+    """Nothing is left out in silence."""
+    node = f"{Path(__file__).name}::test_the_loop_runs_on_another_python[{OTHERS[-1]}]"
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", node]
+    said = run(*words, cwd=Path(__file__).parent, PATH=str(tmp_path), HOME=str(tmp_path), CI="")
+    assert said.returncode == 0, said.stdout
+    told = f"notice: Python {OTHERS[-1]} is not installed: the loop was not run on it"
+    assert told in said.stdout
+
+
+def test_a_missing_interpreter_fails_in_ci(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There every claimed version is shown, or none is."""
+    for name, value in (("PATH", tmp_path), ("HOME", tmp_path), ("CI", "true")):
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(AssertionError, match="is not installed"):
+        test_the_loop_runs_on_another_python(OTHERS[0], request, lambda *_: None, tmp_path)
