@@ -70,6 +70,13 @@ def check_id(name: str, value: Any) -> None:
         raise ValueError(f"{name}: expected a string of 1 to 256 characters, got {value!r:.80}")
 
 
+def check_pass_prob(value: float) -> float:
+    """The value, if it is a probability above 0. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
+        raise ValueError(f"pass_prob: expected a number in (0, 1], got {value!r:.80}")
+    return float(value)
+
+
 def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """The tags as a dict of their own. Raises ValueError for what is not a string."""
     for pair in tags.items():

@@ -85,6 +85,7 @@ class LocalActor:
             policy_version=version,
             action_dist_inputs=chosen.dist_inputs.tobytes(),
             ts=time_ns() // 1000,
+            pass_prob=policy.pass_prob("decision", episode.pass_prob),
         )
         return event, chosen.action_env
 

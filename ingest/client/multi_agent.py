@@ -67,7 +67,9 @@ class MultiAgentCalls:
 
     # --- the calls ---------------------------------------------------------------------------
 
-    def start(self, start: Start, policies: PolicyMapping | Mapping[str, str]) -> None:
+    def start(
+        self, start: Start, policies: PolicyMapping | Mapping[str, str], pass_prob: float
+    ) -> None:
         """Open an episode; its agents are started as they come."""
         name = start.episode_id
         check_id("episode_id", name)
@@ -76,7 +78,7 @@ class MultiAgentCalls:
             of = self._by_function(policies, name)
         else:
             of = self._by_mapping(dict(policies))
-        self.book.wholes[name] = ClientWhole(start, of)
+        self.book.wholes[name] = ClientWhole(start, of, pass_prob)
 
     def get_action(self, observations: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Actions by episode and agent, on observations by episode and agent."""
@@ -129,6 +131,7 @@ class MultiAgentCalls:
                 ts=now_or(ts),
                 decided=track.decided,
                 env_t=turn.whole.env_t,
+                pass_prob=track.pass_prob,
             )
             if agent in probs or agent in logps:
                 step.action_prob, step.action_logp = propensity(
@@ -287,7 +290,9 @@ class MultiAgentCalls:
         for agent in acting:
             track = whole.tracks.get(agent)
             if track is None:
-                track = ClientEpisode(name, whole.policies[agent], since, agent)
+                track = ClientEpisode(
+                    name, whole.policies[agent], since, agent, pass_prob=whole.pass_prob
+                )
                 turn.events.append(self._start(whole, track))
             turn.acting[agent] = track
         for agent, cut in whole.gone.items():

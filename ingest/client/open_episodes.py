@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +25,8 @@ from ingest.protocol.messages import Decision, EpisodeState, Event, GetAction, L
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Dict, Space, SpaceError, space_from_json
 
+log = logging.getLogger("headrace.client")
+
 REMEMBERED = 10_000
 """Ended episodes that a client remembers, to name the right error; older ones are "not found"."""
 
@@ -41,8 +44,11 @@ class ClientPolicy:
         steps_per_version: int | None = None,
         reward_combination: str = "sum",
         max_policy_lag: int | None = None,
+        fields: Collection[str] = wire.FIELDS,
     ) -> None:
         self.policy_id = policy_id
+        self._fields = frozenset(fields)
+        self._left_out: set[str] = set()  # what was said of them once
         self.sums = reward_combination == "sum"  # rewards may be added up before they are sent
         self.steps_per_version = steps_per_version
         self.paced = steps_per_version is not None or max_policy_lag is not None
@@ -50,6 +56,22 @@ class ClientPolicy:
         self.action = Codec(action)
         self._encode_observation = self.observation.encode
         self._encode_action = self.action.encode
+
+    def pass_prob(self, message: str, value: float) -> float:
+        """The `pass_prob` of a message for this collector: 1 where it does not know the field."""
+        field = f"{message}.pass_prob"
+        if value == 1.0 or field in self._fields:
+            return value
+        if field not in self._left_out:
+            self._left_out.add(field)
+            log.warning(
+                "policy %s: the collector does not list the field %s: pass_prob %g is not sent, "
+                "and what is stored says 1",
+                self.policy_id,
+                field,
+                value,
+            )
+        return 1.0
 
     def encode(self, episode_id: str, observation: Any, action: Any) -> tuple[bytes, bytes]:
         """Canonical bytes of both; raises SpaceError (a ValueError) for what does not fit."""
@@ -104,12 +126,15 @@ class CollectorSpec:
         self.max_events: int = limits.get("max_events", wire.MAX_EVENTS)
         self.live_versions: dict[str, int | None] = {}
         self.policies: dict[str, ClientPolicy] = {}
+        fields = document.get("fields", ())
         for name, policy in document["policies"].items():
             observation, action = (space_from_json(policy[k]) for k in ("observation", "action"))
             flow = policy.get("flow", {})
             quota, lag = flow.get("steps_per_version"), flow.get("max_policy_lag")
             combination = policy.get("reward_combination", "sum")
-            self.policies[name] = ClientPolicy(name, observation, action, quota, combination, lag)
+            self.policies[name] = ClientPolicy(
+                name, observation, action, quota, combination, lag, fields
+            )
             self.live_versions[name] = policy.get("live_version")
 
     @classmethod
@@ -161,6 +186,7 @@ class ClientEpisode:
         "decided",
         "episode_id",
         "error",
+        "pass_prob",
         "policy",
         "seq",
         "since",
@@ -170,10 +196,17 @@ class ClientEpisode:
     )
 
     def __init__(
-        self, episode_id: str, policy: ClientPolicy, since: int, agent_id: str | None = None
+        self,
+        episode_id: str,
+        policy: ClientPolicy,
+        since: int,
+        agent_id: str | None = None,
+        *,
+        pass_prob: float = 1.0,
     ) -> None:
         self.episode_id = episode_id
         self.agent_id = agent_id  # of a track
+        self.pass_prob = pass_prob  # of every step
         self.policy = policy
         self.seq = 1  # of the next event; the start is 0
         self.acted = False
@@ -201,14 +234,18 @@ class ClientWhole:
         "episode_id",
         "gone",
         "parting",
+        "pass_prob",
         "policies",
         "policy_of",
         "start",
         "tracks",
     )
 
-    def __init__(self, start: Start, policy_of: Callable[[str], ClientPolicy]) -> None:
+    def __init__(
+        self, start: Start, policy_of: Callable[[str], ClientPolicy], pass_prob: float
+    ) -> None:
         self.episode_id = start.episode_id
+        self.pass_prob = pass_prob
         self.start = start  # what the starts of its tracks are made of
         self.policy_of = policy_of
         self.policies: dict[str, ClientPolicy] = {}  # by agent, for the whole episode

@@ -27,6 +27,7 @@ from ingest.client.client_events import late_reward, now_or, start_event
 from ingest.client.delivery import ClientStats, Sender
 from ingest.client.event_queue import EVENT_BYTES, OnFull, Outbox
 from ingest.client.events import (
+    check_pass_prob,
     encode_info,
     number,
     propensity,
@@ -159,6 +160,7 @@ class PolicyClient:
         continues: str | None = None,
         ts: int | None = None,
         start_number: int | None = None,
+        pass_prob: float = 1.0,
     ) -> str:
         """Start an episode and answer its id.
 
@@ -176,11 +178,13 @@ class PolicyClient:
             continues: the id of the abandoned episode that this one goes on from.
             ts: when it began, microseconds since the epoch; default: now.
             start_number: for a client with `instance_name` only.
+            pass_prob: how likely it was that this episode is logged, where not all of them are.
         """
+        passed = check_pass_prob(pass_prob)
         options = (training_enabled, tags, continues, ts)
         mapping = self.policy_mapping_fn if policy_id is None else policy_id
         if mapping is not None and not isinstance(mapping, str):
-            return self._start_whole(episode_id, mapping, *options, number=start_number)
+            return self._start_whole(episode_id, mapping, passed, *options, number=start_number)
         policy = self._policy(mapping)
         start = self._start(episode_id, policy.policy_id, *options, number=start_number)
         since = self._outbox.end
@@ -189,7 +193,8 @@ class PolicyClient:
             self._sender.start(start, self._timeout)
         else:
             self._put_started([start])
-        self._book.open[start.episode_id] = ClientEpisode(start.episode_id, policy, since)
+        opened = ClientEpisode(start.episode_id, policy, since, pass_prob=passed)
+        self._book.open[start.episode_id] = opened
         self._settle(start.episode_id)
         return start.episode_id
 
@@ -268,6 +273,8 @@ class PolicyClient:
             step.policy_version = int(policy_version)
         if episode.decided is not None:
             step.decided = episode.decided
+        if episode.pass_prob != 1.0:
+            step.pass_prob = episode.pass_prob
         size = EVENT_BYTES + len(obs) + len(act)
         if size > self._largest or not self._sender.running:
             self._require_room(episode_id, size)
@@ -385,6 +392,7 @@ class PolicyClient:
         terminated: bool = True,
         training_enabled: bool = True,
         start_number: int | None = None,
+        pass_prob: float = 1.0,
     ) -> str:
         """Log a whole episode of one step, such as one decision of a bandit; answers its id.
 
@@ -409,6 +417,7 @@ class PolicyClient:
             reward=number(name, "reward", reward),
             info=encode_info(name, info) if info else None,
             ts=start.ts,
+            pass_prob=check_pass_prob(pass_prob),
         )
         final = None if final_obs is None else policy.observe(name, final_obs)
         end = End(episode_id=name, seq=2, obs=final, truncated=not terminated, ts=start.ts)
@@ -517,6 +526,7 @@ class PolicyClient:
         self,
         episode_id: str | None,
         mapping: PolicyMapping | Mapping[str, str],
+        pass_prob: float,
         *options: Any,
         number: int | None,
     ) -> str:
@@ -527,7 +537,7 @@ class PolicyClient:
         if episode_id is not None:
             self._book.require_new(episode_id)
             require_free(self._transport, episode_id)
-        self._many.start(start, mapping)
+        self._many.start(start, mapping, pass_prob)
         return start.episode_id
 
     @property

@@ -114,6 +114,7 @@ class RemoteActor:
                 ts=time_ns() // 1000,
                 decided=episode.decided,
                 env_t=env_t,
+                pass_prob=episode.policy.pass_prob("get_action", episode.pass_prob),
             )
         if before.obs != obs:
             raise ClientError(
@@ -277,6 +278,7 @@ def _decision(request: GetAction, reply: ActionReply) -> Decision:
         action_logp=reply.action_logp,
         policy_version=reply.policy_version,
         action_dist_inputs=reply.action_dist_inputs,
+        pass_prob=request.pass_prob,
         ts=request.ts,
         answered=True,
     )

@@ -100,7 +100,7 @@ def judge_action(
     if event.reward is not None and not math.isfinite(reward):
         raise invalid(event, f"reward: expected a finite number, got {reward}")
     if isinstance(event, wire.Decision):
-        logp, source, pass_prob = _finite_logp(event), ON_POLICY, 1.0
+        logp, source = _finite_logp(event), ON_POLICY
         dist_inputs = event.action_dist_inputs or b""
         if len(dist_inputs) % 4:
             raise invalid(event, "action_dist_inputs: expected float32 bytes")
@@ -108,10 +108,11 @@ def judge_action(
             text = "expected finite numbers, or minus infinity for what is masked out"
             raise invalid(event, f"action_dist_inputs: {text}")
     else:
-        logp, dist_inputs, pass_prob = _logged_logp(event), b"", event.pass_prob
+        logp, dist_inputs = _logged_logp(event), b""
         source = REPLAYED if event.replayed else LOGGED
-        if not 0.0 < pass_prob <= 1.0:
-            raise invalid(event, f"pass_prob: expected a number in (0, 1], got {pass_prob}")
+    pass_prob = event.pass_prob
+    if not 0.0 < pass_prob <= 1.0:
+        raise invalid(event, f"pass_prob: expected a number in (0, 1], got {pass_prob}")
     if logp > LOGP_TOLERANCE and not episode.rules.has_densities:
         raise invalid(event, f"action_logp: expected at most 0, a probability's, got {logp}")
     return Acted(

@@ -116,6 +116,7 @@ class Decision(
     decided: bytes | None = None
     agent_id: Id | None = None
     env_t: Count | None = None
+    pass_prob: float = 1.0
 
 
 class LogReturns(
@@ -169,7 +170,12 @@ class GetAction(
     decided: bytes | None = None
     agent_id: Id | None = None
     env_t: Count | None = None
+    pass_prob: float = 1.0
 
+
+FIELDS = ("decision.pass_prob", "get_action.pass_prob")
+"""Fields that came after the first release of this protocol, by message: `/v1/spec` lists them, and
+a client sends one only to a collector that does."""
 
 Event: TypeAlias = Start | LogAction | Decision | LogReturns | End
 

@@ -318,6 +318,7 @@ def _decision(call: wire.GetAction, obs: bytes, choice: Choice) -> wire.Decision
         decided=call.decided,
         agent_id=call.agent_id,
         env_t=call.env_t,
+        pass_prob=call.pass_prob,
     )
 
 

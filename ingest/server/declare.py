@@ -76,10 +76,10 @@ def declare(
     if before is None or new != old:
         save_declaration(root, declared)
     return tuple(
-        f"policy {declared.policy_id}: {name} was {json.dumps(old[name])}, is now "
-        f"{json.dumps(new[name])}; episodes that are open keep the old"
-        for name in sorted(new)
-        if new[name] != old[name]
+        f"policy {declared.policy_id}: {name} was {json.dumps(old.get(name))}, is now "
+        f"{json.dumps(new.get(name))}; episodes that are open keep the old"
+        for name in sorted({*new, *old})
+        if new.get(name) != old.get(name)
     )
 
 

@@ -219,6 +219,7 @@ class Routes:
                 "reward_window": policy.reward_window,
                 "reward_combination": policy.reward_combination,
                 "reward_default": policy.reward_default,
+                "reward_range": policy.reward_range,
                 "flow": {
                     "steps_per_version": policy.steps_per_version,
                     "max_policy_lag": policy.max_policy_lag,
@@ -231,6 +232,7 @@ class Routes:
             "version": self._version,
             "collector_id": self.collector.collector_id,
             "durable": self.collector.keeps,
+            "fields": wire.FIELDS,
             "policies": policies,
             "limits": {
                 "max_body": self.limits.max_message,

@@ -90,6 +90,7 @@ class NumpyPolicy:
         filter_state: Mapping[str, Any] | None = None,
         version: int = -1,
     ) -> None:
+        spec.action_rule.require_supported()
         checked = check_weights(spec, weights)
         self.spec = spec
         self.version = version

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from policy.inference.action_layout import ActionLayout, action_layout, distribution_name
+from policy.inference.action_rule import ActionRule
 from policy.inference.filters import FILTERS
 from policy.inference.preprocessors import Flattener
 from storage.spaces.descriptors import Json, Space, space_from_json, space_to_json
@@ -93,6 +94,7 @@ class PolicySpec:
     module: ModuleSpec = field(default_factory=ModuleSpec)
     distribution: str | None = None
     observation_filter: str = "NoFilter"
+    action_rule: ActionRule = field(default_factory=ActionRule)
 
     def __post_init__(self) -> None:
         default = distribution_name(self.action)
@@ -138,6 +140,7 @@ class PolicySpec:
         return shapes
 
     def to_json(self) -> dict[str, Any]:
+        rule = self.action_rule
         return {
             "version": FORMAT_VERSION,
             "observation": space_to_json(self.observation),
@@ -145,13 +148,16 @@ class PolicySpec:
             "module": self.module.to_json(),
             "distribution": self.distribution,
             "observation_filter": self.observation_filter,
+            # left out where it is the default: readers of earlier releases know no such key
+            **({} if rule == ActionRule() else {"action_rule": rule.to_json()}),
         }
 
     @classmethod
     def from_json(cls, document: Json) -> PolicySpec:
         """The spec of a document made by `to_json`; raises SpecError or SpaceError."""
         keys = {"observation", "action", "module", "distribution", "observation_filter"}
-        _check_keys(document, {"version", *keys}, "policy spec")
+        optional = {"action_rule"} & set(document) if isinstance(document, dict) else set()
+        _check_keys(document, {"version", *keys, *optional}, "policy spec")
         if document["version"] != FORMAT_VERSION:
             raise SpecError(
                 f"policy spec: expected format version {FORMAT_VERSION}, "
@@ -166,7 +172,15 @@ class PolicySpec:
             ModuleSpec.from_json(document["module"]),
             document["distribution"],
             document["observation_filter"],
+            _rule(document.get("action_rule")),
         )
+
+
+def _rule(document: Json) -> ActionRule:
+    try:
+        return ActionRule() if document is None else ActionRule.from_json(document)
+    except ValueError as error:
+        raise SpecError(str(error)) from error
 
 
 def _check_keys(document: Json, keys: set[str], where: str) -> None:

@@ -48,6 +48,7 @@ class Policy:
         filter_state: Mapping[str, Any] | None = None,
         version: int = -1,
     ) -> None:
+        spec.action_rule.require_supported()
         self.spec = spec
         self.version = version
         self.module = build_module(spec, seed)

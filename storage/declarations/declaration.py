@@ -40,6 +40,20 @@ def check_policy_id(policy_id: str) -> str:
     return policy_id
 
 
+def _checked_range(given: Any) -> tuple[float, float] | None:
+    """[low, high] of finite numbers, low below high; None where nothing is known."""
+    if given is None:
+        return None
+    numbers = list(given) if isinstance(given, (list, tuple)) else []
+    fine = all(type(one) in (int, float) and math.isfinite(one) for one in numbers)
+    if len(numbers) != 2 or not fine or not numbers[0] < numbers[1]:
+        raise DeclarationError(
+            f"reward_range: expected [low, high], finite numbers with low < high, or null, got "
+            f"{given!r:.80}"
+        )
+    return float(numbers[0]), float(numbers[1])
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicyDeclaration:
     """One policy's spaces and rules. Times are in seconds, sizes in bytes."""
@@ -53,6 +67,8 @@ class PolicyDeclaration:
     reward_window: float = 0.0
     reward_combination: str = "sum"  # how several rewards of one step become one
     reward_default: float = 0.0  # of a step for which none came
+    # the least and the most that a step can earn, where that is known; estimators bound by it
+    reward_range: tuple[float, float] | None = None
     part_steps: int = 4096
     part_bytes: int = 4_000_000
     part_seconds: float = 60.0
@@ -90,6 +106,7 @@ class PolicyDeclaration:
             raise DeclarationError(
                 f"reward_default: expected a finite number, got {self.reward_default!r}"
             )
+        object.__setattr__(self, "reward_range", _checked_range(self.reward_range))
         try:
             check_redaction(self.redact, self.observation)
         except ValueError as error:
@@ -107,6 +124,10 @@ class PolicyDeclaration:
         document = {"version": FORMAT_VERSION, **asdict(self)}
         document["observation"] = space_to_json(self.observation)
         document["action"] = space_to_json(self.action)
+        if self.reward_range is None:
+            del document["reward_range"]  # a collector of an earlier release refuses the name
+        else:
+            document["reward_range"] = list(self.reward_range)
         return document
 
     @classmethod

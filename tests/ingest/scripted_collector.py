@@ -130,6 +130,7 @@ class ScriptedCollector:
         self.late: list[wire.LogReturns] = []
         self.version: int | None = 3
         self.policies = ["default"]
+        self.fields: tuple[str, ...] | None = wire.FIELDS  # None: an older collector
         self.limits = {"max_body": 64_000_000, "max_events": wire.MAX_EVENTS}
         self._next_instance = 0
         self._lock = threading.RLock()
@@ -202,7 +203,8 @@ class ScriptedCollector:
             "live_version": self.version,
         }
         policies = dict.fromkeys(self.policies, policy)
-        return {"protocol": 1, "durable": True, "policies": policies, "limits": self.limits}
+        spec = {"protocol": 1, "durable": True, "policies": policies, "limits": self.limits}
+        return spec if self.fields is None else spec | {"fields": self.fields}
 
     def _register(self, request: wire.Register) -> wire.Registered:
         if request.name in self.named:

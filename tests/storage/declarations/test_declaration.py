@@ -1,4 +1,4 @@
-"""Laws of declared flow control: off by default, whole numbers, kept by the file."""
+"""Laws of declarations: what is off by default, what makes sense, what the file keeps."""
 
 import json
 
@@ -34,3 +34,31 @@ def test_flow_control_that_makes_no_sense_is_refused(name, value):
     """The error names the setting, what was expected and what came."""
     with pytest.raises(DeclarationError, match=f"{name}: expected a whole number"):
         PolicyDeclaration(**SPACES, **{name: value})
+
+
+def test_a_reward_range_survives_the_file_and_is_left_out_of_it_unless_declared():
+    """A collector of an earlier release refuses keys that it does not know."""
+    assert "reward_range" not in PolicyDeclaration(**SPACES).to_json()
+    declared = PolicyDeclaration(**SPACES, reward_range=[0, 2])
+    assert declared.reward_range == (0.0, 2.0)
+    assert PolicyDeclaration.from_json(json.loads(json.dumps(declared.to_json()))) == declared
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        (1, 1),
+        (2, 1),
+        (0,),
+        (0, 1, 2),
+        (0, float("inf")),
+        (float("nan"), 1),
+        ("0", "1"),
+        3,
+        (False, 1),
+    ],
+)
+def test_a_reward_range_that_makes_no_sense_is_refused(value):
+    """The error names the setting, what was expected and what came."""
+    with pytest.raises(DeclarationError, match=r"reward_range: expected \[low, high\]"):
+        PolicyDeclaration(**SPACES, reward_range=value)

@@ -1,0 +1,175 @@
+"""`pass_prob` of every kind of step, and fields that only a collector that knows them is sent."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from headrace import PolicyClient, PolicyDeclaration, parse_space
+from ingest.protocol import messages as wire
+from storage.declarations.policy_files import save_declaration
+from tests.collector_process import CollectorProcess, declare, shard_rows
+from tests.faults.decisions import ACTIONS, publish
+from tests.ingest.scripted_collector import ScriptedCollector
+
+OBS = [0.0] * 4
+
+
+def posted(scripted: ScriptedCollector) -> list[dict[str, Any]]:
+    """All messages of the requests so far, as they were sent."""
+    found = []
+    for path, _, body in scripted.requests:
+        if path in ("/v1/events", "/v1/actions"):
+            document = msgspec.msgpack.decode(body)
+            found += document.get("events", []) + document.get("actions", [])
+    return found
+
+
+def test_every_kind_of_step_keeps_its_pass_prob(tmp_path: Path) -> None:
+    """Logged, decided here and decided there: what the start said, and 1 where it said nothing."""
+    declare(tmp_path, action=f"discrete:{ACTIONS}")
+    publish(tmp_path)
+    with CollectorProcess(tmp_path) as collector:
+        for mode in ("local", "remote"):
+            with PolicyClient(collector.address, mode) as client:
+                for pass_prob in (0.25, 1.0):
+                    name = client.start_episode(f"{mode}-{pass_prob}", pass_prob=pass_prob)
+                    client.get_action(name, OBS)
+                    client.log_action(name, OBS, 1)
+                    client.get_action(name, OBS)
+                    client.end_episode(name)
+                client.log_step(OBS, 1, 1.0, episode_id=f"{mode}-step", pass_prob=0.5)
+        assert collector.stop() == 0
+    found: dict[str, list[float]] = {}
+    for row in shard_rows(tmp_path):
+        found.setdefault(row["eps_id"], []).append(row["pass_prob"])
+    for mode in ("local", "remote"):
+        assert found[f"{mode}-0.25"] == [0.25] * 3
+        assert found[f"{mode}-1.0"] == [1.0] * 3
+        assert found[f"{mode}-step"] == [0.5]
+
+
+def test_each_agent_of_an_episode_has_its_pass_prob(tmp_path: Path) -> None:
+    """Tracks carry what their episode was started with."""
+    declare(tmp_path, action=f"discrete:{ACTIONS}")
+    publish(tmp_path)
+    with CollectorProcess(tmp_path) as collector:
+        with PolicyClient(collector.address, "remote") as client:
+            name = client.start_episode(policy_id={"a": "default", "b": "default"}, pass_prob=0.5)
+            client.get_action(name, {"a": OBS, "b": OBS})
+            client.log_action(name, {"a": OBS}, {"a": 1})
+            client.end_episode(name)
+        assert collector.stop() == 0
+    assert [row["pass_prob"] for row in shard_rows(tmp_path)] == [0.5] * 3
+
+
+def test_a_decision_that_a_killed_collector_lost_keeps_its_pass_prob(tmp_path: Path) -> None:
+    """What the client tells again is the whole decision."""
+    declare(tmp_path, action=f"discrete:{ACTIONS}")
+    publish(tmp_path)
+    with (
+        CollectorProcess(tmp_path) as collector,
+        PolicyClient(collector.address, "remote") as client,
+    ):
+        name = client.start_episode(pass_prob=0.5)
+        client.get_action(name, OBS)
+        collector.kill()
+        collector.restart()
+        client.log_returns(name, 1.0)
+        client.end_episode(name)
+        client.flush(20.0)
+        assert collector.stop() == 0
+    assert [row["pass_prob"] for row in shard_rows(tmp_path)] == [0.5]
+
+
+@pytest.mark.parametrize("value", [0.0, -0.5, 1.5, float("nan"), True, "0.5"])
+def test_a_pass_prob_that_is_no_probability_is_refused(tmp_path: Path, value: Any) -> None:
+    """By the client in the call, and by the collector with the field's name."""
+    with ScriptedCollector() as scripted, PolicyClient(scripted.address) as client:
+        with pytest.raises(ValueError, match=r"pass_prob: expected a number in \(0, 1\]"):
+            client.start_episode(pass_prob=value)
+        with pytest.raises(ValueError, match=r"pass_prob: expected a number in \(0, 1\]"):
+            client.log_step([0.0, 0.0], 1, 1.0, pass_prob=value)
+
+
+def test_the_collector_refuses_a_decision_with_a_wrong_pass_prob(tmp_path: Path) -> None:
+    """By the field's name, as of a logged action."""
+    declare(tmp_path)
+    decision = {"type": "decision", "obs": OBS, "action": 1, "action_logp": -1.0}
+    with CollectorProcess(tmp_path) as collector:
+        for value, accepted in ((0.0, 0), (1.5, 0), (0.5, 1)):
+            name = f"e-{value}"
+            collector.post("/v1/episodes", {"episode_id": name})
+            event = {**decision, "episode_id": name, "policy_version": 1, "pass_prob": value}
+            answer = collector.post("/v1/events", {"events": [event]})[1]
+            assert answer["accepted"] == accepted
+            for item in answer.get("refused", []):
+                assert item["error"]["path"] == "$.events[0].pass_prob"
+
+
+@pytest.mark.parametrize("mode", ["local", "remote"])
+def test_a_collector_that_does_not_list_a_field_is_not_sent_it(
+    mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older one refuses what it does not know: the field is left out, and that is said once.
+    What the protocol had from the beginning goes on being sent."""
+    with ScriptedCollector() as scripted, PolicyClient(scripted.address, mode) as client:
+        scripted.fields = None
+        name = client.start_episode(pass_prob=0.5)
+        client.log_action(name, [0.0, 0.0], 1)
+        if mode == "remote":
+            with caplog.at_level(logging.WARNING, "headrace.client"):
+                for _ in range(2):
+                    client.get_action(name, [0.0, 0.0])
+            assert sum("get_action.pass_prob" in one.message for one in caplog.records) == 1
+        client.flush()
+        sent = posted(scripted)
+    kinds = {event["type"]: event.get("pass_prob", 1.0) for event in sent}
+    assert kinds["log_action"] == 0.5
+    if mode == "remote":
+        assert kinds["get_action"] == 1.0
+
+
+def test_a_collector_that_lists_a_field_is_sent_it() -> None:
+    with ScriptedCollector() as scripted, PolicyClient(scripted.address, "remote") as client:
+        name = client.start_episode(pass_prob=0.5)
+        client.get_action(name, [0.0, 0.0])
+        client.flush()
+        sent = posted(scripted)
+    assert [e["pass_prob"] for e in sent if e["type"] == "get_action"] == [0.5]
+
+
+def test_the_spec_lists_the_fields_that_came_later(tmp_path: Path) -> None:
+    """Each of them is a field of a message, whose default is what was meant before; `reward_range`
+    is the policy's."""
+    save_declaration(
+        tmp_path,
+        PolicyDeclaration(
+            observation=parse_space("box:4"),
+            action=parse_space("discrete:2"),
+            reward_range=(-1, 2.5),
+        ),
+    )
+    with CollectorProcess(tmp_path) as collector:
+        spec = collector.get("/v1/spec")[1]
+    assert spec["fields"] == list(wire.FIELDS)
+    assert spec["policies"]["default"]["reward_range"] == [-1.0, 2.5]
+    structs = {wire.Decision: "decision", wire.GetAction: "get_action"}
+    for field in spec["fields"]:
+        message, _, name = field.partition(".")
+        (found,) = [
+            one
+            for struct, tag in structs.items()
+            if tag == message
+            for one in msgspec.structs.fields(struct)
+            if one.name == name
+        ]
+        assert not found.required
+    assert json.loads((tmp_path / "policies/default.json").read_text())["reward_range"] == [-1, 2.5]
+    assert np.isfinite(spec["policies"]["default"]["reward_range"]).all()
