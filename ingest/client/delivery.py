@@ -53,7 +53,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True)
 class ClientStats:
-    """What a client has done so far. `refused` counts events by error code."""
+    """What a client has done so far. `refused` counts events by error code, `weights_refused`
+    published weights that were not taken up: damaged, or older than those that act."""
 
     pending: int
     acknowledged: int
@@ -61,6 +62,7 @@ class ClientStats:
     refused: dict[str, int]
     batches: int
     retries: int
+    weights_refused: int = 0
 
 
 class _Closing(Exception):

@@ -47,6 +47,11 @@ class LocalActor:
         self.holds_given_up = 0
         self.hold_seconds = 0.0
 
+    @property
+    def weights_refused(self) -> int:
+        """Published weights that were not taken up: damaged, or older than those that act."""
+        return sum(one.refused + one.refused_older for one in self._policies.values())
+
     def policy(self, policy_id: str) -> LocalPolicy:
         """The client's copy of a policy; nothing is fetched yet."""
         found = self._policies.get(policy_id)

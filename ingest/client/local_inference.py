@@ -60,6 +60,7 @@ class LocalPolicy:
     def _reset(self) -> None:
         self.current: NumpyPolicy | None = None
         self.refused = 0  # published weights that could not be taken up
+        self.refused_older = 0  # those that come before what is here: of a restored backup
         self._store_id = ""
         self._generation = -1
         self._etag: str | None = None
@@ -190,6 +191,8 @@ class LocalPolicy:
             same = manifest.store_id == self._store_id
             if same and published.generation <= self._generation:
                 self._etag = answer.headers.get("etag", self._etag)
+                if published.generation < self._generation:
+                    self._refuse_older(manifest.version, published.generation)
                 return
             policy = NumpyPolicy.published(manifest, published.weights)
         except (StorageError, ValueError, msgspec.DecodeError) as error:
@@ -207,6 +210,20 @@ class LocalPolicy:
             self._store_id, self._generation = manifest.store_id, published.generation
             self.current = policy
             self._changed.notify_all()
+
+    def _refuse_older(self, version: int, generation: int) -> None:
+        """Say that the collector offers what comes before the weights that are here."""
+        self.refused_older += 1
+        log.warning(
+            "policy %s: refused version %d of generation %d: version %d of generation %d is acted "
+            "with, so the collector's weights were restored from a backup; what is published next "
+            "is taken up",
+            self.policy_id,
+            version,
+            generation,
+            self.version,
+            self._generation,
+        )
 
 
 _policies: weakref.WeakSet[LocalPolicy] = weakref.WeakSet()

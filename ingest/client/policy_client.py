@@ -15,6 +15,7 @@ After a fork the child has an empty client of its own: the parent's episodes sta
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
@@ -484,7 +485,7 @@ class PolicyClient:
     @property
     def stats(self) -> ClientStats:
         """Counts of what was acknowledged, refused, repeated, and of what waits."""
-        return self._sender.stats
+        return dataclasses.replace(self._sender.stats, weights_refused=self._actor.weights_refused)
 
     @property
     def known_starts(self) -> list[tuple[int, int]]:

@@ -48,8 +48,10 @@ T = TypeVar("T")
 
 FOLLOW_SECONDS = 0.005
 """How often live.json is looked at: a stat of a microsecond, which works on every file system."""
-LOOK_SECONDS = 0.25
-"""How long an answer waits for a look at `weights/`: beyond that it says what is known."""
+LOOK_SECONDS = 0.5
+"""How long what is not about weights waits for a look at them; then it says what is known."""
+WEIGHTS_SECONDS = 5.0
+"""How long a request for weights waits for it: the first look loads what evaluates a policy."""
 PLAUSIBLE = 10_000_000
 """So many generations may have been lost to a backup; a client that claims more is not believed."""
 
@@ -140,14 +142,14 @@ class LivePolicies:
         else:
             self._thread.tell(lambda: _take_up(live, served, standing))
 
-    async def look(self) -> None:
-        """Take up newly published versions now; what a folder that hangs has is not waited for."""
+    async def look(self, seconds: float = LOOK_SECONDS) -> None:
+        """Take up newly published versions now; a folder that hangs is not waited for longer."""
         thread = self._thread
         if thread is None:
             self.refresh()
-        elif thread.busy_seconds < LOOK_SECONDS:
+        elif thread.busy_seconds < seconds:
             with contextlib.suppress(Refusal):
-                await thread.ask(self._look, LOOK_SECONDS)
+                await thread.ask(self._look, seconds)
 
     async def ask(self, policy_id: str, job: Callable[[WeightStore], T]) -> T:
         """The result of a job on a policy's files; what it changed is taken up by then.

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from ingest.collector.live_policies import LivePolicies
+from ingest.collector.live_policies import WEIGHTS_SECONDS, LivePolicies
 from ingest.protocol.errors import Refusal
 from ingest.protocol.messages import MSGPACK
 from ingest.protocol.weights import Published, no_version
@@ -43,7 +43,7 @@ class Publication:
         wanted = parse_qs(request.query).get("version")
         if wanted is not None:
             return await self._version(policy_id, wanted[0])
-        await self._live.look()
+        await self._live.look(WEIGHTS_SECONDS)
         known = request.headers.get(b"if-none-match", b"").decode("latin-1")
         self._live.note_seen(policy_id, known)
         if known and known == self._live.etag(policy_id):

@@ -50,13 +50,16 @@ def read_file(path: Path, limit: int) -> bytes:
         if error.errno == errno.ENXIO:  # a socket
             raise WeightsDamaged(f"{path}: expected a regular file") from error
         raise
-    with open(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise WeightsDamaged(f"{path}: expected a regular file")
         if status.st_size > limit:
             raise WeightsDamaged(f"{path}: expected at most {limit} bytes, got {status.st_size}")
-        data = file.read(limit + 1)
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(limit + 1)
+    finally:
+        os.close(fd)
     if len(data) > limit:
         raise WeightsDamaged(f"{path}: expected at most {limit} bytes, got more")
     return data

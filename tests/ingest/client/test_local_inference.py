@@ -164,7 +164,9 @@ def test_a_list_is_decided_as_a_whole_or_not_at_all(collector: CollectorProcess)
             client.end_episode(name)
 
 
-def test_damaged_and_older_weights_are_refused(tmp_path: Path) -> None:
+def test_damaged_and_older_weights_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The last good weights stay: a flipped byte, a lower generation, and no message at all.
 
     Row: local inference thread
@@ -186,8 +188,13 @@ def test_damaged_and_older_weights_are_refused(tmp_path: Path) -> None:
     take(1, 6, change=True)
     assert (policy.version, policy.refused) == (2, 1)
     assert policy._etag == '"5"'  # the damaged ones are asked for again
+    take(2, 5)  # the same again, as after a collector's restart, is no older one
+    assert policy.refused_older == 0
     take(1, 4)
-    assert (policy.version, policy.refused) == (2, 1)
+    assert (policy.version, policy.refused, policy.refused_older) == (2, 1, 1)
+    assert (
+        "refused version 1 of generation 4: version 2 of generation 5 is acted with" in caplog.text
+    )
     policy._take(Answer(200, {}, b"\x00nonsense"))
     assert (policy.version, policy.refused) == (2, 2)
     take(1, 6)

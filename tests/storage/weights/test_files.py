@@ -1,0 +1,57 @@
+"""Files of a store are regular ones of a bounded size; anything else is damage, at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from storage.errors import WeightsDamaged, WeightsNotFound
+from storage.weights.files import read_file
+from tests.storage.weights.any_weights import add, store_in
+
+
+def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """Not as any file of a store. (A plain open would wait for a writer for ever.)"""
+    store = store_in(tmp_path)
+    digest = add(store, 1.0)
+    store.publish(digest)
+    for name, read in (
+        ("live.json", store.live),
+        ("versions/1/manifest.json", lambda: store.manifest(1)),
+        ("versions/1/weights.safetensors", lambda: store.read(1)),
+        ("versions/1/lineage.json", lambda: store.lineage(1)),
+        (f"candidates/{digest}/candidate.json", lambda: store.candidate(digest)),
+        (f"candidates/{digest}/weights.safetensors", lambda: store.load_candidate(digest)),
+    ):
+        path = store.directory / name
+        good = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(WeightsDamaged, match="expected a regular file"):
+            read()
+        path.unlink()
+        path.write_bytes(good)
+        read()
+
+
+def test_sockets_devices_and_folders_are_no_files(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        with pytest.raises(WeightsDamaged, match="expected a regular file"):
+            read_file(tmp_path / "socket", 10)
+    for path in (Path("/dev/zero"), tmp_path):
+        with pytest.raises(WeightsDamaged, match="expected a regular file"):
+            read_file(path, 10)
+    with pytest.raises(WeightsNotFound):
+        read_file(tmp_path / "none", 10)
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 10)
+    assert read_file(path, 10) == b"x" * 10
+    with pytest.raises(WeightsDamaged, match="expected at most 9 bytes, got 10"):
+        read_file(path, 9)

@@ -1,0 +1,81 @@
+"""What collectors say that they serve, and what a rollback makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from storage.errors import WeightsNotFound
+from storage.weights.served import FORGET_SECONDS, REGISTERED_SECONDS
+from storage.weights.store import WeightStore
+from tests.storage.weights.any_weights import NOON, add, record, store_in, value_of
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> WeightStore:
+    found = store_in(tmp_path)
+    for value in (1.0, 2.0, 3.0):
+        found.publish(add(found, value))
+    return found
+
+
+def test_a_registration_ends_by_itself(store: WeightStore) -> None:
+    """A killed collector stops counting after 30 seconds; what it served stays known."""
+    store.served.write(record(serves=3, served=((1, 3),)))
+    assert store.served.registered(NOON + REGISTERED_SECONDS - 0.001) != []
+    assert store.served.registered(NOON + REGISTERED_SECONDS) == []
+    (kept,) = store.served.read()
+    assert kept.served == [[1, 3]]
+    store.served.forget(NOON + FORGET_SECONDS)
+    assert store.served.read() == [kept]
+    store.served.forget(NOON + FORGET_SECONDS + REGISTERED_SECONDS + 1)
+    assert store.served.read() == []
+
+
+def test_a_rollback_goes_to_what_was_served(store: WeightStore) -> None:
+    """Version 2 was never served, so that nobody knows that it can be."""
+    store.served.write(record(serves=3, served=((1, 1), (3, 3))))
+    assert value_of(store, store.rollback().version) == 1.0
+
+
+def test_a_rollback_goes_past_what_was_refused(store: WeightStore) -> None:
+    """One collector served it, another one could not: it is not taken."""
+    store.served.write(record("a", serves=3, served=((1, 3),)))
+    store.served.write(record("b", serves=1, served=((1, 1),), refused={"2": "other spaces"}))
+    assert value_of(store, store.rollback().version) == 1.0
+
+
+def test_without_a_better_one_a_rollback_goes_to_the_one_before(store: WeightStore) -> None:
+    """Where no collector ever said, and where what was served is not before it."""
+    assert value_of(store, store.rollback().version) == 2.0
+    store.served.write(record(serves=4, served=((3, 3),)))
+    assert value_of(store, store.rollback().version) == 1.0
+
+
+def test_a_rollback_to_nothing_usable_is_refused(store: WeightStore) -> None:
+    store.served.write(record(serves=3, served=((3, 3),), refused={"1": "x", "2": "y"}))
+    with pytest.raises(WeightsNotFound, match="no version before 3 whose content is here and not"):
+        store.rollback()
+    assert value_of(store, store.rollback(to=2).version) == 2.0  # by name, a person may
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe"])
+def test_a_damaged_record_is_left_out(
+    store: WeightStore, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a line in the log; the others count."""
+    good = record("good", serves=3)
+    store.served.write(good)
+    (store.directory / "served" / "bad.json").write_bytes(content)
+    assert store.served.registered(NOON) == [good]
+    assert "left out of what is served" in caplog.text
+
+
+def test_what_a_rollback_needs_is_not_pruned(store: WeightStore) -> None:
+    """The version that was served last, however long ago."""
+    for value in range(4, 12):
+        store.publish(add(store, float(value)))
+    store.served.write(record(serves=3, served=((1, 3),)))
+    store.prune(1)
+    assert value_of(store, store.rollback().version) == 3.0
