@@ -1,0 +1,199 @@
+"""What a collector makes of published weights: served, or refused with a reason that is told."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ingest.collector.weight_follower import WeightFollower
+from storage.errors import WeightsRefused
+from storage.weights.manifest import Live, Manifest
+from storage.weights.served import REGISTERED_SECONDS
+from storage.weights.store import WeightStore
+from tests.storage.weights.any_weights import NOON, add, store_in
+
+
+class Times:
+    """Both clocks of a follower."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def wall(self) -> float:
+        return NOON + self.seconds
+
+
+def load(manifest: Manifest, data: bytes) -> str:
+    """Acts with any version but those of a trainer called bad."""
+    if manifest.checkpoint == "bad":
+        raise WeightsRefused(f"version {manifest.version} cannot act")
+    return f"policy {manifest.version}"
+
+
+def follower_of(store: WeightStore, times: Times | None = None) -> WeightFollower[str]:
+    times = times or Times()
+    found = WeightFollower(store, load, monotonic=times.monotonic, clock=times.wall)
+    found.collector_id = "c0ffee"
+    return found
+
+
+def acting(follower: WeightFollower[str]) -> str | None:
+    return None if follower.served is None else follower.served.policy
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> WeightStore:
+    return store_in(tmp_path)
+
+
+def test_each_new_version_is_taken_up_once(store: WeightStore) -> None:
+    follower = follower_of(store)
+    assert not follower.look()
+    for value in (1.0, 2.0):
+        live = store.publish(add(store, value))
+        assert follower.look()
+        assert (acting(follower), follower.standing.wanted) == (f"policy {live.version}", live)
+        assert not follower.look()
+
+
+def test_what_cannot_act_is_refused_and_the_last_one_stays(
+    store: WeightStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reason stands beside what is wanted, in the record that others read, and in the log."""
+    follower = follower_of(store)
+    store.publish(add(store, 1.0))
+    follower.look()
+    live = store.publish(add(store, 2.0, "bad"))
+    assert follower.look()
+    follower.register()
+    (record,) = store.served.read()
+    assert (acting(follower), record.version, record.wanted_version) == ("policy 1", 1, 2)
+    assert record.why == follower.standing.why == "version 2 cannot act"
+    assert record.refused == {"2": "version 2 cannot act"}
+    assert not record.serves(live)
+    assert follower.standing.refused == {"older": 0, "unusable": 1, "unreadable": 0}
+    assert "not served (unusable): version 2 cannot act" in caplog.text
+
+
+def test_what_fails_for_now_is_tried_again(store: WeightStore) -> None:
+    """A version that is still being copied is served once it is whole, without a new pointer."""
+    times = Times()
+    follower = follower_of(store, times)
+    store.publish(add(store, 1.0))
+    versions = store.directory / "versions"
+    versions.rename(store.directory / "elsewhere")
+    assert follower.look()
+    assert acting(follower) is None
+    (store.directory / "elsewhere").rename(versions)
+    assert not follower.look()
+    times.seconds += 0.2
+    assert follower.look()
+    assert (acting(follower), follower.standing.why) == ("policy 1", None)
+
+
+def test_an_error_that_stays_is_told_once(
+    store: WeightStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = Times()
+    follower = follower_of(store, times)
+    store.publish(add(store, 1.0, "bad"))
+    for _ in range(50):
+        follower.look()
+        times.seconds += 1.0
+    assert caplog.text.count("not served") == 1
+    assert follower.standing.refused["unusable"] == 1
+
+
+def test_an_older_generation_is_refused_and_the_next_one_is_not(
+    store: WeightStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restore of the whole root under a running collector: it keeps the later weights, says so,
+
+    and has numbers go on after those, so that the next publication reaches it.
+    """
+    root = store.directory.parents[1]
+    follower = follower_of(store)
+    store.publish(add(store, 1.0))
+    shutil.copytree(root, root.parent / "backup")
+    for value in (2.0, 3.0):
+        store.publish(add(store, value))
+    follower.look()
+    for name in ("weights", "numbers"):
+        shutil.rmtree(root / name)
+        shutil.copytree(root.parent / "backup" / name, root / name)
+    assert follower.look()
+    assert acting(follower) == "policy 3"
+    assert follower.standing.refused["older"] == 1
+    assert "generation 1 (version 1) is not newer than generation 3" in str(follower.standing.why)
+    assert "not served (older)" in caplog.text
+    assert store.publish(add(store, 4.0)) == Live(generation=4, version=4)
+    assert follower.look()
+    assert (acting(follower), follower.standing.why) == ("policy 4", None)
+
+
+def test_a_pin_is_seen_without_a_new_generation(store: WeightStore) -> None:
+    """`resume` changes nothing that is served."""
+    follower = follower_of(store)
+    for value in (1.0, 2.0):
+        store.publish(add(store, value))
+    store.rollback(by="ada")
+    follower.look()
+    served = follower.served
+    assert follower.standing.wanted is not None
+    assert follower.standing.wanted.pinned is not None
+    store.resume()
+    assert follower.look()
+    assert follower.standing.wanted is not None
+    assert follower.standing.wanted.pinned is None
+    assert follower.served is served
+
+
+def test_a_registration_is_renewed_while_the_collector_lives(store: WeightStore) -> None:
+    """It never lapses between two looks, and does when nobody looks any more."""
+    times = Times()
+    follower = follower_of(store, times)
+    for _ in range(300):
+        follower.register()
+        assert store.served.registered(times.wall()) != []
+        times.seconds += 0.5
+    times.seconds += REGISTERED_SECONDS
+    assert store.served.registered(times.wall()) == []
+
+
+def test_a_collector_that_ends_withdraws(store: WeightStore) -> None:
+    follower = follower_of(store)
+    follower.register()
+    follower.register(seconds=0.0)
+    assert store.served.registered(NOON) == []
+    assert len(store.served.read()) == 1
+
+
+def test_what_was_served_outlives_a_restart(store: WeightStore) -> None:
+    """A rollback must find what was served before the collector was started again."""
+    for value in (1.0, 2.0):
+        store.publish(add(store, value))
+        follower = follower_of(store)
+        follower.look()
+        follower.register()
+    assert store.served.read()[0].served == [[1, 2]]
+
+
+def test_a_folder_that_takes_no_record_is_said_once(
+    store: WeightStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`weights/` may be read-only here; following goes on."""
+    times = Times()
+    follower = follower_of(store, times)
+    store.publish(add(store, 1.0))
+    (store.directory / "served").write_text("")
+    follower.look()
+    for _ in range(5):
+        follower.register()
+        times.seconds += REGISTERED_SECONDS
+    assert caplog.text.count("cannot register what it serves") == 1
+    assert acting(follower) == "policy 1"

@@ -1,0 +1,127 @@
+"""Whatever `weights/` does, steps are logged, the collector answers, starts and ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingest.client.policy_client import PolicyClient
+from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
+from policy.networks.policy import Policy
+from storage.spaces.descriptors import parse_space
+from storage.weights.manifest import Live
+from tests.collector_process import CollectorProcess, declare, shard_rows
+
+SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
+TRIES = 1500
+
+
+def publish(root: Path, seed: int) -> Live:
+    store = WeightStore(root, "default")
+    weights = Policy(SPEC, seed=seed).get_weights()
+    return store.publish(store.add_candidate(weights, spec=SPEC.to_json(), metrics={}, lineage={}))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(TRIES):
+        if holds():
+            return
+        pause.wait(0.02)
+    raise AssertionError("it never held")
+
+
+def log_steps(collector: CollectorProcess, count: int) -> None:
+    with PolicyClient(collector.address) as client:
+        episode = client.start_episode()
+        for _ in range(count):
+            client.log_action(episode, [0.0] * 4, 1)
+        client.end_episode(episode)
+
+
+def standing(collector: CollectorProcess) -> dict[str, Any]:
+    found: dict[str, Any] = collector.get("/v1/spec")[1]["policies"]["default"]["weights"]
+    return found
+
+
+def test_a_fifo_as_the_live_pointer_stops_nothing(tmp_path: Path) -> None:
+    """In a running collector and in one that starts; what was served is served on."""
+    declare(tmp_path)
+    publish(tmp_path, 1)
+    path = tmp_path / "weights" / "default" / "live.json"
+    with CollectorProcess(tmp_path) as collector:
+        until(lambda: standing(collector)["served"] is not None)
+        pointer = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        until(lambda: "expected a regular file" in str(standing(collector)["why"]))
+        assert collector.get("/healthz")[0] == 200
+        log_steps(collector, 5)
+        assert standing(collector)["served"]["version"] == 1
+        assert collector.stop() == 0
+        collector.restart()
+        log_steps(collector, 5)
+        assert collector.get("/healthz")[0] == 200
+        path.unlink()
+        path.write_bytes(pointer)
+        until(lambda: standing(collector)["served"] is not None)
+        assert collector.stop() == 0
+    assert len(shard_rows(tmp_path)) == 10
+
+
+@pytest.mark.parametrize("started", ["before", "during"])
+def test_a_folder_that_hangs_stops_nothing(tmp_path: Path, started: str) -> None:
+    """The thread for weights waits for a lock that is never let go, as in a hung file system.
+
+    Steps are acknowledged, `/healthz` and `/metrics` answer, SIGTERM ends with status 0.
+    """
+    declare(tmp_path)
+    publish(tmp_path, 1)
+    directory = tmp_path / "weights" / "default"
+    program = ("-c", HANGING.format(root=str(tmp_path)))
+    hang = directory / "hang"
+    with (directory / "hold").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if started == "during":
+            hang.touch()
+        with CollectorProcess(tmp_path, program=program) as collector:
+            if started == "before":
+                until(lambda: standing(collector)["served"] is not None)
+                hang.touch()
+                os.utime(directory / "live.json")
+            until(lambda: metric(collector, "headrace_weights_look_seconds") > 1.0)
+            log_steps(collector, 5)
+            assert collector.get("/healthz")[0] == 200
+            assert (standing(collector)["served"] is None) == (started == "during")
+            assert collector.stop() == 0
+    assert len(shard_rows(tmp_path)) == 5
+
+
+HANGING = """
+import fcntl, os, sys
+from pathlib import Path
+from ingest.server.collect import run
+
+folder = Path({root!r}) / "weights" / "default"
+
+def hang(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("live.json") and (folder / "hang").exists():
+        with open(folder / "hold", "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+sys.addaudithook(hang)
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def metric(collector: CollectorProcess, name: str) -> float:
+    text = collector._pool.request("GET", collector.address + "/metrics").data.decode()
+    (line,) = [one for one in text.splitlines() if one.startswith(name + " ")]
+    return float(line.split()[1])
