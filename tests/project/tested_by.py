@@ -16,7 +16,6 @@ TESTED_BY = {
     "ingest.collector.live_policies": "ingest/server/test_action_routes",
     "ingest.collector.stores": "ingest/server/test_process_start",
     "ingest.collector.trainer_watch": "ingest/server/test_process_following",
-    "ingest.collector.weight_follower": "ingest/server/test_action_routes",
     "ingest.collector.weights_thread": "ingest/server/test_action_routes",
     "ingest.episodes.status": "ingest/protocol/test_agent_names",
     "ingest.histogram": "ingest/server/test_metrics",
