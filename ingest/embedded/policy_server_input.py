@@ -196,6 +196,9 @@ class PolicyServerInput(InputReader):
             self._worker.publish_changed()
         return self._reader.next(self.idle_timeout if timeout is None else timeout)
 
+    def want(self, columns: Sequence[str]) -> None:
+        self._reader.want(columns)
+
     @property
     def stats(self) -> ReaderStats | JointStats:
         """What was read; `stats.shards` counts runs of parts as well as shards."""

@@ -64,5 +64,5 @@ def require_columns(batch: SampleBatch, names: Iterable[str], who: str) -> None:
     if missing:
         raise ValueError(
             f"{who}: expected a batch with the columns {missing} beside {sorted(there)}; a reader "
-            "brings them by default, or with columns=, as the algorithm's config lists them"
+            "brings what its columns= names, and the algorithm's config lists what it needs"
         )

@@ -82,6 +82,9 @@ class Sampling:
                 raise TypeError(
                     f"input_creator: expected an InputReader, got {type(self.reader).__name__}"
                 )
+            policies: Mapping[str, TrainablePolicy] = self._worker.policies
+            learned = [one.settings.algorithm.columns for one in policies.values()]
+            self.reader.want(list(dict.fromkeys(name for names in learned for name in names)))
         if settings.output_creator is not None:
             self.output = settings.output_creator(context)
             if not isinstance(self.output, OutputWriter):

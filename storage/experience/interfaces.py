@@ -12,7 +12,7 @@ Needs numpy alone, so that an implementer outside `storage` does not pay for Arr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -56,6 +56,10 @@ class InputReader(ABC):
         A reader that follows a growing input blocks; after `timeout` seconds it returns an empty
         batch. Raises EndOfInput when the input has an end and it is reached.
         """
+
+    def want(self, columns: Sequence[str]) -> None:  # noqa: B027  most bring what they have
+        """What the caller needs of each row. A reader that was not told itself which columns to
+        bring adds them; before the first `next`."""
 
     def close(self) -> None:  # noqa: B027  most readers in memory have nothing to release
         """Release files and threads; closing twice is fine."""

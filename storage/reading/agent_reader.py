@@ -47,6 +47,7 @@ class TrackReader(ShardReader):
         arrival: threading.Condition,
         source: ShardSource | None,
         columns: Sequence[str],
+        brings_default: bool,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -59,6 +60,7 @@ class TrackReader(ShardReader):
             columns=(*dict.fromkeys((*columns, EPS_ID, AGENT_ID, ENV_T, AGENTS, _RECEIVED)),),
             **options,
         )
+        self._brings_default = brings_default
         self._policy_id = policy.policy_id
         self._arrival = arrival
         hidden = {AGENTS, _RECEIVED} - set(columns)

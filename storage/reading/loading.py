@@ -67,7 +67,6 @@ DEFAULT_COLUMNS = (
     ACTION_LOGP,
     POLICY_ID,
     POLICY_VERSION,
-    "source",
 )
 """What a batch holds unless asked for other columns; `obs` stands for `obs.<path>` too."""
 

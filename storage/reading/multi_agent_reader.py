@@ -124,6 +124,7 @@ class MultiAgentReader(InputReader):
                 arrival=self._arrival,
                 source=None if sources is None else sources[policy_id],
                 columns=DEFAULT_COLUMNS if columns is None else columns,
+                brings_default=columns is None,
                 follow=follow,
                 prefetch=prefetch,
                 training_disabled=training_disabled,
@@ -152,6 +153,10 @@ class MultiAgentReader(InputReader):
     def policies(self) -> tuple[str, ...]:
         """Whose tracks are read."""
         return tuple(self._readers)
+
+    def want(self, columns: Sequence[str]) -> None:
+        for reader in self._readers.values():
+            reader.want(columns)
 
     def taken(self, policy_id: str) -> Ledger:
         """What is not read from this policy's source again; other threads may ask it."""

@@ -156,6 +156,7 @@ class ShardReader(InputReader):
             manifest=None if ordinals is None else Ledger(ordinals),
         )
         self._incomplete = incomplete
+        self._brings_default = columns is None
         chosen = tuple(DEFAULT_COLUMNS if columns is None else columns)
         own = EPISODE_COLUMNS if mode == "episodes" else ()
         self._columns = frozenset({*chosen, STREAM, ORDINAL, EPISODE_ORDINAL, "t"})
@@ -225,6 +226,12 @@ class ShardReader(InputReader):
         if self._prefetcher is None or self._ended:
             return not self._cutter.rows
         return self._prefetcher.idle()
+
+    def want(self, columns: Sequence[str]) -> None:
+        if self._brings_default:
+            self._columns |= frozenset(columns)
+            named = tuple(dict.fromkeys((*self._loader.columns, *columns)))
+            self._loader = ShardLoader(named, self._loader.filter)
 
     # batches
 

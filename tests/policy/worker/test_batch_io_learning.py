@@ -188,7 +188,17 @@ def test_policies_without_rows_are_in_the_info_all_the_same():
             assert set(found["right"]["learner_stats"]) == set(usual["right"]["learner_stats"])
 
 
-def test_the_default_columns_are_all_that_ppo_needs(tmp_path, played):
-    """So that no reader has to be told what the default policy class learns from."""
+def test_a_reader_brings_what_is_wanted_unless_it_was_told_itself(tmp_path, played):
+    """So that a worker's policies have their columns, and nobody else pays for them."""
+    wanted = PPOConfig.columns
     with ShardReader(tmp_path, batch_size=100) as reader:
-        assert set(reader.next()) >= set(PPOConfig.columns)
+        reader.want(wanted)
+        assert set(reader.next()) >= set(wanted)
+    for given in ({}, {"columns": ("obs", "rewards")}):
+        with ShardReader(tmp_path, batch_size=100, **given) as reader:
+            if given:
+                reader.want(wanted)
+            assert "source" not in reader.next()
+    with MultiAgentReader(tmp_path, batch_size=100, columns=("obs",)) as reader:
+        reader.want(wanted)
+        assert "source" not in reader.next().policy_batches["default"]
