@@ -148,12 +148,16 @@ def train(
 
 def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool) -> None:
     from headrace.output import console, results
+    from policy.jobs.train import finite
     from policy.jobs.train_live import follow
     from storage.system.stop_signal import stop_on_signal
 
     for edge in _joined:
         edge.log_to_stderr()
-    told = console.line if as_json else results.updated
+
+    def told(metrics: dict[str, float]) -> None:
+        return console.line(finite(metrics)) if as_json else results.updated(metrics)
+
     with stop_on_signal() as stop:
         result = follow(root, policy_id, stop=stop.is_set, on_update=told, **settings)
     if as_json:

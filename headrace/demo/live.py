@@ -76,7 +76,7 @@ class Live:
             self.told.set()
         elif "version" in said.get("train", {}):
             self.version = int(said["train"]["version"])
-            self.lag = said["train"]["policy_lag_mean"]
+            self.lag = said["train"]["policy_lag_mean"] or 0.0  # None: an update without rows
 
     def player_says(self, said: Json) -> None:
         with self.lock:

@@ -179,10 +179,15 @@ def verified(document: Document) -> None:
     print("Every step is accounted for exactly once." if document["ok"] else "NOT in order.")
 
 
-def updated(metrics: Mapping[str, float]) -> None:
-    """One update of a trainer that follows, as a line."""
+def updated(metrics: Mapping[str, float | None]) -> None:
+    """One update of a trainer that follows, as a line; what is not known, and None in JSON, is a
+    dash."""
     shown = ("version", "rows_trained", "policy_lag_mean", "ess", "entropy", "seconds")
-    print("  ".join(f"{name} {metrics[name]:.4g}" for name in shown), flush=True)
+    print("  ".join(f"{name} {_short(metrics.get(name))}" for name in shown), flush=True)
+
+
+def _short(number: float | None) -> str:
+    return "-" if number is None or number != number else f"{number:.4g}"
 
 
 def heard(root: Path, said: Document) -> None:

@@ -1,16 +1,19 @@
 """A follower's checkpoints: the latest one, and the one before it for when that is damaged.
 
-    checkpoints/follow.safetensors            the latest
-    checkpoints/follow.before.safetensors     the one before
-    checkpoints/follow.damaged-{n}.safetensors    set aside, for people
+    checkpoints/follow.{fence}.safetensors           the latest of the lease with that number
+    checkpoints/follow.{fence}.before.safetensors    the one before
+    checkpoints/*.damaged-{n}                        set aside, for people
 
-Each is written under another name, synced, and renamed; then the folder is synced.
+A lease's holder (storage.weights.lease) writes files of its own alone: an orphan that wakes up
+after its lease cannot put an old state in the place of a new one. Each is written under another
+name, synced, and renamed; then the folder is synced.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,20 +23,29 @@ from policy.algorithms.learner import Learner
 from storage.errors import WeightsDamaged
 from storage.system.files import make_directory, sync_directory
 
-__all__ = ["BEFORE", "CHECKPOINT", "CheckpointFiles"]
+__all__ = ["CheckpointFiles"]
 
 log = logging.getLogger("headrace.trainer")
 
-CHECKPOINT = "follow.safetensors"
-BEFORE = "follow.before.safetensors"
+_NAME = re.compile(r"follow(?:\.(?P<fence>\d+))?(?P<before>\.before)?\.safetensors")
 
 
 class CheckpointFiles:
-    """The two files of one follower, which the folder's only writer is."""
+    """The checkpoints of one policy's followers, for the holder of lease `fence`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.loaded = folder / CHECKPOINT  # which one `load` took
+    def __init__(self, folder: Path, fence: int) -> None:
+        self._folder, self._fence = folder, fence
+        self.latest = folder / f"follow.{fence}.safetensors"
+        self._before = folder / f"follow.{fence}.before.safetensors"
+        self.loaded = self.latest  # which one `load` took
+
+    def found(self) -> list[Path]:
+        """All that may be gone on from, the latest first."""
+        known = []
+        for path in self._folder.glob("follow*.safetensors"):
+            if match := _NAME.fullmatch(path.name):
+                known.append((-int(match["fence"] or 0), bool(match["before"]), path))
+        return [path for _, _, path in sorted(known)]
 
     def save(self, learner: Learner, document: Mapping[str, Any]) -> None:
         """Keep a learner and a document that goes with it; durable when it returns.
@@ -41,23 +53,28 @@ class CheckpointFiles:
         Raises OSError; the latest checkpoint is then as it was.
         """
         make_directory(self._folder)
-        latest = self._folder / CHECKPOINT
-        if latest.exists():
-            temporary = self._folder / f".{BEFORE}.{secrets.token_hex(6)}.tmp"
-            os.link(latest, temporary)
-            os.replace(temporary, self._folder / BEFORE)
+        rotates = self.latest.exists()
+        if rotates:
+            temporary = self._folder / f".{self._before.name}.{secrets.token_hex(6)}.tmp"
+            os.link(self.latest, temporary)
+            os.replace(temporary, self._before)
             temporary.unlink(missing_ok=True)  # both were one file already: then nothing moved
-        learner.save(latest, reader_state=document)
+        learner.save(self.latest, reader_state=document)
+        if rotates:  # two of our own are there: nobody falls back to those of earlier leases
+            for path in self.found():
+                if path not in (self.latest, self._before) and not self._is_later(path):
+                    path.unlink(missing_ok=True)
+
+    def _is_later(self, path: Path) -> bool:
+        match = _NAME.fullmatch(path.name)
+        return match is not None and int(match["fence"] or 0) > self._fence
 
     def load(self, learner: Learner) -> dict[str, Any] | None:
         """Bring a learner to the latest checkpoint that is whole; its document, None without one.
 
         A damaged one is set aside. Raises OSError, and ValueError for one of another learner.
         """
-        for name in (CHECKPOINT, BEFORE):
-            path = self._folder / name
-            if not path.exists():
-                continue
+        for path in self.found():
             try:
                 document = learner.load(path)
             except WeightsDamaged as error:
@@ -72,15 +89,15 @@ class CheckpointFiles:
     def set_aside(self, path: Path, why: str) -> None:
         """Rename a checkpoint that cannot be used, and say so."""
         number = 1
-        while (aside := self._folder / f"follow.damaged-{number}.safetensors").exists():
+        while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
             number += 1
         os.rename(path, aside)
         sync_directory(self._folder)
         log.error("a checkpoint cannot be used and is set aside as %s: %s", aside, why)
 
     def forget(self) -> None:
-        """Remove both: a job that starts over must not fall back to them."""
-        for name in (BEFORE, CHECKPOINT):
-            (self._folder / name).unlink(missing_ok=True)
+        """Remove all: a job that starts over must not fall back to them."""
+        for path in self.found():
+            path.unlink(missing_ok=True)
         if self._folder.is_dir():
             sync_directory(self._folder)

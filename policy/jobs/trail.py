@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from policy.algorithms.learner import Learner
 from policy.inference.weight_store import WeightStore
-from policy.jobs.checkpoint_files import CHECKPOINT, CheckpointFiles
+from policy.jobs.checkpoint_files import CheckpointFiles
 from policy.jobs.patience import Patience
 from policy.jobs.train import finite
 from policy.jobs.untrained_rows import UntrainedRows, position_without
@@ -276,7 +276,7 @@ class Trail:
             lineage=lineage,
             untrained=self.untrained.settle(lineage, self._position),
             filter_state=policy.filter.to_json(),
-            checkpoint=CHECKPOINT,
+            checkpoint=self._files.latest.name,
         )
 
     def _save(self, candidate: str | None) -> None:

@@ -35,7 +35,7 @@ from policy.algorithms.learner import Learner
 from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
-from policy.jobs.checkpoint_files import CHECKPOINT, CheckpointFiles
+from policy.jobs.checkpoint_files import CheckpointFiles
 from policy.jobs.patience import Patience, Stopped
 from policy.jobs.trail import OnConflict, OutOfTurn, Trail, TrailSettings
 from policy.jobs.train import declared_spec
@@ -48,7 +48,7 @@ from storage.reading.loading import ROW
 from storage.reading.shard_reader import ShardReader
 from storage.weights.lease import Lease
 
-__all__ = ["CHECKPOINT", "FollowResult", "follow", "set_flow_control"]
+__all__ = ["FollowResult", "follow", "set_flow_control"]
 
 log = logging.getLogger("headrace.trainer")
 
@@ -136,7 +136,7 @@ def follow(
         tell = [_event_log(tensorboard, stack), *([on_update] if on_update else [])]
         reader = stack.enter_context(_reader(root, policy_id, config, steps_per_update))
         learner = Learner(Policy(wanted, seed=seed), config, seed=seed)
-        files, patience = CheckpointFiles(folder), Patience(stop, lease.check)
+        files, patience = CheckpointFiles(folder, lease.fence), Patience(stop, lease.check)
         trail = Trail(learner, reader, store, files, lease, patience, leaving)
         held = partial(held_version, Path(root), policy_id)
         job = _Follower(learner, reader, trail, held, settings)

@@ -117,15 +117,16 @@ class Lease:
         directory: Path,
         *,
         wait: float = 0.0,
-        seconds: float = LEASE_SECONDS,
+        seconds: float | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Lease:
-        """Take the lease of the policy whose weights are in `directory`.
+        """Take the lease of the policy whose weights are in `directory`, for `seconds` at a time.
 
         Waits at most `wait` seconds, or until `stop()`, for a holder to end. Raises LeaseHeld,
         which names the holder, and OSError where the record cannot be written.
         """
         make_directory(directory / LEASES)
+        seconds = LEASE_SECONDS if seconds is None else seconds
         deadline, told = time.monotonic() + wait, False
         while True:
             try:

@@ -2,9 +2,9 @@
 
     python -m tests.policy.jobs.follower_process
 
-Each line on stdin is a job, each line on stdout how it ended: an exit status, or a signal's number
-below zero. A job is forked from this process, which has loaded everything and run nothing: the
-import of torch takes seconds, and the kills are many.
+Each line on stdin is a job; on stdout two lines answer it, its process id, and once it has ended
+its exit status, or a signal's number below zero. A job is forked from this process, which has
+loaded everything and run nothing: the import of torch takes seconds, and the kills are many.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from policy.jobs.train_live import follow
 from policy.jobs.untrained_rows import UntrainedRows
 from policy.networks.policy import Policy
 from storage.experience.sample_batch import SampleBatch
+from storage.weights import lease
 from storage.weights import store as store_module
 from tests.policy.jobs.live_log import SPEC
 
@@ -44,6 +45,9 @@ class Job:
     root: str
     updates: int
     kill: list[Any] | None = None  # [after how many updates of this process, place]
+    signal: int = signal.SIGKILL
+    lease_seconds: float = 60.0
+    lease_wait: float = 0.0
     planted: str = ""
     asked: int = 60  # an idle end, in case rows were lost
     made: int = 0
@@ -51,7 +55,8 @@ class Job:
 
     def die(self, place: str) -> None:
         if [self.made, place] == self.kill:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.kill = None
+            os.kill(os.getpid(), self.signal)
 
 
 def run(job: Job) -> None:
@@ -85,8 +90,10 @@ def run(job: Job) -> None:
     if job.planted:
         PLANTED[job.planted](job)
     left = iter(range(job.asked))
+    lease.LEASE_SECONDS = job.lease_seconds
     follow(
         job.root, "default", RecordingConfig(epochs=1), spec=SPEC, steps_per_update=100,
+        lease_wait=job.lease_wait,
         stop=lambda: job.made >= job.updates or next(left, None) is None,
     )  # fmt: skip
 
@@ -144,9 +151,17 @@ def never_due(job: Job) -> None:
     train_live._Follower._due = lambda self: False  # type: ignore[method-assign]
 
 
+def no_fencing(job: Job) -> None:
+    """A lease that bars a start and no publication: nobody looks at its number later."""
+    for module in (lease, store_module):
+        if "require_fence" not in vars(module):
+            raise RuntimeError("no require_fence: the planted build must follow the code")
+        module.require_fence = lambda directory, fence: None
+
+
 PLANTED = {
     one.__name__: one
-    for one in (stale_position, published_first, claims_rows_in_the_reader, never_due)
+    for one in (stale_position, published_first, claims_rows_in_the_reader, never_due, no_fencing)
 }
 
 
@@ -154,7 +169,9 @@ def main() -> None:
     """Answer jobs until stdin ends."""
     for line in sys.stdin:
         pid = os.fork()
-        if pid == 0:
+        if pid:
+            print(pid, flush=True)
+        else:
             status = 1
             try:
                 run(Job(**json.loads(line)))

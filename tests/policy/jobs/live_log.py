@@ -66,10 +66,12 @@ def write(root: Path, *parts: Part) -> Path:
     return Path(written.path)
 
 
-def run(root: Path, updates: int, **settings: Any) -> tuple[FollowResult, list[dict[str, float]]]:
+def run(
+    root: Path, updates: int, *, stop_after: int = 300, **settings: Any
+) -> tuple[FollowResult, list[dict[str, float]]]:
     """Follow until so many updates were made, or nothing came for long; (result, what was told)."""
     told: list[dict[str, float]] = []
-    asked = iter(range(300))
+    asked = iter(range(stop_after))
     settings = {"steps_per_update": 100, "on_update": told.append, "spec": SPEC, **settings}
     result = follow(
         root,
@@ -123,9 +125,23 @@ class Followers:
 
     def run(self, root: Path, **job: Any) -> int:
         """Its exit status; below zero the signal that killed it."""
-        if self._process.stdin is None or self._process.stdout is None:
-            raise RuntimeError("no pipes")
+        self.start(root, **job)
+        return self.wait()
+
+    def start(self, root: Path, **job: Any) -> int:
+        """Its process id."""
+        if self._process.stdin is None:
+            raise RuntimeError("no pipe")
         print(json.dumps({"root": str(root), **job}), file=self._process.stdin, flush=True)
+        return self._number()
+
+    def wait(self) -> int:
+        """The exit status of what was started last."""
+        return self._number()
+
+    def _number(self) -> int:
+        if self._process.stdout is None:
+            raise RuntimeError("no pipe")
         return int(self._process.stdout.readline())
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from policy.inference.weight_store import WeightStore
-from policy.jobs.checkpoint_files import BEFORE, CHECKPOINT
+from policy.jobs.checkpoint_files import CheckpointFiles
 from policy.jobs.train_live import FollowResult, follow
 from storage.errors import PolicyPinned
 from storage.weights.chain import off_chain
@@ -130,17 +130,28 @@ def test_a_broken_follower_is_caught_by_the_account(
     assert symptoms & account(root).keys()
 
 
+def checkpoints(root: Path) -> list[Path]:
+    """The latest first."""
+    return CheckpointFiles(root / "weights" / "default" / "checkpoints", 0).found()
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+
+
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its version is off the chain: the rows of its update are trained on again, from before."""
     write(root, *(part(i) for i in range(40)))
     run(root, 3)
-    folder = root / "weights" / "default" / "checkpoints"
-    flip(folder / CHECKPOINT, -5)
+    latest, _ = checkpoints(root)
+    flip(latest, -5)
     result, _ = run(root, 1)
     store = WeightStore(root, "default")
-    assert (folder / "follow.damaged-1.safetensors").exists()
+    assert latest.with_name(f"{latest.name}.damaged-1").exists()
     assert "set aside" in caplog.text
     assert "version 4 is off the chain" in caplog.text
     assert (off_chain(store.directory, 4) or "").startswith("its checkpoint is lost")
@@ -150,29 +161,24 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     assert store.manifest(5).metrics["update"] == 3
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(bytes(data))
-
-
 def test_any_flipped_bit_in_a_checkpoint_is_found(root: Path) -> None:
     """Wherever it is, in the header or in a tensor: the trainer trains again, by the one before."""
     write(root, *(part(i) for i in range(40)))
     run(root, 2)
-    folder = root / "weights" / "default" / "checkpoints"
-    saved = {name: (folder / name).read_bytes() for name in (CHECKPOINT, BEFORE)}
-    size = len(saved[CHECKPOINT])
-    header = int.from_bytes(saved[CHECKPOINT][:8], "little")
+    saved = {path: path.read_bytes() for path in checkpoints(root)}
+    latest = checkpoints(root)[0]
+    size = len(saved[latest])
+    header = int.from_bytes(saved[latest][:8], "little")
     rng = np.random.default_rng(3)
     for at in [0, 9, header, *rng.integers(0, 8 + header, 12), *rng.integers(header, size, 4)]:
-        for name, data in saved.items():
-            (folder / name).write_bytes(data)
-        flip(folder / CHECKPOINT, int(at))
+        for path, data in saved.items():
+            path.write_bytes(data)
+        flip(latest, int(at))
         result, _ = run(root, 0)
-        assert (folder / "follow.damaged-1.safetensors").exists(), at
+        aside = latest.with_name(f"{latest.name}.damaged-1")
+        assert aside.exists(), at
         assert result.updates == 1
-        (folder / "follow.damaged-1.safetensors").unlink()
+        aside.unlink()
 
 
 def test_with_no_checkpoint_left_the_live_weights_are_taken_row_by_row(
@@ -181,9 +187,8 @@ def test_with_no_checkpoint_left_the_live_weights_are_taken_row_by_row(
     """Both damaged: the rows of a part that an update cut, and no other, come again."""
     fill(root, parts=12)
     run(root, 2)
-    folder = root / "weights" / "default" / "checkpoints"
-    for name in (CHECKPOINT, BEFORE):
-        flip(folder / name, 20)
+    for path in checkpoints(root):
+        flip(path, 20)
     result, _ = run(root, 1)
     assert "going on from version 3" in caplog.text
     store = WeightStore(root, "default")

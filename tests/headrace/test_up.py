@@ -1,0 +1,75 @@
+"""`headrace up`: learning goes on past what cannot be read, and never stops logging."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from storage.weights.lease import Lease, current_lease
+from tests.front.command import answer, headrace
+from tests.headrace.live_loop import LiveLoop
+
+
+def test_a_damaged_shard_stops_no_learning_and_is_named(tmp_path: Path) -> None:
+    """One byte flipped in what the trainer has not read: the next version comes, log and metrics
+    say what is left out, and the fault is in no later count."""
+    with LiveLoop(tmp_path / "run", "--steps-per-version", "64") as loop:
+        loop.wait(lambda: loop.version >= 4)
+        held, shards = loop.damage_an_unread_shard()
+        loop.wait(lambda: loop.version >= held + 3)
+        left_out = {"policy": "default", "reason": "damaged"}
+        loop.wait(lambda: loop.metric("headrace_training_excluded_rows", **left_out) > 0)
+        assert loop.metric("headrace_training_excluded_shards", policy="default") == shards
+        assert loop.metric("headrace_trainer_up", policy="default") == 1
+        assert loop.metric("headrace_training_stalled_seconds", policy="default") >= 0
+        assert f"version {held} is held and everything that can be read was read" in loop.stderr()
+        assert loop.stop() == 0
+    found = headrace("verify", "--root", tmp_path / "run", "--json")
+    assert "damaged" in {one["kind"] for one in answer(found)["findings"]}
+
+
+def test_a_trainer_that_cannot_start_takes_no_collector_with_it(tmp_path: Path) -> None:
+    """Another trainer has the lease: each start ends with 3, and steps are taken all the while.
+
+    When the lease is free it is taken, and learning begins.
+    """
+    root = tmp_path / "run"
+    folder = root / "weights" / "default"
+    folder.mkdir(parents=True)
+    lease = Lease.take(folder)
+    with LiveLoop(root, "--steps-per-version", "64", players=0) as loop:
+        collector = loop.child("collect")
+        loop.wait(lambda: loop.stderr().count("ended with 3; the next starts in") >= 3)
+        assert f"process {os.getpid()} on " in loop.stderr()
+        assert loop.child("collect") == collector
+        assert loop.metric("headrace_ready") == 1
+        lease.release()
+        loop.wait(lambda: loop.metric("headrace_live_version", policy="default") == 1)
+        assert loop.stop() == 0
+
+
+def test_killed_trainers_are_followed_and_a_second_one_is_named(tmp_path: Path) -> None:
+    """SIGKILL more often than any limit allowed: versions go on, by one chain without a conflict.
+
+    A trainer that somebody starts beside it ends with 3 and names the one that has the lease.
+    """
+    root = tmp_path / "run"
+    with LiveLoop(root, "--steps-per-version", "64") as loop:
+        for kill in range(3):
+            wanted = loop.version + 2
+            loop.wait(lambda wanted=wanted: loop.version >= wanted)  # type: ignore[misc]
+            if kill == 1:
+                second = headrace("train", "--follow", "--root", root)
+                assert second.returncode == 3
+                assert f"process {loop.child('train')} on " in second.stderr
+            os.kill(loop.child("train"), signal.SIGKILL)
+        wanted = loop.version + 2
+        loop.wait(lambda: loop.version >= wanted)
+        lease = current_lease(root / "weights" / "default")
+        assert lease
+        assert lease.fence == 4
+        assert loop.stop() == 0
+    rows = [one["rows_trained"] for one in loop.updates]
+    assert rows == sorted(rows)
+    assert "made live by somebody else" not in loop.stderr()

@@ -1,0 +1,85 @@
+"""When an update is due: with its steps, or when clients wait and all that can be read was read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policy.inference.weight_store import WeightStore
+from storage.declarations.held_policies import held_version, say_held
+from tests.policy.jobs.live_log import claimed, declare, part, rows_of, run, write
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return declare(tmp_path)
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[16] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_with_a_damaged_shard_a_held_version_is_followed_by_the_next(root: Path) -> None:
+    """40 of 100 steps can be read: they make the update, and the rest has a name."""
+    write(root, *(part(i) for i in range(4)))
+    path = write(root, *(part(4 + i) for i in range(6)))
+    damage(path)
+    say_held(root, "default", 1)
+    result, told = run(root, 1)
+    assert (result.version, result.rows_trained) == (2, 40)
+    assert result.excluded == {"damaged": 60}
+    assert list(result.excluded_shards) == [str(path)]
+    assert [one["rows"] for one in told] == [40]
+    damage(path)  # the same byte: it is whole again
+    assert claimed(root, 2) == rows_of(root, range(4))
+
+
+def test_an_update_may_be_due_without_a_row(root: Path) -> None:
+    """All of them damaged: clients get a version all the same, with metrics of the same shape."""
+    write(root, *(part(i) for i in range(10)))
+    _, told = run(root, 1)
+    damage(write(root, *(part(10 + i, version=2) for i in range(10))))
+    say_held(root, "default", 2)
+    result, more = run(root, 1)
+    assert (result.version, result.rows_trained) == (3, 100)
+    assert more[0].keys() == told[0].keys()
+    assert more[0]["rows"] == 0
+
+
+@pytest.mark.parametrize("held", [None, 2], ids=["not-held", "another-version"])
+def test_a_version_that_nobody_waits_for_is_not_followed_early(
+    root: Path, held: int | None
+) -> None:
+    """Slow clients are no reason for small updates; nor is what a collector said of another."""
+    write(root, *(part(i) for i in range(4)))
+    if held is not None:
+        say_held(root, "default", held)
+    result, told = run(root, 1, stop_after=30)
+    assert (result.version, told) == (1, [])
+
+
+def test_what_is_said_can_be_taken_back(root: Path) -> None:
+    """As a collector does that starts: its counts start anew."""
+    assert held_version(root, "default") is None
+    say_held(root, "default", None)
+    assert not (root / "flow").exists()
+    say_held(root, "default", 7)
+    assert held_version(root, "default") == 7
+    say_held(root, "default", None)
+    assert held_version(root, "default") is None
+    (root / "flow" / "default.json").write_text("{")
+    assert held_version(root, "default") is None
+
+
+def test_rows_left_out_count_in_every_run(root: Path) -> None:
+    """What a reader claims (training_enabled=False) is counted once, over all runs."""
+    write(root, *(part(i, training_enabled=i >= 3) for i in range(13)))
+    result, _ = run(root, 1)
+    assert result.excluded == {"training_disabled": 30}
+    write(root, *(part(13 + i) for i in range(10)))
+    result, _ = run(root, 1)
+    assert result.excluded == {"training_disabled": 30}
+    assert WeightStore(root, "default").manifest(3).metrics["rows_trained"] == 200
