@@ -144,7 +144,7 @@ class _Document:
     def from_json(cls, body: Json, where: object = "$") -> Self:
         """The value of `to_json`. Raises WeightsDamaged for other keys or types."""
         # every subclass is a dataclass, which the type of this base cannot say
-        known = fields(cls)  # type: ignore[arg-type] - a dataclass, as each subclass is
+        known = fields(cls)  # type: ignore[arg-type]  # each subclass is a dataclass
         expected = {f.name: str(f.type) for f in known}
         added = {f.name for f in known if f.metadata == _ADDED}
         if not isinstance(body, dict) or not set(expected) - added <= set(body) <= set(expected):
@@ -168,7 +168,7 @@ class _Document:
     def to_json(self) -> dict[str, Json]:
         # as above: only the subclasses are dataclasses
         body: dict[str, Json] = asdict(self)  # type: ignore[call-overload]
-        for known in fields(self):  # type: ignore[arg-type] - a dataclass, as each subclass is
+        for known in fields(self):  # type: ignore[arg-type]  # each subclass is a dataclass
             if known.metadata == _ADDED and body[known.name] == known.default:
                 del body[known.name]
         return body

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from storage.weights.lease import Lease, current_lease
-from tests.front.command import answer, headrace
+from tests.headrace.command import answer, headrace
 from tests.headrace.live_loop import LiveLoop
 
 
