@@ -230,7 +230,8 @@ class Trail:
         if live:
             self._go_live(candidate)
         if updates % every == 0:
-            mine = self._files.latest.name if self._settings.publish else None  # else they are the result
+            # without publishing, candidates are the result
+            mine = self._files.latest.name if self._settings.publish else None
             prune = partial(self._store.prune, self._settings.keep_versions, checkpoint=mine)
             self._patience.do("removing old versions", prune)
 
