@@ -97,9 +97,9 @@ def environment(name: str, python: str | Path, asked: Sequence[str], pins: str) 
 
 
 def put(wheel: Path, bin_: Path) -> None:
-    """Install the wheel anew, alone; its modules are compiled as they are imported."""
+    """Install the wheel anew, alone."""
     install = [bin_ / "python", "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps"]
-    checked(*install, "--no-compile", wheel, cwd=wheel.parent)
+    checked(*install, wheel, cwd=wheel.parent)
 
 
 def interpreter(version: str, path: str | None = None, home: Path | None = None) -> Path | None:
