@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from ingest.bulk_import.arrow_stream import MAX_ROWS, is_list, load_arrow
 from ingest.bulk_import.row_path import NEEDED, OPTIONAL, WHOLE_ROWS
-from ingest.episodes.event_checks import LOGP_TOLERANCE
 from ingest.episodes.open_episode import PolicyRules
 from ingest.protocol import messages as wire
+from storage.experience.episode import LOGP_TOLERANCE
 from storage.spaces.codec import Codec
 
 Array = NDArray[Any]

@@ -20,7 +20,7 @@ from ingest.episodes.open_episode import OpenEpisode, PolicyRules
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, label, label_of, name_of
 from ingest.protocol.errors import Refusal, completed
-from storage.experience.episode import SOURCES, EpisodeError, encode_tags
+from storage.experience.episode import LOGP_TOLERANCE, SOURCES, EpisodeError, encode_tags
 from storage.spaces.descriptors import SpaceError
 
 Values: TypeAlias = tuple[PolicyRules, bytes, bytes]
@@ -166,10 +166,6 @@ def _finite_logp(event: wire.LogAction | wire.Decision) -> float:
     if not math.isfinite(logp):
         raise invalid(event, f"action_logp: expected a finite number, got {logp}")
     return logp
-
-
-LOGP_TOLERANCE = 1e-6
-"""A softmax in float32 may say a little more than certain."""
 
 
 def judge_reward(episode: OpenEpisode, event: wire.LogReturns, seq: int) -> Rewarded:

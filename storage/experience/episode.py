@@ -27,6 +27,9 @@ ENDINGS: tuple[Ending, ...] = get_args(Ending)
 SOURCES: tuple[Source, ...] = get_args(Source)
 """Who chose an action; a part stores the index into this tuple."""
 
+LOGP_TOLERANCE = 1e-6
+"""What a log-probability may exceed 0 by: a softmax in float32 may say more than certain."""
+
 DEFAULT_AGENT = "agent0"
 ALL_AGENTS = "__all__"
 """The key of a dict by agent that speaks for all of them."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.experience.interfaces import ReaderError
 from storage.experience.sample_batch import (
     ACTION_LOGP,
     AGENT_ID,
@@ -41,13 +44,26 @@ from storage.experience.sample_batch import (
 )
 from storage.reading.exclusion import Reason
 from storage.reading.sources import Content, ShardFile
-from storage.shards.arrow_arrays import decode_column, present
-from storage.shards.names import ShardDamaged, ShardError
+from storage.shards.arrow_arrays import decode_column
+from storage.shards.content import (
+    LATER,
+    bounded_actions,
+    check_choices,
+    check_column,
+    check_endings,
+    check_finals,
+    check_footer,
+    check_runs,
+    is_null,
+)
+from storage.shards.names import ShardDamaged
+from storage.shards.page_sizes import check_size
 from storage.shards.part_block import UnwrittenParts
 from storage.shards.schema import ShardMetadata, metadata_for
 from storage.shards.tables import BlockColumns
 
 Array: TypeAlias = npt.NDArray[Any]
+IntArray: TypeAlias = npt.NDArray[np.int64]
 
 STREAM_INDEX, ROW, FINAL = "_stream", "_row", "_final"
 ENDED, PART, TAGS, CONTINUES = "ended", "part", "tags", "continues"
@@ -181,19 +197,15 @@ class ShardLoader:
         if isinstance(content, UnwrittenParts):
             return self._load_parts(shard, content, stream_index)
         check_digest(shard, content)
-        try:
-            with pq.ParquetFile(pa.BufferReader(content), read_dictionary=_TEXTS) as file:
-                metadata = _footer(file, shard)
-                opened = _Opened(
-                    metadata,
-                    file.schema_arrow.names,
-                    lambda names: file.read(columns=names, use_threads=False),
-                )
-                parts, rows = self._decode(opened, stream_index)
-        except MemoryError:  # Arrow's too, which is an ArrowException
-            raise
-        except (pa.ArrowException, OSError) as error:
-            raise ShardDamaged(f"{shard.place}: {error}") from error
+        with (
+            _content_named(shard.place),
+            pq.ParquetFile(pa.BufferReader(content), read_dictionary=_TEXTS) as file,
+        ):
+            metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, shard.place)
+            check_footer(file.schema_arrow, metadata, shard.stream, shard.first, shard.last)
+            opened = _Opened(metadata, file.schema_arrow.names, partial(_bounded, file, content))
+            self._require(opened)
+            parts, rows = self._decode(opened, stream_index)
         return Loaded(shard, metadata, len(content), parts, rows)
 
     def _load_parts(self, shard: ShardFile, found: UnwrittenParts, stream_index: int) -> Loaded:
@@ -212,47 +224,71 @@ class ShardLoader:
         return Loaded(shard, metadata, block.nbytes, parts, rows)
 
     def _decode(self, opened: _Opened, stream_index: int) -> tuple[PartTable, SampleBatch]:
-        parts, keys = self._parts(opened)
-        return parts, self._rows(opened, parts, keys, stream_index)
+        parts, keys, runs = self._parts(opened)
+        return parts, self._rows(opened, parts, keys, runs, stream_index)
 
-    def _parts(self, opened: _Opened) -> tuple[PartTable, dict[str, Array]]:
+    def _parts(self, opened: _Opened) -> tuple[PartTable, dict[str, Array], IntArray]:
+        """(the parts, the columns that tell of them, the first rows of their agents' runs)."""
         names = [*IDENTITY, *self.filter.columns()]
-        table = opened.read(names)
-        keys = {name: column_of(table, name) for name in names}
+        keys = _checked(opened.read(names), names, opened.metadata)
         ordinals = keys[ORDINAL]
-        starts = run_starts(ordinals)
+        runs = check_runs(
+            ordinals,
+            keys[T],
+            keys[EPISODE_ORDINAL],
+            lambda: column_of(opened.read([AGENT_ID]), AGENT_ID),
+            opened.metadata,
+        )
+        starts = runs[run_starts(ordinals[runs])]  # agents may share an ordinal
         steps = np.diff(np.append(starts, len(ordinals)))
         firsts = {name: keys[name][starts] for name in names}
-        return PartTable(ordinals[starts], steps, self.filter.judge(firsts)), keys
+        return PartTable(ordinals[starts], steps, self.filter.judge(firsts)), keys, runs
 
     def _rows(
         self,
         opened: _Opened,
         parts: PartTable,
         keys: Mapping[str, Array],
+        runs: IntArray,
         stream_index: int,
     ) -> SampleBatch:
-        names = [name for name in self._stored(opened.metadata) if name not in keys]
-        absent = [name for name in _LATER if name in names and name not in opened.names]
-        names = [name for name in names if name not in absent]
-        unknown = [name for name in names if name not in opened.names]
-        if unknown:
-            raise ShardError(f"expected columns of {', '.join(opened.names)}, got {unknown}")
         kept = parts.verdicts == 0
         if not kept.any():
             return SampleBatch()
-        table = opened.read(names)
-        columns = {name: column_of(table, name) for name in names if not _is_final(name)}
+        names = [name for name in self._stored(opened.metadata) if name not in keys]
+        absent = [name for name in LATER if name in names and name not in opened.names]
+        names = [name for name in names if name not in absent]
+        metadata = opened.metadata
+        bounded = [name for name in bounded_actions(metadata) if name in names]
+        unasked = [TAGS, *(["source"] if bounded else [])]
+        table = opened.read(list(dict.fromkeys([*names, *unasked])))
+        columns = _checked(table, [name for name in names if not _is_final(name)], metadata)
         columns.update(keys)
+        for name in unasked:
+            check_column(table.column(name), None, metadata, name)
+        if bounded:
+            check_choices(table.column("source"), columns, metadata)
         columns.update({name: np.full(len(keys[T]), -1, _LATER[name]) for name in absent})
+        if TERMINATEDS in columns and TRUNCATEDS in columns:
+            check_endings(runs, columns, columns.get(ENDED))
         if NEXT_OBS in self.columns or HAS_NEXT_OBS in self.columns:
-            columns.update(_next_columns(columns, table))
+            columns.update(_next_columns(columns, table, runs, metadata))
         starts = np.cumsum(parts.steps) - parts.steps
         row = np.arange(len(keys[ORDINAL]), dtype=np.int32)
         columns[ROW] = row - np.repeat(starts, parts.steps).astype(np.int32)
         columns[STREAM_INDEX] = np.full(len(row), stream_index, np.int32)
         rows = SampleBatch(columns)
         return rows if kept.all() else rows.take(np.repeat(kept, parts.steps))
+
+    def _require(self, opened: _Opened) -> None:
+        """Raises ReaderError for a column that was asked for and that this shard lacks."""
+        unknown = [
+            name
+            for name in self._stored(opened.metadata)
+            if name not in opened.names and name not in LATER
+        ]
+        if unknown:
+            raise ReaderError(f"expected columns of {', '.join(opened.names)}, got {unknown}")
 
     def _stored(self, metadata: ShardMetadata) -> list[str]:
         """The file's columns that have to be read for the public ones."""
@@ -264,7 +300,6 @@ class ShardLoader:
 
 
 _LATER = {ENV_T: np.int64, AGENTS: np.int32}
-"""Columns that shards of earlier releases do not have: null in all their rows."""
 
 _LEAF_PREFIXES = (OBS, "actions", "final_obs", "action_dist_inputs")
 
@@ -284,51 +319,74 @@ def rows_told(shard: ShardFile, content: Content | None) -> int | None:
         return None
     try:
         with pq.ParquetFile(pa.BufferReader(content)) as file:
-            metadata = _footer(file, shard)
+            metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, shard.place)
             rows = int(file.metadata.num_rows)
     except (ShardDamaged, pa.ArrowException, OSError, MemoryError):
         return None
-    told = (metadata.rows, metadata.first, metadata.last)
-    return rows if told == (rows, shard.first, shard.last) and rows > 0 else None
-
-
-def _footer(file: pq.ParquetFile, shard: ShardFile) -> ShardMetadata:
-    metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, shard.place)
-    if metadata.stream != shard.stream:
-        raise ShardDamaged(
-            f"{shard.place}: expected stream {shard.stream}, the footer says {metadata.stream}"
-        )
-    return metadata
+    told = (metadata.rows, metadata.stream, metadata.first, metadata.last)
+    return rows if told == (rows, shard.stream, shard.first, shard.last) and rows > 0 else None
 
 
 def _is_final(name: str) -> bool:
     return name.partition(".")[0] == "final_obs"
 
 
-def _next_columns(columns: Mapping[str, Array], table: pa.Table) -> dict[str, Array]:
+def _next_columns(
+    columns: Mapping[str, Array],
+    table: pa.Table,
+    starts: IntArray,
+    metadata: ShardMetadata,
+) -> dict[str, Array]:
     """`new_obs[.path]`, `has_new_obs` and `_final`, derived from the rows behind and final_obs.
 
-    Within a run of one part's consecutive steps new_obs[t] = obs[t + 1]; at its last row it is the
-    stored final observation, else zeros.
+    Within a part new_obs[t] = obs[t + 1]; at its last row it is the stored final observation, else
+    zeros.
     """
-    lasts = run_ends(columns[ORDINAL], columns[T])
-    finals = [name for name in table.column_names if _is_final(name)]
-    ends = table.select(finals).take(pa.array(lasts))
-    stored = present(ends, finals[0])
+    count = len(columns[T])
+    lasts = np.append(starts[1:], count) - 1
+    stored, finals = check_finals(table, starts, metadata)
     result: dict[str, Array] = {}
-    for name in finals:
+    for name, values in finals.items():
         path = name.removeprefix("final_obs")
         obs = columns[f"{OBS}{path}"]
         shifted = np.empty_like(obs)
         shifted[:-1] = obs[1:]
-        shifted[lasts] = _filled(decode_column(ends, name), obs.dtype)
+        shifted[lasts] = _filled(values, obs.dtype)
         result[f"{NEXT_OBS}{path}"] = shifted
-    count = len(columns[T])
     result[FINAL] = np.zeros(count, np.bool_)
     result[FINAL][lasts] = stored
     result[HAS_NEXT_OBS] = np.ones(count, np.bool_)
     result[HAS_NEXT_OBS][lasts] = stored | columns[TERMINATEDS][lasts]
     return result
+
+
+def _checked(table: pa.Table, names: Sequence[str], metadata: ShardMetadata) -> dict[str, Array]:
+    """Columns as numpy, each of which passed the checks of its content."""
+    columns = {}
+    for name in names:
+        values = columns[name] = column_of(table, name)
+        check_column(table.column(name), values, metadata, name)
+    return columns
+
+
+def _bounded(file: pq.ParquetFile, content: bytes | memoryview, names: list[str]) -> pa.Table:
+    check_size(content, file, names)
+    return file.read(columns=names, use_threads=False)
+
+
+@contextmanager
+def _content_named(place: str) -> Iterator[None]:
+    """Whatever cannot be made sense of in bytes that have the right digest is their content's
+    fault; a lack of memory is not, nor is a column that was asked for and that no shard has."""
+    try:
+        yield
+    except (MemoryError, ReaderError):  # Arrow's lack of memory is one, too
+        raise
+    except ShardDamaged as error:
+        text = str(error)
+        raise ShardDamaged(text if text.startswith(place) else f"{place}: {text}") from error
+    except Exception as error:
+        raise ShardDamaged(f"{place}: cannot be decoded: {error!r:.300}") from error
 
 
 def _filled(values: Array, dtype: np.dtype[Any]) -> Array:
@@ -337,14 +395,6 @@ def _filled(values: Array, dtype: np.dtype[Any]) -> Array:
         return values
     filled: Array = np.where(is_null(values), "", values)
     return filled
-
-
-def is_null(values: Array) -> npt.NDArray[np.bool_]:
-    """Where an object array (N,) holds None."""
-    return np.asarray(values == _NULL, np.bool_)
-
-
-_NULL: Any = None
 
 
 def column_of(table: pa.Table, name: str) -> Array:
@@ -391,9 +441,3 @@ def run_starts(*keys: Array) -> npt.NDArray[np.int64]:
     for key in keys[1:]:
         breaks = breaks | (key[1:] != key[:-1])
     return np.concatenate(([0], np.flatnonzero(breaks) + 1))
-
-
-def run_ends(ordinals: Array, t: Array) -> npt.NDArray[np.int64]:
-    """The last rows of the runs of consecutive t within one ordinal."""
-    breaks = (ordinals[1:] != ordinals[:-1]) | (t[1:] != t[:-1] + 1)
-    return np.append(np.flatnonzero(breaks), len(t) - 1)

@@ -24,7 +24,8 @@ from storage.experience.sample_batch import (
     concat_samples,
 )
 from storage.reading.ledger import positions
-from storage.reading.loading import ENDED, STREAM_INDEX, is_null
+from storage.reading.loading import ENDED, STREAM_INDEX
+from storage.shards.content import is_null
 
 Array: TypeAlias = npt.NDArray[Any]
 IntArray: TypeAlias = npt.NDArray[np.int64]

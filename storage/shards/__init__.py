@@ -5,8 +5,10 @@ Knows experience and Arrow; nothing of who reads.
 
 __all__ = [
     "arrow_arrays",
+    "content",
     "names",
     "output_writer",
+    "page_sizes",
     "part_block",
     "schema",
     "shard",

@@ -215,7 +215,7 @@ def _check_copy(path: Path, data: bytes, metadata: ShardMetadata) -> None:
 
 
 def _ranges(ordinals: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Ascending inclusive ranges of the ordinals. Parts of different agents may share one."""
+    """Ascending inclusive ranges of the ordinals."""
     values = np.unique(np.array(ordinals, np.int64))
     cuts = np.flatnonzero(np.diff(values) > 1)
     firsts = values[np.concatenate([[0], cuts + 1])]

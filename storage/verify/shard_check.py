@@ -6,14 +6,25 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from storage.experience.range_set import RangeSet
+from storage.shards.arrow_arrays import decode_column
+from storage.shards.content import (
+    check_choices,
+    check_column,
+    check_endings,
+    check_finals,
+    check_footer,
+    check_runs,
+)
 from storage.shards.names import ShardDamaged, ShardName, require_regular
-from storage.shards.schema import ShardMetadata
-from storage.shards.shard import read_shard
+from storage.shards.page_sizes import check_size
+from storage.shards.schema import CODED, ShardMetadata
 
 __all__ = ["as_text", "check_shard", "entries", "reason"]
 
@@ -60,40 +71,43 @@ def reason(path: Path, error: Exception) -> str:
 def check_shard(path: Path, name: ShardName) -> tuple[str, ShardMetadata]:
     """(SHA-256, footer) of a shard that is whole. Raises ShardDamaged, OSError."""
     require_regular(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
     if digest[:16] != name.digest16:
         raise ShardDamaged(f"its name says digest {name.digest16}, its bytes {digest[:16]}")
-    table = read_shard(path, verify="pages")
-    metadata = ShardMetadata.from_footer(table.schema.metadata, str(path))
-    if metadata.stream != path.parent.name:
-        raise ShardDamaged(f"it lies in {path.parent.name}, but is of stream {metadata.stream}")
-    if (metadata.first, metadata.last) != (name.first, name.last):
-        raise ShardDamaged(
-            f"its name says ordinals {name.first}-{name.last}, its footer "
-            f"{metadata.first}-{metadata.last}"
-        )
-    _check_parts(table, metadata)
-    return digest, metadata
+    try:
+        return digest, _check_content(content, path, name)
+    except (ShardDamaged, MemoryError):  # Arrow's lack of memory is one, too
+        raise
+    except Exception as error:  # whatever its right bytes cannot be decoded for
+        raise ShardDamaged(f"it cannot be decoded: {error!r:.300}") from error
 
 
-def _check_parts(table: pa.Table, metadata: ShardMetadata) -> None:
-    """The parts inside are those that the footer tells, each a run of steps without a gap."""
-    parts = table.group_by(["ordinal", "agent_id"]).aggregate(
-        [("t", "min"), ("t", "max"), ("t", "count_distinct"), ("t", "count")]
+def _check_content(content: bytes, path: Path, name: ShardName) -> ShardMetadata:
+    """What a reader checks of the columns that it uses, of all columns."""
+    with pq.ParquetFile(
+        pa.BufferReader(content), page_checksum_verification=True, read_dictionary=list(CODED)
+    ) as file:
+        metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, str(path))
+        check_footer(file.schema_arrow, metadata, path.parent.name, name.first, name.last)
+        check_size(content, file, file.schema_arrow.names)
+        table = file.read()
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for column in table.column_names:
+        if column not in CODED and column != "infos" and not column.startswith("final_obs"):
+            columns[column] = decode_column(table, column)
+        check_column(table.column(column), columns.get(column), metadata, column)
+    runs = check_runs(
+        columns["ordinal"],
+        columns["t"],
+        columns["episode_ordinal"],
+        lambda: decode_column(table, "agent_id"),
+        metadata,
     )
-    ordinals = RangeSet.of(pc.unique(parts["ordinal"]).to_pylist())
-    if ordinals != RangeSet(metadata.ranges) or len(parts) != metadata.parts:
-        raise ShardDamaged(
-            f"its footer says {metadata.parts} parts of ordinals {as_text(metadata.ranges)}, "
-            f"inside are {len(parts)} of {as_text(ordinals)}"
-        )
-    span = pc.add(pc.subtract(parts["t_max"], parts["t_min"]), 1)
-    whole = pc.and_(
-        pc.equal(parts["t_count"], span), pc.equal(parts["t_count_distinct"], parts["t_count"])
-    )
-    if not pc.all(whole).as_py():
-        broken = parts.filter(pc.invert(whole))["ordinal"].to_pylist()
-        raise ShardDamaged(f"the steps of ordinal {broken[0]} have a gap or are doubled")
+    check_endings(runs, columns, decode_column(table, "ended"))
+    check_finals(table, runs, metadata)
+    check_choices(table.column("source"), columns, metadata)
+    return metadata
 
 
 def as_text(ranges: RangeSet | tuple[tuple[int, int], ...], most: int = 5) -> str:

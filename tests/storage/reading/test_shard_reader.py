@@ -31,7 +31,7 @@ from storage.reading.shard_reader import (
     to_torch_dataset,
 )
 from storage.reading.sources import MemorySource, ShardFile
-from storage.shards.shard import ShardError, ShardInfo, ShardWriter, read_shard
+from storage.shards.shard import ShardInfo, ShardWriter, read_shard
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Dict, Discrete, Space, Text, canonical_json, schema_id
 
@@ -575,7 +575,7 @@ class TestChoosing:
         assert batch["infos"].tolist() == [None, '{"a":1}']
         with (
             ShardReader(tmp_path, columns=["reward"]) as wrong,
-            pytest.raises(ShardError, match=r"expected columns of .*rewards.*, got \['reward'\]"),
+            pytest.raises(ReaderError, match=r"expected columns of .*rewards.*, got \['reward'\]"),
         ):
             wrong.next()
 

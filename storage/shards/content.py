@@ -1,0 +1,347 @@
+"""Is a shard's content what its footer, its name and its spaces say? For readers and for `verify`.
+
+    check_footer(file.schema_arrow, metadata, stream, name)    # before any page is read
+    check_column(column, values, metadata, name)               # each column that is used
+    starts = check_runs(ordinals, t, episode_ordinals, agents, metadata)
+
+Every check is of whole columns. What fails raises ShardDamaged, whose text begins with the place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.experience.episode import ENDINGS, LOGP_TOLERANCE, SOURCES
+from storage.shards.arrow_arrays import decode_column, present
+from storage.shards.names import ShardDamaged
+from storage.shards.schema import CODED, ShardMetadata, columns_for
+from storage.spaces.descriptors import Box, Space, schema_id, spaces_from_canonical_json
+from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
+
+Array: TypeAlias = npt.NDArray[Any]
+Bounds: TypeAlias = tuple[Array, Array] | None
+
+LATER = ("env_t", "agents")
+"""Columns that shards of earlier releases do not have: null in all their rows."""
+
+
+# --- the footer ------------------------------------------------------------------------------
+
+
+def check_footer(
+    schema: pa.Schema, metadata: ShardMetadata, stream: str, first: int, last: int
+) -> None:
+    """What the footer says fits the place, the name and itself, and the columns its spaces."""
+    if metadata.stream != stream:
+        raise ShardDamaged(f"expected stream {stream}, the footer says {metadata.stream}")
+    if (metadata.first, metadata.last) != (first, last):
+        raise ShardDamaged(
+            f"its name says ordinals {first}-{last}, its footer {metadata.first}-{metadata.last}"
+        )
+    edges = [edge for pair in metadata.ranges for edge in (2 * pair[0], 2 * pair[1] + 1)]
+    if any(before >= after for before, after in pairwise(edges)):
+        raise ShardDamaged(f"expected ascending ranges of ordinals, got {metadata.ranges[:5]}")
+    try:
+        known = _laws(metadata.spaces)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ShardDamaged(f"the footer's spaces: {error}") from error
+    if metadata.schema_id != known.schema_id:
+        raise ShardDamaged(
+            f"expected schema {known.schema_id} of its spaces, the footer says {metadata.schema_id}"
+        )
+    _check_fields(schema, known)
+
+
+def _check_fields(schema: pa.Schema, known: _Laws) -> None:
+    for field in known.schema:
+        at = schema.get_all_field_indices(field.name)
+        if not at and field.name in LATER:
+            continue
+        if len(at) != 1:
+            raise ShardDamaged(f"{field.name}: expected one column of that name, got {len(at)}")
+        kind = schema.field(at[0]).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if kind != field.type:
+            raise ShardDamaged(f"{field.name}: expected {field.type}, got {kind}")
+
+
+class _Laws:
+    """What follows from a pair of spaces: the columns, and what may stand in them."""
+
+    def __init__(self, canonical_json: str) -> None:
+        observation, action = spaces_from_canonical_json(canonical_json)
+        self.schema_id = schema_id(observation, action)
+        self.schema = columns_for(observation, action)
+        self.nullable = {field.name: field.nullable for field in self.schema}
+        self.leaves: dict[str, Leaf] = {}
+        for prefix, space in (("obs", observation), ("final_obs", observation)):
+            self._add(prefix, space)
+        self._add("actions", action)
+        self.bounded = {
+            leaf.column("actions"): leaf
+            for leaf in leaves(action)
+            if isinstance(leaf.space, Box) and leaf.dtype.kind == "f" and _is_bounded(leaf.space)
+        }
+        self.has_densities = any(isinstance(leaf.space, Box) for leaf in leaves(action))
+
+    def _add(self, prefix: str, space: Space) -> None:
+        self.leaves |= {leaf.column(prefix): leaf for leaf in leaves(space)}
+
+
+def _is_bounded(space: Box) -> bool:
+    return bool(np.isfinite(space.low).any() or np.isfinite(space.high).any())
+
+
+@lru_cache(maxsize=64)
+def _laws(canonical_json: str) -> _Laws:
+    return _Laws(canonical_json)
+
+
+# --- columns ---------------------------------------------------------------------------------
+
+
+def check_column(
+    column: pa.ChunkedArray, values: Array | None, metadata: ShardMetadata, name: str
+) -> None:
+    """One column and what it was decoded to (N, ...); None where only its texts are looked at."""
+    laws = _laws(metadata.spaces)
+    if column.null_count and not laws.nullable.get(name, True):
+        raise ShardDamaged(f"{name}: expected a value in every row, got {column.null_count} nulls")
+    leaf = laws.leaves.get(name)
+    if name in CODED or name == "infos" or (leaf is not None and leaf.is_text):
+        _check_texts(column, name, leaf)
+    elif leaf is not None and values is not None:
+        check_values(values, leaf, name)
+    elif values is not None:
+        _check_numbers(column, values, name, has_densities=laws.has_densities)
+
+
+def check_values(values: Array, leaf: Leaf, name: str, *, strict: bool = False) -> None:
+    """Values (N, *shape) are of their space. A float may leave its bounds, as an action that was
+    not clipped does, unless `strict`; it has to be finite."""
+    if not values.size:
+        return
+    bounds = bounds_of(leaf.space)
+    if values.dtype.kind == "f" and not strict:
+        fine = all_finite(values)
+    elif values.dtype.kind == "b":
+        fine = bool(values.view(np.uint8).max() <= 1)
+    elif bounds is None:
+        return
+    elif bounds[0].ndim == 0:
+        fine = bool(values.min() >= bounds[0] and values.max() <= bounds[1])
+    else:
+        fine = bool(((values >= bounds[0]) & (values <= bounds[1])).all())
+    if not fine:
+        raise ShardDamaged(f"{name}: expected {describe(leaf.space)}, got {_shown(values, bounds)}")
+
+
+def bounded_actions(metadata: ShardMetadata) -> list[str]:
+    """The columns of actions that only a policy's unclipped sample may take out of their bounds."""
+    return list(_laws(metadata.spaces).bounded)
+
+
+def check_choices(
+    sources: pa.ChunkedArray, columns: Mapping[str, Array], metadata: ShardMetadata
+) -> None:
+    """Actions that no policy of ours chose are within their bounds. `sources`: as a dictionary."""
+    others = np.concatenate([_differs(chunk, "on_policy") for chunk in sources.chunks])
+    for name, leaf in _laws(metadata.spaces).bounded.items():
+        if name in columns and others.any():
+            check_values(columns[name][others], leaf, name, strict=True)
+
+
+def _differs(chunk: pa.DictionaryArray, word: str) -> npt.NDArray[np.bool_]:
+    code = chunk.dictionary.to_pylist().index(word) if word in chunk.dictionary.to_pylist() else -1
+    return np.asarray(chunk.indices.to_numpy() != code, np.bool_)
+
+
+def all_finite(values: Array) -> bool:
+    """Whether no value is NaN or infinite: any such stays in a sum, which rarely overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all())
+
+
+def _shown(values: Array, bounds: Bounds) -> str:
+    bad = ~np.isfinite(values) if values.dtype.kind == "f" else np.zeros(values.shape, np.bool_)
+    if bounds is not None and not bad.any():
+        bad = (values < bounds[0]) | (values > bounds[1])
+    return f"{values[bad].flat[0]} in row {int(np.argwhere(bad)[0][0])}" if bad.any() else "others"
+
+
+def _check_numbers(
+    column: pa.ChunkedArray, values: Array, name: str, *, has_densities: bool
+) -> None:
+    if not len(values):
+        return
+    expected = ""
+    if name == "rewards" and not all_finite(values):
+        expected = "finite numbers"
+    elif name == "action_logp":
+        if int(np.isfinite(values).sum()) != len(values) - column.null_count:
+            expected = "finite numbers or null"
+        elif not has_densities and np.fmax.reduce(values) > LOGP_TOLERANCE:
+            expected = "logarithms of probabilities"
+    elif name == "pass_prob" and not (values.min() > 0.0 and values.max() <= 1.0):
+        expected = "numbers in (0, 1]"
+    elif name == "policy_version" and values.min() < -1:
+        expected = "-1 or more"
+    elif name == "action_dist_inputs" and np.isinf(values).any():
+        expected = "finite numbers"
+    if expected:
+        raise ShardDamaged(f"{name}: expected {expected}, got others")
+
+
+def _check_texts(column: pa.ChunkedArray, name: str, leaf: Leaf | None) -> None:
+    for chunk in column.chunks:
+        texts = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
+        if pa.types.is_string(texts.type):
+            texts.validate(full=True)  # UTF-8
+        if name in _WORDS:
+            strange = pc.unique(texts.filter(pc.invert(pc.is_in(texts, _WORDS[name]))))
+            if len(strange.drop_null()):
+                expected = ", ".join(_WORDS[name].to_pylist())
+                raise ShardDamaged(f"{name}: expected {expected}, got {strange[0].as_py()!r:.80}")
+        elif name in ("tags", "infos"):
+            kind = dict[str, str] if name == "tags" else dict[str, Any]
+            _check_json(texts.drop_null(), name, kind)
+        elif leaf is not None:
+            _check_lengths(texts, name, leaf.space)
+
+
+def _check_lengths(texts: pa.Array, name: str, space: Any) -> None:
+    found = pc.min_max(pc.utf8_length(texts.cast(pa.string()))).as_py()
+    least, most = found["min"], found["max"]
+    if least is not None and not space.min_length <= least <= most <= space.max_length:
+        raise ShardDamaged(f"{name}: expected {describe(space)}, got {least} to {most} characters")
+
+
+_WORDS = {"ended": pa.array(ENDINGS), "source": pa.array(SOURCES)}
+
+
+def _check_json(texts: pa.Array, name: str, kind: Any) -> None:
+    """All lines of one document in one call; where that fails, one by one, to say which."""
+    lines = "\n".join(texts.to_pylist())
+    try:
+        fine = len(msgspec.json.Decoder(kind).decode_lines(lines)) == len(texts)
+    except (msgspec.MsgspecError, RecursionError):
+        fine = False
+    for text in () if fine else texts.to_pylist():
+        try:
+            msgspec.convert(json.loads(text), kind)
+        except (ValueError, RecursionError) as error:
+            raise ShardDamaged(f"{name}: expected a JSON object, got {text!r:.80}") from error
+
+
+def is_null(values: Array) -> npt.NDArray[np.bool_]:
+    """Where an object array (N,) holds None."""
+    return np.asarray(values == _NULL, np.bool_)
+
+
+_NULL: Any = None
+
+# --- rows ------------------------------------------------------------------------------------
+
+
+def check_runs(
+    ordinals: Array,
+    t: Array,
+    episode_ordinals: Array,
+    agents: Callable[[], Array],
+    metadata: ShardMetadata,
+) -> npt.NDArray[np.int64]:
+    """The first row of each part (P,): a run of one ordinal, agent and steps without a gap.
+
+    The parts are those that the footer tells. `agents` gives the agent ids (N,), which are needed
+    only where parts of several agents share an ordinal.
+    """
+    if not len(ordinals) == len(t) == len(episode_ordinals) == metadata.rows > 0:
+        raise ShardDamaged(f"expected {metadata.rows} rows, got {len(ordinals)}")
+    breaks = ordinals[1:] != ordinals[:-1]
+    goes_on = t[1:] == t[:-1] + 1
+    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+    if len(starts) != metadata.parts or not (breaks | goes_on).all():
+        names = agents()
+        breaks |= np.asarray(names[1:] != names[:-1], np.bool_)
+        whole = breaks | goes_on
+        if not whole.all():
+            ordinal = int(ordinals[int(whole.argmin())])
+            raise ShardDamaged(f"the steps of ordinal {ordinal} have a gap or are doubled")
+        starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+        parts = len(set(zip(ordinals[starts].tolist(), names[starts].tolist(), strict=True)))
+        different = np.unique(ordinals[starts])
+    else:
+        different = ordinals[starts]
+        if (different[1:] <= different[:-1]).any():  # not ascending, as ours are
+            different = np.unique(different)
+        parts = len(different)
+    found, expected = _runs(different), np.array(metadata.ranges, np.int64)
+    if not parts == len(starts) == metadata.parts or not np.array_equal(found, expected):
+        raise ShardDamaged(
+            f"its footer says {metadata.parts} parts of ordinals {_ranges(expected)}, inside are "
+            f"{len(starts)} of {_ranges(found)}"
+        )
+    if t[starts].min() < 0 or episode_ordinals.min() < 0 or (episode_ordinals > ordinals).any():
+        raise ShardDamaged("expected t and episode_ordinal from 0 on, and no part before its first")
+    return starts
+
+
+def _runs(values: Array) -> Array:
+    """Ascending integers as (first, last) of each run without a gap."""
+    cuts = np.flatnonzero(np.diff(values) != 1)
+    firsts, lasts = np.append(0, cuts + 1), np.append(cuts, len(values) - 1)
+    return np.stack((values[firsts], values[lasts]), axis=1)
+
+
+def check_finals(
+    table: pa.Table, starts: npt.NDArray[np.int64], metadata: ShardMetadata
+) -> tuple[npt.NDArray[np.bool_], dict[str, Array]]:
+    """(parts that have a final observation, bool (P,); the columns `final_obs[.path]` at the parts'
+    last rows). Other rows have none."""
+    lasts = np.append(starts[1:], len(table)) - 1
+    names = [name for name in table.column_names if name.partition(".")[0] == "final_obs"]
+    ends = table.select(names).take(pa.array(lasts))
+    stored = present(ends, names[0])
+    values = {}
+    for name in names:
+        given = present(ends, name)
+        if table.column(name).null_count != len(table) - int(stored.sum()) or any(given != stored):
+            raise ShardDamaged(f"{name}: expected it at the ends of parts only, whole or not")
+        values[name] = decode_column(ends, name)
+        check_column(ends.column(name), values[name][stored], metadata, name)
+    return stored, values
+
+
+def _ranges(pairs: Array, most: int = 5) -> str:
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in pairs[:most]]
+    return ", ".join([*texts, "..."] if len(pairs) > most else texts)
+
+
+def check_endings(
+    starts: npt.NDArray[np.int64], columns: Mapping[str, Array], ended: Array | None
+) -> None:
+    """Only the last row of a part ends an episode, in one way. `ended`: words (N,) or None."""
+    terminated, truncated = columns["terminateds"], columns["truncateds"]
+    lasts = np.append(starts[1:], len(terminated)) - 1
+    over = terminated | truncated
+    if np.count_nonzero(over) != np.count_nonzero(over[lasts]) or (terminated & truncated).any():
+        raise ShardDamaged("terminateds, truncateds: expected one of them at most, at a part's end")
+    if ended is None:
+        return
+    words = ended[lasts]
+    told = ~is_null(words)
+    if np.count_nonzero(~is_null(ended)) != np.count_nonzero(told):
+        raise ShardDamaged("ended: expected it at the ends of parts only")
+    if (terminated[lasts] != (words == "terminated")).any() or (over[lasts] != told).any():
+        raise ShardDamaged("ended: expected what terminateds and truncateds say")

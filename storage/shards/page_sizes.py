@@ -1,0 +1,188 @@
+"""What reading a shard would take, told before any page is decoded.
+
+A file of 442 kB can decode to 810 MB. The bound is on what the footer says, and the headers of the
+pages, which Arrow goes by, have to say the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from storage.shards.names import ShardDamaged
+
+MOST_GROUP_BYTES = 256_000_000
+"""Of a decoded row group; the writer makes them of 8 MB, or of one row."""
+
+MOST_SHARD_BYTES, MOST_EXPANSION = 512_000_000, 100
+"""Of a decoded shard: so many bytes, or so many times the file."""
+
+_PLAIN, _RLE, _CODED = 0, 3, (2, 8)  # Parquet's numbers of encodings
+_KNOWN = (_PLAIN, _RLE, *_CODED)
+
+
+def check_size(content: bytes | memoryview, file: Any, names: Sequence[str]) -> None:
+    """What reading columns of a pq.ParquetFile would take is within bounds: by the footer, whose
+    sizes have to be those that the headers of the pages tell.
+
+    A value of fixed size counts as it is decoded. Texts and bytes that come by a dictionary count
+    as if each were all of it, but for columns that are read as dictionaries.
+    """
+    total, footer = 0, file.metadata
+    columns = _physical(file.schema_arrow, footer, frozenset(names))
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        size = 0
+        for index, name, width in columns:
+            chunk = group.column(index)
+            size += check_pages(content, chunk, name, width) + group.num_rows * width
+        if size > MOST_GROUP_BYTES:
+            raise ShardDamaged(
+                f"row group {number}: expected at most {MOST_GROUP_BYTES} bytes, it decodes to "
+                f"{size}"
+            )
+        total += size
+    most = max(MOST_SHARD_BYTES, MOST_EXPANSION * len(content))
+    if total > most:
+        raise ShardDamaged(f"expected at most {most} bytes, it decodes to {total}")
+
+
+def _physical(schema: pa.Schema, footer: Any, names: frozenset[str]) -> list[tuple[int, str, int]]:
+    """(index of the column, its name, decoded bytes a row; 0: those of the pages count)."""
+    found = []
+    for index in range(footer.num_columns):
+        name = footer.schema.column(index).path.partition(".list.")[0]
+        if name in names:
+            kind = schema.field(name).type
+            found.append((index, name, 12 if pa.types.is_dictionary(kind) else _width(kind)))
+    return found
+
+
+def _width(kind: pa.DataType) -> int:
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size) * _width(kind.value_type)
+    return max(1, int(kind.bit_width) // 8) if pa.types.is_primitive(kind) else 0
+
+
+def check_pages(content: bytes | memoryview, chunk: Any, name: str, width: int) -> int:
+    """The bytes of a column chunk's pages, which are as many as the footer says; with texts and
+    bytes (`width` 0), what its dictionary can make of them."""
+    has_dictionary = chunk.dictionary_page_offset is not None
+    at = chunk.dictionary_page_offset if has_dictionary else chunk.data_page_offset
+    end, size, values, dictionary = at + chunk.total_compressed_size, 0, 0, 0
+    while at < end and values < chunk.num_values:
+        page = read_page_header(content, at)
+        if page.kind not in (_DATA, _DICTIONARY) or page.encoding not in _KNOWN:
+            raise ShardDamaged(f"{name}: expected pages as our writer makes them, got {page}")
+        if page.kind == _DICTIONARY:
+            dictionary = page.size
+        size += page.header + page.size
+        values += page.values if page.kind == _DATA else 0
+        at += page.header + page.stored
+    if size > chunk.total_uncompressed_size or at > end:
+        raise ShardDamaged(
+            f"{name}: the footer says {chunk.total_uncompressed_size} bytes, its pages {size}"
+        )
+    return size + (0 if width else 4 * values + dictionary * values)
+
+
+_DATA, _DICTIONARY = 0, 2
+
+
+class Page(msgspec.Struct, frozen=True, gc=False):
+    """What a page's header says; sizes in bytes."""
+
+    kind: int
+    header: int
+    size: int  # of its content, decompressed
+    stored: int
+    values: int
+    encoding: int
+
+
+_VARINT = rb"([\x80-\xff]*[\x00-\x7f])"
+_USUAL = re.compile(
+    rb"\x15([\x00\x04])\x15%b\x15%b(?:\x15%b[\x1c\x3c]|[\x2c\x4c])\x15%b\x15([\x00-\x10])"
+    rb"(?:\x12|\x15\x06\x15\x06(?:\x1c\x00)?)\x00\x00" % (_VARINT, _VARINT, _VARINT, _VARINT)
+)
+
+
+def read_page_header(content: bytes | memoryview, at: int) -> Page:
+    """Parquet's PageHeader, a struct in Thrift's compact protocol, at a place in a file."""
+    usual = _USUAL.match(content, at)
+    if usual is None:
+        return _any_page_header(content, at)
+    kind, size, stored, _, values, encoding = usual.groups()
+    return Page(
+        kind[0] >> 1, usual.end() - at, _int(size), _int(stored), _int(values), encoding[0] >> 1
+    )
+
+
+def _int(varint: bytes) -> int:
+    """A number of a header, none of which is below 0."""
+    value = 0
+    for byte in reversed(varint):
+        value = value << 7 | byte & 127
+    return value >> 1
+
+
+def _any_page_header(content: bytes | memoryview, at: int) -> Page:
+    """Also with statistics of the page."""
+    found: dict[int, int] = {}  # 100 times the field of the struct around it, and its own
+    begin, number = at, 0
+    outer: list[int] = []
+    try:
+        while True:
+            byte = content[at]
+            at += 1
+            if not byte:  # the end of a struct
+                if not outer:
+                    break
+                number = outer.pop()
+                continue
+            if byte < 16:
+                number, at = _varint(content, at)
+                number >>= 1
+            else:
+                number += byte >> 4
+            wire = byte & 15
+            if 4 <= wire <= 6:
+                value = content[at]
+                at += 1
+                if value > 127:
+                    value, at = _varint(content, at - 1)
+                if len(outer) < 2:
+                    place = number + 100 * outer[0] if outer else number
+                    found[place] = (value >> 1) ^ -(value & 1)
+            elif wire == 12:
+                outer.append(number)
+                number = 0
+            elif wire == 8:
+                value, at = _varint(content, at)
+                at += value
+            elif wire > 2:
+                break
+    except IndexError:
+        found.clear()
+    kind, size, stored = (found.get(field, -1) for field in (1, 2, 3))
+    holds = 700 if kind == _DICTIONARY else 500
+    values, encoding = found.get(holds + 1, -1), found.get(holds + 2, -1)
+    if min(kind, size, stored, values) < 0:
+        raise ShardDamaged(f"byte {begin}: expected the header of a page")
+    return Page(kind, at - begin, size, stored, values, encoding)
+
+
+def _varint(content: bytes | memoryview, at: int) -> tuple[int, int]:
+    """(value, the place behind it)."""
+    value = shift = 0
+    while True:
+        byte = content[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
