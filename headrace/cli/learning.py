@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from headrace.cli.options import ROOT, Ca, Json, Manifest, PolicyId, Root, Seed, Token, Url
+from headrace.cli.options import (
+    ROOT,
+    Ca,
+    Json,
+    Manifest,
+    PolicyId,
+    RetryFor,
+    Root,
+    Seed,
+    Token,
+    Url,
+)
 from headrace.cli.serving import (
     WAIT_SECONDS,
     Wait,
@@ -68,12 +79,17 @@ def _make_live(
     return _joined[0].publisher(url, token, ca)
 
 
-def freeze(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:
+def freeze(
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    retry_for: RetryFor = 60.0,
+    as_json: Json = False,
+) -> None:
     """Name the ordinals at rest in a manifest; the same shards give the same file."""
     from headrace.output import console
     from policy.jobs.freeze import freeze as run
 
-    frozen = run(root, policy_id)
+    frozen = run(root, policy_id, retry_for=retry_for)
     if as_json:
         return console.line(frozen.to_dict())
     for name, why in frozen.skipped.items():
@@ -104,6 +120,7 @@ def train(
     lease_wait: Annotated[
         float, typer.Option(help="With --follow: seconds to wait for another trainer's end.")
     ] = 0.0,
+    retry_for: RetryFor = 60.0,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -136,6 +153,7 @@ def train(
         "checkpoint": checkpoint,
         "threads": threads,
         "seed": seed,
+        "retry_for": retry_for,
     }
     with console.progress() as told:
         if manifest is None:
@@ -189,6 +207,7 @@ def evaluate(
     interval: Annotated[str, typer.Option(help="student or bootstrap.")] = "student",
     plot: Annotated[Path | None, typer.Option(help="A PNG of all intervals.")] = None,
     manifest: Manifest = None,
+    retry_for: RetryFor = 60.0,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -213,6 +232,7 @@ def evaluate(
             confidence=confidence,
             interval=interval,
             seed=seed,
+            retry_for=retry_for,
         )
     return console.line(document) if as_json else results.estimates(document["logs"])
 

@@ -44,6 +44,13 @@ Manifest = Annotated[
     Path | None,
     typer.Option(help="Of `freeze`: use nothing else, and do it once, however often asked."),
 ]
+RetryFor = Annotated[
+    float,
+    typer.Option(
+        envvar="HEADRACE_RETRY_FOR",
+        help="Seconds for which a shard that cannot be read is tried again.",
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", envvar="HEADRACE_JSON", help="Print one line of JSON instead."),

@@ -42,6 +42,7 @@ from storage.experience.sample_batch import (
     concat_samples,
 )
 from storage.reading.ledger import Ranges
+from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import ShardReader, held_out
 from storage.spaces.descriptors import Discrete
 from storage.weights.store import Candidate, Manifest, WeightStore
@@ -71,6 +72,7 @@ def evaluate(
     manifest: Mapping[str, Ranges] | None = None,
     store: WeightStore | None = None,
     label: str | None = None,
+    retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
 ) -> EvaluationResult:
     """Estimate the value of a candidate (digest) or version (number) on the shards under `root`.
@@ -88,7 +90,7 @@ def evaluate(
     _check_names(split, estimators)
     policy, fraction, weights = _load(store or WeightStore(root, policy_id), weights, held_out)
     share = fraction if split == "held_out" else None
-    log = _read(root, policy_id, share, policy.spec, manifest, on_progress)
+    log = _read(root, policy_id, share, policy.spec, manifest, retry_for, on_progress)
     if not log.lengths.size:
         raise EvaluationError(f"policy {policy_id!r}: no episodes to judge by: {log.left_out()}")
     target, unavailable = judge.all(policy, log, estimators)
@@ -178,6 +180,7 @@ def _read(
     share: float | None,
     spec: PolicySpec,
     manifest: Mapping[str, Ranges] | None,
+    retry_for: float,
     on_progress: Progress,
 ) -> _Log:
     """The log in memory; with a `share`, only the episodes that it holds out."""
@@ -188,7 +191,12 @@ def _read(
     batches: list[SampleBatch] = []
     rows = 0
     with ShardReader(
-        root, policy_id=policy_id, select=of_split, ordinals=manifest, columns=_COLUMNS
+        root,
+        policy_id=policy_id,
+        select=of_split,
+        ordinals=manifest,
+        columns=_COLUMNS,
+        retry_for=retry_for,
     ) as reader:
         for batch in reader:
             batches.append(batch)

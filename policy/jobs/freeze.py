@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from storage.declarations.declaration import check_policy_id
 from storage.declarations.policy_files import load_declarations
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.range_set import RangeSet
-from storage.reading.sources import DirectorySource, ShardFile
+from storage.reading.exclusion import TRANSIENT
+from storage.reading.retries import RETRY_FOR, try_again
+from storage.reading.sources import DirectorySource, ScanIncomplete, ShardFile
 from storage.shards.names import ShardDamaged, ShardError, check_stream
 from storage.shards.shard import shard_metadata
 from storage.system.files import make_directory, replace_file
@@ -81,17 +84,19 @@ def freeze(
     root: Path | str,
     policy_id: str = DEFAULT_POLICY,
     *,
+    retry_for: float = RETRY_FOR,
     clock: Callable[[], float] = time.time,
 ) -> Frozen:
     """Write down every ordinal at rest of a policy's schema, as `manifests/{hash16}.json`.
 
     Only whole shards count: one gets its name when it is complete, synced and checked. A shard
-    whose footer cannot be read is left out and named in `skipped`. `clock` gives seconds since the
-    epoch. Raises NothingToFreeze, and ValueError when several schemas are there and the policy is
-    not declared.
+    whose footer makes no sense is left out and named in `skipped`; one that cannot be read is tried
+    again for `retry_for` seconds. `clock` gives seconds since the epoch. Raises NothingToFreeze,
+    ReaderError for what could not be read, and ValueError when several schemas are there and the
+    policy is not declared.
     """
     root = Path(root)
-    frozen = _at_rest(root, check_policy_id(policy_id))
+    frozen = _at_rest(root, check_policy_id(policy_id), retry_for)
     if not frozen.streams:
         raise NothingToFreeze(
             f"policy {policy_id!r}: expected shards of schema {frozen.schema_id} under "
@@ -121,19 +126,20 @@ def load_frozen(path: Path | str) -> Frozen:
     return frozen
 
 
-def _at_rest(root: Path, policy_id: str) -> Frozen:
+def _at_rest(root: Path, policy_id: str, retry_for: float) -> Frozen:
     """What the shards hold now. One that vanishes was replaced since the scan: scan again."""
     for _ in range(SCANS - 1):
         with contextlib.suppress(FileNotFoundError):
-            return _scan(root, policy_id)
-    return _scan(root, policy_id)
+            return _scan(root, policy_id, retry_for)
+    return _scan(root, policy_id, retry_for)
 
 
-def _scan(root: Path, policy_id: str) -> Frozen:
+def _scan(root: Path, policy_id: str, retry_for: float) -> Frozen:
     with DirectorySource(root) as source:
-        shards = source.scan()
+        shards = try_again(source.scan, str(root), retry_for, (ScanIncomplete,))
     schema_id = _schema_of(root, policy_id, shards)
-    return _account([shard for shard in shards if shard.schema_id == schema_id], root, schema_id)
+    mine = [shard for shard in shards if shard.schema_id == schema_id]
+    return _account(mine, root, schema_id, retry_for)
 
 
 def _schema_of(root: Path, policy_id: str, shards: list[ShardFile]) -> str:
@@ -149,7 +155,7 @@ def _schema_of(root: Path, policy_id: str, shards: list[ShardFile]) -> str:
     return schemas[0] if schemas else "unknown"
 
 
-def _account(shards: list[ShardFile], root: Path, schema_id: str) -> Frozen:
+def _account(shards: list[ShardFile], root: Path, schema_id: str, retry_for: float) -> Frozen:
     """What the footers of `shards` add up to; a file that another one covers adds nothing.
 
     Raises FileNotFoundError when a shard is gone.
@@ -159,10 +165,9 @@ def _account(shards: list[ShardFile], root: Path, schema_id: str) -> Frozen:
     rows = parts = 0
     for shard in shards:
         try:
-            metadata = shard_metadata(Path(shard.place))
-        except FileNotFoundError:
-            raise
-        except (ShardDamaged, OSError) as error:
+            read = partial(shard_metadata, Path(shard.place))
+            metadata = try_again(read, shard.place, retry_for, TRANSIENT)
+        except ShardDamaged as error:
             skipped[f"{shard.stream}/{shard.name}"] = str(error)
             continue
         known = streams.setdefault(shard.stream, RangeSet())

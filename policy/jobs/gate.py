@@ -18,6 +18,7 @@ from policy.jobs.report import Split, gate, plot_intervals
 from policy.jobs.run_once import Document, once, require_all
 from policy.progress import Progress, no_progress
 from storage.errors import WeightStoreError
+from storage.reading.retries import RETRY_FOR
 
 
 class Numbered(Protocol):
@@ -51,6 +52,7 @@ def evaluate_once(
     candidate: str,
     frozen: Frozen,
     *,
+    retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
     **settings: Any,
 ) -> Document:
@@ -69,6 +71,7 @@ def evaluate_once(
             policy_id,
             candidate,
             manifest=frozen.streams,
+            retry_for=retry_for,
             on_progress=on_progress,
             **settings,
         )
@@ -87,6 +90,7 @@ def evaluate_logs(
     manifest: Path | None = None,
     plot: Path | None = None,
     split: Split = "held_out",
+    retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
     **settings: Any,
 ) -> Document:
@@ -100,9 +104,10 @@ def evaluate_logs(
         if others or plot or not isinstance(weights, str):
             raise ValueError("--manifest: expected a candidate, and neither --log nor --plot")
         frozen, settings = load_frozen(manifest), {"split": split, **settings}
-        return evaluate_once(root, policy_id, weights, frozen, on_progress=on_progress, **settings)
+        told: dict[str, Any] = {"retry_for": retry_for, "on_progress": on_progress}
+        return evaluate_once(root, policy_id, weights, frozen, **told, **settings)
     store = WeightStore(root, policy_id)
-    shared = {"store": store, "on_progress": on_progress, **settings}
+    shared = {"store": store, "retry_for": retry_for, "on_progress": on_progress, **settings}
     judged = [
         evaluate(root, policy_id, weights, split=split, label=Path(root).name, **shared),
         *(

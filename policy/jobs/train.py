@@ -40,6 +40,7 @@ from storage.experience.sample_batch import (
     concat_samples,
 )
 from storage.reading.ledger import Ranges
+from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import ShardReader, held_out
 from storage.weights.manifest import finite
 
@@ -105,6 +106,7 @@ def train(
     block_rows: int = BLOCK_ROWS,
     checkpoint: Path | None = None,
     threads: int = 1,
+    retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
 ) -> TrainResult:
     """Train a policy on the shards under `root` and keep it as a candidate of its weight store.
@@ -114,14 +116,16 @@ def train(
     else. Rows are learned from in blocks of at most `block_rows`, in the order of their ordinals,
     so that memory is bounded; one block sees the whole log. `checkpoint` keeps the learner's state
     and the reader's position. `threads` are torch's: more than one fights with a collector on the
-    same machine.
+    same machine. A shard that cannot be read is tried again for `retry_for` seconds; a damaged one
+    is left out and named in `skipped`.
 
-    Raises NothingToTrainOn, and ValueError for settings, spaces or shards that do not fit.
+    Raises NothingToTrainOn, ValueError for settings, spaces or shards that do not fit, and
+    ReaderError, which names the shards, when they cannot be read.
     """
     torch.set_num_threads(threads)
     config = _configured(algorithm, epochs)
     wanted = spec or declared_spec(Path(root), policy_id)
-    with _reader(root, policy_id, held_out, manifest, config) as reader:
+    with _reader(root, policy_id, held_out, manifest, config, retry_for) as reader:
         learner = None if wanted is None else _learner(wanted, config, seed)
         metrics: dict[str, float] = {}
         for block in _blocks(reader, block_rows, on_progress):
@@ -166,6 +170,7 @@ def _reader(
     fraction: float,
     manifest: Mapping[str, Ranges] | None,
     config: AlgorithmConfig,
+    retry_for: float,
 ) -> ShardReader:
     def for_training(batch: SampleBatch) -> npt.NDArray[np.bool_]:
         return ~held_out(batch, fraction)
@@ -177,6 +182,7 @@ def _reader(
         select=for_training,
         ordinals=manifest,
         columns=(EPS_ID, *config.columns),
+        retry_for=retry_for,
     )
 
 

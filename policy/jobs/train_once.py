@@ -14,6 +14,7 @@ from policy.jobs.train import train
 from policy.progress import Progress, no_progress
 from storage.declarations.policy_files import load_declarations
 from storage.errors import WeightStoreError
+from storage.reading.retries import RETRY_FOR
 
 __all__ = ["train_once"]
 
@@ -29,6 +30,7 @@ def train_once(
     seed: int = 0,
     checkpoint: Path | None = None,
     threads: int = 1,
+    retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
 ) -> Document:
     """`policy.jobs.train.train` on a frozen data set, unless its candidate is there already.
@@ -58,6 +60,7 @@ def train_once(
             manifest=frozen.streams,
             checkpoint=checkpoint,
             threads=threads,
+            retry_for=retry_for,
             on_progress=on_progress,
         )
         require_all(frozen, result.skipped)

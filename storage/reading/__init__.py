@@ -4,10 +4,12 @@ Counts what it delivered by stream and ordinal, so that every row is delivered o
 """
 
 __all__ = [
+    "exclusion",
     "ledger",
     "live_source",
     "loading",
     "multi_agent_reader",
+    "retries",
     "shard_reader",
     "sources",
     "stages",

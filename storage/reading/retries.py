@@ -7,6 +7,11 @@ import random
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import TypeVar
+
+from storage.experience.interfaces import ReaderError
+
+Result = TypeVar("Result")
 
 log = logging.getLogger("headrace.reader")
 
@@ -90,6 +95,27 @@ class Retries:
 
     def _tell(self) -> None:
         self._told({trial.place: trial.error for trial in self._trials.values()})
+
+
+def try_again(
+    work: Callable[[], Result], place: str, retry_for: float, transient: tuple[type[Exception], ...]
+) -> Result:
+    """What `work` gives at last. A missing file is no reason to try again.
+
+    Raises ReaderError, which names `place`, when it failed for `retry_for` seconds.
+    """
+    retries = Retries(retry_for, lambda _: None)
+    while True:
+        try:
+            return work()
+        except FileNotFoundError:
+            raise
+        except transient as error:
+            retries.failed(place, place, error)
+            given_up = retries.given_up()
+            if given_up:
+                raise ReaderError(given_up) from error
+        time.sleep(retries.next_due() or 0.0)
 
 
 def _described(error: BaseException) -> str:
