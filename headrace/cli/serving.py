@@ -179,7 +179,7 @@ def asked_under(root: Path, policy_id: str, token: str | None, ca: Path | None) 
     def ask() -> Sequence[Served]:
         records = store.served.registered(time.time())
         unregistered = silent.record({one.collector_id for one in records})
-        return records if unregistered is None else [*records, unregistered]
+        return [*records, *unregistered]
 
     return ask
 
@@ -192,28 +192,38 @@ class _Silent:
         self._token, self._ca = token, ca
         self._id = ""
 
-    def record(self, registered: set[str]) -> Served | None:
-        """What it serves; None where it is registered, or does not run, or does not say."""
-        from ingest.client.transport import Delivery, Transport
+    def record(self, registered: set[str]) -> list[Served]:
+        """What it serves, one or none: it may be registered, or not run.
+
+        One that does not say serves nothing as far as anybody knows, unless one is registered: that
+        is taken for it.
+        """
         from ingest.collector.address_file import LiveAddress
-        from ingest.protocol.errors import IngestError
 
         if self._id in registered:
-            return None
+            return []
         live = LiveAddress.of(self._directory)
         if live is None:
-            return None
+            return []
         with contextlib.closing(live):
-            token = self._token if live.private() else None
-            transport = Transport(live.address, token=token, ca=self._ca, timeout=5.0)
-            with contextlib.closing(transport):
-                try:
-                    spec = Delivery(transport, "GET", "/v1/spec").run(dict[str, Any])
-                except IngestError:
-                    return None
-        self._id = spec["collector_id"]
-        weights = spec["policies"].get(self._policy_id, {}).get("weights")
-        return None if self._id in registered or weights is None else _record(self._id, weights)
+            said = self._asked(live.address, self._token if live.private() else None)
+        if isinstance(said, str):
+            why = f"it is not registered, and asked it says: {said}"
+            return [] if registered else [_record(live.address, {"why": why})]
+        self._id = str(said["collector_id"])
+        weights = said["policies"].get(self._policy_id, {}).get("weights")
+        return [] if self._id in registered or weights is None else [_record(self._id, weights)]
+
+    def _asked(self, address: str, token: str | None) -> dict[str, Any] | str:
+        """What `/v1/spec` says, or why it says nothing."""
+        from ingest.client.transport import Delivery, Transport
+        from ingest.protocol.errors import IngestError
+
+        with contextlib.closing(Transport(address, token=token, ca=self._ca)) as transport:
+            try:
+                return Delivery(transport, "GET", "/v1/spec").run(dict[str, Any], timeout=5.0)
+            except IngestError as error:
+                return str(error)
 
 
 def _record(collector_id: str, weights: dict[str, Any]) -> Served:
@@ -221,7 +231,7 @@ def _record(collector_id: str, weights: dict[str, Any]) -> Served:
     from storage.weights.manifest import Served
 
     nothing = {"version": -1, "generation": -1}
-    served, wanted = weights["served"] or nothing, weights["wanted"] or nothing
+    served, wanted = weights.get("served") or nothing, weights.get("wanted") or nothing
     return Served(
         collector_id=collector_id,
         generation=served["generation"],

@@ -192,6 +192,8 @@ class WeightFollower(Generic[P]):
         store, now = self._store, self._monotonic()
         if not isinstance(store, WeightStore) or (now < self._renew_at and seconds):
             return
+        if not store.directory.is_dir():  # nothing was ever published
+            return
         self._renew_at = now + RENEW_SECONDS
         try:
             store.served.write(self.record(seconds))

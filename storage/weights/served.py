@@ -35,8 +35,11 @@ class ServedRecords:
         self._folder = directory / "served"
 
     def write(self, record: Served) -> None:
-        """Replace a collector's record. Raises OSError."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Replace a collector's record. Raises OSError, also where the store has no folder yet.
+
+        That one is made by whoever publishes first, who may have another account.
+        """
+        self._folder.mkdir(exist_ok=True)
         path = self._folder / f"{record.collector_id}.json"
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
         try:
@@ -49,7 +52,12 @@ class ServedRecords:
     def read(self) -> list[Served]:
         """Every record, registered or not, in order of the collectors' ids."""
         found = []
-        for path in sorted(visible(self._folder)):
+        try:
+            paths = sorted(visible(self._folder))
+        except OSError as error:  # what says who serves it stops nobody from publishing
+            log.warning("nobody can say what is served: %s", error)
+            return []
+        for path in paths:
             try:
                 record = Served.from_json(read_document("served", path), path)
                 ever_served([record])

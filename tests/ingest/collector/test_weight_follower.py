@@ -156,6 +156,7 @@ def test_a_pin_is_seen_without_a_new_generation(store: WeightStore) -> None:
 def test_a_registration_is_renewed_while_the_collector_lives(store: WeightStore) -> None:
     """It never lapses between two looks, and does when nobody looks any more."""
     times = Times()
+    store.publish(add(store, 1.0))
     follower = follower_of(store, times)
     for _ in range(300):
         follower.register()
@@ -165,7 +166,14 @@ def test_a_registration_is_renewed_while_the_collector_lives(store: WeightStore)
     assert store.served.registered(times.wall()) == []
 
 
+def test_nothing_is_written_where_nothing_was_published(store: WeightStore) -> None:
+    """The folder is made by who publishes, perhaps under another account than the collector's."""
+    follower_of(store).register()
+    assert not store.directory.exists()
+
+
 def test_a_collector_that_ends_withdraws(store: WeightStore) -> None:
+    store.publish(add(store, 1.0))
     follower = follower_of(store)
     follower.register()
     follower.register(seconds=0.0)
