@@ -43,10 +43,12 @@ def require(holds: object, what: str) -> None:
         raise RuntimeError(f"expected {what}")
 
 
-def command(*words: object) -> str:
+def command(*words: object, status: int = 0) -> str:
+    """What a command says: on stdout, or on stderr when it is to fail with `status`."""
     done = subprocess.run([COMMAND, *map(str, words)], capture_output=True, text=True, check=False)
-    require(done.returncode == 0, f"{words[0]} to end with 0: {done.stdout}{done.stderr}")
-    return done.stdout
+    said = f"{done.stdout}{done.stderr}"
+    require(done.returncode == status, f"{words[0]} to end with {status}: {said}")
+    return done.stderr if status else done.stdout
 
 
 def answer(*words: object) -> dict[str, Any]:
@@ -167,7 +169,10 @@ def main(root: Path, train: bool) -> dict[str, Any]:
     require(report["ok"] and report["acknowledged"] == steps, f"all in order, got {report}")
     found = {"python": sys.version.split()[0], "headrace": headrace.__file__, "rows": rows}
     found |= {"rewards": rewards, "torch": "torch" in sys.modules}
-    if train:
+    if not train:
+        told = command("verify", "--root", root, "--second-reader", status=2)
+        require("pip install 'headrace[train]'" in told, f"the extra to install, got {told}")
+    else:
         found |= {"read_again": report["second_reader"]["rows"], **learn(root)}
     return found
 
