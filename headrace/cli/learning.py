@@ -135,14 +135,10 @@ def train(
     from policy.jobs.train import train as run
     from policy.jobs.train_once import train_once
 
+    settings: dict[str, Any]
     if follow:
-        settings: dict[str, Any] = {
-            "steps_per_update": steps_per_update,
-            "max_lag": max_lag,
-            "on_conflict": on_conflict,
-            "lease_wait": lease_wait,
-            "seed": seed,
-        }
+        settings = {"steps_per_update": steps_per_update, "max_lag": max_lag, "seed": seed}
+        settings |= {"on_conflict": on_conflict, "lease_wait": lease_wait}
         return _follow(root, policy_id, settings, as_json)
     if algorithm not in ALGORITHMS:
         raise ValueError(f"--algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
@@ -151,10 +147,9 @@ def train(
         "epochs": epochs,
         "held_out": held_out,
         "checkpoint": checkpoint,
-        "threads": threads,
-        "seed": seed,
         "retry_for": retry_for,
     }
+    settings |= {"threads": threads, "seed": seed}
     with console.progress() as told:
         if manifest is None:
             document = run(root, policy_id, chosen, on_progress=told, **settings).to_dict()

@@ -137,11 +137,7 @@ class Server:
         room = room_for_connections(limits.max_connections)
         self._watch = ConnectionWatch(limits, max_connections=room, budget=budget)
         self._following: list[_Follower] = [self.access, self._watch]
-        trainers = None
-        if options.root is not None:
-            self._following.append(HeldRecord(self.collector, options.root))
-            trainers = TrainerWatch(options.root, kept.policies)
-            self._following.append(trainers)
+        trainers = self._watch_trainers(options.root)
         if tap is None:  # a trainer's memory is its own affair
             self._following.append(MemoryWatch(self.collector, budget))
         routes = Routes(
@@ -171,6 +167,14 @@ class Server:
         config.ssl = self.access.tls  # ours, so that a renewed certificate can be read into it
         self._server = _Server(config, self._watch)
         self._said: FileLock | None = None
+
+    def _watch_trainers(self, root: Path | None) -> TrainerWatch | None:
+        """What trainers under the same root are told, and what they say."""
+        if root is None:
+            return None
+        watch = TrainerWatch(root, self.collector.policies)
+        self._following += [HeldRecord(self.collector, root), watch]
+        return watch
 
     @property
     def address(self) -> str:

@@ -11,7 +11,9 @@ with what can be read: a damaged shard must not stop learning.
 
 A checkpoint holds weights, optimizer, schedules, random state, counts, lineage and the reader's
 position in one file, and is durable before its version goes live (policy.jobs.trail): after a kill
-the job goes on from it, and no row is trained on twice in what its weights have behind them.
+the job goes on from it, and no row is trained on twice in what its weights have behind them. One
+follower of a policy runs at a time, by a lease (storage.weights.lease). What the file system
+refuses for now, as on a full disk, is tried again without end.
 """
 
 from __future__ import annotations
@@ -98,30 +100,23 @@ def follow(
 ) -> FollowResult:
     """Train on what clients do, until `stop()`, which is asked between reads.
 
-    `config` defaults to `PPOConfig()`, `spec` to the declared one. Rows acted on by a version older
-    than the live one by more than `max_lag` are left out and counted as "stale". An update is made
-    with `steps_per_update` fresh steps, or with fewer when a collector holds the policy and nothing
-    more can be read: what is damaged or left out is not waited for.
+    `config` defaults to `PPOConfig()`, `spec` to the declared one. Rows that lag behind the live
+    version by more than `max_lag` are left out as "stale". An update takes `steps_per_update` fresh
+    steps, or fewer when a collector holds the policy and nothing more can be read.
 
-    Before a version goes live its checkpoint is durable under `checkpoint_dir` (default
-    `weights/{id}/checkpoints`). With `resume`, the job goes on from its latest checkpoint that is
-    whole; where there is none, from the weights that are live and from what they were trained on.
-    Every `checkpoint_every` updates versions beyond the newest `keep_versions` are removed. Without
-    `publish`, and while a rollback pins the policy, a candidate and a checkpoint are kept so often
-    and nothing goes live.
+    Checkpoints lie under `checkpoint_dir` (default `weights/{id}/checkpoints`). With `resume`, the
+    job goes on from the latest that is whole; without one, from the weights that are live. Every
+    `checkpoint_every` updates versions beyond the newest `keep_versions` are removed. Without
+    `publish`, and while a rollback pins the policy, a candidate is kept so often and none is live.
 
-    One follower of a policy runs at a time, by a lease; `lease_wait` is how many seconds to wait
-    for another's. When somebody else publishes or rolls back, the job goes on from those weights,
-    or ends: `on_conflict`. What the file system refuses for now, as on a full disk, is tried again
-    without end. `tensorboard` is a directory for its event files (needs the package tensorboard).
-    `threads` are torch's.
+    `lease_wait` is how many seconds to wait for another follower's end. When somebody else
+    publishes or rolls back, the job goes on from those weights, or ends: `on_conflict`.
+    `tensorboard` is a directory for its event files. `threads` are torch's.
 
     `on_update` gets the algorithm's metrics and `update, version, rows, rows_trained, seconds,
-    publish_seconds, policy_lag_mean, policy_lag_max`: the lag in versions behind the live one when
-    the update began (nan when unknown).
+    publish_seconds, policy_lag_mean, policy_lag_max`: versions behind the live one (nan: unknown).
 
-    Raises ValueError for settings or stored weights that do not fit, LeaseHeld while another
-    follower trains the policy and when one has taken over.
+    Raises ValueError for what does not fit, LeaseHeld while another follower trains the policy.
     """
     torch.set_num_threads(threads)
     settings = _Settings(steps_per_update, max_lag)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.front.command import answer, headrace
 
 from headrace.cli.serving import Wait, wait_served
 from ingest.access.key_files import create_token
@@ -19,7 +20,6 @@ from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
 from storage.weights.manifest import Served
 from tests.collector_process import CollectorProcess, declare
-from tests.front.command import answer, headrace
 from tests.storage.weights.any_weights import record
 
 SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))

@@ -78,21 +78,20 @@ def followers() -> Iterator[Followers]:
     found.close()
 
 
-@pytest.mark.parametrize("place", PLACES)
 def test_a_kill_between_any_two_writes_loses_and_doubles_no_row(
-    root: Path, followers: Followers, place: str
+    root: Path, followers: Followers
 ) -> None:
     """Also before the first checkpoint of an update: each row once, and the lineage says so."""
     fill(root)
-    for update in (1, 2):
-        assert followers.run(root, kill=[update, place], updates=100) == KILLED
-    assert followers.run(root, updates=6) == 0
+    for place in PLACES:
+        assert followers.run(root, kill=[1, place], updates=100) == KILLED, place
+    assert followers.run(root, updates=3) == 0
     assert account(root) == {}
     store = WeightStore(root, "default")
     live = store.live()
     assert live
     said = store.manifest(live.version).metrics["rows_trained"]
-    assert len(claimed(root, live.version)) == said
+    assert len(claimed(root, live.version)) == said >= 600
 
 
 def test_what_a_kill_kept_from_going_live_is_published_at_the_start(
