@@ -23,9 +23,12 @@ from policy.algorithms.learner import Learner
 from storage.errors import WeightsDamaged
 from storage.system.files import make_directory, sync_directory
 
-__all__ = ["CheckpointFiles"]
+__all__ = ["CHECKPOINT", "CheckpointFiles"]
 
 log = logging.getLogger("headrace.trainer")
+
+CHECKPOINT = "follow.safetensors"
+"""What a follower's candidates say that they come from, whichever of the files it is."""
 
 _NAME = re.compile(r"follow(?:\.(?P<fence>\d+))?(?P<before>\.before)?\.safetensors")
 

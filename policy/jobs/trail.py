@@ -22,9 +22,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from policy.algorithms.learner import Learner
 from policy.inference.weight_store import WeightStore
-from policy.jobs.checkpoint_files import CheckpointFiles
+from policy.jobs.checkpoint_files import CHECKPOINT, CheckpointFiles
 from policy.jobs.patience import Patience
-from policy.jobs.train import finite
 from policy.jobs.untrained_rows import UntrainedRows, position_without
 from policy.networks.policy import Policy
 from storage.errors import GenerationConflict, PolicyPinned, WeightsDamaged, WeightsNotFound
@@ -33,7 +32,7 @@ from storage.reading.ledger import Ledger
 from storage.reading.shard_reader import ShardReader
 from storage.weights.chain import mark_off_chain
 from storage.weights.lease import Lease
-from storage.weights.manifest import Live, Manifest
+from storage.weights.manifest import Live, Manifest, finite
 
 __all__ = ["OnConflict", "OutOfTurn", "Trail", "TrailSettings"]
 
@@ -230,8 +229,7 @@ class Trail:
         if live:
             self._go_live(candidate)
         if updates % every == 0:
-            # without publishing, candidates are the result
-            mine = self._files.latest.name if self._settings.publish else None
+            mine = CHECKPOINT if self._settings.publish else None  # else they are the result
             prune = partial(self._store.prune, self._settings.keep_versions, checkpoint=mine)
             self._patience.do("removing old versions", prune)
 
@@ -277,7 +275,7 @@ class Trail:
             lineage=lineage,
             untrained=self.untrained.settle(lineage, self._position),
             filter_state=policy.filter.to_json(),
-            checkpoint=self._files.latest.name,
+            checkpoint=CHECKPOINT,
         )
 
     def _save(self, candidate: str | None) -> None:
