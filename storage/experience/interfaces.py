@@ -61,6 +61,17 @@ class InputReader(ABC):
         """What the caller needs of each row. A reader that was not told itself which columns to
         bring adds them; before the first `next`."""
 
+    def share(self, index: int, count: int) -> None:
+        """Of `count` readers of one input be number `index`: together they bring each row once.
+
+        To be called before the first batch. Raises ReaderError where an input cannot be shared.
+        """
+        if count != 1:
+            raise ReaderError(
+                f"{type(self).__name__}: expected one reader of this input, got {count}: it cannot "
+                "be shared"
+            )
+
     def close(self) -> None:  # noqa: B027  most readers in memory have nothing to release
         """Release files and threads; closing twice is fine."""
 

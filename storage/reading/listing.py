@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from storage.experience.interfaces import ReaderError
 from storage.shards.names import ShardName
 
 Errors: TypeAlias = dict[str, OSError]
@@ -90,11 +91,69 @@ class _Folder:
         return new
 
 
-class RootListing:
-    """The shards in `folder`, the `shards/` of a root, as they come."""
+SHARDS = "shards"
 
-    def __init__(self, folder: Path, interval: float) -> None:
-        self._streams = _Folder(str(folder))
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The shards that a path stands for: in a folder of streams, of one of them, or one alone."""
+
+    folder: Path
+    stream: str | None = None
+    name: str | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> Target:
+        """Of a root, its `shards/`, a stream's folder or a shard; what is not there may be a root.
+
+        Raises OSError when it cannot be asked for now.
+        """
+        if ShardName.parse(path.name) is not None:
+            return cls(path.absolute().parent.parent, path.absolute().parent.name, path.name)
+        within = path / SHARDS
+        if is_folder(within):
+            return cls(within)
+        if is_folder(path):
+            names = os.listdir(path)
+            if any(ShardName.parse(name) for name in names):
+                return cls(path.absolute().parent, path.absolute().name)
+            below = [path / name for name in names if is_folder(path / name)]
+            if any(ShardName.parse(name) for folder in below for name in os.listdir(folder)):
+                return cls(path)
+        return cls(path if path.name == SHARDS else within)
+
+    def check(self, path: Path) -> None:
+        """Raises ReaderError unless there may be shards at the path, as in a root that is new and
+        empty; OSError."""
+        there = self.folder / (self.stream or "") / (self.name or "")
+        if _exists(there) or any(is_folder(path / name) for name in _OF_A_ROOT):
+            return
+        if is_folder(path) and not os.listdir(path):
+            return
+        raise ReaderError(
+            f"{path}: expected a root (with a folder {SHARDS}/), its {SHARDS}/, the folder of a "
+            f"stream or a shard; found {'none of them' if _exists(path) else 'nothing'}"
+        )
+
+
+_OF_A_ROOT = ("policies", "journal", "weights")
+
+
+def _exists(path: Path) -> bool:
+    """Raises OSError when it cannot be asked for now."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+class RootListing:
+    """The shards of a target as they come."""
+
+    def __init__(self, target: Target, interval: float) -> None:
+        self.target = target
+        self._streams = _Folder(str(target.folder))
         self._folders: dict[str, _Folder] = {}
         self._others: set[str] = set()  # beside the streams, and no folders
         self._interval = interval
@@ -103,12 +162,17 @@ class RootListing:
         """What an event's path means: a shard, None if it is none of ours."""
         parent, name = os.path.split(path)
         top, stream = os.path.split(parent)
-        if top != self._streams.path or stream.startswith("."):
+        if top != self._streams.path or not self._is_wanted(stream, name):
             return None
         shard = ShardFile.at(parent, stream, name)
         if shard is not None and stream in self._folders:
             self._folders[stream].told.add(name)
         return shard
+
+    def _is_wanted(self, stream: str, name: str | None = None) -> bool:
+        if stream.startswith(".") or self.target.stream not in (None, stream):
+            return False
+        return name is None or self.target.name in (None, name)
 
     def new(self, *, thorough: bool, errors: Errors) -> list[ShardFile]:
         """The shards that are new since the last call. What cannot be listed goes to `errors`."""
@@ -126,7 +190,8 @@ class RootListing:
             except OSError as error:
                 errors[folder.path] = error
                 continue
-            shards = (ShardFile.at(folder.path, stream, name) for name in names)
+            wanted = (name for name in names if self._is_wanted(stream, name))
+            shards = (ShardFile.at(folder.path, stream, name) for name in wanted)
             found += [shard for shard in shards if shard is not None]
         return found
 
@@ -146,7 +211,7 @@ class RootListing:
         for name in streams.known - self._folders.keys() - self._others:
             path = os.path.join(streams.path, name)
             try:
-                if not name.startswith(".") and _is_folder(path):
+                if self._is_wanted(name) and is_folder(path):
                     self._folders[name] = _Folder(path)
                 else:
                     self._others.add(name)
@@ -154,16 +219,16 @@ class RootListing:
                 errors[path] = error
 
 
-def scan_root(folder: Path, errors: Errors) -> list[ShardFile]:
+def scan_target(target: Target, errors: Errors) -> list[ShardFile]:
     """Every shard there now. What cannot be listed goes to `errors`."""
-    return RootListing(folder, 0.0).new(thorough=True, errors=errors)
+    return RootListing(target, 0.0).new(thorough=True, errors=errors)
 
 
-def _is_folder(path: str) -> bool:
+def is_folder(path: Path | str) -> bool:
     """Through links: a stream may be one. Raises OSError when it cannot be asked for now."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
         if error.errno != errno.ELOOP:  # a link in a circle leads nowhere

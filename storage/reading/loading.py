@@ -153,6 +153,7 @@ class PartTable:
     """The parts in a shard, in the order of their rows: arrays (P,)."""
 
     ordinals: npt.NDArray[np.int64]
+    episodes: npt.NDArray[np.int64]  # the ordinals of their episodes' first parts
     steps: npt.NDArray[np.int64]
     verdicts: npt.NDArray[np.int8]  # 0: its rows are in `Loaded.rows`
 
@@ -242,7 +243,8 @@ class ShardLoader:
         starts = runs[run_starts(ordinals[runs])]  # agents may share an ordinal
         steps = np.diff(np.append(starts, len(ordinals)))
         firsts = {name: keys[name][starts] for name in names}
-        return PartTable(ordinals[starts], steps, self.filter.judge(firsts)), keys, runs
+        verdicts = self.filter.judge(firsts)
+        return PartTable(firsts[ORDINAL], firsts[EPISODE_ORDINAL], steps, verdicts), keys, runs
 
     def _rows(
         self,

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -79,6 +81,9 @@ Select: TypeAlias = Callable[[SampleBatch], npt.NDArray[np.bool_]]
 
 class ShardReader(InputReader):
     """Sample batches from the shards under one or more roots, each row exactly once.
+
+    For a root may stand its `shards/`, the folder of a stream or a single shard. A reader that
+    follows waits for what is not there; any other one raises a ReaderError from `next`.
 
     Modes
     - "transitions": batches of exactly `batch_size` rows (the last one of a finite input may be
@@ -146,6 +151,8 @@ class ShardReader(InputReader):
         self._follow = follow
         self._retry_for = None if follow else retry_for
         self._left_out = LeftOut(self.stats)
+        self._share = 0, 1
+        self._process = os.getpid()
         self._eager = eager
         self._prefetch = prefetch
         self._poll_interval = poll_interval
@@ -233,6 +240,18 @@ class ShardReader(InputReader):
             named = tuple(dict.fromkeys((*self._loader.columns, *columns)))
             self._loader = ShardLoader(named, self._loader.filter)
 
+    def share(self, index: int, count: int) -> None:
+        """Read only the episodes of one of `count` readers, by (stream, episode_ordinal): all parts
+        of an episode come to one of them. What others read stays unread here. All of them decode
+        every shard."""
+        if not 0 <= index < count:
+            raise ReaderError(f"share: expected an index below {count}, got {index}")
+        if (index, count) == self._share:
+            return
+        if self._prefetcher is not None:
+            raise ReaderError("share: expected a reader that has not read yet")
+        self._share = index, count
+
     # batches
 
     def next(self, timeout: float | None = None) -> SampleBatch:
@@ -286,6 +305,7 @@ class ShardReader(InputReader):
         self.stats.doubles += int(parts.steps[~new].sum())
         if self._choice.manifest is not None:
             new &= self._choice.manifest.contains(stream, parts.ordinals)
+        new &= self._is_mine(stream, parts.episodes)
         for code, reason in enumerate(REASONS, 1):
             self.stats.exclude(reason, int(parts.steps[new & (parts.verdicts == code)].sum()))
         mask, everything = parts.kept(new)
@@ -302,6 +322,12 @@ class ShardReader(InputReader):
                 self._left_out.take_back(shard)
         if rows.count:
             self._flow(rows)
+
+    def _is_mine(self, stream: str, episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether parts, by their episodes' ordinals (P,), are in this reader's share."""
+        index, count = self._share
+        turns = (episodes + zlib.crc32(stream.encode())) % count
+        return np.asarray(turns == index, np.bool_)
 
     def _unread(self, shard: ShardFile) -> RangeSet:
         """The ordinals of a shard's name that are to be read and were not taken."""
@@ -339,6 +365,8 @@ class ShardReader(InputReader):
                 self._cutter.push(out)
 
     def _finish(self) -> None:
+        if not self.stats.shards and not self.stats.excluded_shards:
+            log.warning("the input is at its end: no shard was read")
         if self._incomplete:
             self._mix(self._joiner.flush())
         for rows in self._window.flush() if self._window else []:
@@ -415,7 +443,15 @@ class ShardReader(InputReader):
                 self._restored = None
             elif not self._may_retry(left):
                 return False
+        if self._prefetcher is not None and self._process != os.getpid():
+            raise ReaderError(
+                "expected a reader of this process, it has read in the one that this was forked "
+                "from: make a new one"
+            )
         if self._prefetcher is None and not self._ended:
+            self._process = os.getpid()
+            if not self._follow and isinstance(self._source, DirectorySource):
+                self._source.check()
             self._prefetcher = Prefetcher(
                 self._source,
                 lambda shards: self._choice.wanted(shards, self._ledger),
@@ -471,7 +507,7 @@ class ShardReader(InputReader):
         """
         if not isinstance(self._source, DirectorySource):
             raise ReaderError("save: expected a reader of directories, this one has no root")
-        path = _position_path(self._source.roots[0], name)
+        path = _position_path(self._source.home, name)
         make_directory(path.parent)
         replace_file(path, json.dumps(self.state_dict()).encode())
         return path

@@ -7,6 +7,8 @@ falls between the two.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
 import time
@@ -29,7 +31,7 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
 from storage.experience.interfaces import ReaderError
-from storage.reading.listing import RootListing, ShardFile, scan_root
+from storage.reading.listing import SHARDS, RootListing, ShardFile, Target, scan_target
 from storage.shards.names import ShardName, require_regular
 from storage.shards.part_block import UnwrittenParts
 
@@ -45,8 +47,9 @@ __all__ = [
     "ShardSource",
 ]
 
+log = logging.getLogger("headrace.reader")
+
 Content: TypeAlias = bytes | memoryview | UnwrittenParts
-SHARDS = "shards"
 POLL_INTERVAL = 2.0  # s
 
 
@@ -97,6 +100,9 @@ class GrowingSource(ShardSource, Protocol):
 class DirectorySource:
     """The shards under one or more local roots.
 
+    A path may also be the `shards/` of a root, a stream's folder or a shard. What is not there yet
+    is waited for with `follow`; `check` refuses it.
+
     With `follow`, watchdog events name new shards, which are then read at once, and cut the wait
     short. An event is only a hint: bursts overflow the kernel's queue with no more than a log line,
     network file systems send none. So every `poll_interval` seconds the folders are asked whether
@@ -116,43 +122,67 @@ class DirectorySource:
             raise ValueError("roots: expected one or more directories, got none")
         self.roots = tuple(dict.fromkeys(Path(root) for root in given))
         self._poll_interval = poll_interval
-        self._listings: list[RootListing] = []
+        self._listings: dict[Path, RootListing] = {}
         self._swept = float("-inf")
         self._changed = threading.Event()
         self._told: deque[str] = deque()  # paths that events named
         self._closed = False
-        self._unwatched = {root / SHARDS for root in self.roots} if follow else set()
+        self._follow = follow
+        self._watched: set[Path] = set()
         self._observer: BaseObserver | None = None
+
+    @property
+    def home(self) -> Path:
+        """The first root, also where its `shards/` or something in it was given."""
+        return Target.of(self.roots[0]).folder.parent
+
+    def check(self) -> None:
+        """Raises ReaderError when there is nothing at one of the paths that may hold shards."""
+        for root in self.roots:
+            with contextlib.suppress(OSError):  # listing it will tell, and be tried again
+                Target.of(root).check(root)
 
     def scan(self) -> list[ShardFile]:
         self._changed.clear()
-        self._watch()
         errors: dict[str, OSError] = {}
-        found = [shard for root in self.roots for shard in scan_root(root / SHARDS, errors)]
+        targets = [one for root in self.roots if (one := _target(root, errors))]
+        self._watch(targets)
+        found = [shard for target in targets for shard in scan_target(target, errors)]
         return _complete(found, errors)
 
     def changes(self, *, thorough: bool, afresh: bool = False) -> list[ShardFile]:
         self._changed.clear()
-        self._watch()
-        if afresh:
-            self._listings = [
-                RootListing(root / SHARDS, self._poll_interval) for root in self.roots
-            ]
+        if afresh or not self._listings:
+            self._listings.clear()
             self._swept = float("-inf")
+        errors: dict[str, OSError] = {}
+        now = time.monotonic()
+        if thorough or now >= self._swept + self._poll_interval:
+            self._find_targets(errors)
         found: list[ShardFile] = []
         for _ in range(len(self._told)):
             path = self._told.popleft()
             thorough |= not path  # a folder came
-            found += [s for s in (listing.told(path) for listing in self._listings) if s]
-        errors: dict[str, OSError] = {}
-        now = time.monotonic()
+            found += [s for s in (one.told(path) for one in self._listings.values()) if s]
         if thorough or now >= self._swept + self._poll_interval:
             self._swept = now
-            for listing in self._listings:
+            for listing in self._listings.values():
                 found += listing.new(thorough=thorough, errors=errors)
             if errors:
                 self._swept = float("-inf")
         return _complete(found, errors)
+
+    def _find_targets(self, errors: dict[str, OSError]) -> None:
+        """What a path stands for may show only when it is there."""
+        for root in self.roots:
+            target, known = _target(root, errors), self._listings.get(root)
+            if target is None:
+                continue
+            if known is None or known.target != target:
+                self._listings[root] = RootListing(target, self._poll_interval)
+                if self._follow and not os.path.isdir(target.folder):
+                    log.warning("%s: not there yet, waiting for it", target.folder)
+        self._watch([listing.target for listing in self._listings.values()])
 
     def read(self, shard: ShardFile) -> bytes:
         require_regular(Path(shard.place))
@@ -183,9 +213,10 @@ class DirectorySource:
     ) -> None:
         self.close()
 
-    def _watch(self) -> None:
+    def _watch(self, targets: Sequence[Target]) -> None:
         """Watch what is there by now; a folder that does not exist yet is tried at each scan."""
-        ready = [folder for folder in self._unwatched if folder.is_dir()]
+        wanted = {target.folder for target in targets} - self._watched if self._follow else set()
+        ready = [folder for folder in wanted if os.path.isdir(folder)]
         if not ready or self._closed:
             return
         if self._observer is None:
@@ -197,7 +228,17 @@ class DirectorySource:
                 self._observer.schedule(handler, str(folder), recursive=True, event_filter=_EVENTS)
             except OSError:  # out of inotify watches, or gone again: polling goes on alone
                 continue
-            self._unwatched.discard(folder)
+            self._watched.add(folder)
+
+
+def _target(root: Path, errors: dict[str, OSError]) -> Target | None:
+    try:
+        return Target.of(root)
+    except (FileNotFoundError, NotADirectoryError):  # gone while it was looked at
+        return None
+    except OSError as error:
+        errors[str(root)] = error
+        return None
 
 
 def _complete(found: list[ShardFile], errors: dict[str, OSError]) -> list[ShardFile]:
