@@ -83,7 +83,7 @@ def run(job: Job) -> None:
     for owner, name, place in (
         (store_module.WeightStore, "add_candidate", "candidate"),
         (CheckpointFiles, "save", "checkpoint"),
-        (store_module.WeightStore, "promote", "promoted"),
+        (store_module.WeightStore, "_number", "promoted"),
         (store_module.WeightStore, "publish", "published"),
     ):
         _then_die(owner, name, job, place)
