@@ -97,13 +97,14 @@ class WeightFollower(Generic[P]):
             return False
         if stamp != self._stamp:
             self._again = AGAIN_SECONDS
+            self._renew_at = float("-inf")  # also of a folder that was put back from a backup
         self._stamp, self._again_at = stamp, float("inf")
         before = self.served, self.standing
         self._read(now)
-        changed = before != (self.served, self.standing)
-        if changed:
-            self._renew_at = float("-inf")
-        return changed
+        if before == (self.served, self.standing):
+            return False
+        self._renew_at = float("-inf")
+        return True
 
     def _read(self, now: float) -> None:
         wanted, kind = self.standing.wanted, ""

@@ -276,7 +276,7 @@ class WeightStore:
             status = os.stat(self._live_file)
         except OSError:
             return None
-        return status.st_mtime_ns, status.st_ino
+        return status.st_mtime_ns, status.st_ctime_ns, status.st_ino  # a copy may keep two of them
 
     def set_live(
         self,

@@ -25,6 +25,7 @@ FILES = (
     "planted_disk",
     "planted_shell",
     "planted_tracks",
+    "planted_weights",
 )
 """The modules of this folder that register mutants."""
 

@@ -35,6 +35,7 @@ NAMES = (
     "soak",
     "simulation",
     "restore",
+    "publishing",
 )
 """The modules that define a SCENARIO, in the order in which they run."""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.front.command import answer, headrace
 
 from headrace.cli.serving import Wait, wait_served
 from ingest.access.key_files import create_token
@@ -20,6 +19,7 @@ from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
 from storage.weights.manifest import Served
 from tests.collector_process import CollectorProcess, declare
+from tests.headrace.command import answer, headrace
 from tests.storage.weights.any_weights import record
 
 SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))

@@ -1,0 +1,59 @@
+"""Broken builds around what is published and what is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import storage.weights.files
+from ingest.collector.weight_follower import WeightFollower
+from storage.weights.manifest import Served
+from storage.weights.numbers import HighestNumbers
+from storage.weights.served import ServedRecords
+from storage.weights.store import WeightStore
+from tests.faults.mutants import Patch, mutant
+
+
+@mutant(publishing="undurable")
+def published_without_syncing_the_folder(patch: Patch) -> None:
+    """A version's files are synced, and the folders that hold their names are not."""
+    patch.replace(storage.weights.files, "sync_directory", lambda directory: None)
+
+
+@mutant(publishing="undone")
+def pin_ignored(patch: Patch) -> None:
+    """A trainer publishes over a rollback."""
+    patch.replace(WeightStore, "_require_no_pin", lambda self, live: None)
+
+
+@mutant(publishing="unregistered")
+def registration_never_renewed(patch: Patch) -> None:
+    """A collector registers when it has news, and otherwise never again."""
+    register = patch.original(WeightFollower, "register")
+
+    def once(self: WeightFollower[Any], **given: Any) -> None:
+        if self._renew_at == float("-inf"):
+            register(self, **given)
+
+    patch.replace(WeightFollower, "register", once)
+
+
+@mutant(publishing="ghost")
+def registration_never_ends(patch: Patch) -> None:
+    """A collector that is dead for long still counts."""
+
+    def registered(self: ServedRecords, now: float) -> list[Served]:
+        return self.read()
+
+    patch.replace(ServedRecords, "registered", registered)
+
+
+@mutant(publishing="older")
+def older_generation_taken_up(patch: Patch) -> None:
+    """What was restored from a backup is served in the place of what came after it."""
+    patch.replace(WeightFollower, "_require_newer", lambda self, wanted, served: None)
+
+
+@mutant(publishing="renamed")
+def numbers_kept_with_the_weights_alone(patch: Patch) -> None:
+    """Nothing outside `weights/` remembers which numbers were given."""
+    patch.replace(HighestNumbers, "note", lambda self, version, generation: None)
