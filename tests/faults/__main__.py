@@ -29,12 +29,13 @@ from tests.faults.mutants import Mutant
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 SEED = 7
+EVERY = (*scenario.NAMES, *scenario.LOOP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for; answers the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
-    parser.add_argument("scenario", nargs="?", help="one of these: " + ", ".join(scenario.NAMES))
+    parser.add_argument("scenario", nargs="?", help="one of these: " + ", ".join(EVERY))
     parser.add_argument("--mutant", help="a planted broken build; see tests/faults/planted.py")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--long", action="store_true")
@@ -54,7 +55,7 @@ def runs(
     name: str | None, mutant: str | None, *, pairs: bool = True
 ) -> Iterator[tuple[Scenario, Mutant | None]]:
     """What the command line asks for, in order. `pairs`: go on to the broken builds by itself."""
-    names = scenario.NAMES if name is None else (name,)
+    names = EVERY if name is None else (name,)
     if mutant is None:
         for each in names:
             yield scenario.load(each), None
@@ -62,7 +63,7 @@ def runs(
         return
     for broken in mutants.every().values() if mutant is None else [mutants.find(mutant)]:
         for each in broken.symptoms if name is None else names:
-            if mutant is not None or each in scenario.NAMES:  # `make attack` runs the others
+            if mutant is not None or each in EVERY:  # `make attack` runs the others
                 yield scenario.load(each), broken
 
 

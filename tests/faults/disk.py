@@ -19,6 +19,7 @@ process may be killed anywhere. The cut itself needs the processes dead.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import random
@@ -27,12 +28,17 @@ import struct
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-KINDS = ("write", "sync", "dirsync", "open", "rename", "unlink", "truncate", "create", "mkdir")
-ROLES = ("collector", "writer")
+from tests.faults.namespace import Namespace
+
+KINDS = (
+    *("write", "sync", "dirsync", "open", "rename", "unlink", "truncate", "create", "mkdir"),
+    "link",
+)
+ROLES = ("collector", "writer", "trainer")
 KILL = -1
 FAIL_THEN_KILL = -2
 
@@ -200,7 +206,8 @@ class Disk:
             for name in files:
                 path = os.path.join(folder, name)
                 inode = self._files[path] = os.stat(path).st_ino
-                os.link(path, self.state / "inodes" / str(inode))
+                with contextlib.suppress(FileExistsError):  # a file of two names
+                    os.link(path, self.state / "inodes" / str(inode))
 
     def _changes(self) -> Iterator[Change]:
         for log in self.state.glob("log.*"):
@@ -238,10 +245,12 @@ class Disk:
     def _restore_names(
         self, changes: list[Change], report: CutReport, chance: random.Random
     ) -> None:
-        folders, files = _durable_names(self._folders, self._files, changes, report, chance)
-        known = {*self._folders, *self._files}
+        namespace = Namespace(str(self.root), self._folders, self._files)
         for change in changes:
-            known.update((change.path, change.target))
+            namespace.note(change)
+        namespace.cut(report, chance)
+        folders, files = namespace.durable()
+        known = {*self._folders, *self._files, *namespace.known}
         for folder, _, names in os.walk(self.root, topdown=False):
             for name in names:
                 path = os.path.join(folder, name)
@@ -309,56 +318,3 @@ def _redo_parts(fd: int, change: Change, chance: random.Random) -> None:
     for at in range(0, len(change.fresh), _SECTOR):
         if chance.random() < 0.7:
             os.pwrite(fd, change.fresh[at : at + _SECTOR], change.offset + at)
-
-
-def _durable_names(
-    folders: set[str],
-    files: Mapping[str, int],
-    changes: list[Change],
-    report: CutReport,
-    chance: random.Random,
-) -> tuple[set[str], dict[str, int]]:
-    """The folders and files (path -> inode) that are there after a cut."""
-    folders, found = set(folders), dict(files)
-    pending: dict[str, list[Change]] = defaultdict(list)
-    for change in changes:
-        if change.kind == "dirsync":
-            waiting = pending.pop(change.path, [])
-            for named in waiting if not change.failed else ():
-                _rename(folders, found, named)
-        elif change.kind in ("create", "rename", "unlink", "mkdir"):
-            if change.kind == "rename" and change.failed:
-                raise RuntimeError(f"{change.path}: renaming a folder is not modelled")
-            pending[os.path.dirname(change.target or change.path)].append(change)
-    for folder in sorted(pending):
-        waiting = pending[folder]
-        kept = 0 if report.survival == "nothing" else chance.randrange(len(waiting) + 1)
-        for change in waiting[:kept]:
-            _rename(folders, found, change)
-        report.names += len(waiting) - kept
-        report.spared += kept
-    reachable = {folder for folder in folders if _ancestors(folder, folders) <= folders}
-    return reachable, {path: n for path, n in found.items() if os.path.dirname(path) in reachable}
-
-
-def _ancestors(folder: str, folders: set[str]) -> set[str]:
-    """The folders above one, up to the disk's root."""
-    root = min(folders, key=len)
-    found = set()
-    while folder != root:
-        folder = os.path.dirname(folder)
-        found.add(folder)
-    return found
-
-
-def _rename(folders: set[str], files: dict[str, int], change: Change) -> None:
-    """Make one change of names."""
-    if change.kind == "mkdir":
-        folders.add(change.path)
-    elif change.kind == "create":
-        files[change.path] = change.inode
-    else:
-        files.pop(change.path, None)
-        folders.discard(change.path)
-        if change.kind == "rename":
-            files[change.target] = change.inode

@@ -25,11 +25,11 @@ def run(trial: Trial) -> Verdict:
     (trial.folder / "refusing").mkdir()
     with DiskTraffic(replace(trial, folder=trial.folder / "refusing")) as traffic:
         _fill_and_empty(traffic, trial, traffic.disk.fill, verdict)
-    with _small_file_system(trial.folder / "small" / "root") as mounted:
+    with small_file_system(trial.folder / "small" / "root", TMPFS_BYTES) as mounted:
         verdict.counts["small_file_system"] = mounted
         if mounted:
             with Traffic(trial.folder / "small", trial.seed, trial.program) as traffic:
-                _fill_and_empty(traffic, trial, _Ballast(traffic.root).fill, verdict)
+                _fill_and_empty(traffic, trial, Ballast(traffic.root).fill, verdict)
     return verdict
 
 
@@ -68,7 +68,7 @@ def _probe(traffic: Traffic, verdict: Verdict) -> int:
     return 200 if status == 201 else status
 
 
-class _Ballast:
+class Ballast:
     """A file that fills its file system."""
 
     def __init__(self, folder: Path) -> None:
@@ -84,10 +84,10 @@ class _Ballast:
 
 
 @contextlib.contextmanager
-def _small_file_system(folder: Path) -> Iterator[bool]:
+def small_file_system(folder: Path, size: int) -> Iterator[bool]:
     """Give a folder little room; False where this process may not mount."""
     folder.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, check=False).returncode == 0
     except OSError:

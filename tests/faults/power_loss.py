@@ -73,7 +73,7 @@ class DiskTraffic(Traffic):
         writer = self.collector.writer_pid()
         self.collector.kill()
         if writer is not None:
-            wait_until(lambda: _is_dead(writer))
+            wait_until(lambda: is_dead(writer))
 
     def cut(self, survival: str | None = None) -> dict[str, int]:
         """Cut the power and start again; what was undone, by kind."""
@@ -98,7 +98,7 @@ def wait_until(done: Callable[[], bool], seconds: float = PATIENCE) -> bool:
     return True
 
 
-def _is_dead(pid: int) -> bool:
+def is_dead(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

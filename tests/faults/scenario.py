@@ -39,6 +39,21 @@ NAMES = (
 )
 """The modules that define a SCENARIO, in the order in which they run."""
 
+LOOP = (
+    "trainer_kills",
+    "publish_kills",
+    "damaged_shards",
+    "damaged_checkpoints",
+    "starved",
+    "weights_power_loss",
+    "whole_restore",
+    "two_trainers",
+    "trainer_under_up",
+    "keyed_retries",
+    "loop_kills",
+)
+"""Those of tests/faults/loop: the half that gives back, under a trainer."""
+
 ATTACKS = (
     "json_bodies",
     "msgpack_bodies",
@@ -136,9 +151,10 @@ class Scenario:
 
 def load(name: str) -> Scenario:
     """The scenario of that name. Raises SystemExit, which names the others."""
-    every = (*NAMES, *ATTACKS)
+    every = (*NAMES, *LOOP, *ATTACKS)
     if name not in every:
         sys.exit(f"scenario: expected one of {', '.join(every)}, got {name!r}")
-    package = "tests.attack" if name in ATTACKS else "tests.faults"
-    scenario: Scenario = importlib.import_module(f"{package}.{name}").SCENARIO
+    folder = {**dict.fromkeys(ATTACKS, "attack"), **dict.fromkeys(LOOP, "faults.loop")}
+    module = f"tests.{folder.get(name, 'faults')}.{name}"
+    scenario: Scenario = importlib.import_module(module).SCENARIO
     return scenario

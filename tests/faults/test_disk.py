@@ -29,6 +29,9 @@ def write(path, data, mode="wb"):
 """
 
 
+FOLDER = "(root / '.d').mkdir(); write(root / '.d' / 'a', b'A'); sync(root / '.d' / 'a'); "
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("disk"))
@@ -84,6 +87,18 @@ def after_cut(disk: Disk, survival: str = "nothing", seed: int = 1) -> dict[str,
          "sync(root / 'd')"), {"old": b"old content"}),
         (("(root / 'd').mkdir(); sync(root); write(root / 'd' / 'a', b'A'); "
          "sync(root / 'd' / 'a'); sync(root / 'd')"), {"old": b"old content", "d/a": b"A"}),
+        # a folder is filled under another name, as versions of weights are
+        (FOLDER + "sync(root / '.d'); (root / '.d').rename(root / 'd'); sync(root)",
+         {"old": b"old content", "d/a": b"A"}),
+        (FOLDER + "sync(root); sync(root / '.d'); (root / '.d').rename(root / 'd')",
+         {"old": b"old content", ".d/a": b"A"}),
+        (FOLDER + "(root / '.d').rename(root / 'd'); sync(root)", {"old": b"old content"}),
+        (FOLDER + "sync(root / '.d'); (root / '.d').rename(root / 'd')", {"old": b"old content"}),
+        (FOLDER + "(root / '.d').rename(root / 'd'); sync(root / 'd'); sync(root)",
+         {"old": b"old content", "d/a": b"A"}),
+        ("os.link(root / 'old', root / 'b'); sync(root)",
+         {"old": b"old content", "b": b"old content"}),
+        ("os.link(root / 'old', root / 'b')", {"old": b"old content"}),
     ],
 )  # fmt: skip
 def test_a_cut_leaves_what_was_synced(disk: Disk, script: str, left: dict[str, bytes]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import mutants, scenario
-from tests.faults.__main__ import judge, runs
+from tests.faults.__main__ import EVERY, judge, runs
 from tests.faults.account import Account
 from tests.faults.crash import tell_restarts
 from tests.faults.mutants import Mutant, MutantError, Patch
@@ -30,10 +30,10 @@ def test_a_run_in_which_nothing_was_acknowledged_holds_nothing() -> None:
 def test_every_scenario_is_told_of() -> None:
     """docs/faults.md has a row for each."""
     page = (HERE.parent.parent / "docs" / "faults.md").read_text()
-    assert [name for name in scenario.NAMES if f"\n| `{name}` |" not in page] == []
+    assert [name for name in EVERY if f"\n| `{name}` |" not in page] == []
 
 
-@pytest.mark.parametrize("name", scenario.NAMES)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_scenario_has_a_law_and_sizes(name: str) -> None:
     """A name in the list is a module with a scenario of that name; long is at least quick."""
     found = scenario.load(name)
@@ -45,8 +45,11 @@ def test_a_scenario_has_a_law_and_sizes(name: str) -> None:
 
 def test_no_scenario_is_forgotten() -> None:
     """A module that defines a scenario is on the list, and one that plants mutants on theirs."""
-    sources = {path.stem: path.read_text() for path in HERE.glob("*.py")}
-    assert {n for n, s in sources.items() if "\nSCENARIO = " in s} == set(scenario.NAMES)
+    files = {".".join(p.relative_to(HERE).with_suffix("").parts): p for p in HERE.rglob("*.py")}
+    sources = {name: path.read_text() for name, path in files.items()}
+    found = {name.rpartition(".")[2] for name, s in sources.items() if "\nSCENARIO = " in s}
+    assert found == set(EVERY)
+    assert {n for n in sources if n.startswith("loop.")} >= {f"loop.{n}" for n in scenario.LOOP}
     assert {n for n, s in sources.items() if "\n@mutant(" in s} == set(mutants.FILES)
 
 
@@ -56,7 +59,7 @@ def test_a_mutant_changes_the_build_and_leaves_no_trace(name: str) -> None:
     mutant = mutants.find(name)
     assert mutant.text
     assert mutant.symptoms
-    assert set(mutant.symptoms) <= {*scenario.NAMES, *scenario.ATTACKS}
+    assert set(mutant.symptoms) <= {*EVERY, *scenario.ATTACKS}
     patch = Patch()
     mutant.plant(patch)
     changed = [(owner, name, vars(owner)[name], before) for owner, name, before in patch._undo]
@@ -102,11 +105,11 @@ def test_a_slow_restart_is_a_fault_in_the_median_only() -> None:
 def test_all_pairs_run_without_a_name() -> None:
     """No argument: each scenario on this build, then each broken build where it must show."""
     pairs = [(s.name, m.name if m else None) for s, m in runs(None, None)]
-    assert pairs[: len(scenario.NAMES)] == [(name, None) for name in scenario.NAMES]
+    assert pairs[: len(EVERY)] == [(name, None) for name in EVERY]
     planted = [
         (symptom, name)
         for name, broken in mutants.every().items()
         for symptom in broken.symptoms
-        if symptom in scenario.NAMES
+        if symptom in EVERY
     ]
-    assert pairs[len(scenario.NAMES) :] == planted
+    assert pairs[len(EVERY) :] == planted

@@ -1,0 +1,97 @@
+"""Bytes flipped in shards under a trainer that clients wait for.
+
+The trainer stands still while a shard is written and damaged, so that it can only meet the damaged
+one. Versions have to go on: the collector counted rows that never come. How long that took is
+reported beside the time between versions without a fault.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import statistics
+import time
+from pathlib import Path
+
+from tests.faults.loop.running import Loop, stopped, wait_until
+from tests.faults.scenario import Scenario, Trial, Verdict
+
+PATIENCE = 60.0
+USUAL = 6  # versions without a fault, for their interval
+
+
+def run(trial: Trial) -> Verdict:
+    verdict = Verdict()
+    usual: list[float] = []
+    after: list[float] = []
+    damaged: list[str] = []
+    with Loop(trial) as loop:
+        trainer = loop.start_trainer()
+        verdict.require(loop.wait_for_version(2), "stuck", "no version before any fault")
+        usual += _intervals(loop)
+        while trial.goes_on(len(damaged), verdict):
+            names = damage(loop, trainer.pid)
+            verdict.require(bool(names), "idle", "no shard came to be damaged")
+            if not names:
+                break
+            damaged += names
+            before, began = loop.live_version(), time.monotonic()
+            if not loop.wait_for_version(before, PATIENCE):
+                verdict.require(False, "stuck", f"no version after {before}: {names}")
+                break
+            after.append(time.monotonic() - began)
+            verdict.require(trainer.alive, "ended", f"by itself: {trainer.complaint()}")
+            loop.wait_for_version(before + 1)
+        trainer.send(signal.SIGTERM)
+        loop.judge(verdict, damaged=tuple(damaged))
+    verdict.counts |= {"damaged_shards": len(damaged)}
+    for name, seconds in (("version_seconds_usual", usual), ("version_seconds_damaged", after)):
+        if seconds:
+            verdict.counts[f"{name}_p50"] = statistics.median(seconds)
+            verdict.counts[f"{name}_max"] = max(seconds)
+    return verdict
+
+
+def _intervals(loop: Loop) -> list[float]:
+    """Seconds between versions while nothing is wrong."""
+    found, at, version = [], time.monotonic(), loop.live_version()
+    for _ in range(USUAL):
+        if not loop.wait_for_version(version):
+            break
+        version, now = loop.live_version(), time.monotonic()
+        found.append(now - at)
+        at = now
+    return found
+
+
+def damage(loop: Loop, trainer: int) -> list[str]:
+    """Flip bytes of shards that are written while the trainer stands still; their names."""
+    with stopped(trainer):
+        before = loop.shards()
+        wait_until(lambda: bool(loop.shards() - before), PATIENCE)
+        fresh = sorted(loop.shards() - before)[:1]
+        for path in fresh:
+            shutil.copy(path, loop.originals / path.name)
+            flip(path, loop.chance.randrange(path.stat().st_size))
+    return [path.name for path in fresh]
+
+
+def flip(path: Path, at: int) -> None:
+    """Change one byte in place."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+SCENARIO = Scenario(
+    name="damaged_shards",
+    law="a damaged shard stops no learning: its rows are excluded by name, and versions go on",
+    unit="shards",
+    quick=4,
+    long=30,
+    planted=3,
+    run=run,
+    seconds=60.0,
+)

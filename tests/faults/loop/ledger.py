@@ -1,0 +1,368 @@
+"""The ledger of a loop, by row: acknowledged = trained once + excluded by name + unread.
+
+What clients noted is held against what is in shards, and that against the trainer's checkpoint, the
+lineage of its weights, its own counts, and what the witness saw (tests.faults.loop.witness).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow.parquet as pq
+import safetensors
+
+from storage.errors import WeightsNotFound
+from storage.reading.ledger import Ledger
+from storage.weights.chain import off_chain
+from storage.weights.store import WeightStore
+from tests.faults.account import is_whole
+from tests.faults.loop.witness import Row, Testimony, digest
+from tests.faults.scenario import Verdict
+
+Place: TypeAlias = tuple[str, float]
+"""An episode, and what its row is known by: t where it was acted, the reward where it was logged"""
+
+_COLUMNS = ["eps_id", "t", "ordinal", "rewards", "source", "actions", "action_logp"]
+CLOSE = 1e-9
+SPOILED = ("damaged", "content", "vanished")  # of a footer that is unreadable: by parts
+CHECKPOINT = "weights/default/checkpoints/follow.safetensors"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A row at rest."""
+
+    row: Row
+    place: Place
+    mine: bool  # acted by the policy, so that flow control counts it
+    action: Any
+    logp: float | None
+    shard: str
+
+
+@dataclass
+class Notes:
+    """What the clients noted."""
+
+    sent: set[Place] = field(default_factory=set)
+    acknowledged: dict[Place, tuple[Any, ...]] = field(default_factory=dict)
+    refused: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, folder: Path) -> Notes:
+        notes = cls()
+        for path in sorted(folder.glob("*notes-*")):
+            gone = path.name.startswith("gone-")  # what was acknowledged then is in no copy
+            for line in path.read_text().splitlines():
+                for what, rows in json.loads(line).items():
+                    if gone and what != "sent":
+                        continue
+                    if what == "sent":
+                        notes.sent |= {(name, place) for name, place in rows}
+                    elif what == "acknowledged":
+                        notes.acknowledged |= {(n, place): tuple(told) for n, place, *told in rows}
+                    else:
+                        notes.refused += rows
+        return notes
+
+
+def rows_at_rest(root: Path, originals: Path | None = None) -> list[Stored]:
+    """Every row of every shard; of one that was damaged, as it was before (`originals`)."""
+    found: list[Stored] = []
+    for path in sorted(root.glob("shards/*/*.parquet")):
+        kept = None if originals is None else originals / path.name
+        file = kept if kept is not None and kept.exists() else path
+        if not is_whole(file):
+            raise ValueError(f"{file}: a shard is damaged, and nobody kept it")
+        columns = pq.read_table(file, columns=_COLUMNS).to_pydict()
+        for name, t, ordinal, reward, source, action, logp in zip(*columns.values(), strict=True):
+            mine = source == "on_policy"
+            found.append(
+                Stored(
+                    (path.parent.name, ordinal, t),
+                    (name, t if mine else reward),
+                    mine,
+                    action,
+                    logp,
+                    path.name,
+                )
+            )
+    return found
+
+
+def judge_stored(notes: Notes, stored: list[Stored], verdict: Verdict) -> None:
+    """Acknowledged once is at rest once, as it was answered."""
+    counts = Counter(row.place for row in stored)
+    lost = [place for place in notes.acknowledged if place not in counts]
+    doubled = [place for place, number in counts.items() if number > 1]
+    unknown = [place for place in counts if place not in notes.sent]
+    wrong = [
+        (row.place, (row.action, row.logp), told)
+        for row in stored
+        if row.mine
+        and (told := notes.acknowledged.get(row.place))
+        and (told[0] != row.action or row.logp is None or abs(told[1] - row.logp) > CLOSE)
+    ]
+    verdict.counts |= {"acknowledged": len(notes.acknowledged), "stored": len(stored)}
+    verdict.counts |= {"lost": len(lost), "doubled": len(doubled)}
+    verdict.require(bool(notes.acknowledged), "idle", "nothing was acknowledged")
+    for kind, found in {
+        "lost": lost,
+        "doubled": doubled,
+        "unknown": unknown,
+        "propensity": wrong,
+        "refused": notes.refused,
+    }.items():
+        verdict.require(not found, kind, f"{len(found)}, such as {found[:3]}")
+
+
+# --- weights -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version as it was first seen."""
+
+    number: int
+    parent: int | None
+    content: str  # of its manifest
+    weights: str
+    untrained: frozenset[tuple[str, int, int]]  # stream, ordinal, row within the part
+    parts: frozenset[tuple[str, int]]  # of its lineage
+
+
+@dataclass
+class Watch:
+    """What was seen of a policy's versions: a number has one content, for ever."""
+
+    root: Path
+    policy_id: str = "default"
+    versions: dict[int, Version] = field(default_factory=dict)
+    generations: dict[int, int] = field(default_factory=dict)
+    reused: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    vanished: list[str] = field(default_factory=list)
+    off_chain: set[int] = field(default_factory=set)  # whose checkpoint was lost
+    _prints: dict[int, str] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Note what is there now."""
+        store = WeightStore(self.root, self.policy_id)
+        for number in store.versions():
+            try:
+                self._note(store, number)
+            except (WeightsNotFound, FileNotFoundError):
+                continue  # pruned meanwhile
+            except Exception as error:
+                self.damaged.append(f"version {number}: {error!r}")
+        try:
+            live = store.live()
+        except Exception as error:
+            self.damaged.append(f"live: {error!r}")
+            return
+        if live is not None:
+            known = self.generations.setdefault(live.generation, live.version)
+            if known != live.version:
+                told = f"generation {live.generation}: version {known}, then {live.version}"
+                self.reused.append(told)
+
+    def after_cut(self, told: int) -> None:
+        """Power was cut. `told`: the last version that a trainer had said to be live, 0 for none.
+
+        What was never live may be gone, and its number is free again; what was live keeps its
+        number, and what was told is live.
+        """
+        store = WeightStore(self.root, self.policy_id)
+        there = set(store.versions())
+        try:
+            live = store.live()
+        except Exception as error:
+            self.damaged.append(f"live: {error!r}")
+            return
+        if told and (live is None or live.version < told):
+            self.vanished.append(f"version {told} was told; after a cut {live} is live")
+        was_live = set(self.generations.values())
+        for number in set(self.versions) - there - was_live:
+            del self.versions[number], self._prints[number]
+
+    def restored(self) -> None:
+        """A copy was put back: of what is gone the numbers are known, and no rows are asked for."""
+        there = set(WeightStore(self.root, self.policy_id).versions())
+        for number in set(self.versions) - there:
+            del self.versions[number]
+
+    def _note(self, store: WeightStore, number: int) -> None:
+        if number not in self.off_chain and off_chain(store.directory, number) is not None:
+            self.off_chain.add(number)
+        path = store.directory / "versions" / str(number) / "manifest.json"
+        content = path.read_text()
+        if self._prints.setdefault(number, content) != content:
+            self.reused.append(f"version {number} has two contents")
+            self._prints[number] = content
+            self.versions.pop(number, None)
+        if number in self.versions:
+            return
+        manifest, weights = store.load(number)
+        lineage, untrained = store.lineage(number), store.untrained(number)
+        self.versions[number] = Version(
+            number,
+            manifest.parent,
+            content,
+            digest(weights),
+            frozenset(
+                (stream, ordinal, row)
+                for stream, runs in untrained.items()
+                for ordinal, first, count in runs
+                for row in range(first, first + count)
+            ),
+            frozenset(
+                (stream, ordinal)
+                for stream, ranges in lineage.items()
+                for first, last in ranges.ranges()
+                for ordinal in range(first, last + 1)
+            ),
+        )
+
+
+def _claimed(version: Version, parts: Mapping[tuple[str, int], list[Row]]) -> set[Row]:
+    """The rows that a version says it was trained on."""
+    claimed: set[Row] = set()
+    for part in version.parts:
+        claimed |= {
+            row
+            for index, row in enumerate(parts.get(part, [(*part, -1)]))
+            if (*part, index) not in version.untrained
+        }
+    return claimed
+
+
+def parts_of(stored: Iterable[Stored]) -> dict[tuple[str, int], list[Row]]:
+    """(stream, ordinal) -> its rows, in their order."""
+    parts: defaultdict[tuple[str, int], list[Row]] = defaultdict(list)
+    for one in stored:
+        parts[one.row[:2]].append(one.row)
+    return {part: sorted(rows) for part, rows in parts.items()}
+
+
+def judge_versions(
+    watch: Watch,
+    said: Testimony,
+    stored: list[Stored],
+    verdict: Verdict,
+    *,
+    goes_back: Iterable[int] = (),
+    loses_checkpoints: bool = False,
+) -> None:
+    """Each lineage is what the weights were trained on, once, and no version has less behind it
+    than the one that was live before. `goes_back`: versions that may (a rollback); with
+    `loses_checkpoints` versions may come off the chain."""
+    parts, may = parts_of(stored), set(goes_back)
+    seen: dict[int, set[Row]] = {}
+    for number, version in sorted(watch.versions.items()):
+        rows = said.rows_of(version.weights)
+        twice = [row for row, count in rows.items() if count > 1]
+        verdict.require(not twice, "trained_twice", f"version {number}: {len(twice)}: {twice[:3]}")
+        claimed = _claimed(version, parts)
+        text = f"version {number} claims {len(claimed)} rows and was trained on {len(rows)}: "
+        text += f"only claimed {sorted(claimed - set(rows))[:3]}, only trained on "
+        text += f"{sorted(set(rows) - claimed)[:3]}"
+        verdict.require(claimed == set(rows), "lineage", text)
+        seen[number] = set(rows)
+        parent = version.parent or 0
+        while parent in watch.off_chain and parent in watch.versions:
+            parent = watch.versions[parent].parent or 0
+        before = seen.get(parent, set())
+        gone = before - seen[number]
+        text = f"version {number} after {version.parent}: without {len(gone)} of its rows"
+        verdict.require(not gone or number in may, "went_back", text)
+    verdict.counts |= {"versions": len(watch.versions), "updates_seen": said.lines}
+    lost = sorted(watch.off_chain)
+    text = f"versions {lost}: no checkpoint is behind them"
+    verdict.require(loses_checkpoints or not lost, "off_chain", text)
+    verdict.require(not watch.reused, "reused", watch.reused)
+    verdict.require(not watch.damaged, "damaged_version", watch.damaged)
+    verdict.require(not watch.vanished, "vanished", watch.vanished)
+
+
+# --- the end -----------------------------------------------------------------------------------
+
+
+def position_of(checkpoint: Path) -> dict[str, Any]:
+    """The reader's position in a follower's checkpoint."""
+    with safetensors.safe_open(checkpoint, framework="numpy") as file:
+        document = json.loads(file.metadata()["checkpoint"])
+    state: dict[str, Any] = document["body"]["reader_state"]
+    position: dict[str, Any] = state.get("position", state)
+    return position
+
+
+def unread_of(position: Mapping[str, Any], parts: Mapping[tuple[str, int], list[Row]]) -> set[Row]:
+    """The rows that a reader which goes on from there has still to bring."""
+    behind = Ledger.from_json(position["ledger"])
+    pending: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for stage in ("joiner", "window", "cutter"):
+        for index, ordinal, first, count in position[stage]:
+            part = position["streams"][index], ordinal
+            pending[part] |= set(range(first, first + count))
+    ranges = behind.streams()
+    unread: set[Row] = set()
+    for part, rows in parts.items():
+        stream, ordinal = part
+        taken = stream in ranges and not len(ranges[stream].missing(ordinal, ordinal))
+        if part in pending:
+            unread |= {row for index, row in enumerate(rows) if index in pending[part]}
+        elif not taken:
+            unread |= set(rows)
+    return unread
+
+
+def judge_end(
+    root: Path,
+    watch: Watch,
+    said: Testimony,
+    stored: list[Stored],
+    result: Mapping[str, Any],
+    verdict: Verdict,
+    *,
+    damaged: Iterable[str] = (),
+) -> None:
+    """acknowledged = trained once + excluded by name + unread, after a trainer that has read all.
+
+    `result` is what it said at its end; `damaged` are shards that it can't have read.
+    """
+    watch.look()
+    store = WeightStore(root, watch.policy_id)
+    live, parts = store.live(), parts_of(stored)
+    if live is None:
+        verdict.require(False, "no_version", "nothing is live")
+        return
+    bad = set(damaged)
+    trained = set(said.rows_of(watch.versions[live.version].weights))
+    unread = unread_of(position_of(root / CHECKPOINT), parts)
+    spoiled = {one.row for one in stored if one.shard in bad}
+    excluded = {one.row for one in stored} - trained - unread - spoiled
+    named = sum(rows for why, rows in result["excluded"].items() if not bad or why not in SPOILED)
+    verdict.counts |= {
+        "trained": len(trained),
+        "excluded": len(excluded),
+        "unread": len(unread - spoiled),
+        "in_damaged_shards": len(spoiled),
+    }
+    both = trained & unread
+    verdict.require(not both, "trained_twice", f"trained on and to be read: {sorted(both)[:3]}")
+    touched = trained & spoiled
+    verdict.require(not touched, "trained_damage", f"of damaged shards: {sorted(touched)[:3]}")
+    mine = {one.row for one in stored if one.mine}
+    left = (unread - spoiled) & mine
+    verdict.require(not left, "unread", f"{len(left)} were never read: {sorted(left)[:3]}")
+    text = f"{len(excluded)} rows are not trained on, {named} named: {result['excluded']}"
+    verdict.require(named == len(excluded), "unnamed", text)
+    text = f"{len(trained)} rows were trained on, the result says {result['rows_trained']}"
+    verdict.require(result["rows_trained"] == len(trained), "counts", text)
+    told = {Path(path).name for path in result.get("excluded_shards", {})}
+    verdict.require(bad <= told, "unnamed", f"shards not named: {sorted(bad - told)[:3]}")

@@ -1,0 +1,65 @@
+"""Broken builds of what is published: the store, its numbers, leases and pins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import storage.system.files
+import storage.weights.files
+import storage.weights.lease
+import storage.weights.store
+from policy.jobs.trail import Trail
+from storage.weights.manifest import Live, Numbers
+from storage.weights.numbers import HighestNumbers
+from storage.weights.store import WeightStore
+from tests.faults.mutants import Patch, mutant
+
+
+@mutant(weights_power_loss=("vanished", "reused", "off_chain", "damaged_version", "went_back"))
+def published_without_syncing_the_folder(patch: Patch) -> None:
+    """Versions, candidates and pointers get their names, and nobody syncs the folders of these."""
+    for module in (storage.system.files, storage.weights.files):
+        patch.replace(module, "sync_directory", lambda directory: None)
+
+
+@mutant(weights_power_loss=("damaged_version", "vanished"))
+def weights_not_synced(patch: Patch) -> None:
+    """A version is renamed to its number before its content is on the disk."""
+
+    def unsynced(path: Path, data: bytes, **given: Any) -> None:
+        with open(path, "xb") as file:
+            file.write(data)
+
+    for module in (storage.system.files, storage.weights.files):
+        patch.replace(module, "write_synced", unsynced)
+
+
+@mutant(whole_restore="reused")
+def numbers_forgotten(patch: Patch) -> None:
+    """The highest numbers are not kept outside of the weights."""
+    patch.replace(HighestNumbers, "read", lambda self: Numbers(version=0, generation=0))
+
+
+@mutant(two_trainers="two")
+def lease_for_everybody(patch: Patch) -> None:
+    """A lease is given whoever has it."""
+    patch.replace(storage.weights.lease, "_require_free", lambda directory, now: None)
+
+
+@mutant(two_trainers="two")
+def fence_ignored(patch: Patch) -> None:
+    """Nobody looks whether a lease is over."""
+    for module in (storage.weights.lease, storage.weights.store):
+        patch.replace(module, "require_fence", lambda directory, fence: None)
+
+
+@mutant(two_trainers="undone")
+def pin_ignored(patch: Patch) -> None:
+    """A trainer publishes over a rollback."""
+
+    def free(self: WeightStore, live: Live | None) -> None:
+        return
+
+    patch.replace(WeightStore, "_require_no_pin", free)
+    patch.replace(Trail, "_still_pinned", lambda self: False)

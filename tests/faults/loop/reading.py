@@ -1,0 +1,40 @@
+"""A reader that follows shards, and keeps what it read and its position in one file.
+
+python -m tests.faults.loop.reading ROOT FILE
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from storage.reading.shard_reader import ShardReader
+from storage.system.files import replace_file
+
+
+def main(root: str, file: str) -> None:
+    """Until it is killed."""
+    path = Path(file)
+    known = json.loads(path.read_bytes()) if path.exists() else {"rows": [], "position": None}
+    with ShardReader(
+        root,
+        mode="fragments",
+        batch_size=64,
+        eager=True,
+        follow=True,
+        training_disabled=True,
+        state=known["position"],
+    ) as reader:
+        while True:
+            batch = reader.next(1.0)
+            if not batch.count:
+                continue
+            columns = (batch["stream"], batch["ordinal"], batch["t"])
+            known["rows"] += zip(*(column.tolist() for column in columns), strict=True)
+            known["position"] = reader.state_dict()
+            replace_file(path, json.dumps(known).encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,436 @@
+"""A whole loop that runs: a collector, clients, and a trainer that scenarios kill, stop and starve.
+
+Nothing here judges by seconds: what must come about is waited for with patience, and what does not
+come is `stuck`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from policy.inference.spec import ModuleSpec, PolicySpec
+from storage.spaces.descriptors import parse_space
+from tests.collector_process import CollectorProcess, declare
+from tests.faults.loop import ledger, planting
+from tests.faults.loop.ledger import Watch
+from tests.faults.loop.witness import Testimony
+from tests.faults.mutants import Mutant
+from tests.faults.power_loss import is_dead
+from tests.faults.scenario import Trial, Verdict
+
+ROOT = Path(__file__).parents[3]
+STEPS = 16  # of an update
+SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"), ModuleSpec(hidden=(8,)))
+CLIENTS = ("acting-0", "acting-1", "keyed-0")
+PATIENCE = 90.0
+LOOK_SECONDS = 0.02
+RUNS = 5  # of trainers that read what is left
+POLICY = "default"
+
+
+@dataclass
+class Trainer:
+    """A trainer that runs, or has run."""
+
+    pid: int
+    out: Path
+    err: Path
+    status: Path
+
+    def __post_init__(self) -> None:
+        try:
+            self._fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:  # it has ended already
+            self._fd = -1
+
+    @property
+    def alive(self) -> bool:
+        return not self.wait(0.0)
+
+    def wait(self, seconds: float = PATIENCE) -> bool:
+        """Whether it ends in time."""
+        if self._fd < 0:
+            return True
+        if not select.select([self._fd], [], [], seconds)[0]:
+            return False
+        os.close(self._fd)
+        self._fd = -1
+        return True
+
+    def send(self, number: int) -> None:
+        """A signal, unless it has ended."""
+        if self._fd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        if not self.wait():
+            raise TimeoutError(f"process {self.pid} survived SIGKILL")
+
+    def exit_status(self) -> int | None:
+        """None for one that runs or was killed."""
+        return int(self.status.read_text()) if self.status.exists() else None
+
+    def complaint(self) -> str:
+        """The end of what it wrote to stderr."""
+        return self.err.read_text()[-400:] if self.err.exists() else ""
+
+    def said(self) -> list[dict[str, Any]]:
+        """Its JSON lines."""
+        lines = []
+        for line in self.out.read_text().splitlines() if self.out.exists() else []:
+            with contextlib.suppress(ValueError):
+                lines.append(json.loads(line))
+        return lines
+
+    def versions(self) -> list[int]:
+        """Those that it said are live."""
+        return [int(said["version"]) for said in self.said() if "version" in said]
+
+    def result(self) -> dict[str, Any] | None:
+        """What it said at its end."""
+        for said in self.said():
+            if "followed" in said:
+                found: dict[str, Any] = said["followed"]
+                return found
+        return None
+
+
+class Nursery:
+    """See tests.faults.loop.nursery."""
+
+    def __init__(
+        self, folder: Path, mutant: Mutant | None, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._folder = folder
+        self._numbers = itertools.count()
+        command = [sys.executable, "-m", "tests.faults.loop.nursery"]
+        self._process = subprocess.Popen(
+            [*command, *([] if mutant is None else [mutant.name])],
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+
+    def start(
+        self, *argv: str, witness: Path | None = None, strike: Mapping[str, Any] | None = None
+    ) -> Trainer:
+        """Run a command of `headrace`."""
+        number = next(self._numbers)
+        files = {w: self._folder / f"trainer-{number}.{w}" for w in ("out", "err", "status")}
+        order: dict[str, Any] = {"argv": argv, **{w: str(path) for w, path in files.items()}}
+        if witness is not None:
+            order["witness"] = str(witness)
+        if strike is not None:
+            order["strike"] = strike
+        if self._process.stdin is None:
+            raise RuntimeError("the nursery has no input")
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return Trainer(int(self._answer()), **files)
+
+    def _answer(self) -> str:
+        line = "" if self._process.stdout is None else self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the nursery ended; its message stands above")
+        return line.strip()
+
+    def close(self) -> None:
+        """Its children die with it."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+class Loop:
+    """A root with a collector, clients and trainers; `watch` sees the versions.
+
+    `env` is for the trainers, and for the collector unless it has a `collector_env`; there is none,
+    and no client, unless `collect`.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        *,
+        clients: tuple[str, ...] = CLIENTS,
+        supervise: bool = False,
+        env: Mapping[str, str] | None = None,
+        collector_env: Mapping[str, str] | None = None,
+        root: Path | None = None,
+        episode_timeout: float = 120.0,
+        collect: bool = True,
+    ) -> None:
+        self.trial = trial
+        self.folder = trial.folder
+        self.root = root or trial.folder / "root"
+        self.chance = random.Random(trial.seed)
+        self.trace = trial.folder / "witness.jsonl"
+        self.watch = Watch(self.root)
+        self.originals = trial.folder / "originals"
+        self.originals.mkdir(exist_ok=True)
+        declare(
+            self.root,
+            spec=SPEC.to_json(),
+            steps_per_version=STEPS,
+            part_steps=8,
+            part_seconds=0.1,
+            seal_seconds=0.1,
+            episode_timeout=episode_timeout,
+        )
+        self.names = clients
+        self._generation = 0  # of clients
+        self._stack = ExitStack()
+        planted = planting.environment(trial.mutant)
+        self._env = {**planted, **((env if collector_env is None else collector_env) or {})}
+        self.nursery = Nursery(trial.folder, trial.mutant, env)
+        self._stack.callback(self.nursery.close)
+        self.trainer: Trainer | None = None
+        self.clients: dict[str, subprocess.Popen[bytes]] = {}
+        if collect:
+            log = trial.folder / "collector.log"
+            self.collector = self._stack.enter_context(
+                CollectorProcess(self.root, env=self._env, supervise=supervise, log=log)
+            )
+            self.start_clients(self.collector.address)
+
+    def __enter__(self) -> Loop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    # clients
+
+    def start_clients(self, address: str) -> None:
+        """All of them, of a collector."""
+        self._address = address
+        for name in self.names:
+            self.start_client(name)
+
+    def start_client(self, name: str) -> None:
+        """A client of this kind and a number that nobody had."""
+        kind, number = name.split("-")
+        own = f"{kind}-{int(number) + 100 * self._generation}"
+        command = [sys.executable, "-m", "tests.faults.loop.clients", self._address]
+        process = subprocess.Popen([*command, str(self.folder), own], cwd=ROOT)
+        self._stack.callback(_end, process)
+        self.clients[name] = process
+
+    def replace_client(self, name: str) -> None:
+        """SIGKILL of a client; another one takes its place."""
+        _end(self.clients[name])
+        self._generation += 1
+        self.start_client(name)
+
+    def forget_clients(self) -> None:
+        """What they noted is not there any more: a copy is put back. New ones follow."""
+        for client in self.clients.values():
+            _end(client)
+        for path in self.folder.glob("notes-*"):
+            path.rename(self.folder / f"gone-{path.name}")
+        self._generation += 1
+        self.start_clients(self._address)
+
+    def stop_clients(self) -> None:
+        """Let all end what they began."""
+        (self.folder / "stop").touch()
+        for client in self.clients.values():
+            client.wait(PATIENCE)
+        (self.folder / "stop").unlink()
+
+    def answers(self) -> int:
+        """How often clients noted by now that something was acknowledged."""
+        notes = self.folder.glob("notes-*")
+        return sum(path.read_bytes().count(b'"acknowledged"') for path in notes)
+
+    # trainers
+
+    def start_trainer(
+        self, *, steps: int = STEPS, strike: Mapping[str, Any] | None = None, **options: str
+    ) -> Trainer:
+        """A follower, in the place of the one before."""
+        words = [word for name, value in options.items() for word in (_option(name), value)]
+        self.trainer = self.nursery.start(
+            *("train", "--follow", "--root", str(self.root), "--json"),
+            *("--steps-per-update", str(steps), *words),
+            witness=self.trace,
+            strike=strike,
+        )
+        return self.trainer
+
+    def live_version(self) -> int:
+        """0 while nothing is live, or it cannot be read."""
+        try:
+            live = ledger.WeightStore(self.root, POLICY).live()
+        except Exception:  # what is wrong with it the watch notes
+            return 0
+        return live.version if live else 0
+
+    def updates(self) -> int:
+        """How many the witness saw."""
+        return self.trace.read_bytes().count(b"\n") if self.trace.exists() else 0
+
+    def wait_for_version(self, above: int, seconds: float = PATIENCE) -> bool:
+        """Whether a version above that one goes live in time."""
+        came = wait_until(lambda: self.live_version() > above, seconds)
+        self.watch.look()
+        return came
+
+    # the collector
+
+    def end_collector(self) -> None:
+        """SIGKILL of the collector; its writer dies with it."""
+        writer = self.collector.writer_pid()
+        self.collector.kill()
+        if writer is not None:
+            wait_until(lambda: is_dead(writer))
+
+    def shards(self) -> set[Path]:
+        return set(self.root.glob("shards/*/*.parquet"))
+
+    # the end
+
+    def judge(self, verdict: Verdict, **may: Any) -> None:
+        """Stop the clients and the collector, let a trainer read all, and hold all by row."""
+        self.stop_clients()
+        if self.trainer is not None:
+            self.trainer.kill()
+        self.drain(verdict)
+        self.judge_rows(self.read_all(verdict), verdict, **may)
+
+    def judge_rows(
+        self,
+        result: dict[str, Any] | None,
+        verdict: Verdict,
+        *,
+        damaged: tuple[str, ...] = (),
+        **may: Any,
+    ) -> None:
+        """Hold all by row; `result` is what a trainer said that has read all, `may` is for
+        `ledger.judge_versions`."""
+        notes = ledger.Notes.of(self.folder)
+        stored, said = ledger.rows_at_rest(self.root, self.originals), Testimony.of(self.trace)
+        ledger.judge_stored(notes, stored, verdict)
+        if result is not None:
+            ledger.judge_end(self.root, self.watch, said, stored, result, verdict, damaged=damaged)
+        ledger.judge_versions(self.watch, said, stored, verdict, **may)
+
+    def drain(self, verdict: Verdict) -> None:
+        """SIGTERM of the collector, once the episodes of its clients are in shards."""
+
+        def drained() -> bool:
+            counts = self.collector.get("/readyz")[1]
+            return bool(counts["episodes_open"] == counts["bytes_waiting"] == 0)
+
+        wait_until(drained, 30.0)
+        status = self.collector.stop()
+        verdict.require(status == 0, "drain", f"expected exit status 0, got {status}")
+
+    def read_all(self, verdict: Verdict) -> dict[str, Any] | None:
+        """Trainers, of small updates in the end, until nothing is left that they could read; what
+        the last one says."""
+        result: dict[str, Any] | None = None
+        for steps in (STEPS, *[1] * RUNS):
+            result = self._read_on(verdict, steps)
+            if result is None or not self._left():
+                break
+        return result
+
+    def _left(self) -> bool:
+        """Whether rows that the policy acted are not behind the checkpoint's position."""
+        stored = ledger.rows_at_rest(self.root, self.originals)
+        whole = [row for row in stored if row.mine and not (self.originals / row.shard).exists()]
+        position = ledger.position_of(self.root / ledger.CHECKPOINT)
+        return not ledger.unread_of(position, ledger.parts_of(stored)).isdisjoint(
+            row.row for row in whole
+        )
+
+    def _read_on(self, verdict: Verdict, steps: int) -> dict[str, Any] | None:
+        before = self._fence()
+        trainer = self.start_trainer(steps=steps)
+        wait_until(lambda: self._fence() > before or not trainer.alive, PATIENCE)
+        quiet = _Quiet(trainer.out, trainer.err, self.trace)
+        if not wait_until(lambda: quiet.for_long() or not trainer.alive, PATIENCE):
+            verdict.require(False, "stuck", "a trainer that has only to read on goes on for ever")
+        trainer.send(signal.SIGTERM)
+        if not trainer.wait():
+            verdict.require(False, "stuck", "a trainer does not end by SIGTERM")
+            trainer.kill()
+        result = trainer.result()
+        text = f"the trainer says no result: {trainer.complaint()}"
+        verdict.require(result is not None, "ended", text)
+        return result
+
+    def _fence(self) -> int:
+        """Of the latest lease: whoever has it listens to SIGTERM."""
+        numbers = self.root.glob(f"weights/{POLICY}/leases/*.json")
+        return max((int(path.stem) for path in numbers), default=0)
+
+
+class _Quiet:
+    """Whether files have grown no more for a while."""
+
+    LOOKS = 100
+
+    def __init__(self, *files: Path) -> None:
+        self._files = files
+        self._sizes: list[int] = []
+        self._same = 0
+
+    def for_long(self) -> bool:
+        sizes = [path.stat().st_size if path.exists() else 0 for path in self._files]
+        self._same = self._same + 1 if sizes == self._sizes else 0
+        self._sizes = sizes
+        return self._same >= self.LOOKS
+
+
+def wait_until(done: Callable[[], bool], seconds: float = PATIENCE) -> bool:
+    """Whether a condition comes true in time. It is asked seldom: what it waits for needs the
+    processor."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that stands still for as long as the block lasts."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,170 @@
+"""What a trainer needs is refused for a while: room, descriptors, readable shards, the processor.
+
+Logging must go on meanwhile, except where the collector shares the full disk: then events get 507,
+and are taken again once there is room. Afterwards a newer version comes from the same trainer.
+
+- full: `weights/` on a small file system of its own that is really full, where one may be mounted
+- no_room, shared: no file of the trainer (and of the collector) can grow: tests.faults.disk
+- unreadable: EIO for whatever the trainer opens
+- descriptors: EMFILE, by its limit
+- stopped: trainer, collector and shard writer each stand still
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+from tests.faults.disk import Disk
+from tests.faults.full_disk import Ballast, small_file_system
+from tests.faults.loop import ledger
+from tests.faults.loop.running import Loop, stopped, wait_until
+from tests.faults.scenario import Scenario, Trial, Verdict
+
+Fault: TypeAlias = Callable[[Loop], contextlib.AbstractContextManager[None]]
+PATIENCE = 90.0
+TMPFS_BYTES = 4_000_000
+ALLOWED = {"shared": {201, 507}, "collector_stopped": {0}, "writer_stopped": {201, 429}}
+
+
+def run(trial: Trial) -> Verdict:
+    verdict = Verdict()
+    root = trial.folder / "alone" / "root"
+    with small_file_system(root / "weights", TMPFS_BYTES) as mounted:
+        verdict.counts["small_file_system"] = mounted
+        if mounted:
+            ballast = Ballast(root / "weights")
+            with Loop(replace(trial, folder=trial.folder / "alone")) as loop:
+                _in_turn(loop, {"full": lambda _: _while(ballast.fill)}, 1, verdict)
+    folder = trial.folder / "beside"
+    disk = Disk.create(folder / "root")
+    with Loop(replace(trial, folder=folder), env=disk.environment, collector_env={}) as loop:
+        faults = {
+            "no_room": lambda _: _while(disk.fill),
+            "unreadable": lambda _: _unreadable(disk),
+            "descriptors": _no_descriptors,
+            "trainer_stopped": lambda loop: stopped(_trainer(loop)),
+            "collector_stopped": lambda loop: stopped(loop.collector.process.pid),
+            "writer_stopped": lambda loop: stopped(loop.collector.writer_pid() or 0),
+        }
+        _in_turn(loop, faults, trial.size, verdict)
+    folder = trial.folder / "shared"
+    disk = Disk.create(folder / "root")
+    with Loop(replace(trial, folder=folder), env=disk.environment) as loop:
+        _in_turn(loop, {"shared": lambda _: _while(disk.fill)}, 1, verdict)
+    return verdict
+
+
+def _in_turn(loop: Loop, faults: dict[str, Fault], turns: int, verdict: Verdict) -> None:
+    """Each fault so many times, under one trainer, which has to outlive all of them."""
+    before = dict(verdict.counts)
+    trainer = loop.start_trainer()
+    verdict.require(loop.wait_for_version(2), "stuck", "no version before any fault")
+    for _ in range(turns):
+        for name, fault in faults.items():
+            if not loop.trial.in_time or loop.trial.is_caught(verdict):
+                break
+            _suffer(loop, name, fault, verdict)
+            alive = trainer.alive
+            verdict.require(alive, "ended", f"{name}: by itself: {trainer.complaint()}")
+            if not alive:
+                return
+            _catch_up(loop, name, verdict)
+            version = loop.live_version()
+            came = loop.wait_for_version(version + 1)
+            verdict.require(came, "stuck", f"{name}: is over, and no version follows {version}")
+    loop.judge(verdict)
+    for count in ("acknowledged", "stored", "lost", "doubled", "trained", "excluded", "versions"):
+        verdict.counts[count] = verdict.counts.get(count, 0) + before.get(count, 0)
+
+
+def _catch_up(loop: Loop, name: str, verdict: Verdict) -> None:
+    """What came to lie in shards until now is read by the trainer that was there."""
+    there = {path.name for path in loop.shards()}
+
+    def behind() -> bool:
+        stored = [one for one in ledger.rows_at_rest(loop.root) if one.shard in there and one.mine]
+        unread = ledger.unread_of(ledger.position_of(loop.root), ledger.parts_of(stored))
+        return unread.isdisjoint(one.row for one in stored)
+
+    text = f"{name}: is over, and rows of that time are read by nobody"
+    verdict.require(wait_until(behind, PATIENCE), "left_behind", text)
+
+
+def _suffer(loop: Loop, name: str, fault: Fault, verdict: Verdict) -> None:
+    """A fault, for about a second; for how long nobody could log meanwhile is told."""
+    refused = 0.0
+    with fault(loop):
+        began = time.monotonic()
+        while time.monotonic() - began < 1.0:
+            at = time.monotonic()
+            status = 0 if name == "collector_stopped" else _probe(loop)
+            took = time.monotonic() - at
+            refused += took if status != 201 else 0.0
+            sound = name == "shared" or name.endswith("_stopped") or status == 201
+            verdict.require(sound, "refused", f"{name}: an event is answered with {status}")
+            verdict.require(name != "shared" or status in (201, 507), "status", f"{name}: {status}")
+            time.sleep(0.02)
+    taken = wait_until(lambda: _probe(loop) == 201, PATIENCE)
+    verdict.require(taken, "not_resumed", f"{name}: is over, and no event is taken")
+    verdict.count(name)
+    verdict.counts["refused_seconds"] = verdict.counts.get("refused_seconds", 0.0) + refused
+
+
+def _probe(loop: Loop) -> int:
+    """The status of a small request that has to reach the disk."""
+    return loop.collector.post("/v1/instances")[0]
+
+
+@contextlib.contextmanager
+def _while(switch: Callable[[bool], None]) -> Iterator[None]:
+    switch(True)
+    try:
+        yield
+    finally:
+        switch(False)
+
+
+@contextlib.contextmanager
+def _unreadable(disk: Disk) -> Iterator[None]:
+    disk.fail("trainer", "open", 1, errno.EIO, 10**9)
+    try:
+        yield
+    finally:
+        disk.disarm()
+
+
+@contextlib.contextmanager
+def _no_descriptors(loop: Loop) -> Iterator[None]:
+    """The trainer has as many as it may have."""
+    pid = _trainer(loop)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def _trainer(loop: Loop) -> int:
+    if loop.trainer is None:
+        raise RuntimeError("no trainer was started")
+    return loop.trainer.pid
+
+
+SCENARIO = Scenario(
+    name="starved",
+    law="a full disk, an error of input, missing descriptors and a stop are waited out by the "
+    "trainer, and nobody who logs hears of them",
+    unit="turns",
+    quick=1,
+    long=10,
+    planted=1,
+    run=run,
+    seconds=90.0,
+)

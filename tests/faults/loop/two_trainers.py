@@ -1,0 +1,115 @@
+"""Two trainers on one root: a scheduler's retry beside the orphan of its first try.
+
+The second is refused with status 3, and names the first. One that stands still loses its lease and
+is followed by the next; when it wakes up it may publish nothing. And a rollback under a running
+trainer holds, until it is ended by name.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from policy.inference.weight_store import WeightStore
+from storage.system.files import FileLock
+from tests.faults.loop.running import POLICY, Loop, Trainer, wait_until
+from tests.faults.scenario import Scenario, Trial, Verdict
+
+PATIENCE = 90.0
+
+
+def run(trial: Trial) -> Verdict:
+    verdict, copies = Verdict(), list[int]()
+    with Loop(trial) as loop:
+        trainer = loop.start_trainer()
+        verdict.require(loop.wait_for_version(2), "stuck", "no version before any fault")
+        for _ in range(trial.size):
+            if not trial.in_time or trial.is_caught(verdict):
+                break
+            _beside(loop, trainer, verdict)
+            copies += _roll_back(loop, trainer, verdict)
+            trainer = _orphan(loop, trainer, verdict)
+            verdict.count("turns")
+        loop.judge(verdict, goes_back=tuple(copies))
+    return verdict
+
+
+def _beside(loop: Loop, first: Trainer, verdict: Verdict) -> None:
+    """A second one, while the first is at work."""
+    second = loop.start_trainer()
+    loop.trainer = first
+    went = not second.wait(PATIENCE)
+    verdict.require(not went, "two", "a second trainer is at work beside the first")
+    if went:
+        second.kill()
+        return
+    status, said = second.exit_status(), second.complaint()
+    verdict.require(status == 3, "status", f"expected 3, got {status}: {said}")
+    verdict.require(str(first.pid) in said, "unnamed_holder", f"{first.pid} is not named: {said}")
+
+
+def _roll_back(loop: Loop, trainer: Trainer, verdict: Verdict) -> list[int]:
+    """Its content stays live while the trainer goes on with what clients do."""
+    store = WeightStore(loop.root, POLICY)
+    live = store.live()
+    if live is None or live.version < 2:
+        return []
+    pinned = store.rollback(by="a test", why="to see it hold")
+    said = len(trainer.said())
+    rows = loop.answers()
+    wait_until(lambda: len(trainer.said()) >= said + 3 or not trainer.alive, PATIENCE)
+    now = store.live()
+    loop.watch.look()
+    held = now is not None and now.version == pinned.version
+    verdict.require(held, "undone", f"a rollback to {pinned} is followed by {now}")
+    went_on = wait_until(lambda: loop.answers() > rows + 20, PATIENCE)
+    verdict.require(went_on, "stuck", "clients wait while a rollback pins the policy")
+    store.resume()
+    loop.wait_for_version(pinned.version, PATIENCE)
+    verdict.count("rollbacks")
+    return [pinned.version]
+
+
+def _orphan(loop: Loop, first: Trainer, verdict: Verdict) -> Trainer:
+    """The first one stands still until the next has its lease; then it goes on."""
+    _stop(loop, first)
+    second = loop.start_trainer(lease_wait="60")
+    before = loop.live_version()
+    took = loop.wait_for_version(before, PATIENCE)
+    verdict.require(took, "stuck", f"nobody follows a trainer that stands still: {second.err}")
+    first.send(signal.SIGCONT)
+    ended = first.wait(PATIENCE)
+    verdict.require(ended, "two", "an orphan that has lost its lease goes on")
+    if not ended:
+        first.kill()
+    else:
+        status = first.exit_status()
+        verdict.require(status == 3, "status", f"an orphan ends with {status}")
+    loop.watch.look()
+    verdict.require(second.alive, "ended", f"by itself: {second.complaint()}")
+    verdict.count("orphans")
+    return second
+
+
+def _stop(loop: Loop, trainer: Trainer) -> None:
+    """Stop it where it does not hold the store's lock: that nobody can take from it."""
+    lock = FileLock(loop.root / "weights" / POLICY / "lock")
+    trainer.send(signal.SIGSTOP)
+    while not lock.acquire(blocking=False):
+        trainer.send(signal.SIGCONT)
+        threading.Event().wait(0.01)
+        trainer.send(signal.SIGSTOP)
+    lock.release()
+
+
+SCENARIO = Scenario(
+    name="two_trainers",
+    law="one trainer of a policy at a time: a second one is refused by name, an orphan publishes "
+    "nothing; and a rollback holds",
+    unit="turns",
+    quick=1,
+    long=6,
+    planted=1,
+    run=run,
+    seconds=60.0,
+)
