@@ -17,7 +17,7 @@ def to_torch_dataset(reader: InputReader) -> Any:
     decode every shard, so that more of them read no faster. Needs the [train] extra.
     """
     from torch import distributed  # noqa: PLC0415  an optional extra
-    from torch.utils.data import IterableDataset, get_worker_info  # noqa: PLC0415
+    from torch.utils.data import IterableDataset, get_worker_info  # noqa: PLC0415  an optional extra
 
     class Batches(IterableDataset[dict[str, Any]]):
         def __iter__(self) -> Iterator[dict[str, Any]]:
