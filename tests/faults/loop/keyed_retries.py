@@ -42,7 +42,7 @@ SCENARIO = Scenario(
     unit="kills",
     quick=4,
     long=60,
-    planted=4,
+    planted=2,
     run=run,
     seconds=40.0,
 )

@@ -48,7 +48,7 @@ SCENARIO = Scenario(
     unit="kills",
     quick=25,
     long=100,
-    planted=12,
+    planted=6,
     run=run,
     seconds=60.0,
 )

@@ -74,7 +74,7 @@ SCENARIO = Scenario(
     unit="cuts",
     quick=12,
     long=100,
-    planted=8,
+    planted=5,
     run=run,
     seconds=60.0,
 )
