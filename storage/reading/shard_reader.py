@@ -75,6 +75,8 @@ __all__ = [
 
 log = logging.getLogger("headrace.reader")
 
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: Fibonacci hashing
+
 Left: TypeAlias = Callable[[], float | None]
 Select: TypeAlias = Callable[[SampleBatch], npt.NDArray[np.bool_]]
 
@@ -143,6 +145,7 @@ class ShardReader(InputReader):
         poll_interval: float = POLL_INTERVAL,
         retry_for: float = RETRY_FOR,
     ) -> None:
+        self._given = {name: value for name, value in locals().items() if name != "self"}
         _check_arguments(mode, batch_size, shuffle, prefetch, retry_for)
         self._source = _source_of(roots, source, follow, poll_interval)
         self.mode = mode
@@ -176,6 +179,12 @@ class ShardReader(InputReader):
         self._reset()
         if state is not None:
             self.load_state_dict(state)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process makes a reader like this one, which goes on from its position: a worker
+        that is spawned. Sources and masks have to be such as can be sent there."""
+        given = {**self._given, "state": self.state_dict()}
+        return _made_again, (type(self), given, self._share)
 
     def _reset(self) -> None:
         """As if nothing had been read."""
@@ -326,8 +335,11 @@ class ShardReader(InputReader):
     def _is_mine(self, stream: str, episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Whether parts, by their episodes' ordinals (P,), are in this reader's share."""
         index, count = self._share
-        turns = (episodes + zlib.crc32(stream.encode())) % count
-        return np.asarray(turns == index, np.bool_)
+        if count == 1:
+            return np.ones(len(episodes), np.bool_)
+        # ordinals of first parts may be regular: the high bits of a product are not
+        mixed = (episodes.astype(np.uint64) + np.uint64(zlib.crc32(stream.encode()))) * _GOLDEN
+        return np.asarray((mixed >> np.uint64(32)) % np.uint64(count) == index, np.bool_)
 
     def _unread(self, shard: ShardFile) -> RangeSet:
         """The ordinals of a shard's name that are to be read and were not taken."""
@@ -531,6 +543,14 @@ def read_position(root: Path | str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise ReaderState(f"{path}: {error}") from error
     return Position.from_json(state).to_json()
+
+
+def _made_again(
+    kind: type[ShardReader], given: dict[str, Any], share: tuple[int, int]
+) -> ShardReader:
+    reader = kind(given.pop("roots"), **given)
+    reader.share(*share)
+    return reader
 
 
 # --- checks ----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from storage.experience.episode import ENDINGS, LOGP_TOLERANCE, SOURCES
 from storage.shards.arrow_arrays import decode_column, present
 from storage.shards.names import ShardDamaged
-from storage.shards.schema import CODED, ShardMetadata, columns_for
+from storage.shards.schema import CODED, ShardMetadata, column_specs, columns_for
 from storage.spaces.descriptors import Box, Space, schema_id, spaces_from_canonical_json
 from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
 
@@ -59,6 +59,9 @@ def check_footer(
         raise ShardDamaged(
             f"expected schema {known.schema_id} of its spaces, the footer says {metadata.schema_id}"
         )
+    if dict(metadata.columns) != known.columns:
+        wrong = [n for n, spec in known.columns.items() if metadata.columns.get(n) != spec]
+        raise ShardDamaged(f"expected the columns of its spaces, the footer says other {wrong}")
     _check_fields(schema, known)
 
 
@@ -83,6 +86,7 @@ class _Laws:
         observation, action = spaces_from_canonical_json(canonical_json)
         self.schema_id = schema_id(observation, action)
         self.schema = columns_for(observation, action)
+        self.columns = column_specs(observation, action)
         self.nullable = {field.name: field.nullable for field in self.schema}
         self.leaves: dict[str, Leaf] = {}
         for prefix, space in (("obs", observation), ("final_obs", observation)):

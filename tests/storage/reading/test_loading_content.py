@@ -1,0 +1,137 @@
+"""A shard whose bytes are right and whose content is wrong is left out by name."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from storage.reading.shard_reader import ReaderError, ShardReader
+from storage.shards.names import ShardDamaged, ShardName
+from storage.shards.shard import ShardWriter
+from storage.spaces.descriptors import Box, canonical_json, schema_id
+from storage.verify.shard_check import check_shard
+from tests.storage.reading.bad_shards import BAD, put, rewrite
+from tests.storage.reading.test_shard_reader import COLLECTOR, OBS, part, read_all, rows_of, write
+
+PARTS = [part(0, 3), part(1, 2, ended=None, final=True), part(2, 3)]
+GOOD = part(3, 2)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_shard_of_wrong_content_is_left_out_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """Its rows are counted as "content", its name stands in the statistics and in one line of the
+    log; the other shard is read. `verify` says the same of it."""
+    change, told = BAD[what]
+    bad = rewrite(write(tmp_path, PARTS).path, change)
+    write(tmp_path, [GOOD])
+    reader = ShardReader(tmp_path)
+    with caplog.at_level(logging.WARNING, "headrace.reader"):
+        assert read_all(reader) == rows_of([GOOD])
+    assert list(reader.stats.excluded_shards) == [str(bad)]
+    assert told in reader.stats.excluded_shards[str(bad)]
+    assert list(reader.stats.excluded) == ["content"]
+    assert reader.stats.excluded["content"] >= len(PARTS)
+    assert [str(bad) in record.getMessage() for record in caplog.records] == [True]
+    name = ShardName.parse(bad.name)
+    assert name is not None
+    with pytest.raises(ShardDamaged, match=re.escape(told)):
+        check_shard(bad, name)
+
+
+def test_content_that_is_right_passes(tmp_path: Path) -> None:
+    """Written by another tool, with dictionaries and other pages, the same table is the same."""
+    path = write(tmp_path, PARTS).path
+    again = rewrite(path, lambda table: table, use_dictionary=True, row_group_size=3)
+    name = ShardName.parse(again.name)
+    assert name is not None
+    check_shard(again, name)
+    reader = ShardReader(tmp_path)
+    assert read_all(reader) == rows_of(PARTS)
+    assert reader.stats.excluded == {}
+
+
+@pytest.mark.parametrize("mode", ["transitions", "fragments", "episodes"])
+@pytest.mark.parametrize("what", ["broken tags", "an action outside its space", "a gap in t"])
+def test_the_verdict_does_not_depend_on_what_is_asked_for(
+    tmp_path: Path, mode: str, what: str
+) -> None:
+    """Of the columns that are not asked for, those that readers count and filter by are checked."""
+    rewrite(write(tmp_path, PARTS).path, BAD[what][0])
+    columns = ["actions", "rewards"] if mode != "episodes" else None
+    reader = ShardReader(tmp_path, mode=mode, columns=columns)
+    assert read_all(reader) == []
+    assert set(reader.stats.excluded) == {"content"}
+
+
+def test_a_column_that_no_shard_has_is_the_callers_error(tmp_path: Path) -> None:
+    """It excludes nothing: the reader raises."""
+    write(tmp_path, PARTS)
+    with ShardReader(tmp_path, columns=["reward"]) as reader:
+        with pytest.raises(ReaderError, match=r"got \['reward'\]"):
+            reader.next()
+        assert reader.stats.excluded == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "fine"),
+    [("on_policy", 1.5, True), ("logged", 1.5, False), ("logged", 1.0, True)],
+)
+def test_only_a_policys_own_sample_may_leave_its_bounds(
+    tmp_path: Path, source: str, value: float, fine: bool
+) -> None:
+    """An unclipped action that a policy of ours chose is stored as it was chosen."""
+    action = Box((1,), low=-1.0, high=1.0)
+    stream = f"{COLLECTOR}-{schema_id(OBS, action)}"
+    one = part(0, 2)
+    one = msgspec.structs.replace(
+        one, schema_id=schema_id(OBS, action), actions=np.zeros(2, np.float32).tobytes()
+    )
+    written = ShardWriter(tmp_path / "shards").write(stream, canonical_json(OBS, action), [one])
+    kind = pa.list_(pa.field("element", pa.float32(), nullable=False), 1)
+    values = pa.FixedSizeListArray.from_arrays(pa.array([0.0, value], pa.float32()), type=kind)
+
+    def change(table: pa.Table) -> pa.Table:
+        return put("source", [source] * 2)(put("actions", values)(table))
+
+    rewrite(written.path, change)
+    with ShardReader(tmp_path) as reader:
+        assert sum(batch.count for batch in reader) == (2 if fine else 0)
+
+
+@pytest.fixture
+def pool() -> Iterator[pa.MemoryPool]:
+    """Arrow's memory, counted from here."""
+    usual = pa.default_memory_pool()
+    counted = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(counted)
+    yield counted
+    pa.set_memory_pool(usual)
+
+
+@pytest.mark.parametrize("coded", [True, False])
+def test_a_file_that_decodes_to_far_more_is_refused_before_it_is_decoded(
+    tmp_path: Path, coded: bool, request: pytest.FixtureRequest
+) -> None:
+    """Some kB that stand for 800 MB, by a dictionary or by what compresses well."""
+    rows = 2_000
+    path = write(tmp_path, [part(0, rows)]).path
+    text = '{"a":"' + "x" * 400_000 + '"}'
+    options = {"compression": "zstd", "use_dictionary": ["infos"] if coded else False}
+    bad = rewrite(path, put("infos", [text] * rows), **options)
+    assert bad.stat().st_size < 442_000
+    pool = request.getfixturevalue("pool")
+    reader = ShardReader(tmp_path, columns=["infos"])
+    assert read_all(reader) == []
+    (told,) = reader.stats.excluded_shards.values()
+    assert "expected at most 256000000 bytes" in told
+    assert 0 < pool.max_memory() < 50_000_000
+    assert reader.stats.excluded == {"content": rows}
