@@ -45,7 +45,6 @@ TESTED_BY = {
     "storage.experience.interfaces": "policy/worker/test_sample_collection_training_enabled",
     "storage.reading.live_source": "ingest/embedded/test_policy_server_input",
     "storage.shards.content": "storage/reading/test_shard_reader",
-    "storage.shards.page_sizes": "storage/reading/test_shard_reader",
     "storage.shards.unjournaled": "ingest/collector/test_backup_restore",
     "storage.system.backoff": "policy/jobs/test_train_live",
     "storage.system.files": "policy/jobs/test_freeze",

@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -412,7 +413,7 @@ def wait_until(done: Callable[[], bool], seconds: float = PATIENCE) -> bool:
     while not done():
         if time.monotonic() > deadline:
             return False
-        time.sleep(LOOK_SECONDS)
+        threading.Event().wait(LOOK_SECONDS)
     return True
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -109,7 +110,7 @@ def _suffer(loop: Loop, name: str, fault: Fault, verdict: Verdict) -> None:
             sound = name == "shared" or name.endswith("_stopped") or status == 201
             verdict.require(sound, "refused", f"{name}: an event is answered with {status}")
             verdict.require(name != "shared" or status in (201, 507), "status", f"{name}: {status}")
-            time.sleep(0.02)
+            threading.Event().wait(0.02)
     taken = wait_until(lambda: _probe(loop) == 201, PATIENCE)
     verdict.require(taken, "not_resumed", f"{name}: is over, and no event is taken")
     verdict.count(name)
