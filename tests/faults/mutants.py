@@ -118,6 +118,8 @@ def mutant(**symptoms: str | tuple[str, ...]) -> Callable[[Plant], Plant]:
 
     def register(plant: Plant) -> Plant:
         name = plant.__name__.replace("_", "-")
+        if name in _REGISTERED:
+            raise MutantError(f"{name}: expected one broken build of that name, got a second")
         _REGISTERED[name] = Mutant(name, (plant.__doc__ or "").strip(), symptoms, plant)
         return plant
 

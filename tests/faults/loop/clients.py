@@ -2,11 +2,11 @@
 
     python -m tests.faults.loop.clients ADDRESS FOLDER KIND-NUMBER...
 
-KIND is `acting` or `keyed`. Each line of FOLDER/notes-KIND-NUMBER is a JSON object: `sent` before a
-request leaves, `acknowledged` once its answer came, as lists of rows. A row is [episode, place],
-where the place is t for a step that was acted and the reward for one that was logged; what was
-answered about an action follows. A request is sent again, unchanged, until it is answered. All end
-what they began and leave once FOLDER/stop exists.
+KIND is `acting`, `patient` or `keyed`. Each line of FOLDER/notes-KIND-NUMBER is a JSON object:
+`sent` before a request leaves, `acknowledged` once its answer came, as lists of rows. A row is
+[episode, place], where the place is t for a step that was acted and the reward for one that was
+logged; what was answered about an action follows. A request is sent again, unchanged, until it is
+answered. All end what they began and leave once FOLDER/stop exists.
 
 The keyed client sends calls again that were answered long ago, as a job does that is run again.
 """
@@ -24,8 +24,7 @@ import msgspec
 import urllib3
 
 AGAIN_SECONDS = 0.02
-PACE_SECONDS = {"acting": 0.01, "keyed": 0.05}
-HOLD_SECONDS = 5.0
+PACE_SECONDS = {"acting": 0.01, "patient": 0.01, "keyed": 0.05}
 EPISODES = 2  # that an acting client has open
 KEYED_STEPS = 400
 MSGPACK = "application/msgpack"
@@ -41,7 +40,7 @@ class Client:
         self._address = address
         self._folder = folder
         self._notes = folder / f"notes-{name}"
-        self._pool = urllib3.PoolManager(retries=False, timeout=20.0)
+        self._pool = urllib3.PoolManager(retries=False, timeout=90.0)
 
     @property
     def stopped(self) -> bool:
@@ -74,7 +73,12 @@ class Client:
 
 
 class ActingClient(Client):
-    """Two open episodes; each turn acts in both, by the policy that is live."""
+    """Two open episodes; each turn acts in both, by the policy that is live.
+
+    `hold` is for how many seconds it waits for a newer version at most.
+    """
+
+    hold = 5.0
 
     def __init__(self, address: str, folder: Path, name: str) -> None:
         super().__init__(address, folder, name)
@@ -98,7 +102,7 @@ class ActingClient(Client):
             self._refused(self.post("/v1/events", body))
             return
         calls = [self._call(name) for name in self._episodes]
-        self._act({**body, "actions": calls, "durable": True, "wait": HOLD_SECONDS})
+        self._act({**body, "actions": calls, "durable": True, "wait": self.hold})
 
     def _act(self, body: dict[str, Any]) -> None:
         """Ask until each of them is decided; what asks for nothing new is a retry."""
@@ -153,6 +157,12 @@ class ActingClient(Client):
             self.note("refused", wrong)
 
 
+class PatientClient(ActingClient):
+    """It waits for so long that nothing but an update lets it go on."""
+
+    hold = 60.0
+
+
 class KeyedClient(Client):
     """One long episode after the other, logged by calls that carry a key."""
 
@@ -194,7 +204,7 @@ class KeyedClient(Client):
         return self.post(path, body, **{"idempotency-key": key}) is not None
 
 
-KINDS = {"acting": ActingClient, "keyed": KeyedClient}
+KINDS = {"acting": ActingClient, "patient": PatientClient, "keyed": KeyedClient}
 
 
 def run(address: str, folder: Path, name: str) -> None:

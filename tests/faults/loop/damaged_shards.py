@@ -8,15 +8,19 @@ reported beside the time between versions without a fault.
 from __future__ import annotations
 
 import shutil
-import signal
 import statistics
 import time
+from functools import partial
 from pathlib import Path
+
+import pyarrow.parquet as pq
 
 from tests.faults.loop.running import Loop, stopped, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
-PATIENCE = 60.0
+PATIENCE = 50.0  # less than clients wait: only the trainer can bring the next version
+CLIENTS = ("patient-0", "patient-1", "keyed-0")
+TRIES, SHARD_SECONDS = 20, 5.0  # for a shard to come before clients are held
 USUAL = 6  # versions without a fault, for their interval
 
 
@@ -25,7 +29,7 @@ def run(trial: Trial) -> Verdict:
     usual: list[float] = []
     after: list[float] = []
     damaged: list[str] = []
-    with Loop(trial) as loop:
+    with Loop(trial, clients=CLIENTS) as loop:
         trainer = loop.start_trainer()
         verdict.require(loop.wait_for_version(2), "stuck", "no version before any fault")
         usual += _intervals(loop)
@@ -42,7 +46,6 @@ def run(trial: Trial) -> Verdict:
             after.append(time.monotonic() - began)
             verdict.require(trainer.alive, "ended", f"by itself: {trainer.complaint()}")
             loop.wait_for_version(before + 1)
-        trainer.send(signal.SIGTERM)
         loop.judge(verdict, damaged=tuple(damaged))
     verdict.counts |= {"damaged_shards": len(damaged)}
     for name, seconds in (("version_seconds_usual", usual), ("version_seconds_damaged", after)):
@@ -65,15 +68,26 @@ def _intervals(loop: Loop) -> list[float]:
 
 
 def damage(loop: Loop, trainer: int) -> list[str]:
-    """Flip bytes of shards that are written while the trainer stands still; their names."""
-    with stopped(trainer):
-        before = loop.shards()
-        wait_until(lambda: bool(loop.shards() - before), PATIENCE)
-        fresh = sorted(loop.shards() - before)[:1]
-        for path in fresh:
-            shutil.copy(path, loop.originals / path.name)
-            flip(path, loop.chance.randrange(path.stat().st_size))
-    return [path.name for path in fresh]
+    """Flip a byte of a shard that is written while the trainer stands still; its name.
+
+    It holds rows that the collector counted for the version that is live.
+    """
+    for _ in range(TRIES):
+        loop.wait_for_version(loop.live_version(), PATIENCE)
+        fresh = partial(_fresh, loop, loop.shards())
+        with stopped(trainer):
+            wait_until(lambda fresh=fresh: bool(fresh()), SHARD_SECONDS)
+            for path in fresh()[:1]:
+                shutil.copy(path, loop.originals / path.name)
+                flip(path, loop.chance.randrange(path.stat().st_size))
+                return [path.name]
+    return []
+
+
+def _fresh(loop: Loop, before: set[Path]) -> list[Path]:
+    """The shards that were not there before and hold rows of the policy's own."""
+    new = sorted(loop.shards() - before)
+    return [path for path in new if "on_policy" in pq.read_table(path)["source"].to_pylist()]
 
 
 def flip(path: Path, at: int) -> None:

@@ -17,7 +17,7 @@ from tests.faults.mutants import Patch, mutant
 
 
 @mutant(weights_power_loss=("vanished", "reused", "off_chain", "damaged_version", "went_back"))
-def published_without_syncing_the_folder(patch: Patch) -> None:
+def version_folders_not_synced(patch: Patch) -> None:
     """Versions, candidates and pointers get their names, and nobody syncs the folders of these."""
     for module in (storage.system.files, storage.weights.files):
         patch.replace(module, "sync_directory", lambda directory: None)
@@ -55,7 +55,7 @@ def fence_ignored(patch: Patch) -> None:
 
 
 @mutant(two_trainers="undone")
-def pin_ignored(patch: Patch) -> None:
+def rollback_not_looked_at(patch: Patch) -> None:
     """A trainer publishes over a rollback."""
 
     def free(self: WeightStore, live: Live | None) -> None:
