@@ -17,6 +17,7 @@ ROOMS = (
     "acting",
     "external_env",
     "reader",
+    "content_checks",
     "following",
     "steps",
     "worker",

@@ -403,6 +403,9 @@ def column_of(table: pa.Table, name: str) -> Array:
     """A column as numpy; texts that came as dictionaries become shared strings."""
     column = table.column(name)
     if pa.types.is_dictionary(column.type):
+        only = {_only_text(chunk) for chunk in column.chunks}
+        if len(only) == 1 and None not in only:
+            return np.broadcast_to(np.array([only.pop()], object), (len(column),))
         pieces = [_texts(chunk) for chunk in column.chunks]
         if len(pieces) == 1:
             return pieces[0]
@@ -417,6 +420,12 @@ def _with_dictionaries(table: pa.Table, names: list[str]) -> pa.Table:
         for name in names
     ]
     return pa.Table.from_arrays(columns, names).replace_schema_metadata(table.schema.metadata)
+
+
+def _only_text(chunk: pa.DictionaryArray) -> str | None:
+    """The text of all rows, None if they differ."""
+    alone = len(chunk.dictionary) == 1 and not chunk.null_count
+    return chunk.dictionary[0].as_py() if alone else None
 
 
 def _texts(chunk: pa.DictionaryArray) -> Array:

@@ -1,8 +1,8 @@
 """Run under `failing_opens.c`: what a follower and a one-shot reader do when opening fails.
 
-`python failing_reader.py ROOT CONTROL WORD ERRNO`: WORD is part of the path that fails. Prints one
-line of JSON: the ordinals that a follower brought while it failed and afterwards, and its
-statistics; and what a reader that gives up says.
+`python failing_reader.py ROOT CONTROL WORD ERRNO ...`: WORD is part of the path that fails. Prints
+one line of JSON for each errno: the ordinals that a follower brought while it failed and
+afterwards, and its statistics; and what a reader that gives up says.
 """
 
 from __future__ import annotations
@@ -66,4 +66,5 @@ def _once(root: Path) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4])
+    for number in sys.argv[4:]:
+        main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], number)
