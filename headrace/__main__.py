@@ -11,10 +11,10 @@ one line of JSON, and nothing else is on stdout; progress goes to stderr.
 HEADRACE_DEBUG=1 shows where in the code an error came from. HEADRACE_PARENT=PID, of the process
 that starts the command, makes the command die with it, whatever kills it: schedulers set it.
 
-Exit codes: 0 fine, 1 the answer is no (verify found something, the gate refused, a rollback pins
-the policy), 2 wrong usage, bad input or an extra that is not installed, 5 a version is wanted and
-was not served in time. `collect` has its own beside them (docs/operations.md): 1 trouble of disk or
-system, 3 its root or its port is taken. `train --follow`: 3 another trainer has the policy's lease.
+Exit codes: 0 fine, 1 the answer is no (verify found something, a candidate is worse, a rollback
+pins the policy), 2 wrong usage, bad input or an extra that is not installed, 3 a root, a port or a
+policy's lease is taken, 4 the episodes cannot tell whether a candidate is better, 5 a version is
+wanted and was not served in time. docs/operations.md has the table.
 """
 
 # ruff: noqa: PLC0415 - loads what it joins when it is asked to
@@ -113,7 +113,12 @@ def _commands() -> tuple[Callable[..., None], ...]:
     whole_way = (edge.demo, edge.up)
     collecting = (edge.collect, edge.replay)
     judging = (learning.freeze, learning.train, learning.evaluate, learning.publish)
-    numbering = (publishing.versions, publishing.rollback, publishing.resume)
+    numbering = (
+        learning.decisions,
+        publishing.versions,
+        publishing.rollback,
+        publishing.resume,
+    )
     looking = (edge.ls, edge.verify, edge.pseudonym)
     return (*whole_way, *collecting, *judging, *numbering, *looking)
 

@@ -43,6 +43,16 @@ if TYPE_CHECKING:
     from policy.jobs.gate import MakeLive
 
 
+RewardRange = Annotated[
+    tuple[float, float] | None,
+    typer.Option(help="Least and most that a step can earn: known, not looked up in the log."),
+]
+MinEss = Annotated[float, typer.Option(help="Effective sample size that is enough.")]
+
+CANNOT_TELL_EXIT = 4
+"""A judgement that says neither: docs/operations.md has the table."""
+
+
 class Edge(Protocol):
     """What `publish` needs of the edge; `headrace.__main__` joins them."""
 
@@ -200,13 +210,18 @@ def evaluate(
     gamma: Annotated[float, typer.Option(help="Discount of a step.")] = 1.0,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     interval: Annotated[str, typer.Option(help="student or bootstrap.")] = "student",
+    reward_range: RewardRange = None,
+    min_ess: MinEss = 100.0,
     plot: Annotated[Path | None, typer.Option(help="A PNG of all intervals.")] = None,
     manifest: Manifest = None,
     retry_for: RetryFor = 60.0,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Estimate what weights would have earned on the logged episodes, off-policy."""
+    """Judge weights by the logged episodes, off-policy: better, worse, or cannot tell.
+
+    The bars are the live version and the logging policy. It reports, with status 0; `publish` acts.
+    """
     from headrace.output import console, results
     from policy.inference.weight_store import WeightStore
     from policy.jobs.gate import evaluate_logs
@@ -226,10 +241,12 @@ def evaluate(
             gamma=gamma,
             confidence=confidence,
             interval=interval,
+            reward_range=reward_range,
+            min_ess=min_ess,
             seed=seed,
             retry_for=retry_for,
         )
-    return console.line(document) if as_json else results.estimates(document["logs"])
+    return console.line(document) if as_json else results.evaluated(document["logs"])
 
 
 def _weights(store: WeightStore, name: str) -> str | int | None:
@@ -254,16 +271,16 @@ def publish(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     gated: Annotated[bool, typer.Option("--gate/--no-gate", help="Evaluate first.")] = True,
-    min_ess: Annotated[float, typer.Option(help="Effective sample size that is enough.")] = 100.0,
-    rule: Annotated[
-        str, typer.Option(help="What must lie above the baseline: lower_bound or value.")
-    ] = "lower_bound",
-    baseline: Annotated[
-        str, typer.Option(help="behaviour (the logging policy's value) or a number.")
-    ] = "behaviour",
-    estimator: Annotated[str | None, typer.Option(help="That decides; default: dr.")] = None,
+    reward_range: RewardRange = None,
+    min_ess: MinEss = 100.0,
+    confidence: Annotated[float, typer.Option(help="Of the intervals that decide.")] = 0.95,
+    gamma: Annotated[float, typer.Option(help="Discount of a step.")] = 1.0,
+    alpha_budget: Annotated[
+        float | None,
+        typer.Option(help="Error to spend over all candidates judged on the same episodes."),
+    ] = None,
     manifest: Manifest = None,
-    refused_exit: Annotated[int, typer.Option(help="The status when the gate refuses.")] = 1,
+    refused_exit: Annotated[int, typer.Option(help="The status when it is worse.")] = 1,
     url: Url = None,
     token: Token = None,
     ca: Ca = None,
@@ -271,12 +288,13 @@ def publish(
     wait_for: WaitSeconds = WAIT_SECONDS,
     as_json: Json = False,
 ) -> None:
-    """Make a candidate of the root the live version, if the gate lets it pass.
+    """Make a candidate of the root the live version, if it is better than what is live.
 
     With --url it is made live in a collector elsewhere; the gate judges by the data of the root.
-    Exit status 5: it is wanted, and a registered collector did not serve it in time.
+    Exit status 1: worse; 4: these episodes cannot tell, and the answer says why; 5: it is wanted,
+    and a registered collector did not serve it in time.
     """
-    from headrace.output import console
+    from headrace.output import console, results
     from policy.inference.weight_store import WeightStore
     from policy.jobs.freeze import load_frozen
     from policy.jobs.gate import Gate
@@ -285,9 +303,10 @@ def publish(
     chosen = _latest(WeightStore(root, policy_id)) if digest == "latest" else digest
     settings = Gate(
         min_ess=min_ess,
-        rule=rule,  # type: ignore[arg-type]  # it checks
-        baseline="behaviour" if baseline == "behaviour" else float(baseline),
-        estimator=estimator,
+        confidence=confidence,
+        gamma=gamma,
+        reward_range=reward_range,
+        alpha_budget=alpha_budget,
     )
     if url is not None and manifest is not None:
         raise ValueError("--url: expected no --manifest, whose decisions name versions of the root")
@@ -298,15 +317,30 @@ def publish(
             root, policy_id, chosen, gate, frozen=frozen, on_progress=told, make_live=make_live
         )
     if not document["published"]:
+        verdict = document["gate"]["verdict"]
         for reason in document["gate"]["reasons"]:
-            print(f"refused: {reason}", file=sys.stderr)
+            print(f"{verdict}: {reason}", file=sys.stderr)
         if as_json:
             console.line(document)
-        raise typer.Exit(refused_exit)
+        raise typer.Exit(refused_exit if verdict == "worse" else CANNOT_TELL_EXIT)
     fresh = not document.get("unchanged")
     for edge in _joined if fresh and url is None else ():  # a collector writes its own line
         version, by = document["version"], "command line"
         edge.audited("published", policy=policy_id, version=version, by=by, candidate=chosen)
-    passed = "the gate passed" if gated else "without a gate: nothing says that it is better"
     where = Where(root, policy_id, url, token, ca)
-    report_served(document, where, wait, wait_for, note=f" ({passed})", as_json=as_json)
+    note = f" ({results.why_published(document, gated=gated)})"
+    report_served(document, where, wait, wait_for, note=note, as_json=as_json)
+
+
+def decisions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:
+    """List what was decided about candidates, and why."""
+    from headrace.output import console, results
+    from policy.jobs.decisions import load_decisions
+
+    found = load_decisions(root, policy_id)
+    document = {
+        "policy_id": policy_id,
+        "decisions": list(found.known),
+        "damaged": dict(found.damaged),
+    }
+    return console.line(document) if as_json else results.decisions(document)

@@ -11,7 +11,17 @@ from typing import Any
 
 from headrace.output.console import moment, printable, table
 
-__all__ = ["estimates", "replayed", "streams", "trained", "verified", "versions"]
+__all__ = [
+    "decisions",
+    "estimates",
+    "evaluated",
+    "replayed",
+    "streams",
+    "trained",
+    "verified",
+    "versions",
+    "why_published",
+]
 
 Document = Mapping[str, Any]
 
@@ -46,15 +56,86 @@ def trained(document: Document) -> None:
     print(f"Candidate {document['candidate']}")
 
 
+def evaluated(logs: Sequence[Document]) -> None:
+    """Of `evaluate`: the estimates, the differences that decide, the checks, the verdict."""
+    estimates(logs)
+    judged(logs)
+
+
+def judged(logs: Sequence[Document]) -> None:
+    """The differences that decide, the checks of each log, and the verdicts."""
+    rows = []
+    for log in logs:
+        for one in log["comparisons"]:
+            low, high = map(_number, one["interval"])
+            bound = f"{one['method']}, {one['bound']}"
+            interval = f"{low} .. {high}"
+            value = (_number(one["difference"]), interval, bound, one["n"], one["verdict"])
+            rows.append((log["label"], one["bar"], *value))
+    columns = ("log", "against", "difference", "interval", "bound", "episodes", "verdict")
+    table("What decides: value per episode, weights less bar", columns, rows)
+    checks = [
+        (
+            log["label"],
+            one["name"],
+            _number(one["value"]),
+            "" if one["threshold"] is None else _number(one["threshold"]),
+            "ok" if one["passed"] else "FAILED",
+            one["sentence"],
+        )
+        for log in logs
+        for one in log["diagnostics"]
+    ]
+    table("Checks", ("log", "check", "value", "threshold", "", "in words"), checks)
+    for log in logs:
+        approximate = " (approximate: no reward_range)" if log["approximate"] else ""
+        print(f"{log['label']}: {log['verdict']}{approximate}")
+        for reason in log["reasons"]:
+            print(f"  {reason}")
+
+
+def why_published(document: Document, *, gated: bool) -> str:
+    """Of `publish`: why a version may be live, the verdict where it was judged."""
+    judgement = document["gate"]
+    if judgement is not None:
+        bars = " and ".join(one["bar"] for one in judgement["comparisons"])
+        approximate = ", approximately" if judgement["approximate"] else ""
+        return f"{judgement['verdict']} than {bars}{approximate}"
+    if gated:
+        return "it was live already"
+    return "without a gate: nothing says that it is better"
+
+
+def decisions(document: Document) -> None:
+    """Of `decisions`: one line each, the newest last, with what was missing."""
+    rows = [
+        (
+            moment(one["decided"]),
+            one["candidate"][:12],
+            one["verdict"] or "not judged",
+            one["version"] if one["published"] else None,
+            one["episodes"],
+            one.get("looks", 0),
+            one.get("others", 0),
+            "; ".join(one["reasons"]),
+        )
+        for one in document["decisions"]
+    ]
+    columns = ("decided", "candidate", "verdict", "version", "episodes", "looks", "others", "why")
+    table(f"Decisions about {document['policy_id']}", columns, rows)
+    for path, why in document["damaged"].items():
+        print(f"cannot be read: {path}: {why}")
+
+
 def estimates(logs: Sequence[Document]) -> None:
-    """Of `evaluate`: every estimate of every log, the logging policy's own first."""
+    """Every estimate of every log, the logging policy's own first: they inform."""
     rows: list[tuple[Any, ...]] = []
     for log in logs:
         excluded = sum(log["excluded"].values())
-        for name, one in [
-            ("the logging policy", log["behaviour"]),
-            *((f"{one['name']} of the weights", one) for one in log["target"]),
-        ]:
+        named = [(f"{one['name']} of the weights", one) for one in log["target"]]
+        if log["behaviour"] is not None:
+            named.insert(0, ("the logging policy", log["behaviour"]))
+        for name, one in named:
             low, high = map(_number, one["interval"])
             value = (_number(one["value"]), f"{low} .. {high}", f"{one['ess'] or 0:.0f}")
             rows.append((log["label"], name, *value, one["n"], excluded))

@@ -1,6 +1,7 @@
-"""The evaluation job: what would these weights have earned on the episodes that were logged?
+"""The evaluation job: what would these weights have earned, and are they better than what is live?
 
-    result = evaluate("run", "default", digest, estimators=("snips", "dr"), confidence=0.95)
+    result = evaluate("run", "default", digest, reward_range=(0.0, 1.0))
+    result.judgement.verdict, result.judgement.reasons   # "cannot tell", ("... 24,000 more ...",)
     for estimate in result.target:
         print(estimate.name, estimate.value, estimate.interval, estimate.ess)
     result.behaviour.value                        # what the logging policy earned
@@ -8,52 +9,48 @@
 policy.jobs.report has what comes out: `EvaluationResult`, the gate for publishing, a plot.
 
 By default it judges by the episodes that training held out, and by whole ones alone: what is left
-out is counted by reason. The logging policy's own value is taken over the same episodes.
+out is counted by reason. The bars are the live version and the logging policy, over the same
+episodes, none of which the candidate or the live version was trained on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
+from policy.jobs.decisions import Document, earlier_of
+from policy.jobs.judged_log import JudgedLog, Lineage, read_log
 from policy.jobs.report import HELD_OUT, EvaluationError, EvaluationResult, Split
 from policy.ope.cross_fitting import CrossFitted, cross_fit
+from policy.ope.diagnostics import Diagnostic, at_most
 from policy.ope.estimators import ESTIMATORS, Bootstrap, Episodes, Estimate, Interval, StudentT
+from policy.ope.judgement import Bar, Judged, Judgement, Rules, Target, combined, judge
 from policy.ope.value_models import LinearRewardModel
 from policy.progress import Progress, no_progress
 from storage.experience.episode import DEFAULT_POLICY
-from storage.experience.sample_batch import (
-    ACTION_LOGP,
-    AGENT_ID,
-    EPISODE_ORDINAL,
-    EPS_ID,
-    REWARDS,
-    STREAM,
-    SampleBatch,
-    T,
-    concat_samples,
-)
+from storage.experience.sample_batch import ACTION_LOGP, REWARDS
 from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
-from storage.reading.shard_reader import ShardReader, held_out
 from storage.spaces.descriptors import Discrete
 from storage.weights.store import Candidate, Manifest, WeightStore
 
 __all__ = ["EvaluationError", "EvaluationResult", "evaluate"]
 
-_COLUMNS = (EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, AGENT_ID, "ended")
 _ONE_STEP = ("ips", "snips", "dm", "dr")
 _ONE_STEP_ANY_ACTION = ("ips", "snips")
 _ANY_LENGTH = ("is", "pdis", "wis", "cwpdis")
 _NEEDS_MODEL = frozenset({"dm", "dr", "sndr", "switch_dr", "dr_os"})
+
+MOST_LOST = 0.05
+MOST_WITHOUT_PROPENSITY = 0.5
 
 
 def evaluate(
@@ -67,6 +64,10 @@ def evaluate(
     gamma: float = 1.0,
     confidence: float = 0.95,
     interval: Literal["student", "bootstrap"] = "student",
+    reward_range: tuple[float, float] | None = None,
+    min_ess: float = 100.0,
+    earlier: Sequence[Document] = (),
+    alpha_budget: float | None = None,
     folds: int = 5,
     seed: int = 0,
     manifest: Mapping[str, Ranges] | None = None,
@@ -75,39 +76,74 @@ def evaluate(
     retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
 ) -> EvaluationResult:
-    """Estimate the value of a candidate (digest) or version (number) on the shards under `root`.
+    """Judge a candidate (digest) or version (number) by the shards under `root`.
 
-    Without `weights`: the live version. `manifest` (stream -> ordinal ranges): nothing else is
-    read. `store` is where the weights lie, if not under `root`, as
+    Without `weights`: the live version, against the logging policy alone. `manifest` (stream ->
+    ordinal ranges): nothing else is read. `store` is where the weights lie, if not under `root`, as
     when the log is another one. `held_out` defaults to the share that the weights say their
-    training held out. `estimators` default to those that fit the episodes; one that cannot be
-    computed is named in `unavailable`. Models (dm, dr) are cross-fitted on the episodes themselves,
-    in episodes of several steps by fitted Q evaluation.
+    training held out.
 
-    Raises EvaluationError when no estimator says anything, ValueError for unknown names.
+    `reward_range`: the limits of a step's reward, known and not looked up in the log; with it the
+    verdict holds at every sample size, without it is approximate. `earlier`: decisions of
+    policy.jobs.decisions, so that several looks and several candidates are known as such;
+    `alpha_budget` is spent over all candidates on overlapping rows, the k-th of which gets
+    6 / (pi k)^2 of it, in place of (1 - confidence) / 2 for each.
+
+    `estimators` default to those that fit the episodes; they inform and decide nothing, and one
+    that cannot be computed is named in `unavailable`. Models (dm, dr) are cross-fitted on the
+    episodes themselves, in episodes of several steps by fitted Q evaluation.
+
+    A log that says nothing gives a result too, whose verdict says what is missing. Raises
+    EvaluationError when nothing is live and no weights are named, ValueError for unknown names.
     """
-    judge = _Judge(gamma, confidence, interval, seed, folds)
+    informing = _Estimating(gamma, confidence, interval, seed, folds)
+    rules = Rules(
+        confidence=confidence,
+        gamma=gamma,
+        reward_range=_reward_range(reward_range),
+        min_ess=min_ess,
+        seed=seed,
+    )
     _check_names(split, estimators)
-    policy, fraction, weights = _load(store or WeightStore(root, policy_id), weights, held_out)
-    share = fraction if split == "held_out" else None
-    log = _read(root, policy_id, share, policy.spec, manifest, retry_for, on_progress)
-    if not log.lengths.size:
-        raise EvaluationError(f"policy {policy_id!r}: no episodes to judge by: {log.left_out()}")
-    target, unavailable = judge.all(policy, log, estimators)
-    if not target:
-        raise EvaluationError(f"policy {policy_id!r}: no estimate: {unavailable}")
-    behaviour = judge.one("v_behavior", log.episodes(policy))
+    store = store or WeightStore(root, policy_id)
+    loaded = _load(store, weights)
+    live = _live_bar(store, loaded)
+    fraction = loaded.held_out if held_out is None else held_out
+    log = read_log(
+        root,
+        policy_id,
+        loaded.policy.spec,
+        share=fraction if split == "held_out" else None,
+        trained_on=[loaded.lineage, *([live.lineage] if live else [])],
+        manifest=manifest,
+        retry_for=retry_for,
+        on_progress=on_progress,
+    )
+    before = earlier_of(earlier, loaded.candidate, log.rows, len(log.lengths))
+    rules = replace(rules, looks=before.looks)
+    if alpha_budget is not None:
+        rules = replace(rules, confidence=_spent(alpha_budget, before.others + 1))
+    target, unavailable = informing.all(loaded.policy, log, estimators)
+    behaviour = None
+    if log.lengths.size:
+        behaviour = informing.one("v_behavior", _episodes(log, loaded.policy))
     return EvaluationResult(
         policy_id=policy_id,
-        weights=weights,
-        label=label or f"{policy_id} {str(weights)[:12]}",
+        weights=loaded.name,
+        label=label or f"{policy_id} {str(loaded.name)[:12]}",
         split=split,
         held_out=fraction,
         gamma=gamma,
         confidence=confidence,
+        reward_range=rules.reward_range,
+        looks=before.looks,
+        others=before.others,
         target=tuple(target),
         behaviour=behaviour,
-        episodes=behaviour.n,
+        live=None if live is None else live.version,
+        judgement=_judgement(log, loaded, live, rules),
+        episodes=len(log.lengths),
+        rows=log.rows,
         excluded=log.excluded,
         not_read=log.not_read,
         unavailable=unavailable,
@@ -115,152 +151,159 @@ def evaluate(
     )
 
 
-# --- the weights and the log -----------------------------------------------------------------
+def _reward_range(given: tuple[float, float] | None) -> tuple[float, float] | None:
+    """The one place that a range comes from: an argument, and never the log."""
+    return given
 
 
-def _load(
-    store: WeightStore, weights: str | int | None, held_out: float | None
-) -> tuple[NumpyPolicy, float, str | int]:
-    """(the policy, the share its training held out, its digest or version)."""
-    found: Candidate | Manifest
+def _spent(budget: float, number: int) -> float:
+    """The confidence of the n-th candidate's interval, so that all errors add up to the budget."""
+    if not 0 < budget < 1:
+        raise ValueError(f"alpha_budget: expected a probability in (0, 1), got {budget}")
+    return 1 - 2 * budget * 6 / (math.pi * number) ** 2
+
+
+# --- the weights -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """Weights that can be asked, and what they were trained on."""
+
+    name: str | int  # digest or version
+    policy: NumpyPolicy
+    held_out: float
+    lineage: Lineage
+    candidate: str  # the digest of what they came from
+    version: int | None
+
+
+def _load(store: WeightStore, weights: str | int | None) -> _Loaded:
+    """A candidate, a version, or without a name what is live."""
     if weights is None:
         live = store.live()
         if live is None:
             raise EvaluationError(f"policy {store.policy_id!r}: nothing is live; name the weights")
         weights = live.version
+    found: Candidate | Manifest
     if isinstance(weights, int):
-        found, arrays = store.load(weights)
+        manifest, arrays = store.load(weights)
+        found, lineage, digest = manifest, store.lineage(weights), manifest.candidate
     else:
         found, arrays = store.load_candidate(weights)
-        weights = found.digest
-    if held_out is None:
-        held_out = float(found.metrics.get("held_out", HELD_OUT))
-    spec = PolicySpec.from_json(found.spec)
-    return NumpyPolicy(spec, arrays, filter_state=found.filter_state), held_out, weights
+        weights = digest = found.digest
+        lineage = store.candidate_lineage(digest)
+    policy = NumpyPolicy(PolicySpec.from_json(found.spec), arrays, filter_state=found.filter_state)
+    share = float(found.metrics.get("held_out", HELD_OUT))
+    return _Loaded(
+        weights, policy, share, lineage, digest, weights if isinstance(weights, int) else None
+    )
 
 
-@dataclass(frozen=True)
-class _Log:
-    """Whole episodes with propensities: their steps one behind the other, S in all."""
+def _live_bar(store: WeightStore, judged: _Loaded) -> _Loaded | None:
+    """The live version, unless there is none, or it is what is judged."""
+    live = store.live()
+    if live is None or live.version == judged.version:
+        return None
+    found = _load(store, live.version)
+    return None if found.candidate == judged.candidate else found
 
-    steps: SampleBatch
-    flat: npt.NDArray[np.float32]  # (S, D) observations
-    lengths: npt.NDArray[np.int64]  # (n,)
-    excluded: dict[str, int]  # why -> episodes
-    not_read: dict[str, int]  # why -> steps
-    skipped: dict[str, str]  # damaged shard -> why
 
-    @property
-    def one_step(self) -> bool:
-        return bool((self.lengths == 1).all())
+# --- the judgement ---------------------------------------------------------------------------
 
-    def episodes(self, policy: NumpyPolicy, fitted: CrossFitted | None = None) -> Episodes:
-        """The same with the target policy's logp, and q and v of a fitted model."""
-        actions = columns_of(policy.spec.action, "actions", self.steps)
-        return Episodes.from_flat(
-            self.steps[REWARDS],
-            lengths=self.lengths,
-            behaviour_logp=self.steps[ACTION_LOGP],
-            target_logp=policy.logp(self.flat, actions),
-            q=None if fitted is None else fitted.q,
-            v=None if fitted is None else fitted.v,
-            excluded=self.excluded,
-            densities=not policy.spec.layout.is_discrete,
+
+def _judgement(log: JudgedLog, judged: _Loaded, live: _Loaded | None, rules: Rules) -> Judgement:
+    counted = [*_counted(log, live), _certain_check(log, judged.policy)]
+    spec = judged.policy.spec
+    if live is not None and live.policy.spec.action != spec.action:
+        sentence = f"live version {live.version} has another action space: use a canary"
+        counted.append(at_most("live_action_space", 1, 0, sentence))
+        live = None
+    bars = [Bar("the logging policy")]
+    if not log.lengths.size:
+        return combined([], counted)
+    taken = None
+    if isinstance(spec.action, Discrete):
+        taken = log.steps["actions"].astype(np.int64) - spec.action.start
+    data = Judged(
+        rewards=np.asarray(log.steps[REWARDS], np.float64),
+        lengths=log.lengths,
+        behaviour_logp=np.asarray(log.steps[ACTION_LOGP], np.float64),
+        flat=log.flat,
+        taken=taken,
+        start=spec.action.start if isinstance(spec.action, Discrete) else 0,
+        discrete=spec.layout.is_discrete,
+    )
+    if live is not None:
+        bars.insert(0, Bar(f"live version {live.version}", _target(live.policy, log)))
+    return judge(data, _target(judged.policy, log), bars, rules, counted)
+
+
+def _target(policy: NumpyPolicy, log: JudgedLog) -> Target:
+    actions = columns_of(policy.spec.action, "actions", log.steps)
+    flat = policy.flatten(columns_of(policy.spec.observation, "obs", log.steps))
+    discrete = isinstance(policy.spec.action, Discrete)
+    return Target(policy.logp(flat, actions), policy.probabilities(flat) if discrete else None)
+
+
+def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
+    """Checks of what was left out before anything was estimated."""
+    trained = log.excluded.get("in_lineage", 0)
+    whom = "the candidate" if live is None else f"the candidate or live version {live.version}"
+    sentence = f"{trained} episodes left out: {whom} was trained on them"
+    none = not log.lengths.size
+    if trained and none:
+        sentence += "; nothing was reserved to judge by: train with --held-out"
+    found = [at_most("in_lineage", trained, trained - 1 if trained and none else None, sentence)]
+    seen = sum(log.excluded.values()) - trained + len(log.lengths)
+    lost = log.excluded.get("abandoned", 0) + log.excluded.get("broken", 0)
+    share = lost / max(1, seen)
+    sentence = f"{lost} episodes ({share:.1%}) were abandoned or broken: nobody saw their end"
+    source = "chosen here: such a loss, if it depends on the action, moves a value as much"
+    found.append(at_most("lost_episodes", share, MOST_LOST, sentence, source))
+    unknown = log.excluded.get("no_propensity", 0)
+    share = unknown / max(1, seen)
+    sentence = f"{unknown} episodes ({share:.1%}) without a propensity"
+    if unknown:
+        sentence += ": log actions with action_prob or action_logp"
+    source = "chosen here: more than half of the log would not be judged by"
+    found.append(at_most("no_propensity", share, MOST_WITHOUT_PROPENSITY, sentence, source))
+    sentence = f"{log.sampled} episodes whose logging was sampled"
+    if log.sampled:
+        sentence += ": pass_prob below 1 does not enter these estimates"
+    found.append(at_most("sampled_log", log.sampled, 0, sentence, "their estimates are biased"))
+    if none:
+        sentence = f"no episodes to judge by: {log.left_out()}"
+        found.append(at_most("no_episodes", 1, 0, sentence, "nothing says nothing"))
+    return found
+
+
+def _certain_check(log: JudgedLog, policy: NumpyPolicy) -> Diagnostic:
+    """Steps of probability 1: where the candidate does something else, nobody knows what follows.
+
+    Its value is the share of the log's episodes times the candidate's probability of doing so.
+    """
+    episodes, apart = log.excluded.get("certain", 0), 0.0
+    if log.certain.count:
+        actions = columns_of(policy.spec.action, "actions", log.certain)
+        flat = policy.flatten(columns_of(policy.spec.observation, "obs", log.certain))
+        apart = max(0.0, 1 - float(np.exp(policy.logp(flat, actions)).mean()))
+    share = episodes / max(1, log.candidates)
+    sentence = f"{episodes} episodes ({share:.1%}) with steps of probability 1 are left out"
+    if episodes:
+        sentence += (
+            f"; there the candidate does something else in {apart:.0%} of steps: log with "
+            "exploration, or use a canary"
         )
-
-    def left_out(self) -> str:
-        counts = [f"{why}: {n} episodes" for why, n in self.excluded.items() if n]
-        counts += [f"{why}: {n} steps" for why, n in self.not_read.items() if n]
-        return ", ".join([*counts, *self.skipped.values()]) or "none were found"
-
-
-def _read(
-    root: Path | str,
-    policy_id: str,
-    share: float | None,
-    spec: PolicySpec,
-    manifest: Mapping[str, Ranges] | None,
-    retry_for: float,
-    on_progress: Progress,
-) -> _Log:
-    """The log in memory; with a `share`, only the episodes that it holds out."""
-
-    def of_split(batch: SampleBatch) -> npt.NDArray[np.bool_]:
-        return np.ones(batch.count, np.bool_) if share is None else held_out(batch, share)
-
-    batches: list[SampleBatch] = []
-    rows = 0
-    with ShardReader(
-        root,
-        policy_id=policy_id,
-        select=of_split,
-        ordinals=manifest,
-        columns=_COLUMNS,
-        retry_for=retry_for,
-    ) as reader:
-        for batch in reader:
-            batches.append(batch)
-            rows += batch.count
-            on_progress("reading", rows, None)
-        not_read = {
-            ("other_split" if why == "select" else why): n
-            for why, n in reader.stats.excluded.items()
-        }
-        skipped = dict(reader.stats.excluded_shards)
-    if not batches:
-        flat = np.empty((0, spec.flattener.size), np.float32)
-        return _Log(SampleBatch(), flat, np.empty(0, np.int64), {}, not_read, skipped)
-    steps, lengths = _by_episode(concat_samples(batches))
-    steps, lengths, excluded = _whole(steps, lengths)
-    flat = spec.flattener.columns(columns_of(spec.observation, "obs", steps))
-    return _Log(steps, flat, lengths, excluded, not_read, skipped)
-
-
-def _by_episode(steps: SampleBatch) -> tuple[SampleBatch, npt.NDArray[np.int64]]:
-    """(steps sorted by episode and t, length of each episode)."""
-    keys = [
-        np.unique(steps[STREAM].astype(str), return_inverse=True)[1],
-        steps[EPISODE_ORDINAL],
-        np.unique(steps[AGENT_ID].astype(str), return_inverse=True)[1],
-    ]
-    order = np.lexsort((steps[T], *reversed(keys)))
-    first = np.zeros(steps.count, np.bool_)
-    first[0] = True
-    for key in keys:
-        first[1:] |= np.diff(key[order]) != 0
-    starts = np.flatnonzero(first)
-    return steps.take(order), np.diff(np.append(starts, steps.count))
-
-
-def _whole(
-    steps: SampleBatch, lengths: npt.NDArray[np.int64]
-) -> tuple[SampleBatch, npt.NDArray[np.int64], dict[str, int]]:
-    """The episodes that estimators can use, and why the others cannot be: one reason each."""
-    last = np.cumsum(lengths) - 1
-    first = last - lengths + 1
-    ended, t = steps["ended"][last], steps[T]
-    unknown = np.logical_or.reduceat(np.isnan(steps[ACTION_LOGP]), first)
-    reasons = {
-        "incomplete": (t[first] != 0) | (t[last] != lengths - 1),
-        "unfinished": np.array([word is None for word in ended], np.bool_),
-        "abandoned": np.asarray(ended == "abandoned", np.bool_),
-        "broken": np.asarray(ended == "broken", np.bool_),
-        "no_propensity": unknown,
-    }
-    keep, excluded = np.ones(len(lengths), np.bool_), {}
-    for reason, episodes in reasons.items():
-        number = int((episodes & keep).sum())
-        if number:
-            excluded[reason] = number
-        keep &= ~episodes
-    return steps.take(np.repeat(keep, lengths)), lengths[keep], excluded
+    source = "as unsupported_near: the candidate's share where nothing else was possible"
+    return at_most("certain", share * apart, MOST_LOST, sentence, source)
 
 
 # --- the estimates ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _Estimating:
     gamma: float
     confidence: float
     interval: str
@@ -273,14 +316,16 @@ class _Judge:
         self._interval()  # refuses a confidence outside (0, 1)
 
     def all(
-        self, policy: NumpyPolicy, log: _Log, names: Sequence[str] | None
+        self, policy: NumpyPolicy, log: JudgedLog, names: Sequence[str] | None
     ) -> tuple[list[Estimate], dict[str, str]]:
         """(estimates, estimator -> why there is none)."""
         names = _fitting(policy.spec, log) if names is None else names
+        if not log.lengths.size:
+            return [], dict.fromkeys(names, "no episodes to judge by")
         fitted, why_not = None, ""
         if _NEEDS_MODEL & set(names):
             fitted, why_not = self._fit(policy, log)
-        episodes = log.episodes(policy, fitted)
+        episodes = _episodes(log, policy, fitted)
         estimates, unavailable = [], {}
         for name in names:
             if why_not and name in _NEEDS_MODEL:
@@ -300,7 +345,7 @@ class _Judge:
             return StudentT(self.confidence)
         return Bootstrap(np.random.default_rng(self.seed), self.confidence)
 
-    def _fit(self, policy: NumpyPolicy, log: _Log) -> tuple[CrossFitted | None, str]:
+    def _fit(self, policy: NumpyPolicy, log: JudgedLog) -> tuple[CrossFitted | None, str]:
         """q and v cross-fitted over the episodes, or why there are none."""
         space = policy.spec.action
         if not isinstance(space, Discrete):
@@ -322,7 +367,22 @@ class _Judge:
         ), ""
 
 
-def _fitting(spec: PolicySpec, log: _Log) -> tuple[str, ...]:
+def _episodes(log: JudgedLog, policy: NumpyPolicy, fitted: CrossFitted | None = None) -> Episodes:
+    """The log with the target policy's logp, and q and v of a fitted model."""
+    actions = columns_of(policy.spec.action, "actions", log.steps)
+    return Episodes.from_flat(
+        log.steps[REWARDS],
+        lengths=log.lengths,
+        behaviour_logp=log.steps[ACTION_LOGP],
+        target_logp=policy.logp(log.flat, actions),
+        q=None if fitted is None else fitted.q,
+        v=None if fitted is None else fitted.v,
+        excluded=log.excluded,
+        densities=not policy.spec.layout.is_discrete,
+    )
+
+
+def _fitting(spec: PolicySpec, log: JudgedLog) -> tuple[str, ...]:
     if not log.one_step:
         return _ANY_LENGTH
     return _ONE_STEP if isinstance(spec.action, Discrete) else _ONE_STEP_ANY_ACTION

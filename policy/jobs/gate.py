@@ -1,7 +1,10 @@
 """Judging a candidate and publishing it through the gate; on a frozen data set, each done once.
 
-decided = publish("run", "default", digest, Gate(min_ess=100))
-decided["published"], decided["gate"]["reasons"]
+decided = publish("run", "default", digest, Gate(reward_range=(0.0, 1.0)))
+decided["published"], decided["gate"]["verdict"], decided["gate"]["reasons"]
+
+The gate lets a candidate pass that is better than the live version and than the logging policy.
+Every decision is written down (policy.jobs.decisions), one without a gate too.
 """
 
 from __future__ import annotations
@@ -9,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from policy.inference.weight_store import WeightStore
+from policy.jobs.decisions import load_decisions, record
 from policy.jobs.evaluate import evaluate
 from policy.jobs.freeze import Frozen, load_frozen
-from policy.jobs.report import Split, gate, plot_intervals
+from policy.jobs.report import Split, plot_intervals
 from policy.jobs.run_once import Document, once, require_all
+from policy.ope.comparison import BETTER
 from policy.progress import Progress, no_progress
 from storage.errors import WeightStoreError
 from storage.reading.retries import RETRY_FOR
@@ -38,12 +43,13 @@ __all__ = ["Gate", "evaluate_logs", "evaluate_once", "publish"]
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """The settings of `policy.jobs.report.gate`."""
+    """What a candidate is judged by; `policy.jobs.evaluate.evaluate` says what each means."""
 
     min_ess: float = 100.0
-    baseline: float | Literal["behaviour"] = "behaviour"
-    rule: Literal["lower_bound", "value"] = "lower_bound"
-    estimator: str | None = None
+    confidence: float = 0.95
+    gamma: float = 1.0
+    reward_range: tuple[float, float] | None = None
+    alpha_budget: float | None = None
 
 
 def evaluate_once(
@@ -71,6 +77,7 @@ def evaluate_once(
             policy_id,
             candidate,
             manifest=frozen.streams,
+            earlier=load_decisions(root, policy_id).known,
             retry_for=retry_for,
             on_progress=on_progress,
             **settings,
@@ -107,7 +114,13 @@ def evaluate_logs(
         told: dict[str, Any] = {"retry_for": retry_for, "on_progress": on_progress}
         return evaluate_once(root, policy_id, weights, frozen, **told, **settings)
     store = WeightStore(root, policy_id)
-    shared = {"store": store, "retry_for": retry_for, "on_progress": on_progress, **settings}
+    shared = {
+        "store": store,
+        "earlier": load_decisions(root, policy_id).known,
+        "retry_for": retry_for,
+        "on_progress": on_progress,
+        **settings,
+    }
     judged = [
         evaluate(root, policy_id, weights, split=split, label=Path(root).name, **shared),
         *(
@@ -132,36 +145,51 @@ def publish(
     on_progress: Progress = no_progress,
     make_live: MakeLive = WeightStore.publish,
 ) -> Document:
-    """Make a candidate live if the gate lets it pass; without `settings` there is no gate.
+    """Make a candidate live if it is better; without `settings` there is no gate.
 
-    Gives `published`, `candidate`, `gate` (None without one), and of what is live now `version` and
+    Gives `published`, `candidate`, `gate` (None without one, or when the candidate is live
+    already), `decision` (the file that keeps it), and of what is live now `version` and
     `generation` (None when refused). With a frozen data set the candidate is judged by that alone,
     and the decision is kept: a late retry neither brings back a version that another one has
     followed, nor asks again; `manifest` and `unchanged` stand in the answer. `make_live` publishes
     elsewhere than in the root. Raises ValueError for settings that do not fit, DataIncomplete,
-    EvaluationError, GenerationConflict.
+    GenerationConflict.
     """
     store = WeightStore(root, policy_id)
     candidate = store.candidate(candidate).digest
 
     def work() -> Document:
         decided = None
-        if settings is not None:
+        if settings is not None and not _is_live(store, candidate):
             decided = _judge(root, candidate, store, settings, frozen, on_progress)
-        passed = decided is None or bool(decided["passed"])
+        passed = decided is None or decided["verdict"] == BETTER
         live = make_live(store, candidate) if passed else None
-        return {
+        done = {
             "published": passed,
             "candidate": candidate,
             "version": live and live.version,
             "generation": live and live.generation,
-            "gate": decided,
         }
+        path = record(root, {"policy_id": policy_id, **done, **_kept(decided, settings)})
+        return {**done, "gate": decided, "decision": str(path)}
 
     if frozen is None:
         return work()
     key = {"policy_id": policy_id, "candidate": candidate, "gate": settings and asdict(settings)}
     return once(frozen, "publish", key, work, lambda known: _still_numbered(store, known))
+
+
+def _is_live(store: WeightStore, candidate: str) -> bool:
+    live = store.live()
+    return live is not None and store.manifest(live.version).candidate == candidate
+
+
+def _kept(decided: Document | None, settings: Gate | None) -> Document:
+    """What a decision's file says of the judgement; without one `verdict` is None."""
+    if decided is None:
+        why = "without a gate" if settings is None else "it is live already"
+        return {"verdict": None, "reasons": [why], "rows": {}, "episodes": 0}
+    return decided
 
 
 def _judge(
@@ -172,16 +200,21 @@ def _judge(
     frozen: Frozen | None,
     on_progress: Progress,
 ) -> Document:
-    streams = None if frozen is None else frozen.streams
+    """The evaluation's document, less what is of the whole decision."""
     result = evaluate(
-        root, store.policy_id, candidate, manifest=streams, store=store, on_progress=on_progress
+        root,
+        store.policy_id,
+        candidate,
+        manifest=None if frozen is None else frozen.streams,
+        store=store,
+        earlier=load_decisions(root, store.policy_id).known,
+        on_progress=on_progress,
+        **asdict(settings),
     )
     if frozen is not None:
         require_all(frozen, result.skipped)
-    try:
-        return gate(result, **asdict(settings)).to_dict()
-    except KeyError as error:
-        raise ValueError(f"--estimator: {error.args[0]}") from error
+    told = result.to_dict()
+    return {name: told[name] for name in told if name not in ("policy_id", "weights", "label")}
 
 
 def _still_numbered(store: WeightStore, known: Document) -> bool:

@@ -1,7 +1,6 @@
-"""What an evaluation found, whether it is good enough to publish, and a picture of it.
+"""What an evaluation found, and a picture of it.
 
-decision = gate(result, min_ess=100)
-decision.passed, decision.reasons
+result.judgement.verdict                    # "better", "worse" or "cannot tell"
 plot_intervals([result, other], Path("intervals.png"))
 """
 
@@ -15,13 +14,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from policy.ope.estimators import Estimate
+from policy.ope.judgement import Judgement
 
 __all__ = [
     "HELD_OUT",
     "EvaluationError",
     "EvaluationResult",
-    "GateDecision",
-    "gate",
     "plot_intervals",
 ]
 
@@ -32,7 +30,7 @@ HELD_OUT = 0.3
 
 
 class EvaluationError(ValueError):
-    """Nothing can be said about these weights; the text says why."""
+    """There are no weights to judge; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +44,15 @@ class EvaluationResult:
     held_out: float  # the share that training held out
     gamma: float
     confidence: float
-    target: tuple[Estimate, ...]  # of the weights, one an estimator
-    behaviour: Estimate  # of the logging policy, over the same episodes
+    reward_range: tuple[float, float] | None  # of a step's reward
+    live: int | None  # the live version that was a bar
+    looks: int  # earlier ones at these weights, on fewer of these episodes
+    others: int  # other candidates that were judged on overlapping rows
+    judgement: Judgement  # better, worse, or cannot tell, and what is missing
+    target: tuple[Estimate, ...]  # of the weights, one an estimator: they inform
+    behaviour: Estimate | None  # of the logging policy, over the same episodes, if there are any
     episodes: int  # used
+    rows: Mapping[str, Sequence[int]]  # stream -> first and last ordinal used
     excluded: Mapping[str, int]  # why -> episodes not used
     not_read: Mapping[str, int]  # why -> steps of the shards that are none of this evaluation
     unavailable: Mapping[str, str]  # estimator -> why it could not be computed
@@ -82,70 +86,21 @@ class EvaluationResult:
             "held_out": self.held_out,
             "gamma": self.gamma,
             "confidence": self.confidence,
+            "reward_range": self.reward_range and list(self.reward_range),
+            "live": self.live,
+            "looks": self.looks,
+            "others": self.others,
+            **self.judgement.to_dict(),
             "target": [one.to_dict() for one in self.target],
-            "behaviour": self.behaviour.to_dict(),
+            "behaviour": self.behaviour and self.behaviour.to_dict(),
             "episodes": self.episodes,
+            "rows": {stream: list(ends) for stream, ends in self.rows.items()},
             "ess": float(self.ess) if np.isfinite(self.ess) else None,
             "excluded": dict(self.excluded),
             "not_read": dict(self.not_read),
             "unavailable": dict(self.unavailable),
             "skipped": dict(self.skipped),
         }
-
-
-# --- the gate --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateDecision:
-    """Whether weights may be published, and every reason against it (none when passed)."""
-
-    passed: bool
-    estimator: str
-    baseline: float
-    reasons: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types for strict JSON."""
-        return {
-            "passed": self.passed,
-            "estimator": self.estimator,
-            "baseline": self.baseline,
-            "reasons": list(self.reasons),
-        }
-
-
-def gate(
-    result: EvaluationResult,
-    *,
-    min_ess: float,
-    baseline: float | Literal["behaviour"] = "behaviour",
-    rule: Literal["lower_bound", "value"] = "lower_bound",
-    estimator: str | None = None,
-) -> GateDecision:
-    """Decide by one estimate (see `EvaluationResult.estimate`) whether the weights are better.
-
-    Passes when the effective sample size is at least `min_ess` and the lower end of the interval
-    (rule "value": the estimate itself) lies above the baseline: the logging policy's value over the
-    same episodes, or a number.
-    """
-    if rule not in ("lower_bound", "value"):
-        raise ValueError(f"rule: expected lower_bound or value, got {rule!r}")
-    chosen = result.estimate(estimator)
-    limit = result.behaviour.value if baseline == "behaviour" else float(baseline)
-    reached = chosen.interval[0] if rule == "lower_bound" else chosen.value
-    what = "the lower end of its interval" if rule == "lower_bound" else "its value"
-    reasons = []
-    # Written so that a NaN fails.
-    if not result.ess >= min_ess:
-        reasons.append(f"effective sample size: expected {min_ess:g} or more, got {result.ess:.1f}")
-    if not reached > limit:
-        reasons.append(
-            f"{chosen.name}: expected {what} above the baseline {limit:.6g}, got {reached:.6g}"
-        )
-    return GateDecision(
-        passed=not reasons, estimator=chosen.name, baseline=limit, reasons=tuple(reasons)
-    )
 
 
 # --- the picture -----------------------------------------------------------------------------
@@ -168,6 +123,7 @@ def plot_intervals(results: Sequence[EvaluationResult], path: Path) -> None:
             ("logging policy", result.behaviour),
             *((one.name, one) for one in result.target),
         ]
+        if estimate is not None
     ]
     figure = Figure(figsize=(8, 1.2 + 0.35 * len(bars)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -95,24 +96,34 @@ def test_evaluate_judges_by_several_logs(
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_gate_refuses_what_is_not_proven(log: Path, trained: dict[str, Any]) -> None:
-    """Too small a sample is a negative answer: status 1, the reason, nothing published."""
-    words = ("publish", trained["candidate"][:12], "--root", log, "--min-ess", "1000000")
+def test_the_gate_refuses_what_is_not_proven(
+    log: Path, trained: dict[str, Any], tmp_path: Path
+) -> None:
+    """Too small a sample is "cannot tell": status 4, the reason, nothing published, a record."""
+    root = tmp_path / "root"
+    shutil.copytree(log, root)
+    words = ("publish", trained["candidate"][:12], "--root", root, "--min-ess", "1000000")
     result = headrace(*words)
-    assert (result.returncode, result.stdout) == (1, "")
-    assert "refused: effective sample size: expected 1e+06 or more" in result.stderr
+    assert (result.returncode, result.stdout) == (4, "")
+    assert "cannot tell: effective_sample_size: effective sample size: expected 1e+06" in (
+        result.stderr
+    )
     told = headrace(*words, "--json")
-    assert (told.returncode, answer(told)["published"]) == (1, False)
-    assert WeightStore(log, "default").live() is None
+    assert (told.returncode, json.loads(told.stdout)["published"]) == (4, False)
+    assert WeightStore(root, "default").live() is None
+    listed = answer(headrace("decisions", "--root", root, "--json"))["decisions"]
+    assert [one["verdict"] for one in listed] == ["cannot tell"] * 2
+    assert "cannot tell" in headrace("decisions", "--root", root).stdout
 
 
 def test_publish_and_versions(log: Path, trained: dict[str, Any], tmp_path: Path) -> None:
     """The gate lets a better policy pass; without a gate it says so; twice is once."""
     root = tmp_path / "root"
     shutil.copytree(log, root)
-    words = ("--root", root, "--rule", "value", "--estimator", "snips", "--min-ess", "1")
+    words = ("--root", root, "--reward-range", "0", "1", "--min-ess", "1")
     first = answer(headrace("publish", "latest", *words, "--json"))
-    assert (first["published"], first["version"], first["gate"]["passed"]) == (True, 1, True)
+    assert (first["published"], first["version"]) == (True, 1)
+    assert (first["gate"]["verdict"], first["gate"]["approximate"]) == ("better", False)
     again = headrace("publish", "--root", root, "--no-gate")
     assert again.stdout == (
         "Version 1 of default is live (without a gate: nothing says that it is better).\n"
@@ -155,7 +166,7 @@ def test_ls_lists_what_there_is(log: Path) -> None:
         (("train", "--algorithm", "sac"), "ips, snips, dr"),
         (("evaluate", "feedfeed"), "feedfeed"),
         (("evaluate", "live"), "nothing is live"),
-        (("publish", "--rule", "hope", "--min-ess", "1"), "lower_bound or value"),
+        (("publish", "--reward-range", "1", "0"), "low < high"),
         (("ls", "--root", "no/such/root"), "no/such/root"),
         (("verify", "--root", "no/such/root"), "no/such/root"),
         (("train", "--epochs", "many"), "--epochs"),

@@ -1,0 +1,94 @@
+"""What was decided about candidates, and why: one file a decision, for people and for later looks.
+
+    record(root, {"policy_id": "default", "candidate": digest, "verdict": "better", ...})
+    load_decisions(root, "default").known           # documents, the oldest first
+
+    decisions/{policy_id}/{microseconds}-{candidate12}.json
+
+A bound holds for one look at a candidate, and an error for one candidate: how often these episodes
+were asked before stands here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from storage.declarations.declaration import check_policy_id
+from storage.system.files import make_directory, replace_file
+
+__all__ = ["Decisions", "Earlier", "Rows", "earlier_of", "load_decisions", "record"]
+
+Document: TypeAlias = dict[str, Any]
+Rows: TypeAlias = Mapping[str, Sequence[int]]
+"""Stream -> first and last ordinal."""
+
+FOLDER = "decisions"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What the files say, the oldest first, and which of them cannot be read."""
+
+    known: tuple[Document, ...]
+    damaged: Mapping[str, str]  # path -> why
+
+
+class Earlier(NamedTuple):
+    """What was asked of the same episodes before."""
+
+    looks: int  # at the same candidate, on other numbers of episodes
+    others: int  # other candidates
+
+
+def record(
+    root: Path | str, decision: Mapping[str, Any], *, clock: Callable[[], float] = time.time
+) -> Path:
+    """Write a decision down; its file. `clock` gives seconds since the epoch."""
+    decided = int(clock() * 1_000_000)
+    document = {"format": FORMAT_VERSION, "decided": decided, **decision}
+    folder = Path(root) / FOLDER / check_policy_id(str(decision["policy_id"]))
+    make_directory(folder)
+    path = folder / f"{decided:016d}-{str(decision['candidate'])[:12]}.json"
+    replace_file(path, json.dumps(document, indent=1, allow_nan=False).encode() + b"\n")
+    return path
+
+
+def load_decisions(root: Path | str, policy_id: str) -> Decisions:
+    """All decisions about a policy's candidates under a root."""
+    known: list[Document] = []
+    damaged: dict[str, str] = {}
+    for path in sorted((Path(root) / FOLDER / check_policy_id(policy_id)).glob("[0-9]*.json")):
+        try:
+            document = json.loads(path.read_bytes())
+            if document["format"] != FORMAT_VERSION:
+                raise ValueError(f"expected format {FORMAT_VERSION}, got {document['format']!r}")
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            damaged[str(path)] = f"{type(error).__name__}: {error}"
+        else:
+            known.append(document)
+    return Decisions(tuple(known), damaged)
+
+
+def earlier_of(known: Sequence[Document], candidate: str, rows: Rows, episodes: int) -> Earlier:
+    """What the decisions on overlapping rows were about: this candidate, or others.
+
+    Asking again about the same episodes is no other look: the answer is the same.
+    """
+    overlapping = [one for one in known if _overlap(one.get("rows") or {}, rows)]
+    own = {one["episodes"] for one in overlapping if one["candidate"] == candidate} - {episodes}
+    others = {one["candidate"] for one in overlapping} - {candidate}
+    return Earlier(len(own), len(others))
+
+
+def _overlap(one: Rows, other: Rows) -> bool:
+    return any(
+        first <= other[stream][1] and other[stream][0] <= last
+        for stream, (first, last) in one.items()
+        if stream in other
+    )
