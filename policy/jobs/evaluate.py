@@ -102,7 +102,6 @@ def evaluate(
         gamma=gamma,
         reward_range=_reward_range(reward_range),
         min_ess=min_ess,
-        seed=seed,
     )
     _check_names(split, estimators)
     store = store or WeightStore(root, policy_id)

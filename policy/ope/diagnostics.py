@@ -28,6 +28,7 @@ __all__ = [
     "effective_number",
     "largest_share",
     "mean_weight",
+    "neighbourhoods",
     "reward_events",
 ]
 
@@ -125,20 +126,17 @@ def action_support(taken: IntArray, probs: FloatArray, *, start: int = 0) -> Dia
     )
 
 
-def context_support(
-    flat: npt.NDArray[np.floating[Any]], taken: IntArray, probs: FloatArray
-) -> Diagnostic:
+def context_support(place: IntArray, taken: IntArray, probs: FloatArray) -> Diagnostic:
     """The candidate's probability of actions that were never logged near the same observation.
 
-    flat (S, D), taken (S,), probs (S, A). Near: the same neighbourhood of 50 rows an action or
-    more, made by halving the rows at the median of the feature that varies most.
+    place (S,) of `neighbourhoods`, taken (S,), probs (S, A).
     """
-    actions = probs.shape[1]
-    place = _neighbourhoods(np.asarray(flat, np.float64), ROWS_AN_ACTION * actions)
     count = int(place.max()) + 1
-    seen = np.zeros((count, actions), np.bool_)
+    seen = np.zeros((count, probs.shape[1]), np.bool_)
     seen[place, taken] = True
-    lost = float(np.where(seen[place], 0.0, probs).sum() / len(taken))
+    lost = 0.0
+    if not seen.all():
+        lost = float(np.where(seen[place], 0.0, probs).sum() / len(taken))
     sentence = f"{lost:.1%} of the candidate's actions were never logged near the same observation"
     if lost > MOST_UNSUPPORTED_NEAR:
         sentence += f" ({count} neighbourhoods); log more of them, or use a canary"
@@ -151,15 +149,17 @@ def context_support(
     )
 
 
-def _neighbourhoods(flat: FloatArray, least: int) -> IntArray:
-    """(S,) number of each row's neighbourhood, each of `least` rows or more if there are so many.
+def neighbourhoods(flat: npt.NDArray[np.floating[Any]], actions: int) -> IntArray:
+    """(S,) number of each row's neighbourhood; flat (S, D) observations.
 
-    The median cuts of a k-d tree; Friedman, Bentley & Finkel 1977, section 3.
+    Each has 50 rows an action or more, if there are so many: the median cuts of a k-d tree.
+    Friedman, Bentley & Finkel 1977, section 3.
     """
-    place = np.zeros(len(flat), np.int64)
-    groups = [np.arange(len(flat))]
+    rows = np.asarray(flat, np.float64)
+    place = np.zeros(len(rows), np.int64)
+    groups, least = [np.arange(len(rows))], ROWS_AN_ACTION * actions
     for _ in range(MOST_HALVINGS):
-        halves = [half for group in groups for half in _halved(flat, group, least)]
+        halves = [half for group in groups for half in _halved(rows, group, least)]
         if len(halves) == len(groups):
             break
         groups = halves
@@ -223,12 +223,12 @@ def mean_weight(ratios: FloatArray, largest: float) -> Diagnostic:
     )
 
 
-def largest_share(name: str, numbers: FloatArray, threshold: float, what: str) -> Diagnostic:
+def largest_share(name: str, numbers: FloatArray, threshold: float | None, what: str) -> Diagnostic:
     """The largest of n numbers >= 0 over their sum: one that decides is no sample."""
     total = float(numbers.sum())
     share = float(numbers.max()) / total if total > 0 else 0.0
     sentence = f"the largest {what} is {share:.1%} of their sum"
-    if share > threshold:
+    if threshold is not None and share > threshold:
         sentence += ": a single episode decides; more episodes, or a canary"
     return at_most(
         name, share, threshold, sentence, "Lindeberg's condition: no term keeps a share of the sum"

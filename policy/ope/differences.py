@@ -50,9 +50,7 @@ class Scores:
 
     q: FloatArray  # (n,) of the action taken
     v: FloatArray  # (n,) expected under the candidate
-    bar_v: (
-        FloatArray | None
-    )  # (n,) expected under the bar; None: the logging policy, q in its place
+    bar_v: FloatArray | None  # (n,) expected under the bar; None: unknown, q in its place
 
 
 def one_step_differences(
@@ -67,8 +65,9 @@ def one_step_differences(
     """v - v' + (w - w') (r - q): doubly robust, each episode one step.
 
     Dudik, Langford & Li 2011, section 2, for the candidate less the same for the bar. rewards,
-    weights, bar_weights (n,); no bar_weights: the logging policy itself, of weight 1. Without
-    scores q is a constant, the middle of the range or 0: weighted rewards.
+    weights, bar_weights (n,); no bar_weights: the logging policy itself, of weight 1, whose bar_v
+    helps where it is known. Without scores q is a constant, the middle of the range or 0: weighted
+    rewards. `largest_weight` is 1 or more.
     """
     if scores is None:
         constant = 0.0 if reward_range is None else sum(reward_range) / 2

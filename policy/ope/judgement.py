@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Comparison, Verdict, compare
-from policy.ope.cross_fitting import cross_fit, score_by_earlier
+from policy.ope.cross_fitting import score_by_earlier
 from policy.ope.diagnostics import (
     LEAST_EVENTS,
     MOST_OF_VARIANCE,
@@ -32,6 +33,7 @@ from policy.ope.diagnostics import (
     effective_number,
     largest_share,
     mean_weight,
+    neighbourhoods,
     reward_events,
 )
 from policy.ope.differences import (
@@ -43,14 +45,13 @@ from policy.ope.differences import (
 from policy.ope.episodes import running_sums
 from policy.ope.value_models import LinearRewardModel
 
-__all__ = ["Bar", "Judged", "Judgement", "Rules", "Target", "combined", "judge"]
+__all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "Target", "combined", "judge"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 MOST_LOG_WEIGHT = 300.0  # a weight of 1e130: its square is a number still
 SAME_LOGP = 1e-4  # a float32 log-probability, computed twice
-FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +94,7 @@ class Bar:
 
     name: str
     policy: Target | None = None
+    logged: bool = False  # the policy is the logging policy: its weights are 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,6 @@ class Rules:
     reward_range: tuple[float, float] | None = None  # of a step's reward: known, never from data
     min_ess: float = 100.0
     looks: int = 0  # earlier ones at this candidate, on fewer episodes
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
@@ -158,27 +159,51 @@ def judge(
 
     A bar's policy that gives the logged actions their logged propensities is the logging policy.
     """
-    in_range = _range_check(data, rules)
-    if not data.lengths.size or not all(one.passed for one in in_range):
-        return combined([], [*counted, *in_range])
-    merged = _merged(data, bars)
-    largest = _largest_weight(data, [candidate, *(one.policy for one in merged if one.policy)])
-    comparisons, shares = [], []
-    for bar in merged:
-        found = _differences(data, candidate, bar.policy, rules, largest)
-        compared = compare(found, bar=bar.name, error=rules.error, looks=rules.looks)
-        comparisons.append(compared)
-        squares = (found.values - found.values.mean()) ** 2
-        threshold = MOST_OF_VARIANCE if compared.approximate else 1.0
-        what = f"squared deviation from the mean difference to {bar.name}"
-        shares.append(largest_share("heavy_tails", squares, threshold, what))
-    approximate = any(one.approximate for one in comparisons)
-    checks = [*counted, *in_range]
-    checks += _policy_checks("", data, candidate, rules, largest, approximate)
-    for bar in merged:
-        if bar.policy is not None:
-            checks += _policy_checks("live_", data, bar.policy, rules, largest, approximate)
-    return combined(comparisons, [*checks, *shares])
+    return Evidence(data, candidate, bars).judged(rules, counted)
+
+
+class Evidence:
+    """What episodes say of a candidate and its bars, computed once, to be judged by any rules."""
+
+    def __init__(self, data: Judged, candidate: Target, bars: Sequence[Bar]) -> None:
+        self._data, self._candidate = data, candidate
+        self._bars = _merged(data, bars) if data.lengths.size else []
+        self._found: dict[Any, list[Differences]] = {}
+
+    def judged(self, rules: Rules, counted: Sequence[Diagnostic] = ()) -> Judgement:
+        """The judgement by these rules; see `judge`."""
+        in_range = _range_check(self._data, rules)
+        if not self._bars or not all(one.passed for one in in_range):
+            return combined([], [*counted, *in_range])
+        comparisons, tails = [], []
+        for bar, found in zip(self._bars, self._differences(rules), strict=True):
+            compared = compare(found, bar=bar.name, error=rules.error, looks=rules.looks)
+            comparisons.append(compared)
+            squares = (found.values - found.values.mean()) ** 2
+            threshold = MOST_OF_VARIANCE if compared.approximate else None
+            what = f"squared deviation from the mean difference to {bar.name}"
+            tails.append(largest_share("heavy_tails", squares, threshold, what))
+        approximate = any(one.approximate for one in comparisons)
+        checks = [one for checked in self._checked for one in checked(rules, approximate)]
+        return combined(comparisons, [*counted, *in_range, *checks, *tails])
+
+    def _differences(self, rules: Rules) -> list[Differences]:
+        key = (rules.reward_range, rules.gamma)
+        if key not in self._found:
+            largest = _largest_weight(self._data)
+            self._found[key] = [
+                _differences(self._data, self._candidate, bar, rules, largest) for bar in self._bars
+            ]
+        return self._found[key]
+
+    @cached_property
+    def _checked(self) -> list[_Checked]:
+        weighed = [("", self._candidate)]
+        weighed += [("live_", one.policy) for one in self._bars if one.policy and not one.logged]
+        place = None
+        if self._data.taken is not None and self._candidate.probs is not None:
+            place = neighbourhoods(self._data.flat, self._candidate.probs.shape[1])
+        return [_Checked(prefix, self._data, policy, place) for prefix, policy in weighed]
 
 
 def combined(comparisons: Sequence[Comparison], diagnostics: Sequence[Diagnostic]) -> Judgement:
@@ -221,14 +246,12 @@ def _merged(data: Judged, bars: Sequence[Bar]) -> list[Bar]:
         same = bar.policy is None or bool(
             (np.abs(bar.policy.logp - data.behaviour_logp) < SAME_LOGP).all()
         )
-        if not same:
-            found.append(bar)
-        elif not any(one.policy is None for one in found):
-            found.append(Bar(bar.name))
+        if not (same and any(one.logged for one in found)):
+            found.append(replace(bar, logged=same))
     return found
 
 
-def _largest_weight(data: Judged, policies: Sequence[Target]) -> float:
+def _largest_weight(data: Judged) -> float:
     """1 / the lowest logged propensity, which no step's ratio can exceed; inf for densities."""
     if not data.discrete:
         return math.inf
@@ -251,16 +274,17 @@ def _weights(data: Judged, policy: Target) -> FloatArray:
 
 
 def _differences(
-    data: Judged, candidate: Target, bar: Target | None, rules: Rules, largest: float
+    data: Judged, candidate: Target, bar: Bar, rules: Rules, largest: float
 ) -> Differences:
     weights = _weights(data, candidate)
-    bar_weights = None if bar is None else _weights(data, bar)
+    known = None if bar.logged else bar.policy
+    bar_weights = None if known is None else _weights(data, known)
     if data.one_step:
         return one_step_differences(
             data.rewards,
             weights,
             bar_weights,
-            _scores(data, candidate, bar, rules),
+            _scores(data, candidate, bar.policy, rules),
             reward_range=rules.reward_range,
             largest_weight=largest,
         )
@@ -276,62 +300,53 @@ def _differences(
 
 
 def _scores(data: Judged, candidate: Target, bar: Target | None, rules: Rules) -> Scores | None:
-    """q and v of a linear model: of earlier rows for a bet, of other folds for a normal limit."""
-    taken, probs = data.taken, candidate.probs
-    if taken is None or probs is None or len(taken) < FOLDS:
+    """q and v of a linear model that was fitted on earlier rows, where actions are Discrete."""
+    if data.taken is None or candidate.probs is None:
         return None
-    actions, targets = probs.shape[1], [probs]
+    actions, targets = candidate.probs.shape[1], [candidate.probs]
     if bar is not None:
         if bar.probs is None:
             return None
         targets.append(bar.probs)
-
-    def model() -> LinearRewardModel:
-        return LinearRewardModel(actions)
-
-    if rules.reward_range is not None:
-        start = sum(rules.reward_range) / 2
-        q, values = score_by_earlier(model, data.flat, taken, data.rewards, targets, start=start)
-    else:
-        rng = np.random.default_rng(rules.seed)
-        fitted = cross_fit(model, data.flat, taken, data.rewards, probs, rng=rng, folds=FOLDS)
-        q, values = fitted.q, [fitted.v]
-        if len(targets) == 2:
-            rng = np.random.default_rng(rules.seed)
-            again = cross_fit(
-                model, data.flat, taken, data.rewards, targets[1], rng=rng, folds=FOLDS
-            )
-            values.append(again.v)
-    return Scores(q, values[0], None if bar is None else values[-1])
+    # Without a range a constant from the log itself: the interval is approximate anyway.
+    limits = rules.reward_range
+    start = float(data.rewards.mean()) if limits is None else sum(limits) / 2
+    q, values = score_by_earlier(
+        lambda: LinearRewardModel(actions),
+        data.flat,
+        data.taken,
+        data.rewards,
+        targets,
+        start=start,
+    )
+    return Scores(q, values[0], None if bar is None else values[1])
 
 
 # --- the checks ------------------------------------------------------------------------------
 
 
-def _policy_checks(
-    prefix: str, data: Judged, policy: Target, rules: Rules, largest: float, approximate: bool
-) -> list[Diagnostic]:
-    """Those of the candidate, or with a prefix of a bar that is weighed like it."""
-    found: list[Diagnostic] = []
-    if data.taken is not None and policy.probs is not None:
-        found.append(action_support(data.taken, policy.probs, start=data.start))
-        found.append(context_support(data.flat, data.taken, policy.probs))
-    found.append(mean_weight(_ratios(data, policy), largest))
-    whole = _weights(data, policy)[np.cumsum(data.lengths) - 1]
-    found.append(largest_share("largest_weight", whole, MOST_OF_WEIGHT, "importance weight"))
-    ess = effective_number(whole)
-    found.append(
-        at_least(
-            "effective_sample_size",
-            ess,
-            rules.min_ess,
-            f"effective sample size: expected {rules.min_ess:g} or more, got {ess:.1f}",
-            "min_ess",
-        )
-    )
-    threshold = LEAST_EVENTS if approximate else None
-    found.append(reward_events(data.returns, whole, threshold=threshold))
-    return [_named(one, prefix) for one in found] if prefix else found
+class _Checked:
+    """The checks of the candidate, or with a prefix of a bar that is weighed like it."""
+
+    def __init__(self, prefix: str, data: Judged, policy: Target, place: IntArray | None) -> None:
+        self._prefix, self._returns = prefix, data.returns
+        self._own: list[Diagnostic] = []
+        if data.taken is not None and policy.probs is not None and place is not None:
+            self._own.append(action_support(data.taken, policy.probs, start=data.start))
+            self._own.append(context_support(place, data.taken, policy.probs))
+        self._own.append(mean_weight(_ratios(data, policy), _largest_weight(data)))
+        self._whole = _weights(data, policy)[np.cumsum(data.lengths) - 1]
+        what = "importance weight"
+        self._own.append(largest_share("largest_weight", self._whole, MOST_OF_WEIGHT, what))
+
+    def __call__(self, rules: Rules, approximate: bool) -> list[Diagnostic]:
+        ess = effective_number(self._whole)
+        words = f"effective sample size: expected {rules.min_ess:g} or more, got {ess:.1f}"
+        enough = at_least("effective_sample_size", ess, rules.min_ess, words, "min_ess")
+        threshold = LEAST_EVENTS if approximate else None
+        events = reward_events(self._returns, self._whole, threshold=threshold)
+        found = [*self._own, enough, events]
+        return [_named(one, self._prefix) for one in found] if self._prefix else found
 
 
 def _named(one: Diagnostic, prefix: str) -> Diagnostic:

@@ -1,0 +1,243 @@
+"""What the gate once published, or called a value, without a warning: each ends in its verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.jobs.decisions import load_decisions
+from policy.jobs.evaluate import evaluate
+from policy.jobs.gate import Gate, publish
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.experience.episode import Part
+from storage.shards.shard import ShardWriter
+from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
+from storage.weights.store import WeightStore
+
+SPACES = Box((2,)), Discrete(4)
+SPEC = PolicySpec(*SPACES, ModuleSpec(hidden=(), value_head=False))
+SCHEMA = schema_id(*SPACES)
+STREAM = f"0123456789ab-{SCHEMA}"
+
+
+def log_episodes(
+    root: Path,
+    obs: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    probs: np.ndarray,
+    *,
+    first: int = 0,
+    pass_prob: float = 1.0,
+) -> None:
+    """Shards of episodes, each a row of (n, T, ...) arrays, with ordinals from `first` on."""
+    save_declaration(root, PolicyDeclaration(observation=SPACES[0], action=SPACES[1]))
+    steps = actions.shape[1]
+    parts = [
+        Part(
+            episode_id=f"e{first + i}",
+            part=0,
+            t0=0,
+            steps=steps,
+            schema_id=SCHEMA,
+            obs=obs[i].astype(np.float32).tobytes(),
+            actions=actions[i].astype(np.int64).tobytes(),
+            rewards=rewards[i].astype(np.float64).tobytes(),
+            action_logp=np.log(probs[i]).tobytes(),
+            policy_version=np.full(steps, -1).tobytes(),
+            source=b"\1" * steps,
+            pass_prob=np.full(steps, pass_prob).tobytes(),
+            ts=np.full(steps, first + i).tobytes(),
+            received_ts=np.full(steps, first + i).tobytes(),
+            ended="terminated",
+            ordinal=first + i,
+            episode_ordinal=first + i,
+        )
+        for i in range(len(actions))
+    ]
+    ShardWriter(root / "shards").write(STREAM, canonical_json(*SPACES), parts)
+
+
+def stored(root: Path, logits: Any, lineage: Any = None) -> str:
+    """A candidate whose logits are those, or (2, 4): those of each observation's feature."""
+    given = np.asarray(logits, np.float32)
+    weights = {
+        "pi.0.weight": given.T.copy() if given.ndim == 2 else np.zeros((4, 2), np.float32),
+        "pi.0.bias": given if given.ndim == 1 else np.zeros(4, np.float32),
+    }
+    return WeightStore(root, "default").add_candidate(
+        weights, spec=SPEC.to_json(), metrics={}, lineage=lineage or {}
+    )
+
+
+def probabilities(*probs: float) -> np.ndarray:
+    return np.log(np.array(probs))
+
+
+def uniform_log(root: Path, means: Any, n: int = 2000, seed: int = 0, first: int = 0) -> None:
+    """One-step decisions by a uniform policy; an action's reward is 1 with its mean."""
+    rng = np.random.default_rng(seed)
+    actions = rng.integers(4, size=(n, 1))
+    rewards = rng.random((n, 1)) < np.asarray(means)[actions]
+    log_episodes(
+        root, rng.normal(size=(n, 1, 2)), actions, rewards, np.full((n, 1), 0.25), first=first
+    )
+
+
+def test_an_action_that_was_never_logged_cannot_be_judged(tmp_path: Path) -> None:
+    """90 % on action 2: the model's guess had an effective sample size of hundreds, and passed."""
+    rng, n = np.random.default_rng(1), 6000
+    actions = rng.choice([0, 1, 3], size=(n, 1))
+    rewards = rng.random((n, 1)) < np.where(actions == 0, 0.8, 0.4)
+    obs = rng.normal(size=(n, 1, 2))
+    log_episodes(tmp_path, obs, actions, rewards, np.full((n, 1), 1 / 3))
+    digest = stored(tmp_path, probabilities(0.09, 0.005, 0.9, 0.005))
+    found = evaluate(tmp_path, "default", digest, split="all").judgement
+    assert found.verdict == "cannot tell"
+    failed = {one.name: one.sentence for one in found.diagnostics if not one.passed}
+    assert failed.keys() >= {"unsupported_actions", "mean_weight"}
+    assert "action 2 (90.0% of steps)" in failed["unsupported_actions"]
+    assert any("canary" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize("worse", [0.0, 0.001])
+def test_rare_costs_without_an_event_are_not_better(tmp_path: Path, worse: float) -> None:
+    """250 matched rows without a failure: a point that no failure had touched was above the bar."""
+    n = 1000
+    actions = np.tile(np.arange(4), n // 4)[:, None]
+    rewards = np.zeros((n, 1))
+    rewards[[1, 2]] = -1  # both of other actions than the candidate's
+    obs = np.random.default_rng(2).normal(size=(n, 1, 2))
+    log_episodes(tmp_path, obs, actions, rewards, np.full((n, 1), 0.25))
+    digest = stored(tmp_path, probabilities(0.97 - worse, 0.01, 0.01, 0.01 + worse))
+    free = evaluate(tmp_path, "default", digest, split="all").judgement
+    assert (free.verdict, free.approximate) == ("cannot tell", True)
+    assert "reward events" in " ".join(free.reasons)
+    bound = evaluate(tmp_path, "default", digest, split="all", reward_range=(-1.0, 0.0)).judgement
+    assert (bound.verdict, bound.approximate) == ("cannot tell", False)
+    assert "more episodes" in " ".join(bound.reasons)
+
+
+@pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
+def test_a_challenger_is_measured_by_the_live_version(tmp_path: Path, limits: Any) -> None:
+    """.61 is far above the logging policy's .4, and far below the .85 that is live."""
+    uniform_log(tmp_path, [0.87, 0.62, 0.06, 0.06], n=8000)
+    live = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
+    challenger = stored(tmp_path, probabilities(0.01, 0.97, 0.01, 0.01))
+    store = WeightStore(tmp_path, "default")
+    store.publish(live)
+    refused = publish(tmp_path, "default", challenger, Gate(reward_range=limits))
+    assert not refused["published"]
+    assert refused["gate"]["verdict"] == "worse"
+    bars = {one["bar"]: one["verdict"] for one in refused["gate"]["comparisons"]}
+    assert bars == {"live version 1": "worse", "the logging policy": "better"}
+    assert store.live().version == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
+def test_the_better_one_of_two_is_published(tmp_path: Path, limits: Any) -> None:
+    """The same the other way round: better than both bars, version 2."""
+    uniform_log(tmp_path, [0.87, 0.62, 0.06, 0.06], n=8000)
+    WeightStore(tmp_path, "default").publish(
+        stored(tmp_path, probabilities(0.01, 0.97, 0.01, 0.01))
+    )
+    digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
+    done = publish(tmp_path, "default", digest, Gate(reward_range=limits))
+    assert (done["published"], done["version"], done["gate"]["verdict"]) == (True, 2, "better")
+    assert done["gate"]["approximate"] == (limits is None)
+    again = publish(tmp_path, "default", digest, Gate(reward_range=limits))
+    assert (again["published"], again["version"], again["gate"]) == (True, 2, None)
+
+
+def test_one_effective_episode_is_no_value(tmp_path: Path) -> None:
+    """Long episodes, as CartPole's, of which one has all the weight: WIS gave 33 [33, 33]."""
+    rng, n, steps = np.random.default_rng(3), 120, 60
+    obs = rng.normal(size=(n, steps, 2))
+    actions = rng.integers(4, size=(n, steps))
+    log_episodes(tmp_path, obs, actions, np.ones((n, steps)), np.full((n, steps), 0.25))
+    digest = stored(tmp_path, [[3.0, -3.0, 0, 0], [0, 0, 3.0, -3.0]])
+    result = evaluate(tmp_path, "default", digest, split="all")
+    assert result.ess < 2
+    assert result.judgement.verdict == "cannot tell"
+    assert "effective sample size" in " ".join(result.judgement.reasons)
+
+
+def test_a_greedy_log_is_left_out_by_name(tmp_path: Path) -> None:
+    """Rows of probability 1 weigh as much as any others, and say nothing of other actions."""
+    rng, n = np.random.default_rng(4), 2000
+    obs, actions = rng.normal(size=(n, 1, 2)), np.zeros((n, 1), np.int64)
+    log_episodes(tmp_path, obs, actions, rng.random((n, 1)), np.ones((n, 1)))
+    uniform_log(tmp_path, [0.5, 0.9, 0.5, 0.5], n=1000, first=n)
+    digest = stored(tmp_path, probabilities(0.01, 0.97, 0.01, 0.01))
+    result = evaluate(tmp_path, "default", digest, split="all")
+    assert (result.excluded, result.episodes) == ({"certain": n}, 1000)
+    assert result.judgement.verdict == "cannot tell"
+    assert "2000 episodes (66.7%) with steps of probability 1" in " ".join(result.judgement.reasons)
+
+
+def test_sampled_logging_is_refused(tmp_path: Path) -> None:
+    """What pass_prob kept is no fair sample of the episodes, and no estimate weighs it yet."""
+    rng, n = np.random.default_rng(5), 1000
+    actions = rng.integers(4, size=(n, 1))
+    given = (rng.normal(size=(n, 1, 2)), actions, rng.random((n, 1)), np.full((n, 1), 0.25))
+    log_episodes(tmp_path, *given, pass_prob=0.5)
+    result = evaluate(tmp_path, "default", stored(tmp_path, np.zeros(4)), split="all")
+    assert result.judgement.verdict == "cannot tell"
+    assert "pass_prob" in " ".join(result.judgement.reasons)
+
+
+def test_nothing_that_was_trained_on_is_judged_by(tmp_path: Path) -> None:
+    """Neither lineage's episodes: they are counted, and with none left nothing was reserved."""
+    uniform_log(tmp_path, [0.8, 0.4, 0.4, 0.4], n=3000)
+    store = WeightStore(tmp_path, "default")
+    store.publish(stored(tmp_path, np.zeros(4), {STREAM: [[0, 499]]}))
+    digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01), {STREAM: [[500, 1999]]})
+    result = evaluate(tmp_path, "default", digest, split="all")
+    assert (result.excluded, result.episodes) == ({"in_lineage": 2000}, 1000)
+    assert result.rows == {STREAM: [2000, 2999]}
+    assert result.judgement.verdict == "better"
+    greedy = stored(tmp_path, probabilities(0.94, 0.02, 0.02, 0.02), {STREAM: [[0, 2999]]})
+    nothing = evaluate(tmp_path, "default", greedy, split="all")
+    assert nothing.judgement.verdict == "cannot tell"
+    assert "nothing was reserved" in " ".join(nothing.judgement.reasons)
+
+
+def test_looks_and_candidates_are_counted(tmp_path: Path) -> None:
+    """More episodes: another look, by a sequence. The same ones: the same. Others: they count."""
+    gate = Gate(reward_range=(0.0, 1.0))
+    uniform_log(tmp_path, [0.52, 0.5, 0.5, 0.5], n=1000)
+    digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
+    other = stored(tmp_path, probabilities(0.01, 0.97, 0.01, 0.01))
+    first, again = (publish(tmp_path, "default", digest, gate)["gate"] for _ in range(2))
+    assert (first["verdict"], first["looks"], again["looks"]) == ("cannot tell", 0, 0)
+    assert again["comparisons"] == first["comparisons"]
+    assert first["comparisons"][0]["bound"] == "betting"
+    assert publish(tmp_path, "default", other, gate)["gate"]["others"] == 1
+    uniform_log(tmp_path, [0.52, 0.5, 0.5, 0.5], n=3000, seed=9, first=1000)
+    later = publish(tmp_path, "default", digest, gate)["gate"]
+    assert (later["looks"], later["others"]) == (1, 1)
+    (bound,) = later["comparisons"]
+    assert bound["bound"] == "sequence"
+    spent = publish(tmp_path, "default", digest, Gate(reward_range=(0.0, 1.0), alpha_budget=0.05))
+    # The second candidate gets 6 / (2 pi)^2 of the budget; a later look a fifth of that.
+    assert spent["gate"]["comparisons"][0]["error"] == pytest.approx(
+        0.2 * 0.05 * 6 / (4 * np.pi**2)
+    )
+    kept = load_decisions(tmp_path, "default").known
+    assert [one["verdict"] for one in kept] == ["cannot tell"] * 5
+    assert kept[0]["candidate"] == digest
+    assert all(one["diagnostics"] for one in kept)
+
+
+def test_a_reward_outside_its_range_is_named(tmp_path: Path) -> None:
+    """A range is a promise: a log that breaks it gives no bound, and no error."""
+    uniform_log(tmp_path, [0.9, 0.5, 0.5, 0.5], n=1000)
+    digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
+    found = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 0.5)).judgement
+    assert found.verdict == "cannot tell"
+    assert "outside of the declared range 0 to 0.5" in " ".join(found.reasons)

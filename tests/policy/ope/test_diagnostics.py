@@ -1,0 +1,105 @@
+"""Laws of the checks: each finds what it is for, and lets a sound log pass."""
+
+import math
+
+import numpy as np
+import pytest
+
+from policy.ope.diagnostics import (
+    action_support,
+    at_least,
+    at_most,
+    context_support,
+    largest_share,
+    mean_weight,
+    neighbourhoods,
+    reward_events,
+)
+
+
+def test_an_action_without_rows_is_named():
+    """Its share of the candidate's steps decides; a trace of it informs."""
+    taken = np.array([0, 1, 1, 3] * 50)
+    found = action_support(taken, np.tile([0.1, 0.2, 0.6, 0.1], (200, 1)), start=5)
+    assert not found.passed
+    assert found.value == pytest.approx(0.6)
+    assert "action 7 (60.0% of steps)" in found.sentence
+    assert action_support(taken, np.tile([0.1, 0.8, 0.005, 0.095], (200, 1))).passed
+
+
+def near(flat, taken, probs):
+    return context_support(neighbourhoods(flat, 4), taken, probs)
+
+
+def test_support_is_asked_for_near_the_observation():
+    """Every action was logged, but each in one half of the world; the candidate wants the other."""
+    rng, n = np.random.default_rng(0), 2000
+    flat = rng.normal(size=(n, 3))
+    right = flat[:, 1] > 0
+    taken = rng.integers(2, size=n) + 2 * right
+    flat[:, 1] *= 5
+    own, other = (
+        np.where(side[:, None], [0.05, 0.05, 0.45, 0.45], [0.45, 0.45, 0.05, 0.05])
+        for side in (right, ~right)
+    )
+    assert action_support(taken, other).passed
+    assert near(flat, taken, other).value > 0.7
+    assert not near(flat, taken, other).passed
+    assert near(flat, taken, own).value < 0.2
+    mixed = rng.integers(4, size=n)
+    assert near(flat, mixed, other).value == 0
+    assert near(np.zeros((n, 0)), mixed, other).passed
+    assert near(np.repeat([[0.0], [1.0]], [n - 300, 300], axis=0), mixed, other).passed
+
+
+def test_the_mean_weight_is_1_or_the_log_is_not_what_it_says():
+    """Missing support, propensities that are too high or too low; a sound log of any length."""
+    rng, n = np.random.default_rng(1), 2000
+    sound = rng.choice([3.0, 1 / 3], p=[0.25, 0.75], size=n)
+    assert mean_weight(sound, 4.0).passed
+    for wrong, word in ((sound * 0.6, "never does"), (sound * 1.5, "too low")):
+        found = mean_weight(wrong, 4.0)
+        assert not found.passed
+        assert word in found.sentence
+    assert mean_weight(sound, math.inf).passed
+    # Greedy: every weight alike, the effective sample size full, the mean .01.
+    assert not mean_weight(np.full(n, 0.01), 1.0 + 1e-3).passed
+
+
+def test_a_sound_log_passes_the_mean_weight():
+    """Of 3,000 sound logs, heavy weights among them, none is refused more than by chance."""
+    rng, refused = np.random.default_rng(2), 0
+    for number in range(3000):
+        floor = (0.25, 0.02)[number % 2]
+        ratios = np.where(rng.random(500) < floor, 0.9 / floor, 0.1 / (1 - floor))
+        refused += not mean_weight(ratios, 1 / floor).passed
+    assert refused <= 5  # at most .0004 each: more than 5 has a probability below .001
+
+
+def test_events_are_what_differs_from_the_most_common_return():
+    """Weighted by Kish; all of them where no return comes twice."""
+    returns = np.array([0.0] * 90 + [-1.0] * 10)
+    weights = np.ones(100)
+    assert reward_events(returns, weights, threshold=30).value == 10
+    assert not reward_events(returns, weights, threshold=30).passed
+    assert "about 200 more episodes" in reward_events(returns, weights, threshold=30).sentence
+    weights[90:95] = 0
+    assert reward_events(returns, weights, threshold=None).value == 5
+    assert reward_events(np.arange(100.0), np.ones(100), threshold=30).value == 100
+    none = reward_events(np.zeros(100), np.ones(100), threshold=30)
+    assert (none.value, none.passed) == (0, False)
+
+
+def test_one_number_must_not_decide():
+    """A share of the sum above the threshold; nothing at all is no share."""
+    assert not largest_share("x", np.array([1.0, 1, 1, 9]), 0.5, "weight").passed
+    assert largest_share("x", np.array([1.0, 1, 1, 1]), 0.5, "weight").passed
+    assert largest_share("x", np.zeros(4), 0.5, "weight").value == 0
+
+
+def test_a_nan_passes_nothing():
+    """Nor does a threshold that is one."""
+    assert not at_most("x", math.nan, 1.0, "").passed
+    assert not at_least("x", math.nan, 1.0, "").passed
+    assert not at_least("x", 5.0, math.nan, "").passed
+    assert at_most("x", math.nan, None, "").to_dict()["value"] is None
