@@ -11,11 +11,11 @@ AIRFLOW_STAMP := .venv-airflow/setup-$(shell cksum < airflow_dags/constraints.tx
 # The tests start hundreds of processes: what one has compiled is there for the next.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Of the fault suite: the same seed draws the same faults.
+# Of the fault suite and the judge's: the same seed draws the same faults and logs.
 SEED ?= 7
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint dags unit attack faults faults-long format demo demo-seeds bench clean
+.PHONY: help setup test lint dags unit attack faults faults-long judge format demo demo-seeds bench clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -61,6 +61,9 @@ attack: setup  ## hostile input on this build, and broken builds that must fall;
 
 faults-long: setup  ## the same scenarios at full size, without the broken builds
 	$(BIN)/python -m tests.faults --seed $(SEED) --long
+
+judge: setup  ## how often the judge is wrong, and can tell: 2,000 repetitions a case
+	$(BIN)/python -m tests.judge --seed $(SEED)
 
 format: setup  ## format, and mend what ruff can mend
 	$(BIN)/ruff format .

@@ -23,6 +23,9 @@ from airflow.providers.standard.operators.bash import BashOperator
 SKIPPED = 99
 """The exit code that means: nothing was wrong, and nothing further is to be done."""
 
+CANNOT_TELL = 4
+"""The exit code of a judgement that the episodes do not allow: an answer too, and recorded."""
+
 EXECUTABLE = '"${HEADRACE_COMMAND:-headrace}"'
 """Looked up on the worker: Headrace lives in an environment of its own."""
 

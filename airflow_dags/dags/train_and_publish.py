@@ -2,8 +2,9 @@
 
 freeze names the ordinals at rest in a manifest; all that follows is keyed by the manifest's hash,
 so that a run without new shards, a retry, or a run that was started twice does nothing: the answers
-of the first one come back with `"unchanged": true`. A closed gate leaves publish skipped, the run
-green, and the decision with its reasons under `manifests/` beside the data.
+of the first one come back with `"unchanged": true`. A candidate that is worse, or of which the
+episodes cannot tell, leaves publish skipped, the run green, and the decision with its reasons under
+`decisions/` beside the data.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import DAG, Param
-from cli_task import SKIPPED, cli_task
+from cli_task import CANNOT_TELL, SKIPPED, cli_task
 
 RETRY = {"retries": 2, "retry_delay": timedelta(seconds=30)}
 ROOT, POLICY = "{{ params.root }}", "{{ params.policy_id }}"
@@ -40,9 +41,6 @@ with DAG(
         "algorithm": Param("dr", type="string", pattern="^[a-z]"),
         "seed": Param(0, type="integer", minimum=0),
         "min_ess": Param(100.0, type="number", minimum=0),
-        "baseline": Param(
-            "behaviour", type="string", description="behaviour, or a number to lie above"
-        ),
     },
     tags=["headrace"],
 ) as dag:
@@ -74,14 +72,13 @@ with DAG(
         *WHERE,
         "--manifest={manifest}",
         "--min-ess={min_ess}",
-        "--baseline={baseline}",
         f"--refused-exit={SKIPPED}",
         "{candidate}",
         root=ROOT,
         policy_id=POLICY,
         manifest=MANIFEST,
         min_ess="{{ params.min_ess }}",
-        baseline="{{ params.baseline }}",
         candidate=CANDIDATE,
+        skip_on=(SKIPPED, CANNOT_TELL),
     )
     freeze >> train >> evaluate >> publish

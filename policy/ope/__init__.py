@@ -1,6 +1,13 @@
-"""Off-policy evaluation: estimators, intervals, value models.
+"""Off-policy evaluation: estimators, intervals, value models, and the judgement on them.
 
 Pure: arrays in, estimates out. Each estimator names its paper and equation.
 """
 
-__all__ = ["cross_fitting", "estimators", "value_models"]
+__all__ = [
+    "comparison",
+    "cross_fitting",
+    "diagnostics",
+    "estimators",
+    "judgement",
+    "value_models",
+]

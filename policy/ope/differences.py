@@ -46,7 +46,10 @@ class Differences:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """A reward model's view of one-step episodes; one that never saw the episode's own reward."""
+    """A reward model's view of one-step episodes; one that never saw the episode's own reward.
+
+    v and bar_v are expectations of the same q, all within the reward range if there is one.
+    """
 
     q: FloatArray  # (n,) of the action taken
     v: FloatArray  # (n,) expected under the candidate
@@ -74,7 +77,7 @@ def one_step_differences(
         q = v = np.full_like(rewards, constant)
         bar_v: FloatArray | None = q
     else:
-        q, v, bar_v = _clipped(scores, reward_range)
+        q, v, bar_v = scores.q, scores.v, scores.bar_v
     other = np.ones_like(weights) if bar_weights is None else bar_weights
     values = v - (q if bar_v is None else bar_v) + (weights - other) * (rewards - q)
     least, most = -math.inf, math.inf
@@ -130,16 +133,6 @@ def per_decision_differences(
     least = -furthest(min(floor - below, 0.0), max(ceiling - below, 0.0))
     most = furthest(-max(ceiling - above, 0.0), -min(floor - above, 0.0))
     return Differences("pdis", values, less(below), least, less(above), most)
-
-
-def _clipped(
-    scores: Scores, limits: Range | None
-) -> tuple[FloatArray, FloatArray, FloatArray | None]:
-    if limits is None:
-        return scores.q, scores.v, scores.bar_v
-    low, high = limits
-    bar_v = None if scores.bar_v is None else np.clip(scores.bar_v, low, high)
-    return np.clip(scores.q, low, high), np.clip(scores.v, low, high), bar_v
 
 
 def _total(gamma: float, horizon: int, weight: float) -> float:

@@ -43,7 +43,7 @@ from policy.ope.differences import (
     per_decision_differences,
 )
 from policy.ope.episodes import running_sums
-from policy.ope.value_models import LinearRewardModel
+from policy.ope.value_models import BoundedRewardModel, LinearRewardModel
 
 __all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "Target", "combined", "judge"]
 
@@ -312,7 +312,7 @@ def _scores(data: Judged, candidate: Target, bar: Target | None, rules: Rules) -
     limits = rules.reward_range
     start = float(data.rewards.mean()) if limits is None else sum(limits) / 2
     q, values = score_by_earlier(
-        lambda: LinearRewardModel(actions),
+        lambda: BoundedRewardModel(LinearRewardModel(actions), limits),
         data.flat,
         data.taken,
         data.rewards,

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "BoundedRewardModel",
     "LinearRewardModel",
     "RewardModel",
     "SmoothedMeanRewardModel",
@@ -172,6 +173,36 @@ class LinearRewardModel:
                 f"got {features.shape[1]}"
             )
         return features
+
+
+class BoundedRewardModel:
+    """Another model within limits: without any, those of the rewards that it was fitted on.
+
+    A line goes on beyond all rewards where observations are far out; one such value can outweigh a
+    log. Both q and what is expected of it are of the bounded model, so that a doubly robust
+    estimate stays unbiased: limits on q alone would not do.
+    """
+
+    def __init__(self, model: RewardModel, limits: tuple[float, float] | None = None) -> None:
+        self._model = model
+        self._limits = limits
+        self._given = limits is not None
+
+    def fit(self, obs: npt.ArrayLike, actions: npt.ArrayLike, rewards: npt.ArrayLike) -> Self:
+        self._model.fit(obs, actions, rewards)
+        if not self._given:
+            column = np.asarray(rewards, np.float64)
+            self._limits = float(column.min()), float(column.max())
+        return self
+
+    def q(self, obs: npt.ArrayLike, actions: npt.ArrayLike) -> FloatArray:
+        return self._bounded(self._model.q(obs, actions))
+
+    def q_all(self, obs: npt.ArrayLike) -> FloatArray:
+        return self._bounded(self._model.q_all(obs))
+
+    def _bounded(self, values: FloatArray) -> FloatArray:
+        return values if self._limits is None else np.clip(values, *self._limits)
 
 
 def expected_value(

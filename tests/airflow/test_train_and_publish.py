@@ -20,7 +20,7 @@ def run(dag_bag):
         task.retries = 0  # dag.test() would wait for the delay
 
     def once(root, **params):
-        settings = {"root": str(root), "algorithm": "ips", "min_ess": 5, "baseline": "0.1"}
+        settings = {"root": str(root), "algorithm": "ips", "min_ess": 5}
         done = dag.test(run_conf=settings | params)
         tasks = {one.task_id: one for one in done.get_task_instances()}
         found = {}
@@ -93,7 +93,7 @@ def test_a_run_publishes_and_a_second_one_does_nothing(run, write_log, tmp_path)
 
 
 def test_a_closed_gate_is_a_green_run_with_a_record(run, write_log, tmp_path):
-    """publish is skipped, the decision and its reasons are kept, nothing is live; twice."""
+    """Status 4: publish is skipped, the decision is kept with its reasons, nothing is live."""
     write_log(tmp_path, 0, 200)
     for _ in range(2):
         state, found = run(tmp_path, min_ess=1e9)
@@ -102,6 +102,8 @@ def test_a_closed_gate_is_a_green_run_with_a_record(run, write_log, tmp_path):
         (record,) = (tmp_path / "manifests").glob("*.publish-*.json")
         decided = json.loads(record.read_text())
         assert not decided["published"]
+        assert decided["gate"]["verdict"] == "cannot tell"
+        assert len(list((tmp_path / "decisions" / "default").glob("*.json"))) == 1
         assert "effective sample size" in decided["gate"]["reasons"][0]
         assert versions(tmp_path) == []
 

@@ -151,6 +151,7 @@ def equal_or_worse() -> Iterator[Case]:
                 mean = sign / (shape - 1)
                 name = f"Pareto {shape} {word} equal, 10,000"
                 yield _one_step(name, 10_000, mean, mean, _pareto(shape, sign), None, bar)
+    yield _steps("10 steps equal, 1,000", 1000, 10, 0.0)
     yield _steps("10 steps equal, 10,000", 10_000, 10, 0.0, sound=True, normal=True)
     yield _steps("10 steps worse by 5 %, 10,000", 10_000, 10, -0.104)
     yield _steps("50 steps equal, 2,000", 2000, 50, 0.0)

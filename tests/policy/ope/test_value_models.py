@@ -13,8 +13,9 @@ import pandas as pd
 import pytest
 
 from policy.ope import estimators
-from policy.ope.cross_fitting import cross_fit
+from policy.ope.cross_fitting import cross_fit, score_by_earlier
 from policy.ope.value_models import (
+    BoundedRewardModel,
     LinearRewardModel,
     RewardModel,
     SmoothedMeanRewardModel,
@@ -358,3 +359,39 @@ def test_other_misuse_is_named() -> None:
     for message, call in refused:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_a_bounded_model_bounds_q_and_what_is_expected_of_it():
+    """v is the expectation of the q that is used, or doubly robust estimates would be biased."""
+    rng = np.random.default_rng(0)
+    obs, actions = rng.normal(size=(300, 1)), rng.integers(3, size=300)
+    rewards = (obs[:, 0] > 0).astype(np.float64)
+    probs = np.tile([0.2, 0.3, 0.5], (300, 1))
+    plain = LinearRewardModel(3).fit(obs, actions, rewards)
+    assert plain.q_all(obs).max() > 1.2
+    for limits in (None, (0.0, 1.0)):
+        model = BoundedRewardModel(LinearRewardModel(3), limits).fit(obs, actions, rewards)
+        values = model.q_all(obs)
+        assert (values.min(), values.max()) == (0.0, 1.0)
+        assert model.q(obs, actions) == pytest.approx(values[np.arange(300), actions])
+        assert expected_value(model, obs, probs) == pytest.approx((probs * values).sum(axis=1))
+
+
+def test_earlier_rows_alone_score_a_row():
+    """A change of one row changes no score up to its own stretch; the first have no model."""
+    rng = np.random.default_rng(1)
+    obs, actions, rewards = rng.normal(size=(640, 1)), rng.integers(2, size=640), rng.random(640)
+    probs = [np.tile(p, (640, 1)) for p in ([0.5, 0.5], [0.0, 1.0])]
+
+    def scored(given):
+        return score_by_earlier(lambda: LinearRewardModel(2), obs, actions, given, probs, start=7.0)
+
+    q, (both, second) = scored(rewards)
+    assert (q[:20] == 7).all()
+    assert (both[:20] == 7).all()
+    assert q[actions == 1][20:] == pytest.approx(second[actions == 1][20:])
+    changed = rewards.copy()
+    changed[100] = 50.0
+    other, _ = scored(changed)
+    assert (other[:160] == q[:160]).all()
+    assert (other[160:] != q[160:]).all()

@@ -1,0 +1,61 @@
+"""Laws of the records: listed in order, none passed over, counted by candidate and rows."""
+
+import json
+
+import pytest
+
+from policy.jobs.decisions import Earlier, earlier_of, load_decisions, record
+from storage.declarations.declaration import DeclarationError
+
+
+def decision(candidate="a" * 64, episodes=10, rows=(0, 9), policy_id="default"):
+    return {
+        "policy_id": policy_id,
+        "candidate": candidate,
+        "episodes": episodes,
+        "rows": {"s": list(rows)} if rows else {},
+        "verdict": "cannot tell",
+    }
+
+
+def test_decisions_are_listed_in_their_order(tmp_path):
+    """What was written is read, by policy; the time is the clock's."""
+    for seconds, candidate in ((2.0, "b" * 64), (1.0, "a" * 64)):
+        record(tmp_path, decision(candidate), clock=lambda now=seconds: now)
+    record(tmp_path, decision(policy_id="other"))
+    found = load_decisions(tmp_path, "default")
+    assert [(one["decided"], one["candidate"][0]) for one in found.known] == [
+        (1_000_000, "a"),
+        (2_000_000, "b"),
+    ]
+    assert load_decisions(tmp_path, "none").known == ()
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    """It takes no other with it, and is not passed over."""
+    path = record(tmp_path, decision(), clock=lambda: 1.0)
+    record(tmp_path, decision("c" * 64), clock=lambda: 2.0)
+    for text in ("{", "[]", json.dumps({"format": 2})):
+        path.write_text(text)
+        found = load_decisions(tmp_path, "default")
+        assert [one["candidate"][0] for one in found.known] == ["c"]
+        assert list(found.damaged) == [str(path)]
+    with pytest.raises(DeclarationError):
+        load_decisions(tmp_path, "../elsewhere")
+
+
+def test_looks_and_others_are_those_on_overlapping_rows():
+    """The same number of episodes is the same look; rows that do not overlap are another log."""
+    known = [
+        decision("a" * 64, 10, (0, 9)),
+        decision("a" * 64, 10, (0, 9)),
+        decision("a" * 64, 15, (0, 14)),
+        decision("b" * 64, 10, (0, 9)),
+        decision("b" * 64, 12, (0, 11)),
+        decision("c" * 64, 10, (50, 90)),
+        decision("d" * 64, 0, None),
+    ]
+    assert earlier_of(known, "a" * 64, {"s": [0, 20]}, 20) == Earlier(2, 1)
+    assert earlier_of(known, "a" * 64, {"s": [0, 14]}, 15) == Earlier(1, 1)
+    assert earlier_of(known, "e" * 64, {"s": [9, 60]}, 15) == Earlier(0, 3)
+    assert earlier_of(known, "e" * 64, {"t": [0, 9]}, 15) == Earlier(0, 0)

@@ -1,0 +1,166 @@
+"""Laws of the judgement: what verdicts are made of, and how often they are wrong (`make judge`)."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from policy.ope.judgement import Bar, Judged, Rules, Target, judge
+from tests.judge.cases import equal_or_worse, power
+from tests.judge.tally import Tally, tallied
+
+REPETITIONS = 200
+SHORT = (
+    "binary .5 equal, 1,000, log",
+    "binary .5 equal, 1,000, rival",
+    "Gaussian equal, 1,000, log",
+    "failures 0.03 equal, 1,000, log",
+    "failures .03 worse, 3,000, rival",
+    "Pareto 1.5 costs equal, 10,000, log",
+    "10 steps equal, 1,000",
+    "binary .5 +40 %, 1,000, log",
+    "binary .5 +10 %, 3,000, log",
+    "binary .5 -40 %, 1,000, log",
+)
+CASES = {case.name: case for case in (*equal_or_worse(), *power())}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_the_judge_is_wrong_no_more_often_than_it_says(name: str) -> None:
+    """False `better`, coverage, power and refusals of sound logs, by every bound of the case."""
+    for tally in tallied(CASES[name], REPETITIONS, seed=7):
+        assert list(tally.failures()) == [], tally.bound
+
+
+def coarse_root(surplus, least, mean):
+    """The planted build: of twenty numbers over the range, the first that is not refuted."""
+    grid = np.linspace(least, -least, 20)
+    kept = [one for one in grid[1:-1] if surplus(one) <= 0]
+    return float(kept[0]) if kept else mean
+
+
+def test_a_bound_by_a_coarse_grid_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It calls everything better: its step is wider than the difference that it looks for."""
+    monkeypatch.setattr("policy.ope.betting._root", coarse_root)
+    (tally,) = tallied(CASES["binary .5 equal, 1,000, log"], 50, seed=7, only=["betting"])
+    assert tally.share("better") > 0.5
+    assert any("false better" in one for one in tally.failures())
+
+
+def test_a_bound_that_looks_ahead_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bets that know the number they are on: the false calls tell."""
+
+    def peeking(values, least, error, sequence):
+        return np.where(values > 0, 0.05, 0.0)
+
+    monkeypatch.setattr("policy.ope.betting._bets", peeking)
+    (tally,) = tallied(CASES["binary .5 equal, 1,000, log"], 50, seed=7, only=["betting"])
+    assert list(tally.failures()) != []
+
+
+def test_a_tally_excludes_a_target_by_a_binomial_bound() -> None:
+    """At 2,000 repetitions 2.5 % may be 73 false calls, and not 80."""
+    case = CASES["binary .5 equal, 1,000, log"]
+    for calls, failed in ((50, 0), (73, 0), (80, 1)):
+        tally = Tally(case, "betting", 2000, {"better": calls}, covered=1950, compared=2000)
+        assert len(list(tally.failures())) == failed
+    assert list(Tally(case, "betting", 2000, {}, covered=1850, compared=2000).failures())
+    assert list(Tally(case, "betting", 2000, {}, 2000, 2000, refused=12).failures())
+
+
+# --- one judgement -----------------------------------------------------------------------------
+
+
+def bandit(n: int = 4000, seed: int = 0) -> tuple[Judged, Target, Target]:
+    """Two actions, logged evenly, of which the first earns .8 and the other .2: (log, first,
+    other)."""
+    rng = np.random.default_rng(seed)
+    taken = rng.integers(2, size=n)
+    data = Judged(
+        rewards=(rng.random(n) < np.where(taken == 0, 0.8, 0.2)).astype(np.float64),
+        lengths=np.ones(n, np.int64),
+        behaviour_logp=np.full(n, np.log(0.5)),
+        flat=rng.normal(size=(n, 2)),
+        taken=taken,
+    )
+
+    def taking(p: float) -> Target:
+        probs = np.array([p, 1 - p])
+        return Target(np.log(probs[taken]), np.broadcast_to(probs, (n, 2)))
+
+    return data, taking(0.9), taking(0.1)
+
+
+@pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
+def test_better_is_better_than_every_bar(limits: tuple[float, float] | None) -> None:
+    """One that is worse makes it worse, one that cannot be told makes it so."""
+    data, good, bad = bandit()
+    rules, logging = Rules(reward_range=limits), Bar("the logging policy")
+    assert judge(data, good, [Bar("live", bad), logging], rules).verdict == "better"
+    found = judge(data, bad, [Bar("live", good), logging], rules)
+    assert (found.verdict, len(found.reasons)) == ("worse", 2)
+    same = judge(data, good, [Bar("live", good), logging], rules)
+    assert [one.verdict for one in same.comparisons] == ["cannot tell", "better"]
+    assert same.verdict == "cannot tell"
+    assert same.comparisons[0].difference == 0
+    json.dumps(same.to_dict(), allow_nan=False)
+
+
+def test_a_live_version_that_made_the_log_is_one_bar() -> None:
+    """Its propensities are the logged ones: weights of 1, and known values in place of rewards."""
+    data, good, _ = bandit()
+    probs = np.broadcast_to(np.full(2, 0.5), (4000, 2))
+    live = Bar("live", Target(np.full(4000, np.log(0.5) + 1e-6), probs))
+    found = judge(data, good, [live, Bar("the logging policy")], Rules(reward_range=(0.0, 1.0)))
+    assert [one.bar for one in found.comparisons] == ["live"]
+    alone = judge(data, good, [Bar("the logging policy")], Rules(reward_range=(0.0, 1.0)))
+    assert found.comparisons[0].stderr < 0.8 * alone.comparisons[0].stderr
+    assert not any(one.name.startswith("live_") for one in found.diagnostics)
+
+
+def test_a_failed_check_is_never_worse() -> None:
+    """A log whose propensities are wrong says nothing, however bad the candidate looks."""
+    data, good, bad = bandit()
+    wrong = Judged(
+        rewards=data.rewards,
+        lengths=data.lengths,
+        behaviour_logp=np.full(4000, np.log(0.9)),
+        flat=data.flat,
+        taken=data.taken,
+    )
+    for limits in (None, (0.0, 1.0)):
+        found = judge(wrong, bad, [Bar("live", good)], Rules(reward_range=limits))
+        assert found.verdict == "cannot tell"
+        assert {one.name for one in found.diagnostics if not one.passed} >= {
+            "mean_weight",
+            "live_mean_weight",
+        }
+
+
+def test_continuous_actions_are_judged_approximately() -> None:
+    """A density has no floor: no bound, but a normal limit, range or not."""
+    rng, n = np.random.default_rng(1), 3000
+    actions = rng.normal(size=n)
+    data = Judged(
+        rewards=np.clip(0.5 + 0.2 * actions, 0, 1),
+        lengths=np.ones(n, np.int64),
+        behaviour_logp=-0.5 * actions**2,
+        flat=np.zeros((n, 1)),
+        discrete=False,
+    )
+    shifted = Target(-0.5 * (actions - 0.5) ** 2)
+    found = judge(data, shifted, [Bar("the logging policy")], Rules(reward_range=(0.0, 1.0)))
+    assert (found.verdict, found.approximate) == ("better", True)
+    assert found.comparisons[0].difference == pytest.approx(0.1, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [({"confidence": 1.0}, "confidence"), ({"reward_range": (1.0, 1.0)}, "reward_range")],
+)
+def test_rules_that_do_not_fit_are_refused(rules: dict[str, object], told: str) -> None:
+    """By name."""
+    with pytest.raises(ValueError, match=told):
+        Rules(**rules)  # type: ignore[arg-type]
