@@ -217,7 +217,7 @@ def _await_shards(demo: Demo, collector: Collecting) -> None:
 
 
 def _learn(demo: Demo, learned_from: Collecting, other: Collecting) -> None:
-    """Train, judge by both logs, publish."""
+    """Train, judge by both logs, publish: without the gate when it says no, so as to go on."""
     own = ["--root", learned_from.root]
     demo.found["train"] = trained = demo.command("train", *own, "--seed", demo.seed)
     plot = demo.root / "intervals.png"
@@ -225,8 +225,11 @@ def _learn(demo: Demo, learned_from: Collecting, other: Collecting) -> None:
     demo.found["evaluate"] = judged = demo.command(*words)
     first, second = judged["logs"]
     demo.found["overlap"] = overlapping(first["target"], second["target"])
-    demo.say("  published without a gate: some 40 clicks are too few to promise anything")
-    demo.found["publish"] = demo.command("publish", trained["candidate"][:12], *own, "--no-gate")
+    words = ["publish", trained["candidate"][:12], *own]
+    asked = demo.found["gate"] = demo.found["publish"] = demo.command(*words, accept=(0, 1, 4))
+    if not asked["published"]:
+        demo.say("  published without the gate: the demo needs a version to act with")
+        demo.found["publish"] = demo.command(*words, "--no-gate")
 
 
 def overlapping(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> dict[str, bool]:
@@ -313,17 +316,22 @@ def show(found: dict[str, Any]) -> None:
 
 def _say_the_end(found: dict[str, Any]) -> None:
     apart = [name for name, overlap in found["overlap"].items() if not overlap]
-    acted, root = found["acted"], found["root"]
+    acted, root, asked = found["acted"], found["root"], found["gate"]
     print(
         f"The intervals of both logs overlap ({', '.join(found['overlap'])}). dm is left out: its "
         "interval knows nothing of its model's own error."
         if not apart
         else f"The intervals of the two logs do NOT overlap: {', '.join(apart)}."
     )
+    print(f"Is the policy better than the one that made its log? {asked['gate']['verdict']}:")
+    for reason in asked["gate"]["reasons"]:
+        print(f"  {reason}")
+    how = "Published through the gate."
+    if not asked["published"]:
+        how = "Published without a gate all the same, so that the demo has a version to act with."
     print(
-        f"Published without a gate: so few clicks promise nothing. A remote client took "
-        f"{acted['decisions']} decisions with version {acted['version']}; they are kept, and not "
-        "trained on."
+        f"{how} A remote client took {acted['decisions']} decisions with version "
+        f"{acted['version']}; they are kept, and not trained on."
     )
     every = "every" if found["accounted"] else "NOT every"
     print(f"verify: {every} acknowledged step is accounted for exactly once.")

@@ -37,10 +37,13 @@ def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (own["ok"], other["ok"]) == (True, True)
     assert all(found["overlap"].values())
     assert {"ips", "snips", "dr"} <= found["overlap"].keys()
+    assert (found["gate"]["published"], found["publish"]["published"]) == (False, True)
     assert found["acted"]["version"] == found["versions"]["live"]["version"] == 1
     show(found)
     told = capsys.readouterr().out
     assert "every acknowledged step is accounted for exactly once" in told
+    assert "cannot tell:\n" in told
+    assert found["gate"]["gate"]["reasons"][0] in told
     assert "Published without a gate" in told
     assert (root / "intervals.png").read_bytes().startswith(b"\x89PNG")
     for name in found["logs"]:
