@@ -19,14 +19,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
-from policy.jobs.decisions import Document, earlier_of
+from policy.jobs.decisions import Document, Earlier, earlier_of
 from policy.jobs.judged_log import JudgedLog, Lineage, read_log
 from policy.jobs.report import HELD_OUT, EvaluationError, EvaluationResult, Split
 from policy.ope.cross_fitting import CrossFitted, cross_fit
@@ -79,34 +79,22 @@ def evaluate(
     """Judge a candidate (digest) or version (number) by the shards under `root`.
 
     Without `weights`: the live version, against the logging policy alone. `manifest` (stream ->
-    ordinal ranges): nothing else is read. `store` is where the weights lie, if not under `root`, as
-    when the log is another one. `held_out` defaults to the share that the weights say their
-    training held out.
+    ordinal ranges): nothing else is read. `store` is where the weights lie, if not under `root`.
+    `held_out` defaults to the share that the weights say their training held out.
+    `reward_range` are a step's limits, known and never from the log: with them the verdict holds at
+    every sample size, without it is approximate. `earlier` are decisions (policy.jobs.decisions),
+    so that several looks are known; `alpha_budget` is spent over all candidates on overlapping
+    rows, the k-th of which gets 6 / (pi k)^2 of it.
 
-    `reward_range`: the limits of a step's reward, known and not looked up in the log; with it the
-    verdict holds at every sample size, without it is approximate. `earlier`: decisions of
-    policy.jobs.decisions, so that several looks and several candidates are known as such;
-    `alpha_budget` is spent over all candidates on overlapping rows, the k-th of which gets
-    6 / (pi k)^2 of it, in place of (1 - confidence) / 2 for each.
-
-    `estimators` default to those that fit the episodes; they inform and decide nothing, and one
-    that cannot be computed is named in `unavailable`. Models (dm, dr) are cross-fitted on the
-    episodes themselves, in episodes of several steps by fitted Q evaluation.
-
-    A log that says nothing gives a result too, whose verdict says what is missing. Raises
-    EvaluationError when nothing is live and no weights are named, ValueError for unknown names.
+    `estimators` inform and decide nothing; `interval` and `folds` are theirs. A log that says
+    nothing gives a result too, whose verdict says what is missing. Raises EvaluationError when
+    nothing is live and no weights are named, ValueError for unknown names.
     """
     informing = _Estimating(gamma, confidence, interval, seed, folds)
-    rules = Rules(
-        confidence=confidence,
-        gamma=gamma,
-        reward_range=_reward_range(reward_range),
-        min_ess=min_ess,
-    )
+    limits = _reward_range(reward_range)
+    rules = Rules(confidence=confidence, gamma=gamma, reward_range=limits, min_ess=min_ess)
     _check_names(split, estimators)
-    store = store or WeightStore(root, policy_id)
-    loaded = _load(store, weights)
-    live = _live_bar(store, loaded)
+    loaded, live = _load_both(store or WeightStore(root, policy_id), weights)
     fraction = loaded.held_out if held_out is None else held_out
     log = read_log(
         root,
@@ -119,40 +107,39 @@ def evaluate(
         on_progress=on_progress,
     )
     before = earlier_of(earlier, loaded.candidate, log.rows, len(log.lengths))
-    rules = replace(rules, looks=before.looks)
-    if alpha_budget is not None:
-        rules = replace(rules, confidence=_spent(alpha_budget, before.others + 1))
-    target, unavailable = informing.all(loaded.policy, log, estimators)
-    behaviour = None
-    if log.lengths.size:
-        behaviour = informing.one("v_behavior", _episodes(log, loaded.policy))
+    judged = _judged(log, loaded, live, _with_earlier(rules, before, alpha_budget))
+    asked: dict[str, Any] = {"policy_id": policy_id, "split": split, "held_out": fraction}
+    name = label or f"{policy_id} {str(loaded.name)[:12]}"
+    told = informing.found(loaded.policy, log, estimators)
     return EvaluationResult(
-        policy_id=policy_id,
-        weights=loaded.name,
-        label=label or f"{policy_id} {str(loaded.name)[:12]}",
-        split=split,
-        held_out=fraction,
-        gamma=gamma,
-        confidence=confidence,
-        reward_range=rules.reward_range,
-        looks=before.looks,
-        others=before.others,
-        target=tuple(target),
-        behaviour=behaviour,
-        live=None if live is None else live.version,
-        judgement=_judgement(log, loaded, live, rules),
-        episodes=len(log.lengths),
-        rows=log.rows,
-        excluded=log.excluded,
-        not_read=log.not_read,
-        unavailable=unavailable,
-        skipped=log.skipped,
+        weights=loaded.name, label=name, **asked, **before._asdict(), **judged, **told
     )
+
+
+def _judged(log: JudgedLog, loaded: _Loaded, live: _Loaded | None, rules: Rules) -> dict[str, Any]:
+    """The fields of a result that say what was judged, by what, and how it came out."""
+    return {
+        "gamma": rules.gamma,
+        "confidence": rules.confidence,
+        "reward_range": rules.reward_range,
+        "live": None if live is None else live.version,
+        "judgement": _judgement(log, loaded, live, rules),
+        "episodes": len(log.lengths),
+        "rows": log.rows,
+        "excluded": log.excluded,
+        "not_read": log.not_read,
+        "skipped": log.skipped,
+    }
 
 
 def _reward_range(given: tuple[float, float] | None) -> tuple[float, float] | None:
     """The one place that a range comes from: an argument, and never the log."""
     return given
+
+
+def _with_earlier(rules: Rules, before: Earlier, budget: float | None) -> Rules:
+    confidence = rules.confidence if budget is None else _spent(budget, before.others + 1)
+    return replace(rules, looks=before.looks, confidence=confidence)
 
 
 def _spent(budget: float, number: int) -> float:
@@ -197,6 +184,12 @@ def _load(store: WeightStore, weights: str | int | None) -> _Loaded:
     return _Loaded(
         weights, policy, share, lineage, digest, weights if isinstance(weights, int) else None
     )
+
+
+def _load_both(store: WeightStore, weights: str | int | None) -> tuple[_Loaded, _Loaded | None]:
+    """What is judged, and the live version that is a bar."""
+    loaded = _load(store, weights)
+    return loaded, _live_bar(store, loaded)
 
 
 def _live_bar(store: WeightStore, judged: _Loaded) -> _Loaded | None:
@@ -313,6 +306,16 @@ class _Estimating:
         if self.interval not in ("student", "bootstrap"):
             raise ValueError(f"interval: expected student or bootstrap, got {self.interval!r}")
         self._interval()  # refuses a confidence outside (0, 1)
+
+    def found(
+        self, policy: NumpyPolicy, log: JudgedLog, names: Sequence[str] | None
+    ) -> dict[str, Any]:
+        """The fields of a result that inform."""
+        target, unavailable = self.all(policy, log, names)
+        behaviour = None
+        if log.lengths.size:
+            behaviour = self.one("v_behavior", _episodes(log, policy))
+        return {"target": tuple(target), "behaviour": behaviour, "unavailable": unavailable}
 
     def all(
         self, policy: NumpyPolicy, log: JudgedLog, names: Sequence[str] | None

@@ -7,7 +7,7 @@ plot_intervals([result, other], Path("intervals.png"))
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -49,14 +49,15 @@ class EvaluationResult:
     looks: int  # earlier ones at these weights, on fewer of these episodes
     others: int  # other candidates that were judged on overlapping rows
     judgement: Judgement  # better, worse, or cannot tell, and what is missing
-    target: tuple[Estimate, ...]  # of the weights, one an estimator: they inform
-    behaviour: Estimate | None  # of the logging policy, over the same episodes, if there are any
     episodes: int  # used
     rows: Mapping[str, Sequence[int]]  # stream -> first and last ordinal used
     excluded: Mapping[str, int]  # why -> episodes not used
     not_read: Mapping[str, int]  # why -> steps of the shards that are none of this evaluation
-    unavailable: Mapping[str, str]  # estimator -> why it could not be computed
     skipped: Mapping[str, str]  # damaged shard -> why
+    # What informs, and decides nothing
+    target: tuple[Estimate, ...] = ()  # of the weights, one an estimator
+    behaviour: Estimate | None = None  # of the logging policy, if there are episodes
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # estimator -> why there is none
 
     @property
     def ess(self) -> float:
