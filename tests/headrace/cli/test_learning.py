@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.output import results
 from policy.inference.weight_store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 from tests.headrace.command import answer, headrace, refused
@@ -126,16 +127,18 @@ def test_publish_and_versions(log: Path, trained: dict[str, Any], tmp_path: Path
     first = answer(headrace("publish", "latest", *words, "--json"))
     assert (first["published"], first["version"]) == (True, 1)
     assert (first["gate"]["verdict"], first["gate"]["approximate"]) == ("better", False)
+    assert results.why_published(first, gated=True) == "better than the logging policy"
     again = headrace("publish", "--root", root, "--no-gate")
     assert again.stdout == (
-        "Version 1 of default is live (without a gate: nothing says that it is better).\n"
+        "Version 1 of default is wanted, no collector is registered "
+        "(without a gate: nothing says that it is better).\n"
     )
     listed = answer(headrace("versions", "--root", root, "--json"))
     assert listed["live"]["version"] == 1
     assert [one["candidate"] for one in listed["versions"]] == [candidate]
     table = headrace("versions", "--root", root).stdout
     assert candidate[:12] in table
-    assert "live" in table
+    assert "wanted" in table
     shown = headrace("evaluate", "live", "--root", root, "--estimator", "ips").stdout
     assert "logging policy" in shown
     assert "95% interval" in shown
