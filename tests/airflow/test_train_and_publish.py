@@ -68,11 +68,11 @@ def test_a_dag_file_imports_nothing_heavy():
 
 def test_a_run_publishes_and_a_second_one_does_nothing(run, write_log, tmp_path):
     """The same shards: every answer is the first one's, unchanged. New shards: a new version."""
-    write_log(tmp_path, 0, 300)
+    write_log(tmp_path, 0, 1_000)  # enough for the judge to call the candidate better
     state, first = run(tmp_path)
     assert state == "success"
     assert [first[name][0] for name in TASKS] == ["success"] * 4
-    assert first["freeze"][1]["rows"] == 300
+    assert first["freeze"][1]["rows"] == 1_000
     assert first["publish"][1]["published"]
     assert [first[name][1]["unchanged"] for name in TASKS] == [False] * 4
     assert {first[name][1]["manifest"] for name in TASKS[1:]} == {first["freeze"][1]["hash"]}
@@ -86,9 +86,9 @@ def test_a_run_publishes_and_a_second_one_does_nothing(run, write_log, tmp_path)
     assert sorted((tmp_path / "manifests").glob("*.json")) == files
     assert versions(tmp_path) == [1]
 
-    write_log(tmp_path, 300, 100)
+    write_log(tmp_path, 1_000, 2_000)
     _, third = run(tmp_path)
-    assert third["freeze"][1]["rows"] == 400
+    assert third["freeze"][1]["rows"] == 3_000
     assert third["publish"][1]["version"] == 2
 
 
