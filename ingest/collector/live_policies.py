@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -150,6 +150,12 @@ class LivePolicies:
         elif thread.busy_seconds < seconds:
             with contextlib.suppress(Refusal):
                 await thread.ask(self._look, seconds)
+
+    async def look_for_first(self, policies: Collection[str]) -> None:
+        """`look` where one of them has no version: it may have been published this moment."""
+        found = (self._live.get(name) for name in policies)
+        if any(live is not None and live.served is None for live in found):
+            await self.look()
 
     async def ask(self, policy_id: str, job: Callable[[WeightStore], T]) -> T:
         """The result of a job on a policy's files; what it changed is taken up by then.

@@ -136,6 +136,7 @@ class Acting:
         episodes = self._collector.assembler.episodes
         named = set(map(name_of, message.actions))
         acting = {episodes[name].started.policy_id for name in named if name in episodes}
+        await self._live.look_for_first(acting)
         held = {policy: hold[policy] for policy in acting if policy in hold}
         if not held:
             return held
