@@ -29,6 +29,10 @@ __all__ = [
 ]
 
 ABANDONED_SECONDS = 3600.0
+_READ = os.O_RDONLY | sum(
+    getattr(os, name, 0)  # each is there on some systems only
+    for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
+)
 MAX_DOCUMENT = 256 * 2**20
 """Bytes of a document: a manifest, a lineage, the live pointer."""
 MAX_WEIGHTS = 16 * 2**30
@@ -41,9 +45,8 @@ def read_file(path: Path, limit: int) -> bytes:
     Raises WeightsNotFound, WeightsDamaged for anything else at that path, OSError. A FIFO, a socket
     or a device never keeps the caller waiting.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags)
+        fd = os.open(path, _READ)
     except FileNotFoundError as error:
         raise WeightsNotFound(f"expected {path}, which does not exist") from error
     except OSError as error:
