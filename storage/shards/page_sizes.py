@@ -172,7 +172,7 @@ def _any_page_header(content: bytes | memoryview, at: int) -> Page:
     holds = 700 if kind == _DICTIONARY else 500
     values, encoding = found.get(holds + 1, -1), found.get(holds + 2, -1)
     if min(kind, size, stored, values) < 0:
-        raise ShardDamaged(f"byte {begin}: expected the header of a page")
+        raise ShardDamaged(f"byte {begin}: expected the header of a page of version 1")
     return Page(kind, at - begin, size, stored, values, encoding)
 
 

@@ -26,8 +26,8 @@ import gymnasium
 import pytest
 
 from headrace import Policy, PolicyDeclaration, PolicySpec, from_gym
+from policy.inference.weight_store import WeightStore
 from storage.declarations.policy_files import save_declaration
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare
 from tests.docs.test_two_files import Program
 

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import pyarrow.parquet as pq
 import safetensors
 
+from policy.jobs.checkpoint_files import CheckpointFiles
 from storage.errors import WeightsNotFound
 from storage.reading.ledger import Ledger
 from storage.weights.chain import off_chain
@@ -30,7 +31,7 @@ Place: TypeAlias = tuple[str, float]
 _COLUMNS = ["eps_id", "t", "ordinal", "rewards", "source", "actions", "action_logp"]
 CLOSE = 1e-9
 SPOILED = ("damaged", "content", "vanished")  # of a footer that is unreadable: by parts
-CHECKPOINT = "weights/default/checkpoints/follow.safetensors"
+CHECKPOINTS = "weights/default/checkpoints"
 
 
 @dataclass(frozen=True)
@@ -292,8 +293,9 @@ def judge_versions(
 # --- the end -----------------------------------------------------------------------------------
 
 
-def position_of(checkpoint: Path) -> dict[str, Any]:
-    """The reader's position in a follower's checkpoint."""
+def position_of(root: Path) -> dict[str, Any]:
+    """The reader's position in the follower's latest checkpoint."""
+    checkpoint = CheckpointFiles(root / CHECKPOINTS, 0).found()[0]
     with safetensors.safe_open(checkpoint, framework="numpy") as file:
         document = json.loads(file.metadata()["checkpoint"])
     state: dict[str, Any] = document["body"]["reader_state"]
@@ -343,7 +345,7 @@ def judge_end(
         return
     bad = set(damaged)
     trained = set(said.rows_of(watch.versions[live.version].weights))
-    unread = unread_of(position_of(root / CHECKPOINT), parts)
+    unread = unread_of(position_of(root), parts)
     spoiled = {one.row for one in stored if one.shard in bad}
     excluded = {one.row for one in stored} - trained - unread - spoiled
     named = sum(rows for why, rows in result["excluded"].items() if not bad or why not in SPOILED)

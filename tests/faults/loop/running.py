@@ -362,7 +362,7 @@ class Loop:
         """Whether rows that the policy acted are not behind the checkpoint's position."""
         stored = ledger.rows_at_rest(self.root, self.originals)
         whole = [row for row in stored if row.mine and not (self.originals / row.shard).exists()]
-        position = ledger.position_of(self.root / ledger.CHECKPOINT)
+        position = ledger.position_of(self.root)
         return not ledger.unread_of(position, ledger.parts_of(stored)).isdisjoint(
             row.row for row in whole
         )

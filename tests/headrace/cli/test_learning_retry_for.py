@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.front.command import headrace, refused
 
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
+from tests.headrace.command import headrace, refused
 from tests.storage.reading.test_shard_reader import ACTION, OBS, part, write
 
 SOURCE = Path(__file__).parents[2] / "storage" / "reading" / "failing_opens.c"

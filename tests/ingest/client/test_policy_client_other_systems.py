@@ -10,9 +10,9 @@ import pytest
 
 from ingest.access.key_files import create_token
 from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from storage.spaces.descriptors import parse_space
-from storage.weights.store import WeightStore
 from tests.collector_process import CollectorProcess, declare, shard_rows
 
 SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))

@@ -121,6 +121,7 @@ def test_a_rollback_needs_no_number(house: House) -> None:
         assert house.served.manifest(now.version).metrics == {"seed": 20}
         with pytest.raises(Refusal, match="no such version"):
             publisher.rollback(to=10_000)
+        publisher.resume()
 
 
 def test_what_cannot_be_used_is_refused_once(house: House) -> None:
@@ -205,6 +206,7 @@ def test_the_commands_do_the_same(house: House) -> None:
     assert listed["versions"][-1]["metrics"] == {"seed": 30}
     back = answer(house.run("rollback", *url, "--to", 1, "--json"))
     assert house.served.manifest(back["version"]).copy_of == 1
+    assert answer(house.run("resume", *url, "--json"))
     refused = house.run("rollback", *url, token="nobody")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "Traceback" not in refused.stderr

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.inference.weight_store import WeightStore
 from policy.jobs.decisions import load_decisions
 from policy.jobs.evaluate import evaluate
 from policy.jobs.gate import Gate, publish
@@ -17,7 +18,6 @@ from storage.declarations.policy_files import save_declaration
 from storage.experience.episode import Part
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
-from storage.weights.store import WeightStore
 
 SPACES = Box((2,)), Discrete(4)
 SPEC = PolicySpec(*SPACES, ModuleSpec(hidden=(), value_head=False))

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import storage.reading.loading
-import storage.reading.prefetch
 from storage.experience.interfaces import ReaderError
+from storage.reading import loading, prefetch
 from storage.reading.exclusion import Excluded, LeftOut, ReaderStats
 from storage.reading.listing import RootListing, ShardFile
 from storage.reading.prefetch import Prefetcher
@@ -180,7 +179,7 @@ def every_error_is_final(patch: Patch) -> None:
 
 
 def every_error_ends_reading(patch: Patch) -> None:
-    patch.replace(storage.reading.prefetch, "TRANSIENT", (ZeroDivisionError,))  # type: ignore[arg-type]
+    patch.replace(prefetch, "TRANSIENT", (ZeroDivisionError,))  # type: ignore[arg-type]
 
 
 def never_gives_up(patch: Patch) -> None:
@@ -197,7 +196,7 @@ def tells_nothing_of_retries(patch: Patch) -> None:
 
 
 def no_digest(patch: Patch) -> None:
-    patch.replace(storage.reading.loading, "check_digest", lambda shard, content: None)
+    patch.replace(loading, "check_digest", lambda shard, content: None)
 
 
 def counts_nothing(patch: Patch) -> None:
@@ -229,11 +228,11 @@ def names_nothing(patch: Patch) -> None:
 
 
 def no_content_check(patch: Patch) -> None:
-    patch.replace(storage.reading.loading, "check_column", lambda *given: None)
+    patch.replace(loading, "check_column", lambda *given: None)
 
 
 def bad_content_ends_reading(patch: Patch) -> None:
-    load = patch.original(storage.reading.loading.ShardLoader, "load")
+    load = patch.original(loading.ShardLoader, "load")
 
     def broken(self: Any, *given: Any) -> Any:
         try:
@@ -243,7 +242,7 @@ def bad_content_ends_reading(patch: Patch) -> None:
                 raise RuntimeError(str(error)) from error
             raise
 
-    patch.replace(storage.reading.loading.ShardLoader, "load", broken)
+    patch.replace(loading.ShardLoader, "load", broken)
 
 
 def caught_up_by_what_is_known(patch: Patch) -> None:
