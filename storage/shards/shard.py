@@ -272,7 +272,8 @@ def read_shard(
     ):
         metadata = _metadata(file, path)
         _check_columns(path, file.schema_arrow.names, columns)
-        table = file.read(columns=None if columns is None else list(columns))
+        names = None if columns is None else list(columns)
+        table = file.read(columns=names, use_threads=False)  # most shards are small
     if len(table) != metadata.rows:
         raise ShardDamaged(f"{path}: expected {metadata.rows} rows, got {len(table)}")
     return table

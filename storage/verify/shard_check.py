@@ -91,7 +91,7 @@ def _check_content(content: bytes, path: Path, name: ShardName) -> ShardMetadata
         metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, str(path))
         check_footer(file.schema_arrow, metadata, path.parent.name, name.first, name.last)
         check_size(content, file, file.schema_arrow.names)
-        table = file.read()
+        table = file.read(use_threads=False)  # ending Arrow's threads has ended the process
     columns: dict[str, npt.NDArray[Any]] = {}
     for column in table.column_names:
         if column not in CODED and column != "infos" and not column.startswith("final_obs"):
