@@ -17,6 +17,7 @@ from storage.reading.ledger import Ledger
 from storage.reading.live_source import LiveSource
 from storage.reading.multi_agent_reader import MultiAgentReader
 from storage.reading.shard_reader import ShardReader
+from storage.reading.untrained_rows import NOTHING_HELD
 
 __all__ = ["LiveReading"]
 
@@ -76,6 +77,17 @@ class LiveReading:
         """No part will come any more."""
         for source in self._sources:
             source.fail(error)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """The reader's position, for the rows that it holds; whole episodes come part by part."""
+        reader = self.reader
+        return reader.state_dict() if isinstance(reader, ShardReader) else dict(NOTHING_HELD)
+
+    @property
+    def single(self) -> bool:
+        """Whether one policy's rows are read, in a schema that no other policy has."""
+        return len(self._schemas) == 1 and isinstance(self.reader, ShardReader)
 
     @property
     def waiting(self) -> int:

@@ -35,7 +35,8 @@ import uvloop
 from ingest.collector.collector import Collector
 from ingest.collector.stores import Stores, stores_in_memory, stores_under
 from ingest.embedded.live_reading import LiveReading
-from ingest.embedded.worker_policies import Publishable, publish, worker_policies
+from ingest.embedded.publishing import Publishable, Publishing
+from ingest.embedded.worker_policies import IDENTITY, worker_policies
 from ingest.protocol.errors import CollectorFailed
 from ingest.server.declare import declare, keeping_settings
 from ingest.server.listening import Listening
@@ -47,6 +48,7 @@ from storage.reading.ledger import Ranges
 from storage.reading.multi_agent_reader import JointStats
 from storage.reading.shard_reader import ReaderStats
 from storage.reading.stages import Mode
+from storage.reading.untrained_rows import UntrainedRows
 
 __all__ = ["PolicyServerInput"]
 
@@ -62,9 +64,10 @@ class PolicyServerInput(InputReader):
     - `ioctx`: with the context of a worker's input creator, the worker's policies are declared
       with their spaces (settings that are declared under `root` stay), and published: at first the
       live versions are taken up, or the worker's weights become live where there are none; then
-      `next` publishes what has changed since. Reading defaults to what the worker samples:
-      `mode` "fragments" (or "episodes") of `rollout_fragment_length` rows, of its one policy or,
-      with `multi_agent`, of all. Without a worker pass None.
+      `next` publishes what has changed since. Without a `state` a single policy's rows are read
+      on from behind those that its live version was trained on. Reading defaults to what the
+      worker samples: `mode` "fragments" (or "episodes") of `rollout_fragment_length` rows, of its
+      one policy or, with `multi_agent`, of all. Without a worker pass None.
     - `idle_timeout`: seconds after which `next` returns an empty batch when nothing came.
     - `max_sample_queue_size` and `max_sample_queue_bytes` (raw) bound the parts that wait for
       `next`. With a `root` a part too many is read from its shard later; without one clients are
@@ -128,9 +131,12 @@ class PolicyServerInput(InputReader):
             "eager": eager,
         }
         usual = _READING if self._worker is None else self._worker.reading()
+        if self._worker is not None and columns is not None:
+            columns = list(dict.fromkeys((*columns, *IDENTITY)))
         options = {"columns": columns, "training_disabled": training_disabled}
         self._live = self._read(_merged(usual, asked), bounds, options)
         self._reader = self._live.reader
+        self._publishing = Publishing()
         where = Listening(address, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_hosts))
         to_declare = [self._policies[name] for name in sorted(chosen)]
         self._host = _Host(self._serve_on(where, to_declare), self._live.fail)
@@ -140,7 +146,11 @@ class PolicyServerInput(InputReader):
             if state is not None:
                 self.load_state_dict(state)
             if self._worker is not None:
-                self._worker.begin(self._weights.store)
+                self._reader.want(IDENTITY)
+                self._worker.begin(self._weights.store, self._publishing, self._live.position)
+                if state is None and self._live.single:
+                    fresh = self._reader.state_dict()
+                    self._reader.load_state_dict(self._worker.position(fresh))
         except BaseException:
             self.close()
             raise
@@ -193,8 +203,11 @@ class PolicyServerInput(InputReader):
         self._require_own()
         self._begun = True
         if self._worker is not None:
-            self._worker.publish_changed()
-        return self._reader.next(self.idle_timeout if timeout is None else timeout)
+            self._worker.publish_changed(self._live.position)
+        batch = self._reader.next(self.idle_timeout if timeout is None else timeout)
+        if self._worker is not None:
+            self._worker.read(batch)
+        return batch
 
     def want(self, columns: Sequence[str]) -> None:
         self._reader.want(columns)
@@ -250,8 +263,11 @@ class PolicyServerInput(InputReader):
     ) -> int:
         """Make a policy's weights live for the clients; the version that they get.
 
-        `policy_id` may be left out when one policy is declared. `lineage`: the ordinals trained on,
-        by stream. Raises ValueError, WeightStoreError, GenerationConflict.
+        While a rollback pins the policy that is the version it went back to: the weights are kept
+        as a candidate, and the log says so. `policy_id` may be left out when one policy is
+        declared. `lineage`: the ordinals trained on, by stream; rows of them that `next` has still
+        to give are noted as not trained on. Of a root's versions the newest 32 stay, and one an
+        hour for 30 days. Raises ValueError, WeightStoreError, GenerationConflict.
         """
         self._require_own()
         name = policy_id
@@ -259,14 +275,15 @@ class PolicyServerInput(InputReader):
             (name,) = self._policies
         if name not in self._policies:
             raise ValueError(f"policy_id: expected one of {sorted(self._policies)}, got {name!r}")
-        return publish(
-            self._weights.store(name),
-            policy.spec,
-            policy.get_weights(),
-            policy.filter.to_json(),
-            metrics=metrics,
-            lineage=lineage,
+        store, ranges = self._weights.store(name), dict(lineage or {})
+        digest = self._publishing.keep(
+            store,
+            policy,
+            metrics=metrics or {},
+            lineage=ranges,
+            untrained=UntrainedRows().settle(ranges, self._live.position),
         )
+        return self._publishing.publish(store, digest)[0].version
 
     # the end
 

@@ -4,54 +4,44 @@
 
 The worker's policies are declared with their own spaces, and clients get what it learns: each time
 it asks for a batch, the policies whose weights have changed since are published, so that one turn
-of sampling and learning is one version. The state of their filters goes with them.
+of sampling and learning is one version. The state of their filters and their lineage go with them.
+
+The collector ends with the worker's process, so nothing that may pass ends that: while a rollback
+pins a policy its candidates are kept, what somebody else made live is gone on from, and a disk that
+is full is tried again at the next turn.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ingest.embedded.publishing import Publishable, Publishing, Store
 from storage.declarations.declaration import PolicyDeclaration
-from storage.errors import GenerationConflict
-from storage.spaces.descriptors import Space
-from storage.weights.manifest import WEIGHTS_FILE, decode_weights, finite
-from storage.weights.memory_store import MemoryWeightStore
+from storage.errors import GenerationConflict, WeightStoreError
+from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.experience.sample_batch import ORDINAL, STREAM, SampleBatch
+from storage.reading.ledger import Ledger
+from storage.reading.loading import ROW
+from storage.reading.untrained_rows import UntrainedRows, position_without
+from storage.weights.manifest import WEIGHTS_FILE, Live, decode_weights
 from storage.weights.store import WeightStore
 
-__all__ = ["Publishable", "WorkerPolicies", "publish", "worker_policies"]
+__all__ = ["IDENTITY", "WorkerPolicies", "worker_policies"]
 
 log = logging.getLogger("headrace.server")
-Store: TypeAlias = WeightStore | MemoryWeightStore
 
-
-class _ToJson(Protocol):
-    def to_json(self) -> dict[str, Any]: ...
-
-
-class _Spec(_ToJson, Protocol):
-    @property
-    def observation(self) -> Space: ...
-    @property
-    def action(self) -> Space: ...
-
-
-class Publishable(Protocol):
-    """What clients can act with, as `policy.Policy` is."""
-
-    @property
-    def spec(self) -> _Spec: ...
-    @property
-    def filter(self) -> _ToJson: ...
-    def get_weights(self) -> Mapping[str, npt.NDArray[np.float32]]: ...
+IDENTITY = (ORDINAL, ROW)
+"""Columns beside `stream` that tell one row from all others, for a version's lineage."""
 
 
 class _WorkerPolicy(Publishable, Protocol):
     version: int
+    on_trained: Callable[[SampleBatch], None] | None
 
     def go_on_from(
         self,
@@ -72,13 +62,121 @@ class _Worker(Protocol):
     settings: _Settings
 
 
+class _Trail:
+    """One policy's store, and what the worker learned since it published."""
+
+    def __init__(self, policy: _WorkerPolicy, store: Store, publishing: Publishing) -> None:
+        self._policy, self._store, self._publishing = policy, store, publishing
+        self._sent: Mapping[str, npt.NDArray[Any]] = {}  # the weights that are live or a candidate
+        self._candidate: str | None = None  # that is not live yet
+        self._generation = 0  # that was live when we looked last
+        self._trouble = ""
+        self.lineage, self.untrained, self._rows = Ledger(), UntrainedRows(), 0
+        policy.on_trained = self._trained
+
+    def _trained(self, rows: SampleBatch) -> None:
+        if {STREAM, *IDENTITY} <= set(rows):
+            self._rows += self.untrained.train(rows)
+            for stream in np.unique(rows[STREAM].astype(str)):
+                self.lineage.add(str(stream), np.unique(rows[ORDINAL][rows[STREAM] == stream]))
+
+    def read(self, rows: SampleBatch) -> None:
+        """Rows that the worker was given."""
+        if rows.count and {STREAM, *IDENTITY} <= set(rows):
+            self.untrained.read(rows, np.zeros(rows.count, np.bool_))
+
+    def begin(self, position: Mapping[str, Any]) -> None:
+        live = self._store.live()
+        if live is None:
+            self._keep(position)
+            self._go_live()
+        else:
+            self._go_on_from(live)
+
+    def _go_on_from(self, live: Live) -> None:
+        """Become what is live. Raises ValueError when it is of another spec."""
+        name, policy, store = self._store.policy_id, self._policy, self._store
+        manifest, data = store.read(live.version)
+        if manifest.spec != policy.spec.to_json():
+            raise ValueError(
+                f"policy {name!r}: expected version {live.version}, which is live, to be of "
+                f"the worker's spec, got another: give the worker that spec, or the collector "
+                f"another root"
+            )
+        weights = decode_weights(data, manifest.digests[WEIGHTS_FILE], name)
+        policy.go_on_from(weights, manifest.filter_state, version=live.version)
+        self._sent, self._candidate, self._generation = policy.get_weights(), None, live.generation
+        if isinstance(store, WeightStore):
+            self.lineage = Ledger(store.lineage(live.version))
+            self.untrained = UntrainedRows(store.untrained(live.version))
+            rows = manifest.metrics.get("rows_trained")
+            self._rows = rows if isinstance(rows, int) else 0
+        log.info("policy %s: the worker goes on from version %d", name, live.version)
+
+    def publish_changed(self, position: Mapping[str, Any]) -> None:
+        """Publish the weights, if they changed or could not be published before."""
+        name = self._store.policy_id
+        try:
+            if self._changed():
+                self._keep(position)
+            if self._candidate is not None:
+                self._go_live()
+            self._trouble = ""
+        except GenerationConflict:
+            if (live := self._store.live()) is None:
+                self._generation = 0
+                return
+            log.warning(
+                "policy %s: version %d was made live by somebody else; what the worker learned "
+                "since is dropped",
+                name,
+                live.version,
+            )
+            self._go_on_from(live)
+        except (WeightStoreError, OSError) as error:
+            if not isinstance(error, OSError) and not isinstance(error.__cause__, OSError):
+                raise
+            if str(error) != self._trouble:  # a full disk, or a file system that fails for now
+                log.warning("policy %s: not published, tried again: %s", name, error)
+            self._trouble = str(error)
+
+    def _changed(self) -> bool:
+        sent, now = self._sent, self._policy.get_weights()
+        return sent.keys() != now.keys() or not all(
+            np.array_equal(array, now[key]) for key, array in sent.items()
+        )
+
+    def _keep(self, position: Mapping[str, Any]) -> None:
+        weights, lineage = self._policy.get_weights(), self.lineage.to_json()
+        self._candidate = self._publishing.keep(
+            self._store,
+            self._policy,
+            metrics={"rows_trained": self._rows},
+            lineage=lineage,
+            untrained=self.untrained.settle(lineage, position),
+        )
+        self._sent = weights
+
+    def _go_live(self) -> None:
+        if self._candidate is None:
+            return
+        live, done = self._publishing.publish(
+            self._store, self._candidate, expected_generation=self._generation
+        )
+        if not done and live.generation != self._generation:
+            self._go_on_from(live)  # a rollback: what it took back is not learned from either
+            return
+        self._policy.version, self._generation = live.version, live.generation
+        if done:
+            self._candidate = None
+
+
 class WorkerPolicies:
     """The policies of one worker: how they are declared, read and published."""
 
     def __init__(self, worker: _Worker) -> None:
         self._worker = worker
-        self._stores: dict[str, Store] = {}
-        self._sent: dict[str, Mapping[str, npt.NDArray[Any]]] = {}
+        self._trails: dict[str, _Trail] = {}
 
     def declarations(self) -> list[PolicyDeclaration]:
         """With the policies' own spaces and specs, and the rules that hold by default."""
@@ -106,73 +204,43 @@ class WorkerPolicies:
             "eager": False,
         }
 
-    def begin(self, store_of: Callable[[str], Store]) -> None:
+    def begin(
+        self,
+        store_of: Callable[[str], Store],
+        publishing: Publishing,
+        position: Mapping[str, Any],
+    ) -> None:
         """Take up what is live, and publish what is not.
 
         A worker that begins anew under a root goes on from the weights that clients act with:
         weights that nobody trained must not take their place. Raises ValueError when they are of
         another spec.
         """
-        self._stores = {name: store_of(name) for name in self._worker.policies}
-        for name, store in self._stores.items():
-            live = store.live()
-            if live is None:
-                self._publish(name)
-                continue
-            policy = self._worker.policies[name]
-            manifest, data = store.read(live.version)
-            if manifest.spec != policy.spec.to_json():
-                raise ValueError(
-                    f"policy {name!r}: expected version {live.version}, which is live, to be of "
-                    f"the worker's spec, got another: give the worker that spec, or the collector "
-                    f"another root"
-                )
-            weights = decode_weights(data, manifest.digests[WEIGHTS_FILE], name)
-            policy.go_on_from(weights, manifest.filter_state, version=live.version)
-            self._sent[name] = policy.get_weights()
-            log.info("policy %s: the worker goes on from version %d", name, live.version)
+        for name, policy in self._worker.policies.items():
+            self._trails[name] = _Trail(policy, store_of(name), publishing)
+            self._trails[name].begin(position)
 
-    def publish_changed(self) -> None:
-        """Publish the policies whose weights are not those that were published last."""
-        for name in self._stores:
-            if self._changed(name):
-                self._publish(name)
+    def position(self, fresh: Mapping[str, Any]) -> dict[str, Any]:
+        """Where a reader of one policy's rows goes on that has read nothing: behind what the live
+        version was trained on."""
+        (trail,) = self._trails.values()
+        return position_without(fresh, trail.lineage.to_json(), trail.untrained.to_json())
 
-    def _changed(self, name: str) -> bool:
-        sent, now = self._sent.get(name, {}), self._worker.policies[name].get_weights()
-        return sent.keys() != now.keys() or not all(
-            np.array_equal(array, now[key]) for key, array in sent.items()
-        )
+    def read(self, batch: SampleBatch | MultiAgentBatch) -> None:
+        """Note what the worker is given to learn from."""
+        lone = next(iter(self._trails))
+        batches = batch.policy_batches if isinstance(batch, MultiAgentBatch) else {lone: batch}
+        for name, rows in batches.items():
+            if name in self._trails:
+                self._trails[name].read(rows)
 
-    def _publish(self, name: str) -> None:
-        policy = self._worker.policies[name]
-        weights, filter_state = policy.get_weights(), policy.filter.to_json()
-        try:
-            policy.version = publish(self._stores[name], policy.spec, weights, filter_state)
-        except GenerationConflict as conflict:  # somebody published meanwhile: try the next time
-            log.warning("policy %s: what the worker learned is not live: %s", name, conflict)
-            return
-        self._sent[name] = weights
+    def publish_changed(self, position: Mapping[str, Any]) -> None:
+        """Publish the policies whose weights are not those that were published last.
 
-
-def publish(
-    store: Store,
-    spec: _ToJson,
-    weights: Mapping[str, npt.NDArray[np.float32]],
-    filter_state: dict[str, Any] | None,
-    *,
-    metrics: Mapping[str, Any] | None = None,
-    lineage: Mapping[str, Any] | None = None,
-) -> int:
-    """Make weights live; their version. Raises ValueError, WeightStoreError, GenerationConflict."""
-    digest = store.add_candidate(
-        weights,
-        spec=spec.to_json(),
-        metrics=finite(metrics or {}),
-        lineage=dict(lineage or {}),
-        filter_state=filter_state,
-    )
-    return store.publish(digest).version
+        `position` is the reader's: of rows that it holds nobody was trained on.
+        """
+        for trail in self._trails.values():
+            trail.publish_changed(position)
 
 
 def worker_policies(ioctx: Any) -> WorkerPolicies | None:

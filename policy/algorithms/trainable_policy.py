@@ -14,7 +14,7 @@ gradient methods; its constructor takes (observation space, action space, config
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
@@ -153,7 +153,8 @@ class TrainablePolicy(Policy):
 
     `config` is a `PolicySettings` or a dict with its fields, `model` (see `ModuleSpec`) and the
     `config_keys` that a subclass lists because it reads them; a worker adds `worker_index` and
-    `num_workers`. Raises TypeError for any other key.
+    `num_workers`. Raises TypeError for any other key. `on_trained` is given the rows that
+    `learn_on_batch` has learned from: who publishes says what a version was trained on.
     """
 
     config_keys: ClassVar[Collection[str]] = ()
@@ -178,6 +179,7 @@ class TrainablePolicy(Policy):
             self.filter = ConcurrentMeanStdFilter(spec.flattener.size)
         self.observation_space, self.action_space = observation_space, action_space
         self.global_vars: dict[str, Any] = {}
+        self.on_trained: Callable[[SampleBatch], None] | None = None
         self.world_size = 1
         self._lock = threading.RLock()
         # filtered outside, by the filter that goes on learning
@@ -287,14 +289,15 @@ class TrainablePolicy(Policy):
         different counts or another one refuses; FloatingPointError for a loss that is not finite.
         """
         with self._lock:
-            gradients, info = self._gradients(batch)
+            gradients, info, _ = self._gradients(batch)
         if not gradients:
             why = info["left_out"]
             raise ValueError(f"expected rows to learn from, got none of {batch.count}: {why}")
         return gradients, info
 
-    def _gradients(self, batch: SampleBatch) -> tuple[list[FlatArray], dict[str, Any]]:
-        """Those of all ranks, and info; none where no rank has a row to learn from."""
+    def _gradients(self, batch: SampleBatch) -> tuple[list[FlatArray], dict[str, Any], SampleBatch]:
+        """Those of all ranks, info, and the rows behind this rank's; no gradients where no rank has
+        a row to learn from."""
         counts = {"rows": 0}
         with all_or_none(counts, self.world_size):
             used, why = self._usable(batch)
@@ -302,7 +305,7 @@ class TrainablePolicy(Policy):
             counts["rows"] = used.count
         average_gradients(gradients, self.world_size)
         info = {"learner_stats": stats, "batch_count": used.count, "left_out": why}
-        return gradients, info
+        return gradients, info, used
 
     def no_stats(self) -> dict[str, float]:
         """The `learner_stats` of a batch without a row to learn from: NaN under the same names."""
@@ -360,10 +363,12 @@ class TrainablePolicy(Policy):
         """One gradient step on the batch; info with `learner_stats`, `batch_count` (rows learned
         from) and `left_out` (reason -> rows). Without a row to learn from nothing changes."""
         with self._lock:
-            gradients, info = self._gradients(batch)
+            gradients, info, used = self._gradients(batch)
             if not gradients:
                 return info
             self.apply_gradients(gradients)
+            if self.on_trained is not None:
+                self.on_trained(used)
             if "timestep" not in self.global_vars:
                 self.algorithm.trained += info["batch_count"] * self.world_size
             return info

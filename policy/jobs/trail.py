@@ -24,12 +24,12 @@ from policy.algorithms.learner import Learner
 from policy.inference.weight_store import WeightStore
 from policy.jobs.checkpoint_files import CHECKPOINT, CheckpointFiles
 from policy.jobs.patience import Patience
-from policy.jobs.untrained_rows import UntrainedRows, position_without
 from policy.networks.policy import Policy
 from storage.errors import GenerationConflict, PolicyPinned, WeightsDamaged, WeightsNotFound
 from storage.experience.interfaces import ReaderState
 from storage.reading.ledger import Ledger
 from storage.reading.shard_reader import ShardReader
+from storage.reading.untrained_rows import UntrainedRows, position_without
 from storage.weights.chain import mark_off_chain
 from storage.weights.lease import Lease
 from storage.weights.manifest import Live, Manifest, finite

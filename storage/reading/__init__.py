@@ -13,4 +13,5 @@ __all__ = [
     "shard_reader",
     "sources",
     "stages",
+    "untrained_rows",
 ]

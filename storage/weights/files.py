@@ -83,7 +83,10 @@ def visible(folder: Path) -> list[Path]:
 
 def publish_directory(target: Path, files: Mapping[str, bytes]) -> None:
     """Make `target` with `files` in it appear at once. Raises FileExistsError when it is there."""
-    make_directory(target.parent)
+    try:
+        make_directory(target.parent)
+    except OSError as error:  # also FileExistsError, which means another thing here
+        raise WeightStoreError(f"{target.parent} cannot be made: {error}") from error
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
     temporary.mkdir()
     try:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import asdict
 
 from storage.declarations.declaration import check_policy_id
-from storage.errors import WeightsNotFound
+from storage.errors import GenerationConflict, WeightsNotFound
 from storage.weights.candidate_files import candidate_files
-from storage.weights.lineage import Lineage
+from storage.weights.lineage import Lineage, Untrained
 from storage.weights.manifest import (
     WEIGHTS_FILE,
     Candidate,
@@ -52,10 +52,11 @@ class MemoryWeightStore:
         lineage: Lineage,
         filter_state: dict[str, Json] | None = None,
         checkpoint: str | None = None,
+        untrained: Untrained | None = None,
     ) -> str:
         """As `WeightStore.add_candidate`; the one before it is forgotten."""
         candidate, files = candidate_files(
-            self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint
+            self.policy_id, weights, spec, metrics, lineage, filter_state, checkpoint, untrained
         )
         data = files[WEIGHTS_FILE]
         self._check(candidate, decode_weights(data, candidate.digests[WEIGHTS_FILE], "weights"))
@@ -63,8 +64,9 @@ class MemoryWeightStore:
             self._candidate = candidate, data
         return candidate.digest
 
-    def publish(self, digest: str) -> Live:
-        """Make the latest candidate live. Raises WeightsNotFound for another one."""
+    def publish(self, digest: str, *, expected_generation: int | None = None) -> Live:
+        """Make the latest candidate live. Raises WeightsNotFound for another one, and
+        GenerationConflict when another generation than expected (0: nothing) is live."""
         with self._lock:
             if self._candidate is None or self._candidate[0].digest != digest:
                 raise WeightsNotFound(f"{self.policy_id}: {digest!r:.80} is not the latest one")
@@ -72,6 +74,12 @@ class MemoryWeightStore:
             live = self._live
             if live is not None and self._versions[live.version][0].candidate == digest:
                 return live
+            found = 0 if live is None else live.generation
+            if expected_generation not in (None, found):
+                raise GenerationConflict(
+                    f"{self.policy_id}: expected generation {expected_generation} to be live, "
+                    f"got {found}"
+                )
             number = 1 if live is None else live.version + 1
             manifest = Manifest(
                 **asdict(candidate),

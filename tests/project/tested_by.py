@@ -44,6 +44,7 @@ TESTED_BY = {
     "storage.errors": "storage/journal/test_sqlite_journal_faults",
     "storage.experience.interfaces": "policy/worker/test_sample_collection_training_enabled",
     "storage.reading.live_source": "ingest/embedded/test_policy_server_input",
+    "storage.reading.untrained_rows": "policy/jobs/test_trail",
     "storage.shards.content": "storage/reading/test_shard_reader",
     "storage.shards.unjournaled": "ingest/collector/test_backup_restore",
     "storage.system.backoff": "policy/jobs/test_train_live",

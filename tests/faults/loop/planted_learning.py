@@ -15,12 +15,12 @@ from policy.jobs.checkpoint_files import CheckpointFiles
 from policy.jobs.patience import Patience
 from policy.jobs.trail import Trail
 from policy.jobs.train_live import _Follower
-from policy.jobs.untrained_rows import UntrainedRows
 from storage.errors import WeightsDamaged
 from storage.reading import loading
 from storage.reading.ledger import Ledger
 from storage.reading.position import Position
 from storage.reading.retries import Retries
+from storage.reading.untrained_rows import UntrainedRows
 from tests.faults.mutants import Patch, mutant
 
 # --- the follower ------------------------------------------------------------------------------

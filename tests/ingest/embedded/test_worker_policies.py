@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from headrace import PolicyClient, PolicyServerInput, RolloutWorker
+from policy.inference.weight_store import WeightStore as CheckedStore
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.experience.multi_agent_batch import MultiAgentBatch
@@ -131,6 +132,120 @@ def test_a_worker_that_begins_anew_goes_on_from_what_is_live(tmp_path: Path) -> 
     assert declared.steps_per_version == 77
     with pytest.raises(ValueError, match="version 2, which is live, to be of the worker's spec"):
         served(root=tmp_path, model_config={"hidden": (3,)})
+
+
+def learn(worker: RolloutWorker, client: PolicyClient, episodes: int, steps: int = 8) -> None:
+    """Play, and learn from all of it."""
+    for _ in range(episodes):
+        episode = client.start_episode()
+        for _ in range(steps):
+            client.get_action(episode, OBS)
+            client.log_returns(episode, 1.0)
+        client.end_episode(episode, OBS)
+    client.flush()
+    rows = 0
+    while rows < episodes * steps // 8 * 8:
+        batch = rows_of(worker)
+        assert worker.learn_on_batch(batch)["batch_count"] == batch.count
+        rows += batch.count
+
+
+def test_a_version_says_which_rows_the_worker_learned_from(tmp_path: Path) -> None:
+    """By part, and by row where a batch ended inside of one; a worker that begins anew goes on
+    with the first row that no version was trained on."""
+    given = {"root": tmp_path, "rollout_fragment_length": 8}
+    worker, inputs = served(**given)
+    with worker, PolicyClient(inputs.address) as client:
+        learn(worker, client, episodes=3, steps=10)  # 24 of 30 rows
+        worker.sample()
+    store = WeightStore(tmp_path, "default")
+    live = store.live().version
+    ((stream, ordinals),) = store.lineage(live).items()
+    assert ordinals.to_json() == [[0, 2]]
+    assert store.untrained(live) == {stream: [[2, 4, 6]]}
+    assert store.manifest(live).metrics["rows_trained"] == 24
+    again, inputs = served(**given)
+    with again, PolicyClient(inputs.address) as client:
+        learn(again, client, episodes=1, steps=10)
+        again.sample()
+    live = store.live().version
+    assert store.manifest(live).metrics["rows_trained"] == 32
+    assert store.lineage(live)[stream].to_json()[-1][0] == 0
+    assert sum(run[2] for runs in store.untrained(live).values() for run in runs) == 8
+
+
+def test_a_rollback_ends_neither_the_worker_nor_its_collector(tmp_path: Path) -> None:
+    """The worker goes on from what was rolled back to, keeps candidates, and publishes nothing
+    until `resume`; then its next version has that content behind it."""
+    worker, inputs = served(root=tmp_path, rollout_fragment_length=8)
+    store = CheckedStore(tmp_path, "default")
+    with worker, PolicyClient(inputs.address) as client:
+        for _ in range(3):
+            learn(worker, client, episodes=1)
+        worker.sample()
+        back = store.rollback(why="worse")
+        candidates = set(store.candidates())
+        for _ in range(3):
+            learn(worker, client, episodes=1)
+        assert store.live() == back
+        assert worker.policies["default"].version == back.version
+        assert set(store.candidates()) > candidates
+        store.resume()
+        worker.sample()
+        after = store.live().version
+        assert after == back.version + 1
+        assert store.manifest(after).parent == back.version
+        ((_, trained),) = store.lineage(after).items()
+        assert trained.to_json() != [[0, trained.last]]  # without what was rolled back
+
+
+def test_what_somebody_else_published_is_gone_on_from(tmp_path: Path) -> None:
+    """The worker's next version does not take its place unseen."""
+    worker, inputs = served(root=tmp_path, rollout_fragment_length=8)
+    store = CheckedStore(tmp_path, "default")
+    with worker, PolicyClient(inputs.address) as client:
+        learn(worker, client, episodes=1)
+        manifest, weights = store.load(1)
+        other = {name: array + 1 for name, array in weights.items()}
+        theirs = store.add_candidate(other, spec=manifest.spec, metrics={}, lineage={})
+        live = store.publish(theirs)
+        worker.sample()
+        assert store.live() == live
+        for name, array in worker.policies["default"].get_weights().items():
+            np.testing.assert_array_equal(array, other[name])
+
+
+def test_a_disk_that_cannot_be_written_ends_no_worker(tmp_path: Path) -> None:
+    """It learns on, and publishes when that can be done again."""
+    worker, inputs = served(root=tmp_path, rollout_fragment_length=8)
+    store = WeightStore(tmp_path, "default")
+    folder = store.directory / "candidates"
+    with worker, PolicyClient(inputs.address) as client:
+        folder.rename(tmp_path / "aside")
+        folder.write_text("")  # NotADirectoryError, from every attempt
+        for _ in range(2):
+            learn(worker, client, episodes=1)
+        worker.sample()
+        assert store.live().version == 1
+        folder.unlink()
+        (tmp_path / "aside").rename(folder)
+        worker.sample()
+        assert store.live().version == 2
+
+
+def test_a_pinned_policy_ends_no_program_that_publishes(tmp_path: Path) -> None:
+    """`publish` gives the version that clients get, and old versions do not pile up."""
+    worker, inputs = served(root=tmp_path)
+    store = CheckedStore(tmp_path, "default")
+    with worker:
+        policy = worker.policies["default"]
+        for number in range(2, 60):
+            policy.set_weights({k: v * 0.99 for k, v in policy.get_weights().items()})
+            assert inputs.publish(policy) == number
+        assert len(store.versions()) < 59
+        back = store.rollback()
+        policy.set_weights({k: v * 0.99 for k, v in policy.get_weights().items()})
+        assert inputs.publish(policy) == back.version
 
 
 def test_a_worker_of_several_policies_reads_their_joint_episodes() -> None:

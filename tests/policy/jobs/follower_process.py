@@ -26,9 +26,9 @@ from policy.jobs import train_live
 from policy.jobs.checkpoint_files import CheckpointFiles
 from policy.jobs.trail import Trail
 from policy.jobs.train_live import follow
-from policy.jobs.untrained_rows import UntrainedRows
 from policy.networks.policy import Policy
 from storage.experience.sample_batch import SampleBatch
+from storage.reading.untrained_rows import UntrainedRows
 from storage.weights import lease
 from storage.weights import store as store_module
 from tests.policy.jobs.live_log import SPEC

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import WeightsDamaged, WeightsNotFound
-from storage.weights.files import read_file
+from storage.errors import WeightsDamaged, WeightsNotFound, WeightStoreError
+from storage.weights.files import publish_directory, read_file
 from tests.storage.weights.any_weights import add, store_in
 
 
@@ -55,3 +55,10 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     assert read_file(path, 10) == b"x" * 10
     with pytest.raises(WeightsDamaged, match="expected at most 9 bytes, got 10"):
         read_file(path, 9)
+
+
+def test_a_folder_that_cannot_be_made_is_not_taken_for_one_that_is_there(tmp_path: Path) -> None:
+    """Else a candidate would be called kept that is nowhere."""
+    (tmp_path / "candidates").write_text("")
+    with pytest.raises(WeightStoreError, match="candidates cannot be made"):
+        publish_directory(tmp_path / "candidates" / "one", {"a": b"1"})

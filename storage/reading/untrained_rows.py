@@ -1,8 +1,8 @@
-"""Which rows of the parts that a follower trained on it did not: a lineage says so by row."""
+"""Which rows of the parts that a trainer trained on it did not: a lineage says so by row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,10 +13,14 @@ from storage.experience.sample_batch import ORDINAL, STREAM, SampleBatch
 from storage.reading.ledger import Ledger, encode_runs
 from storage.reading.loading import ROW
 
-__all__ = ["UntrainedRows", "position_without", "rows_in"]
+__all__ = ["NOTHING_HELD", "UntrainedRows", "position_without", "rows_in"]
 
 Runs: TypeAlias = dict[str, list[list[int]]]
 """stream -> [ordinal, first row of the part, count], as in storage.weights.lineage."""
+
+
+NOTHING_HELD: Mapping[str, Any] = {"streams": [], "joiner": [], "window": [], "cutter": []}
+"""As much of a position as says that its reader holds no rows."""
 
 
 class UntrainedRows:
@@ -58,11 +62,20 @@ class UntrainedRows:
                     self._owed[key] = self._owed[key].difference(RangeSet([(number, number)]))
         if used.all():
             return
-        left = rows.take(~used)
-        names, codes = np.unique(left[STREAM].astype(str), return_inverse=True)
-        runs = encode_runs(codes.astype(np.int64), left[ORDINAL], left[ROW].astype(np.int64))
-        for code, ordinal, row, count in runs:
-            self._add(str(names[code]), ordinal, row, count)
+        for stream, ordinal, row, count in _runs_of(rows.take(~used)):
+            self._add(stream, ordinal, row, count)
+
+    def train(self, rows: SampleBatch) -> int:
+        """Rows that were noted by `read` are trained on after all; how many of these are new."""
+        new = 0
+        for stream, ordinal, row, count in _runs_of(rows):
+            if (known := self._rows.get((stream, ordinal))) is not None:
+                before = len(known)
+                known.discard_range(row, row + count - 1)
+                new += before - len(known)
+                if not known:
+                    del self._rows[stream, ordinal]
+        return new
 
     def settle(self, lineage: Mapping[str, Any], position: Mapping[str, Any]) -> Runs:
         """The rows of the lineage's ordinals that were not trained on, as of a reader's position.
@@ -117,6 +130,15 @@ def _pending(position: Mapping[str, Any]) -> list[tuple[str, int, int, int]]:
         for stage in ("joiner", "window", "cutter")
         for index, ordinal, row, count in position[stage]
     ]
+
+
+def _runs_of(rows: SampleBatch) -> Iterator[tuple[str, int, int, int]]:
+    """(stream, ordinal, first row of the part, count): each row in one run."""
+    names, codes = np.unique(rows[STREAM].astype(str), return_inverse=True)
+    columns = codes.astype(np.int64), rows[ORDINAL], rows[ROW].astype(np.int64)
+    order = np.lexsort(columns[::-1])
+    for code, ordinal, row, count in encode_runs(*(column[order] for column in columns)):
+        yield str(names[code]), ordinal, row, count
 
 
 def _identities(rows: SampleBatch) -> list[tuple[tuple[str, int], int]]:

@@ -1,0 +1,109 @@
+"""Making weights live from inside of the trainer's process, which has to outlive what forbids it.
+
+The collector ends with that process, so a rollback or a full disk under `weights/` must not end it.
+While a rollback pins the policy its candidates are kept, and clients act with what is live. Old
+versions and candidates are removed as those of `headrace train --follow` are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import PolicyPinned, WeightsNotFound
+from storage.spaces.descriptors import Space
+from storage.weights.lineage import Lineage, Untrained
+from storage.weights.manifest import Live, finite
+from storage.weights.memory_store import MemoryWeightStore
+from storage.weights.store import WeightStore
+
+__all__ = ["Publishable", "Publishing", "Store"]
+
+log = logging.getLogger("headrace.server")
+Store: TypeAlias = WeightStore | MemoryWeightStore
+
+KEEP_VERSIONS = 32
+PRUNE_EVERY = 16
+"""Candidates between two looks at what is to be removed."""
+CHECKPOINT = "embedded"
+"""What candidates name as their checkpoint, so that the superseded ones are told from others'."""
+
+
+class _ToJson(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+
+class _Spec(_ToJson, Protocol):
+    @property
+    def observation(self) -> Space: ...
+    @property
+    def action(self) -> Space: ...
+
+
+class Publishable(Protocol):
+    """What clients can act with, as `policy.Policy` is."""
+
+    @property
+    def spec(self) -> _Spec: ...
+    @property
+    def filter(self) -> _ToJson: ...
+    def get_weights(self) -> Mapping[str, npt.NDArray[np.float32]]: ...
+
+
+class Publishing:
+    """The publications of one process, by policy."""
+
+    def __init__(self) -> None:
+        self._kept: Counter[str] = Counter()
+        self._pinned: dict[str, int] = {}  # the generation that was told to be pinned
+
+    def keep(
+        self,
+        store: Store,
+        policy: Publishable,
+        *,
+        metrics: Mapping[str, Any],
+        lineage: Lineage,
+        untrained: Untrained,
+    ) -> str:
+        """Make a candidate of a policy's weights and filter; its digest."""
+        name = store.policy_id
+        if isinstance(store, WeightStore) and self._kept[name] % PRUNE_EVERY == PRUNE_EVERY - 1:
+            store.prune(KEEP_VERSIONS, checkpoint=CHECKPOINT)
+        self._kept[name] += 1
+        return store.add_candidate(
+            policy.get_weights(),
+            spec=policy.spec.to_json(),
+            metrics=finite(metrics),
+            lineage=lineage,
+            untrained=untrained,
+            filter_state=policy.filter.to_json(),
+            checkpoint=CHECKPOINT,
+        )
+
+    def publish(
+        self, store: Store, digest: str, *, expected_generation: int | None = None
+    ) -> tuple[Live, bool]:
+        """(what is live from here on, whether it is the candidate): not while it is pinned.
+
+        Raises GenerationConflict and what else the store raises.
+        """
+        name = store.policy_id
+        try:
+            live = store.publish(digest, expected_generation=expected_generation)
+        except PolicyPinned as pinned:
+            found = store.live()
+            if found is None:
+                raise WeightsNotFound(f"{name}: nothing is live any more") from pinned
+            if self._pinned.get(name) != found.generation:
+                log.warning("%s; candidates are kept", pinned)
+            self._pinned[name] = found.generation
+            return found, False
+        if self._pinned.pop(name, None) is not None:
+            log.warning("policy %s: the rollback was ended: publishing again", name)
+        return live, True
