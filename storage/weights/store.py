@@ -412,10 +412,12 @@ class WeightStore:
         """Make a new version with the content of an old one live, and pin the policy to it.
 
         Without `to`: the last version before the content that is live now which a collector
-        served and none refused; where no collector says so, what was live before it. `by` and `why`
-        are for whoever asks what pins it; until `resume` nothing but another rollback changes what
-        is live. Raises WeightsNotFound when there is nothing before it, GenerationConflict when
-        somebody else acted in between, also since `expected_generation` was live.
+        served, and whose content none refused; where no collector says so, what was live before it.
+        With it that version, if its weights can be acted with: why one was refused may be over.
+        `by` and `why` are for whoever asks what pins it; until `resume` nothing but another
+        rollback changes what is live. Raises WeightsNotFound when there is nothing before it,
+        GenerationConflict when somebody else acted in between, also since `expected_generation` was
+        live.
         """
         live = self.live()
         if live is None:
@@ -519,9 +521,11 @@ class WeightStore:
         """The version that a rollback goes to. Raises WeightsNotFound."""
         served, refused = ever_served(self.served.read())
         there, nearest = set(self.versions()), None
+        unusable = {self.manifest(one).candidate for one in there if one in refused}
         for one in self._versions.earlier(version):
-            if one in there and one not in refused:
-                if one in served or not served:
+            if one in there and (known := self.manifest(one)).candidate not in unusable:
+                origin = one if known.copy_of is None else known.copy_of
+                if one in served or origin in served or not served:
                     return one
                 nearest = nearest or one
         if nearest is None:

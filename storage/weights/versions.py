@@ -121,8 +121,8 @@ class Versions:
             return pruned.get(number)  # None: pruned by a release that kept no names
 
         while (one := known(version)) is not None:
-            if one.copy_of is not None:  # rolled back: go on from the content's own place
-                one = known(one.copy_of)
+            while one is not None and one.copy_of is not None:  # rolled back, and back again
+                one = known(one.copy_of)  # go on from the content's own place
             if one is None or one.parent is None or one.parent >= version:
                 return
             version = one.parent

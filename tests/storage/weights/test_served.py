@@ -46,6 +46,24 @@ def test_a_rollback_goes_past_what_was_refused(store: WeightStore) -> None:
     assert value_of(store, store.rollback().version) == 1.0
 
 
+def test_a_copy_of_what_was_refused_is_as_unusable(store: WeightStore) -> None:
+    """A version that a rollback made has its own number, and the content of another."""
+    store.rollback()  # 4, of 2
+    store.resume()
+    store.publish(add(store, 5.0))
+    store.served.write(record(serves=5, served=((1, 5),), refused={"2": "other spaces"}))
+    assert value_of(store, store.rollback().version) == 1.0
+
+
+def test_rollbacks_in_a_row_never_come_to_what_was_rolled_back(store: WeightStore) -> None:
+    """Not by a copy of a copy either: 3 was bad, and stays behind."""
+    store.rollback()  # 4, of 2
+    store.resume()
+    store.publish(add(store, 5.0))
+    found = [value_of(store, store.rollback().version) for _ in range(2)]
+    assert found == [2.0, 1.0]
+
+
 def test_without_a_better_one_a_rollback_goes_to_the_one_before(store: WeightStore) -> None:
     """Where no collector ever said, and where what was served is not before it."""
     assert value_of(store, store.rollback().version) == 2.0
