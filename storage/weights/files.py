@@ -34,7 +34,11 @@ _READ = os.O_RDONLY | sum(
     for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
 )
 MAX_DOCUMENT = 256 * 2**20
-"""Bytes of a document: a manifest, a lineage, the live pointer."""
+"""Bytes of a document: a manifest, a lineage."""
+MAX_POINTER = 2**20
+"""Bytes of a document that collectors read again and again. Parsing one keeps all of a process's
+threads waiting, logging among them: 114 MB did for 8 seconds."""
+_POINTERS = frozenset({"live", "store", "numbers", "served"})
 MAX_WEIGHTS = 16 * 2**30
 """Bytes of a file of weights."""
 
@@ -70,7 +74,8 @@ def read_file(path: Path, limit: int) -> bytes:
 
 def read_document(kind: str, path: Path) -> dict[str, Json]:
     """The body of a document. Raises WeightsNotFound, WeightsDamaged, OSError."""
-    return open_document(kind, read_file(path, MAX_DOCUMENT), path)
+    limit = MAX_POINTER if kind in _POINTERS else MAX_DOCUMENT
+    return open_document(kind, read_file(path, limit), path)
 
 
 def visible(folder: Path) -> list[Path]:

@@ -62,3 +62,13 @@ def test_a_folder_that_cannot_be_made_is_not_taken_for_one_that_is_there(tmp_pat
     (tmp_path / "candidates").write_text("")
     with pytest.raises(WeightStoreError, match="candidates cannot be made"):
         publish_directory(tmp_path / "candidates" / "one", {"a": b"1"})
+
+
+def test_a_pointer_is_small_before_anybody_parses_it(tmp_path: Path) -> None:
+    """A live.json of megabytes is damaged: its text is never looked at."""
+    store = store_in(tmp_path)
+    store.publish(add(store, 1.0))
+    path = store.directory / "live.json"
+    path.write_bytes(path.read_bytes() + b" " * 2**20)
+    with pytest.raises(WeightsDamaged, match="expected at most 1048576 bytes"):
+        store.live()
