@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.reader import ACTION, OBSERVATION, STREAM, cartpole_like_part
 from benchmarks.report import Figure, render
+from storage.reading.listing import MOST_INTERVAL
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import canonical_json
 
@@ -84,7 +85,7 @@ def _drive(reader: subprocess.Popen[str], stream: Path, made: list[Path]) -> Fol
         arrivals.append((float(at) - placed) * 1e3)
         time.sleep(PAUSE)
     end = _asked(reader)
-    time.sleep(6.0)
+    time.sleep(MOST_INTERVAL + 6.0)  # the last look at the folder that changed is over
     resting = _asked(reader)
     time.sleep(IDLE)
     rested = _asked(reader)
