@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 RewardRange = Annotated[
     tuple[float, float] | None,
-    typer.Option(help="Least and most that a step can earn: known, not looked up in the log."),
+    typer.Option(help="Least and most that a step can earn; default: what the policy declares."),
 ]
 MinEss = Annotated[float, typer.Option(help="Effective sample size that is enough.")]
 

@@ -35,6 +35,7 @@ from policy.ope.estimators import ESTIMATORS, Bootstrap, Episodes, Estimate, Int
 from policy.ope.judgement import Bar, Judged, Judgement, Rules, Target, combined, judge
 from policy.ope.value_models import LinearRewardModel
 from policy.progress import Progress, no_progress
+from storage.declarations.policy_files import load_declarations
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import ACTION_LOGP, REWARDS
 from storage.reading.ledger import Ranges
@@ -81,17 +82,17 @@ def evaluate(
     Without `weights`: the live version, against the logging policy alone. `manifest` (stream ->
     ordinal ranges): nothing else is read. `store` is where the weights lie, if not under `root`.
     `held_out` defaults to the share that the weights say their training held out.
-    `reward_range` are a step's limits, known and never from the log: with them the verdict holds at
-    every sample size, without it is approximate. `earlier` are decisions (policy.jobs.decisions),
-    so that several looks are known; `alpha_budget` is spent over all candidates on overlapping
-    rows, the k-th of which gets 6 / (pi k)^2 of it.
+    `reward_range` are a step's limits, by default those that the policy's file declares, and never
+    from the log: with them the verdict holds at every sample size, without it is approximate.
+    `earlier` are decisions (policy.jobs.decisions), so that several looks are known; `alpha_budget`
+    is spent over all candidates on overlapping rows, the k-th of which gets 6 / (pi k)^2 of it.
 
     `estimators` inform and decide nothing; `interval` and `folds` are theirs. A log that says
     nothing gives a result too, whose verdict says what is missing. Raises EvaluationError when
     nothing is live and no weights are named, ValueError for unknown names.
     """
     informing = _Estimating(gamma, confidence, interval, seed, folds)
-    limits = _reward_range(reward_range)
+    limits = reward_range or _declared_range(root, policy_id)
     rules = Rules(confidence=confidence, gamma=gamma, reward_range=limits, min_ess=min_ess)
     _check_names(split, estimators)
     loaded, live = _load_both(store or WeightStore(root, policy_id), weights)
@@ -132,9 +133,10 @@ def _judged(log: JudgedLog, loaded: _Loaded, live: _Loaded | None, rules: Rules)
     }
 
 
-def _reward_range(given: tuple[float, float] | None) -> tuple[float, float] | None:
-    """The one place that a range comes from: an argument, and never the log."""
-    return given
+def _declared_range(root: Path | str, policy_id: str) -> tuple[float, float] | None:
+    """What the policy's file promises of a step's reward."""
+    declaration = load_declarations(Path(root)).get(policy_id)
+    return None if declaration is None else declaration.reward_range
 
 
 def _with_earlier(rules: Rules, before: Earlier, budget: float | None) -> Rules:

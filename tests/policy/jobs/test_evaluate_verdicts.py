@@ -123,6 +123,18 @@ def test_rare_costs_without_an_event_are_not_better(tmp_path: Path, worse: float
     assert "more episodes" in " ".join(bound.reasons)
 
 
+def test_a_declared_range_bounds_without_being_said_again(tmp_path: Path) -> None:
+    """By the policy's file; one that is given comes before it."""
+    uniform_log(tmp_path, (0.2, 0.4, 0.6, 0.8))
+    rules = PolicyDeclaration(observation=SPACES[0], action=SPACES[1], reward_range=(0.0, 1.0))
+    save_declaration(tmp_path, rules)
+    digest = stored(tmp_path, probabilities(0.1, 0.1, 0.1, 0.7))
+    found = evaluate(tmp_path, "default", digest, split="all")
+    assert (found.reward_range, found.judgement.approximate) == ((0.0, 1.0), False)
+    asked = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 2.0))
+    assert asked.reward_range == (0.0, 2.0)
+
+
 @pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
 def test_a_challenger_is_measured_by_the_live_version(tmp_path: Path, limits: Any) -> None:
     """.61 is far above the logging policy's .4, and far below the .85 that is live."""
