@@ -27,6 +27,7 @@ AGAIN_SECONDS = 0.02
 PACE_SECONDS = {"acting": 0.01, "patient": 0.01, "keyed": 0.05}
 EPISODES = 2  # that an acting client has open
 KEYED_STEPS = 400
+AGAIN = 0.6  # the share of new calls that an old one follows
 MSGPACK = "application/msgpack"
 ABANDONED = b"abandoned"
 
@@ -195,7 +196,7 @@ class KeyedClient(Client):
             return
         self.note("acknowledged", [[self._episode, self._steps]])
         self._calls.append((f"{self._episode}-{self._steps}", step))
-        if self.random.random() < 0.3:
+        if self.random.random() < AGAIN:
             key, step = self.random.choice(self._calls)
             self._post("log_action", step, key)
 

@@ -17,22 +17,28 @@ PATIENCE = 90.0
 def run(trial: Trial) -> Verdict:
     verdict = Verdict()
     with Loop(trial, clients=("keyed-0", "keyed-1")) as loop:
+        _log_on(loop, verdict)
         for _ in range(trial.size):
             if not trial.in_time:
                 break
-            rows, shards = loop.answers(), len(loop.shards())
-
-            def more(rows: int = rows, shards: int = shards) -> bool:
-                return loop.answers() >= rows + ROWS and len(loop.shards()) > shards + 2
-
-            verdict.require(wait_until(more, PATIENCE), "stuck", "no events are taken any more")
             loop.end_collector()
             loop.collector.restart()
             verdict.count("kills")
+            _log_on(loop, verdict)
         loop.stop_clients()
         loop.drain(verdict)
         ledger.judge_stored(ledger.Notes.of(loop.folder), ledger.rows_at_rest(loop.root), verdict)
     return verdict
+
+
+def _log_on(loop: Loop, verdict: Verdict) -> None:
+    """Until there are some more shards: what was sent before them comes again meanwhile."""
+    rows, shards = loop.answers(), len(loop.shards())
+
+    def more() -> bool:
+        return loop.answers() >= rows + ROWS and len(loop.shards()) > shards + 2
+
+    verdict.require(wait_until(more, PATIENCE), "stuck", "no events are taken any more")
 
 
 SCENARIO = Scenario(

@@ -27,7 +27,7 @@ def run(trial: Trial) -> Verdict:
     disk = Disk.create(trial.folder / "root")
     with Loop(trial, env=disk.environment) as loop:
         for number in range(trial.size):
-            if not trial.in_time:
+            if not trial.in_time or "stuck" in verdict.faults:  # it learns no more: wait no longer
                 break
             _cut(loop, disk, MOMENTS[number % len(MOMENTS)], verdict)
         loop.judge(verdict)
