@@ -34,6 +34,7 @@ from storage.errors import WeightsDamaged
 from storage.experience.sample_batch import ORDINAL, STREAM, SampleBatch
 from storage.reading.ledger import Ledger, Ranges
 from storage.system.files import make_directory, replace_file
+from storage.weights.files import MAX_WEIGHTS, read_file
 from storage.weights.manifest import open_document, seal_document
 
 __all__ = ["Learner", "LearnerCounts", "optimizer_state", "restore_optimizer"]
@@ -217,7 +218,7 @@ def restore_optimizer(
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Tensors]:
     """Raises WeightsDamaged for anything but what `save` wrote, OSError where it can't be read."""
-    data = path.read_bytes()  # read whole: a mapped file that cannot be read ends the process
+    data = read_file(path, MAX_WEIGHTS)  # whole: a mapped file that fails ends the process
     try:
         tensors = safetensors.numpy.load(data)
         length = int.from_bytes(data[:8], "little")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from policy.algorithms.learner import Learner
-from storage.errors import WeightsDamaged
+from storage.errors import WeightsDamaged, WeightsNotFound
 from storage.system.files import make_directory, sync_directory
 
 __all__ = ["CHECKPOINT", "CheckpointFiles"]
@@ -80,7 +80,7 @@ class CheckpointFiles:
         for path in self.found():
             try:
                 document = learner.load(path)
-            except WeightsDamaged as error:
+            except (WeightsDamaged, WeightsNotFound) as error:
                 self.set_aside(path, str(error))
                 continue
             if document is not None:

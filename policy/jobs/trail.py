@@ -27,6 +27,7 @@ from policy.jobs.patience import Patience
 from policy.networks.policy import Policy
 from storage.errors import GenerationConflict, PolicyPinned, WeightsDamaged, WeightsNotFound
 from storage.experience.interfaces import ReaderState
+from storage.reading.exclusion import SPOILED
 from storage.reading.ledger import Ledger
 from storage.reading.shard_reader import ShardReader
 from storage.reading.untrained_rows import UntrainedRows, position_without
@@ -41,9 +42,6 @@ log = logging.getLogger("headrace.trainer")
 OnConflict: TypeAlias = Literal["reload", "end"]
 SUPERSEDED = "superseded"
 """Rows whose training is not in the weights any more: others were made live in their place."""
-
-_FOUND_AGAIN = ("damaged", "content", "vanished")
-"""Why a reader leaves out what it does not claim: the next one finds it again, and counts it."""
 
 
 class OutOfTurn(Exception):
@@ -70,7 +68,8 @@ class TrailSettings:
 class Trail:
     """The checkpoints, candidates and versions of one follower.
 
-    `conflicts` counts what others made live meanwhile; `pinned` is whether a rollback holds.
+    `conflicts` counts what others made live meanwhile; `pinned` is whether a rollback holds;
+    `spoiled` are the rows of shards that were left out by the last update.
     """
 
     def __init__(
@@ -87,7 +86,8 @@ class Trail:
         self._files, self._lease, self._patience = files, lease, patience
         self._settings = settings
         self.untrained = UntrainedRows()
-        self.conflicts, self.pinned = 0, False
+        self.publishes = settings.publish
+        self.conflicts, self.pinned, self.spoiled = 0, False, 0
         self._chain = secrets.token_hex(6)
         self._generation = 0  # that was live when this job looked last
         self._saved_at = -1  # updates
@@ -110,7 +110,7 @@ class Trail:
             self._generation = live.generation if live else 0
             self._learner.policy.version = live.version if live else -1
             self._note_position()
-            if self._settings.publish:
+            if self.publishes:
                 self.leave({})
 
     def _load(self) -> dict[str, Any] | None:
@@ -133,8 +133,9 @@ class Trail:
         self.untrained = UntrainedRows(document.get("untrained"))
         self.untrained.owe(self._position)
         self._not_read = self._claimed = document.get("not_read", {})
+        self.spoiled = document.get("spoiled", 0)
         self._saved_at = self._learner.counts.updates
-        if not self._settings.publish:
+        if not self.publishes:
             self._learner.policy.version = live.version if live else -1
         elif live is None:
             self._generation = 0
@@ -176,52 +177,78 @@ class Trail:
         updates = self._learner.counts.updates
         while manifest is not None and self._is_ours(manifest):
             why = f"its checkpoint is lost: the trainer went on from update {updates}"
-            mark = partial(mark_off_chain, self._store.directory, manifest.version, why)
-            self._patience.do("marking a version", mark)
-            log.error("version %d is off the chain: %s", manifest.version, why)
+            self._mark(manifest.version, why)
             parent = manifest.parent
             try:
                 manifest = None if parent is None else self._store.manifest(parent)
             except (WeightsNotFound, WeightsDamaged):
                 manifest = None
 
+    def _mark(self, version: int, why: str) -> None:
+        mark = partial(mark_off_chain, self._store.directory, version, why)
+        self._patience.do("marking a version", mark)
+        log.error("version %d is off the chain: %s", version, why)
+
     def _go_on_from(self, live: Live) -> None:
-        """No checkpoint is left: its weights, and the rows behind them."""
-        log.warning(
-            "no checkpoint: going on from version %d; the optimizer begins anew", live.version
-        )
-        self._take_weights(live)
-        lineage = self._learner.lineage
+        """No checkpoint is left: the weights of what is live, or of the latest version before it
+        that is whole, and the rows behind them."""
+        learner = self._learner
+        log.warning("no checkpoint: going on from what is live; the optimizer begins anew")
+        manifest = self._take_whole(live)
         untrained = self._patience.do(
-            "reading what is live", partial(self._store.untrained, live.version)
+            "reading what is live", partial(self._store.untrained, manifest.version)
         )
-        at = position_without(self._reader.state_dict(), lineage, untrained)
+        at = position_without(self._reader.state_dict(), learner.lineage, untrained)
         self._reader.load_state_dict(at)
         self._note_position()
         self.untrained.owe(self._position)
+        rows, update = (manifest.metrics.get(name) for name in ("rows_trained", "update"))
+        if isinstance(rows, int) and isinstance(update, int):  # of a follower
+            learner.counts.rows_read = learner.counts.rows_trained = rows
+            learner.counts.updates = self._saved_at = update
 
-    def _take_weights(self, live: Live) -> None:
-        """The live version's weights and lineage. Raises WeightsDamaged, WeightsNotFound."""
+    def _take_whole(self, live: Live) -> Manifest:
+        """Take the weights of the latest version that can be read; its manifest."""
+        numbers = self._patience.do("reading what is live", self._store.versions)
+        for number in reversed([number for number in numbers if number <= live.version]):
+            try:
+                manifest = self._take_weights(number)
+            except (WeightsDamaged, WeightsNotFound) as error:
+                self._mark(number, f"it is damaged, and so is its checkpoint: {error}")
+                continue
+            log.warning("going on from version %d", number)
+            self._took(live)
+            return manifest
+        raise WeightsDamaged(
+            f"{self._store.directory}: expected version {live.version}, which is live, or one "
+            "before it to be whole; resume=False begins anew"
+        )
+
+    def _take_weights(self, version: int) -> Manifest:
+        """A version's weights and lineage. Raises WeightsDamaged, WeightsNotFound."""
         policy, store = self._learner.policy, self._store
         read = self._patience.do
-        manifest, weights = read("reading what is live", partial(store.load, live.version))
+        manifest, weights = read("reading what is live", partial(store.load, version))
         if manifest.spec != policy.spec.to_json():
             raise ValueError(
-                f"{store.directory}: expected version {live.version}, which is live, to be of "
-                f"this policy's spec, got another; pass its spec, or resume=False to replace it"
+                f"{store.directory}: expected version {version} to be of this policy's spec, got "
+                f"another; pass its spec, or resume=False to replace it"
             )
-        ranges = read("reading what is live", partial(store.lineage, live.version))
+        ranges = read("reading what is live", partial(store.lineage, version))
         self._learner.go_on_from(weights, {name: one.to_json() for name, one in ranges.items()})
         policy.filter = Policy(policy.spec, filter_state=manifest.filter_state).filter
-        self._took(live)
+        return manifest
 
     # what is left behind
 
     def leave(self, metrics: Mapping[str, Any]) -> None:
         """After an update: keep it, and make it live."""
         self._note_position()
+        self.spoiled = self._reader.stats.spoiled
         updates, every = self._learner.counts.updates, self._settings.checkpoint_every
-        live = self._settings.publish and not self._still_pinned()
+        live = self.publishes and not self._still_pinned()
+        if not self.publishes and (others := self._live()) is not None:
+            self._learner.policy.version = others.version  # what lag counts from
         if not live and updates % every:
             return
         candidate = self._patience.do("keeping a candidate", partial(self._add, metrics))
@@ -229,7 +256,7 @@ class Trail:
         if live:
             self._go_live(candidate)
         if updates % every == 0:
-            mine = CHECKPOINT if self._settings.publish else None  # else they are the result
+            mine = CHECKPOINT if self.publishes else None  # else they are the result
             prune = partial(self._store.prune, self._settings.keep_versions, checkpoint=mine)
             self._patience.do("removing old versions", prune)
 
@@ -243,7 +270,7 @@ class Trail:
         self._position = self._reader.state_dict()
         now = Counter(self._not_read)
         stats = self._reader.stats
-        now.update({why: n for why, n in stats.excluded.items() if why not in _FOUND_AGAIN})
+        now.update({why: n for why, n in stats.excluded.items() if why not in SPOILED})
         if stats.lost:
             now["vanished"] += stats.lost
         self._claimed = dict(now)
@@ -251,11 +278,8 @@ class Trail:
     def excluded(self) -> dict[str, int]:
         """Rows left out, by reason, over all runs of this job."""
         found = Counter(self._learner.counts.excluded)
-        stats = self._reader.stats
         found.update(self._not_read)
-        found.update(stats.excluded)
-        if stats.lost:
-            found["vanished"] += stats.lost
+        found.update(self._reader.stats.excluded)
         return dict(found)
 
     def _add(self, metrics: Mapping[str, Any]) -> str:
@@ -286,12 +310,18 @@ class Trail:
             "candidate": candidate,
             "untrained": self.untrained.to_json(),
             "not_read": self._claimed,
+            "spoiled": self.spoiled,
         }
         save = partial(self._files.save, self._learner, document)
         self._patience.do("writing the checkpoint", save)
         self._saved_at = self._learner.counts.updates
 
     # what is live
+
+    def is_live(self, version: int) -> bool:
+        """Whether that is the version which clients act with."""
+        live = self._live()
+        return live is not None and live.version == version
 
     def _live(self) -> Live | None:
         return self._patience.do("reading what is live", self._store.live)
@@ -349,11 +379,11 @@ class Trail:
         """Take the live weights. What was trained into others counts as superseded."""
         counts, before = self._learner.counts, self._learner.lineage
         try:
-            manifest = self._store.manifest(live.version)
-            self._take_weights(live)
+            manifest = self._take_weights(live.version)
         except (WeightsDamaged, WeightsNotFound) as error:
             log.error("what is live cannot be read, and is replaced by the next update: %s", error)
             return self._took(live)
+        self._took(live)
         known = self._store.untrained(live.version)
         self.untrained = UntrainedRows(known, coming=self._position)
         kept = _rows_kept(manifest, before, self._learner.lineage)

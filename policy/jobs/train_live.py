@@ -7,7 +7,8 @@ on an update is made as soon as `steps_per_update` fresh steps of a client's own
 read, and its weights go live at once. Rows that the algorithm can't use (an abandoned episode's
 last one) count towards that number, because a collector that holds its clients counted them too.
 When the collector says that it holds them (storage.declarations.held_policies), an update is made
-with what can be read: a damaged shard must not stop learning.
+with what can be read: a damaged shard must not stop learning. Where no collector says anything, it
+is made once a shard was left out and nothing came for a while.
 
 A checkpoint holds weights, optimizer, schedules, random state, counts, lineage and the reader's
 position in one file, and is durable before its version goes live (policy.jobs.trail): after a kill
@@ -56,6 +57,7 @@ log = logging.getLogger("headrace.trainer")
 
 KEEP_VERSIONS = 32
 _WAIT = 0.1  # s, how often `stop` is asked while nothing arrives
+_QUIET_SECONDS = 10.0  # without a row since a shard was left out: whoever waits for it waits for us
 _OWN = ("_at", ROW)  # columns that no algorithm knows
 
 Metrics = dict[str, float]
@@ -126,7 +128,12 @@ def follow(
     folder = checkpoint_dir or Path(root) / "weights" / policy_id / "checkpoints"
     with ExitStack() as stack:
         store = WeightStore(root, policy_id)
-        lease = _lease(store, lease_wait, stop)
+        try:
+            lease = _lease(store, lease_wait, stop)
+        except Stopped:
+            return FollowResult(
+                policy_id=policy_id, version=-1, updates=0, rows_read=0, rows_trained=0
+            )
         stack.callback(lease.release)
         tell = [_event_log(tensorboard, stack), *([on_update] if on_update else [])]
         reader = stack.enter_context(_reader(root, policy_id, config, steps_per_update))
@@ -225,6 +232,7 @@ class _Follower:
         self._gathered: list[SampleBatch] = []
         self._left_out: Counter[str] = Counter()
         self._fresh = 0
+        self._came = time.monotonic()
 
     def advance(self, timeout: float) -> Metrics | None:
         """Read what is there, waiting `timeout` seconds; the metrics if that made an update."""
@@ -232,6 +240,7 @@ class _Follower:
         self._reader.batch_size = self._settings.steps_per_update - self._fresh
         batch = self._reader.next(timeout)
         if batch.count:
+            self._came = time.monotonic()
             self._gather(batch)
             return self._update() if self._fresh >= self._settings.steps_per_update else None
         return self._update() if self._due() else None
@@ -254,21 +263,32 @@ class _Follower:
         Rows that were counted and cannot be read (damaged, vanished, left out) are not waited for.
         What was closed by then is in shards when the collector says that it holds.
         """
+        if not self._trail.publishes and not self._gathered:
+            return False  # whoever publishes lets clients go on
         held = self._held()
-        if held is None or held != self._learner.policy.version:
+        mine = self._learner.policy.version
+        if held is not None and held != mine and not (held > mine and self._trail.is_live(held)):
+            return False  # said of a version before; a later one somebody else published
+        if held is None and not self._is_quiet():
             return False
         if not self._reader.caught_up():
             return False
+        why = f"version {held} is held" if held is not None else "shards are left out, no row comes"
         log.warning(
-            "version %d is held and everything that can be read was read: updating with %d of %d "
-            "steps; left out so far: %s; tried again: %d shards",
-            held,
+            "%s, and everything that can be read was read: updating with %d of %d steps; left out "
+            "so far: %s; tried again: %d shards",
+            why,
             self._fresh,
             self._settings.steps_per_update,
             self._trail.excluded() or "none",
             len(self._reader.stats.retrying),
         )
         return True
+
+    def _is_quiet(self) -> bool:
+        """Whether no row has come for long, and rows that may be waited for were left out."""
+        spoiled = self._reader.stats.spoiled > self._trail.spoiled
+        return spoiled and time.monotonic() - self._came >= _QUIET_SECONDS
 
     def _update(self) -> Metrics:
         begin = time.perf_counter()

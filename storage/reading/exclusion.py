@@ -23,6 +23,9 @@ Reason: TypeAlias = Literal[
 ]
 """Why rows were left out, as `ReaderStats.excluded` and what is derived from it count them."""
 
+SPOILED: tuple[Reason, ...] = ("damaged", "content", "vanished")
+"""What is the shard's fault: a reader does not claim it, and the next one finds and counts it."""
+
 TRANSIENT = (OSError, MemoryError)
 """What says nothing about a shard's content: it is tried again. A missing file is told apart."""
 
@@ -57,6 +60,11 @@ class ReaderStats:
     excluded: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
     excluded_shards: dict[str, str] = field(default_factory=dict)  # path -> why
     retrying: dict[str, str] = field(default_factory=dict)  # path -> what it failed with last
+
+    @property
+    def spoiled(self) -> int:
+        """Rows that were written and cannot be read: of shards that are left out."""
+        return sum(self.excluded.get(reason, 0) for reason in SPOILED)
 
     def exclude(self, reason: Reason, rows: int) -> None:
         """Count rows; fewer than none take some back."""

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from policy.inference.weight_store import WeightStore
+from policy.jobs import train_live
+from policy.jobs.train_live import follow
 from storage.declarations.held_policies import held_version, say_held
-from tests.policy.jobs.live_log import claimed, declare, part, rows_of, run, write
+from storage.experience.episode import Part
+from tests.policy.jobs.live_log import CONFIG, SPEC, claimed, declare, part, rows_of, run, write
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return declare(tmp_path)
+
+
+def damaged(root: Path, *parts: Part) -> None:
+    """A shard that is damaged before it has its name."""
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        path = write(Path(folder), *parts)
+        damage(path)
+        place = root / "shards" / path.parent.name
+        place.mkdir(parents=True, exist_ok=True)
+        path.rename(place / path.name)
 
 
 def damage(path: Path) -> None:
@@ -59,6 +73,58 @@ def test_a_version_that_nobody_waits_for_is_not_followed_early(
         say_held(root, "default", held)
     result, told = run(root, 1, stop_after=30)
     assert (result.version, told) == (1, [])
+
+
+def test_a_version_of_somebody_else_that_is_held_is_followed(root: Path) -> None:
+    """A person publishes, and then a shard is damaged: the follower still expects its own."""
+    write(root, *(part(i) for i in range(10)))
+    store, told = WeightStore(root, "default"), list[dict[str, float]]()
+    asked = iter(range(60))
+
+    def stop() -> bool:
+        if len(told) == 1 and (live := store.live()) is not None and live.version == 2:
+            manifest, weights = store.load(1)
+            theirs = {"spec": manifest.spec, "metrics": {"by": "hand"}, "lineage": {}}
+            store.publish(store.add_candidate(weights, **theirs))
+            damaged(root, *(part(10 + i, version=3) for i in range(10)))
+            say_held(root, "default", 3)
+        return len(told) >= 3 or next(asked, None) is None
+
+    result = follow(
+        root, "default", CONFIG, spec=SPEC, steps_per_update=100, stop=stop, on_update=told.append
+    )
+    assert [one["version"] for one in told] == [2, 3, 4]
+    assert (result.version, result.conflicts) == (4, 1)
+
+
+def test_who_does_not_publish_makes_no_empty_updates(root: Path) -> None:
+    """Clients are held until somebody else publishes: one update with what there is, and no more.
+    The lag counts from what is live."""
+    write(root, *(part(i) for i in range(14)))
+    run(root, 1, stop_after=60)
+    say_held(root, "default", 2)
+    _, told = run(root, 9, stop_after=30, publish=False)
+    assert [one["rows"] for one in told] == [40]
+    store = WeightStore(root, "default")
+    say_held(root, "default", None)
+    store.publish(store.candidates()[0])
+    write(root, *(part(14 + i, version=3) for i in range(20)))
+    _, told = run(root, 2, stop_after=30, publish=False)
+    assert told[-1]["policy_lag_mean"] == 0
+
+
+def test_where_nobody_says_what_is_held_a_pause_after_a_damaged_shard_will_do(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older collector, or one that cannot write `flow/`: 40 of 100 steps, and then no more. It
+    is no reason for an update a second time, also not after a restart."""
+    monkeypatch.setattr(train_live, "_QUIET_SECONDS", 0.0)
+    write(root, *(part(i) for i in range(4)))
+    damaged(root, *(part(4 + i) for i in range(6)))
+    result, told = run(root, 9, stop_after=30)
+    assert (result.version, [one["rows"] for one in told]) == (2, [40])
+    _, told = run(root, 9, stop_after=30)
+    assert told == []
 
 
 def test_what_is_said_can_be_taken_back(root: Path) -> None:

@@ -1,0 +1,122 @@
+"""Laws of a follower among damaged files: one that is damaged costs what it held, and no more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from policy.inference.weight_store import WeightStore
+from policy.jobs.checkpoint_files import CheckpointFiles
+from storage.errors import WeightsDamaged
+from storage.weights.chain import off_chain
+from tests.policy.jobs.live_log import claimed, declare, part, rows_of, run, write
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two updates are live as version 3, and there are rows for more."""
+    declare(tmp_path)
+    write(tmp_path, *(part(i) for i in range(40)))
+    run(tmp_path, 2)
+    return tmp_path
+
+
+def flip(path: Path, at: int = 60) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """The latest first."""
+    return CheckpointFiles(root / "weights" / "default" / "checkpoints", 0).found()
+
+
+def version(root: Path, number: int) -> Path:
+    return root / "weights" / "default" / "versions" / str(number)
+
+
+def lose_checkpoints(root: Path) -> None:
+    for path in checkpoints(root):
+        flip(path)
+
+
+def test_counts_go_on_with_the_live_weights(root: Path) -> None:
+    """Without a checkpoint: `rows_trained` of the next version is what it has behind it."""
+    lose_checkpoints(root)
+    result, _ = run(root, 1)
+    store = WeightStore(root, "default")
+    said = [store.manifest(number).metrics["rows_trained"] for number in store.versions()]
+    assert said == [0, 100, 200, 300]
+    assert len(claimed(root, 4)) == result.rows_trained == result.rows_read == 300
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "lineage.json", "manifest.json"])
+def test_the_version_before_is_taken_where_the_live_one_is_damaged_too(
+    root: Path, file: str
+) -> None:
+    """The rows of its update are trained on again; it is marked, and no longer what is live."""
+    lose_checkpoints(root)
+    flip(version(root, 3) / file)
+    result, _ = run(root, 2)
+    store = WeightStore(root, "default")
+    assert (result.version, result.rows_trained) == (5, 300)
+    assert claimed(root, 4) == rows_of(root, range(20))
+    assert (off_chain(store.directory, 3) or "").startswith("it is damaged")
+
+
+def test_with_no_version_left_the_error_says_how_to_begin_anew(root: Path) -> None:
+    """Nothing is begun from nothing by itself: what is live may have cost months."""
+    lose_checkpoints(root)
+    for number in (1, 2, 3):
+        flip(version(root, number) / "manifest.json")
+    with pytest.raises(WeightsDamaged, match="resume=False begins anew"):
+        run(root, 1)
+
+
+def test_a_damaged_manifest_of_what_is_live_is_replaced_by_the_next_update(root: Path) -> None:
+    """The checkpoint is whole: nothing is trained on twice."""
+    flip(version(root, 3) / "manifest.json")
+    result, _ = run(root, 2)
+    assert (result.version, result.rows_trained) == (5, 400)
+    assert claimed(root, 5) == rows_of(root, range(40))
+
+
+def test_a_damaged_manifest_of_long_ago_stops_no_pruning(root: Path) -> None:
+    """It stays where it is, for `verify` to name; others go."""
+    write(root, *(part(40 + i) for i in range(40)))
+    flip(version(root, 1) / "manifest.json")
+    result, _ = run(root, 6, keep_versions=2, checkpoint_every=1)
+    assert result.version == 9
+    assert WeightStore(root, "default").versions() == [1, 8, 9]
+
+
+def _directory(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    "put", [_directory, os.mkfifo, lambda path: path.symlink_to("nowhere"), Path.touch]
+)
+def test_what_is_no_file_in_a_checkpoint_s_place_is_set_aside(
+    root: Path, put: Callable[[Path], None]
+) -> None:
+    """A folder, a FIFO, a link to nothing, an empty file: the one before is taken."""
+    latest = checkpoints(root)[0]
+    latest.unlink()
+    put(latest)
+    result, _ = run(root, 1)
+    assert (result.version, result.updates) == (4, 2)
+    assert os.path.lexists(latest.with_name(f"{latest.name}.damaged-1"))
+
+
+def test_a_stop_ends_a_wait_for_a_lease_that_cannot_be_written(tmp_path: Path) -> None:
+    """As on a full disk: it ends as any stopped job does."""
+    declare(tmp_path)
+    (tmp_path / "weights" / "default").mkdir(parents=True)
+    (tmp_path / "weights" / "default" / "leases").write_text("in the way")
+    result, _ = run(tmp_path, 1, stop_after=3)
+    assert (result.ended, result.version) == ("stopped", -1)
