@@ -16,11 +16,12 @@ from headrace.cli.options import ROOT, Json, PolicyId, Root
 def versions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:
     """List versions, what is wanted and served, and candidates."""
     from headrace.output import console, results
+    from storage.weights.chain import described
     from storage.weights.store import WeightStore
 
     store = WeightStore(root, policy_id)
     live = store.live()
-    manifests = [store.manifest(number) for number in store.versions()]
+    found, damaged = described(store)
     candidates = [store.candidate(digest) for digest in store.candidates()]
     document = {
         "policy_id": policy_id,
@@ -28,7 +29,8 @@ def versions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json =
         "served": [record.to_json() for record in store.served.registered(time.time())],
         "restored": store.restored,
         "pruned": len(store.pruned()),
-        "versions": [manifest.to_json() for manifest in manifests],
+        "versions": found,
+        "damaged": {str(version): why for version, why in damaged.items()},
         "candidates": [{"digest": c.digest, **c.to_json()} for c in candidates],
     }
     return console.line(document) if as_json else results.versions(document)

@@ -160,7 +160,7 @@ def versions(document: Document) -> None:
     rows: list[tuple[Any, ...]] = [
         (
             one["version"],
-            ", ".join(_states(document, one["version"])),
+            ", ".join(_states(document, one)),
             one["candidate"][:12],
             moment(one["created"]),
             one["parent"],
@@ -177,16 +177,22 @@ def versions(document: Document) -> None:
     ]
     columns = ("version", "state", "candidate", "created", "parent", "copy of", "rows trained on")
     table(f"Weights of {document['policy_id']}", columns, rows)
+    for one in document["versions"]:
+        if one.get("off_chain"):
+            print(f"Version {one['version']} is off the chain: {one['off_chain']}")
+    for version, why in document.get("damaged", {}).items():
+        print(f"Version {version} cannot be read: {why}")
     _serving(document)
 
 
-def _states(document: Document, version: int) -> list[str]:
-    """What a version is to those who want it and those who serve it."""
-    live = document["live"]
+def _states(document: Document, one: Document) -> list[str]:
+    """What a version is to those who want it, those who serve it and its trainer."""
+    live, version = document["live"], one["version"]
     wanted = live is not None and live["version"] == version
     serving = sum(one["version"] == version for one in document["served"])
     found = ["wanted"] if wanted else []
-    return [*found, f"served by {serving}"] if serving else found
+    found += [f"served by {serving}"] if serving else []
+    return [*found, "off the chain"] if one.get("off_chain") else found
 
 
 def _serving(document: Document) -> None:

@@ -22,6 +22,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from ingest.web.asgi import Request, Response
 from storage.errors import GenerationConflict, PolicyPinned, StorageError, WeightsNotFound
+from storage.weights.chain import described
 from storage.weights.manifest import Live, Pin, Served, decode_weights, plain_document
 from storage.weights.store import WeightStore
 
@@ -95,6 +96,8 @@ class Publishing:
             except WeightsNotFound as error:
                 raise Refusal("not_found", "there is no such version") from error
             except (StorageError, ValueError, TypeError, KeyError, OverflowError) as error:
+                if isinstance(error.__cause__, BlockingIOError):
+                    raise Refusal("busy", str(error), retry_after=2.0) from error
                 if isinstance(error.__cause__, OSError):
                     raise _disk_full(error.__cause__) from error
                 raise Refusal("invalid", str(error), _path_of(str(error))) from error
@@ -166,7 +169,7 @@ def _versions(store: WeightStore) -> wire.Versions:
         if live is None
         else wire.NowLive(version=live.version, generation=live.generation),
         next=store.next_version,
-        versions=[store.manifest(number).to_json() for number in store.versions()],
+        versions=described(store)[0],
     )
 
 

@@ -36,6 +36,7 @@ from storage.system.files import make_directory, sync_directory
 from storage.verify.quarantine import changed_since, note_digest
 from storage.verify.second_reader import SecondReader
 from storage.verify.shard_check import as_text, check_shard, entries, reason
+from storage.weights.chain import off_chain
 from storage.weights.manifest import Live
 from storage.weights.store import WeightStore
 
@@ -485,6 +486,8 @@ class _Audit:
         try:
             store.read(version)
             store.lineage(version)
+            if why := off_chain(store.directory, version):
+                self.notes.append(f"{where} is off the chain: {why}")
         except (StorageError, ValueError, OSError) as error:
             pruned = self.account is not None and self.account.live
             told = any(found.text == str(error) for found in self.findings)

@@ -69,11 +69,11 @@ class Candidates:
 
     def superseded(self, checkpoint: str, keep: int, promoted: set[str]) -> set[str]:
         """Those of a trainer's checkpoint that got no number, but the newest ones."""
-        waiting = [
-            digest
-            for digest in self.digests()
-            if digest not in promoted and self.get(digest).checkpoint == checkpoint
-        ]
+        waiting = []
+        for digest in self.digests():
+            with contextlib.suppress(WeightsDamaged):  # that one stays
+                if digest not in promoted and self.get(digest).checkpoint == checkpoint:
+                    waiting.append(digest)
         waiting.sort(key=lambda digest: self.folder(digest).stat().st_mtime_ns)
         return set(waiting[:-keep])
 

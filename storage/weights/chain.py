@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from storage.errors import StorageError
 from storage.system.files import replace_file
-from storage.weights.manifest import open_document, seal_document
+from storage.weights.manifest import Json, open_document, seal_document
+from storage.weights.store import WeightStore
 
-__all__ = ["mark_off_chain", "off_chain"]
+__all__ = ["described", "mark_off_chain", "off_chain"]
 
 _MARK = "off_chain.json"
 
@@ -22,6 +24,20 @@ def mark_off_chain(directory: Path, version: int, why: str) -> None:
     replace_file(
         directory / "versions" / str(version) / _MARK, seal_document("off_chain", {"why": why})
     )
+
+
+def described(store: WeightStore) -> tuple[list[dict[str, Json]], dict[int, str]]:
+    """For people: the manifest of each version, with `off_chain`, which says why or is None; and
+    version -> why of those that cannot be read."""
+    found: list[dict[str, Json]] = []
+    damaged: dict[int, str] = {}
+    for version in store.versions():
+        try:
+            why = off_chain(store.directory, version)
+            found.append({**store.manifest(version).to_json(), "off_chain": why})
+        except (StorageError, OSError) as error:
+            damaged[version] = str(error)
+    return found, damaged
 
 
 def off_chain(directory: Path, version: int) -> str | None:

@@ -8,18 +8,20 @@ import os
 import secrets
 import shutil
 import stat
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from storage.errors import WeightsDamaged, WeightsNotFound, WeightStoreError
-from storage.system.files import make_directory, sync_directory, write_synced
+from storage.system.files import FileLock, make_directory, sync_directory, write_synced
 from storage.weights.manifest import Json, open_document
 
 __all__ = [
     "ABANDONED_SECONDS",
     "MAX_DOCUMENT",
     "MAX_WEIGHTS",
+    "locked",
     "publish_directory",
     "read_document",
     "read_file",
@@ -29,6 +31,8 @@ __all__ = [
 ]
 
 ABANDONED_SECONDS = 3600.0
+LOCK_SECONDS = 10.0
+"""How long a publication or a claim waits for another one that is under way."""
 _READ = os.O_RDONLY | sum(
     getattr(os, name, 0)  # each is there on some systems only
     for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
@@ -41,6 +45,25 @@ threads waiting, logging among them: 114 MB did for 8 seconds."""
 _POINTERS = frozenset({"live", "store", "numbers", "served"})
 MAX_WEIGHTS = 16 * 2**30
 """Bytes of a file of weights."""
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of the store in `directory`.
+
+    Raises WeightStoreError, of a BlockingIOError, which names who holds it for too long: a process
+    that was stopped while it published must not stop others without a word.
+    """
+    lock, deadline = FileLock(directory / "lock"), time.monotonic() + LOCK_SECONDS
+    while not lock.acquire(blocking=False):
+        if time.monotonic() >= deadline:
+            text = f"process {lock.holder()} holds {lock.path}: it publishes, or was stopped then"
+            raise WeightStoreError(f"{directory.name}: {text}") from BlockingIOError(text)
+        threading.Event().wait(0.02)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def read_file(path: Path, limit: int) -> bytes:

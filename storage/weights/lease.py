@@ -30,14 +30,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from storage.errors import LeaseHeld, WeightsDamaged
+from storage.errors import LeaseHeld, WeightsDamaged, WeightStoreError
 from storage.system.files import (
-    FileLock,
     make_directory,
     replace_file,
     sync_directory,
     write_synced,
 )
+from storage.weights.files import locked
 from storage.weights.manifest import open_document, seal_document
 
 __all__ = ["LEASE_SECONDS", "Lease", "LeaseRecord", "current_lease", "require_fence"]
@@ -46,7 +46,6 @@ log = logging.getLogger("headrace.trainer")
 
 LEASE_SECONDS = 15.0
 LEASES = "leases"
-_LOCK_SECONDS = 10.0  # how long a claim waits for a publication that is under way
 _ASK_SECONDS = 0.25
 
 
@@ -214,18 +213,13 @@ def require_fence(directory: Path, fence: int) -> None:
 
 def _claim(directory: Path, seconds: float) -> LeaseRecord:
     """The record of the next number, ours. Raises LeaseHeld."""
-    lock = FileLock(directory / "lock")
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while not lock.acquire(blocking=False):
-        if time.monotonic() >= deadline:
-            raise LeaseHeld(
-                f"{directory.name}: process {lock.holder()} holds {lock.path}: it publishes, or "
-                "was stopped while it did"
-            )
-        threading.Event().wait(0.05)
-    with contextlib.ExitStack() as stack:
-        stack.callback(lock.release)
-        return _claim_locked(directory, seconds)
+    try:
+        with locked(directory):
+            return _claim_locked(directory, seconds)
+    except WeightStoreError as error:
+        if not isinstance(error.__cause__, BlockingIOError):
+            raise
+        raise LeaseHeld(str(error)) from error
 
 
 def _claim_locked(directory: Path, seconds: float) -> LeaseRecord:

@@ -41,7 +41,6 @@ from storage.errors import (
 )
 from storage.experience.range_set import RangeSet
 from storage.system.files import (
-    FileLock,
     make_directory,
     replace_file,
     sync_directory,
@@ -49,7 +48,7 @@ from storage.system.files import (
 )
 from storage.weights.candidate_files import candidate_files
 from storage.weights.candidates import Candidates
-from storage.weights.files import MAX_WEIGHTS, read_document, read_file
+from storage.weights.files import MAX_WEIGHTS, locked, read_document, read_file
 from storage.weights.lease import require_fence
 from storage.weights.lineage import Lineage, Untrained, open_lineage, open_untrained
 from storage.weights.manifest import (
@@ -173,7 +172,7 @@ class WeightStore:
         """
         candidate = self.candidate(digest)
         version = self._promote(candidate, number)
-        with FileLock(self.directory / "lock"):
+        with locked(self.directory):
             self._numbers.note(version, 0)
         return version
 
@@ -249,7 +248,7 @@ class WeightStore:
         For a collector that hears of higher ones than the store has. Raises WeightStoreError.
         """
         make_directory(self.directory)
-        with FileLock(self.directory / "lock"):
+        with locked(self.directory):
             self._numbers.note(version, generation)
 
     @property
@@ -312,7 +311,7 @@ class WeightStore:
             raise ValueError(f"canary: expected a share of 0 to 1, got {share}")
         if not self.directory.is_dir():
             raise WeightsNotFound(f"expected {self.directory}, which does not exist")
-        with FileLock(self.directory / "lock"):
+        with locked(self.directory):
             if fence is not None:
                 require_fence(self.directory, fence)
             for number in (version, canary_version):
@@ -359,8 +358,11 @@ class WeightStore:
         live = self.live()
         self._require_no_pin(live)
         candidate = self.candidate(digest)
-        live_is = None if not live or live.canary_version else self.manifest(live.version).candidate
-        if live and live_is == candidate.digest:
+        if (
+            live
+            and not live.canary_version
+            and self._candidate_in(live.version) == candidate.digest
+        ):
             return live
         found = live.generation if live else 0
         if expected_generation not in (None, found):
@@ -373,14 +375,25 @@ class WeightStore:
         version = self._unpublished(candidate.digest, live) or self._promote(candidate)
         return self._point(version, expected_generation=found, fence=fence)
 
+    def _candidate_in(self, version: int) -> str | None:
+        """The digest of the candidate that a version came from; None where it is damaged or gone,
+        which keeps nobody from publishing another one."""
+        try:
+            return self.manifest(version).candidate
+        except (WeightsDamaged, WeightsNotFound) as error:
+            log.warning("%s", error)
+            return None
+
     def _unpublished(self, candidate: str, live: Live | None) -> int | None:
         """The number that an earlier try to publish gave, and came no further: a full disk."""
         newest = max(self.versions(), default=0)
         if newest <= (live.version if live else 0):
             return None
+        if self._candidate_in(newest) != candidate:
+            return None
         known = self.manifest(newest)
-        same = known.candidate == candidate and known.copy_of is None
-        return newest if same and known.parent == (live.version if live else None) else None
+        fits = known.copy_of is None and known.parent == (live.version if live else None)
+        return newest if fits else None
 
     def publish_as(self, digest: str, version: int) -> Live:
         """Publish a candidate under the number that its publisher proposes: safe to retry.
@@ -447,7 +460,7 @@ class WeightStore:
         """
         if self.live() is None:
             raise WeightsNotFound(f"{self.policy_id}: nothing is live, so nothing is pinned")
-        with FileLock(self.directory / "lock"):
+        with locked(self.directory):
             live = self.live()
             if live is None or live.pinned is None:
                 return None
@@ -461,19 +474,20 @@ class WeightStore:
         its parent and what a rollback would go back to, and so does the newest version. A removed
         version's candidate goes when no other version came from it. Candidates that were never
         promoted stay; of those that name `checkpoint` only the newest `keep` do: a trainer's, which
-        lost a race or were held back by a pin. Readers see a version whole or not at all. Raises
-        ValueError for `keep` below 1.
+        lost a race or were held back by a pin. Readers see a version whole or not at all; one whose
+        manifest is damaged stays, for `verify` to name. Raises ValueError for `keep` below 1.
         """
         if keep < 1:
             raise ValueError(f"keep: expected 1 or more, got {keep}")
         if not self.directory.is_dir():
             return []
-        with FileLock(self.directory / "lock"):
+        with locked(self.directory):
             versions = self.versions()
-            created = {version: self._versions.created(version) for version in versions}
+            known = self._versions.whole()
+            created = {version: manifest.created for version, manifest in known.items()}
             kept = set(versions[-keep:]) | self._needed() | hourly(created, self._clock())
-            gone = [self.manifest(version) for version in versions if version not in kept]
-            promoted = {self.manifest(version).candidate for version in kept}
+            gone = [manifest for version, manifest in known.items() if version not in kept]
+            promoted = {known[version].candidate for version in kept & known.keys()}
             candidates = {one.candidate for one in gone} - promoted
             if checkpoint is not None:
                 candidates |= self._candidates.superseded(checkpoint, keep, promoted)
@@ -511,9 +525,10 @@ class WeightStore:
         needed: set[int | None] = set()
         for version in (live.version, live.canary_version) if live else ():
             if version is not None:
-                manifest = self.manifest(version)
-                needed |= {version, manifest.parent, manifest.copy_of}
-                with contextlib.suppress(WeightsNotFound):
+                needed.add(version)
+                with contextlib.suppress(WeightsDamaged, WeightsNotFound):
+                    manifest = self.manifest(version)
+                    needed |= {manifest.parent, manifest.copy_of}
                     needed.add(self._before(version))
         return {version for version in self.versions() if version in needed}
 

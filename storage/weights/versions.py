@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,6 @@ class Versions:
         self._policy_id = policy_id
         self._folder = directory / "versions"
         self._pruned = PrunedVersions(directory)
-        self._created: dict[int, int] = {}  # of manifests that were read: it never changes
 
     def folder(self, version: int) -> Path:
         """Where a version's files are."""
@@ -82,11 +82,13 @@ class Versions:
             )
         return manifest
 
-    def created(self, version: int) -> int:
-        """When a version was numbered, in microseconds since the epoch."""
-        if version not in self._created:
-            self._created[version] = self.manifest(version).created
-        return self._created[version]
+    def whole(self) -> dict[int, Manifest]:
+        """The manifests of all versions, ascending, but for those that are damaged."""
+        found = {}
+        for version in self.numbers():
+            with contextlib.suppress(WeightsDamaged, WeightsNotFound):
+                found[version] = self.manifest(version)
+        return found
 
     def read(self, version: int) -> tuple[Manifest, bytes]:
         """A version's manifest and its safetensors bytes, digest checked."""
