@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import StorageError
+from storage.weights.chain import marked
 from storage.weights.lease import LeaseRecord, current_lease
 
 log = logging.getLogger("headrace.collector")
@@ -28,6 +29,7 @@ class TrainerWatch:
     def __init__(self, root: Path, policies: Iterable[str]) -> None:
         self._folders = {name: root / "weights" / name for name in policies}
         self._leases: dict[str, LeaseRecord] = {}
+        self._off_chain: dict[str, list[int]] = {}
         self._troubled: set[str] = set()
 
     async def follow(self) -> None:
@@ -40,11 +42,16 @@ class TrainerWatch:
         now = time.time()
         return {name: (now < one.expires, dict(one.status)) for name, one in self._leases.items()}
 
+    def off_chain(self) -> dict[str, list[int]]:
+        """policy -> its versions whose checkpoints are lost (storage.weights.chain)."""
+        return dict(self._off_chain)
+
     def look(self) -> None:
-        """Read each lease once."""
+        """Read each lease once, and which versions are marked."""
         for name, folder in self._folders.items():
             try:
                 lease = current_lease(folder)
+                self._off_chain[name] = marked(folder)
             except (StorageError, OSError) as error:
                 if name not in self._troubled:
                     log.warning("policy %s: its trainer's lease cannot be read: %s", name, error)

@@ -341,6 +341,8 @@ class Routes:
             text = f"wanted: {_named_version(wanted)}, served: {_named_version(served)}"
             text += f" ({found['why']})" if found["why"] else ""
             text += f"; pinned by {pin['by']}: {pin['why']}" if pin else ""
+            lost = self._trainers.off_chain().get(name) if self._trainers else None
+            text += f"; off the chain: versions {', '.join(map(str, lost))}" if lost else ""
             yield f"weights of {name}", text
 
 

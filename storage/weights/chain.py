@@ -14,7 +14,7 @@ from storage.system.files import replace_file
 from storage.weights.manifest import Json, open_document, seal_document
 from storage.weights.store import WeightStore
 
-__all__ = ["described", "mark_off_chain", "off_chain"]
+__all__ = ["described", "mark_off_chain", "marked", "off_chain"]
 
 _MARK = "off_chain.json"
 
@@ -38,6 +38,11 @@ def described(store: WeightStore) -> tuple[list[dict[str, Json]], dict[int, str]
         except (StorageError, OSError) as error:
             damaged[version] = str(error)
     return found, damaged
+
+
+def marked(directory: Path) -> list[int]:
+    """The versions of the store in `directory` that are off the chain, ascending."""
+    return sorted(int(path.parent.name) for path in directory.glob(f"versions/[0-9]*/{_MARK}"))
 
 
 def off_chain(directory: Path, version: int) -> str | None:

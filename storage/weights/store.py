@@ -429,8 +429,8 @@ class WeightStore:
         With it that version, if its weights can be acted with: why one was refused may be over.
         `by` and `why` are for whoever asks what pins it; until `resume` nothing but another
         rollback changes what is live. Raises WeightsNotFound when there is nothing before it,
-        GenerationConflict when somebody else acted in between, also since `expected_generation` was
-        live.
+        GenerationConflict when somebody else acted since `expected_generation` was live. Without
+        that, a trainer that publishes meanwhile does not keep it out.
         """
         live = self.live()
         if live is None:
@@ -442,15 +442,22 @@ class WeightStore:
             )
         target = self._before(live.version) if to is None else to
         manifest, _ = self.read(target)
-        version = self._number(
-            self._versions.folder(target),
-            candidate_of(manifest),
-            copy_of=target,
-            digest=manifest.candidate,
-        )
         why = why or f"rolled back from version {live.version} to the content of {target}"
         pin = Pin(by=by, when=int(self._clock() * 1_000_000), why=why)
-        return self._point(version, expected_generation=live.generation, pin=pin)
+        while True:
+            version = self._number(
+                self._versions.folder(target),
+                candidate_of(manifest),
+                copy_of=target,
+                digest=manifest.candidate,
+            )
+            try:
+                return self._point(version, expected_generation=live.generation, pin=pin)
+            except GenerationConflict:  # a trainer was first: what it published goes as well
+                now = self.live()
+                if expected_generation is not None or now is None:
+                    raise
+                live = now
 
     def resume(self) -> Pin | None:
         """End what a rollback pinned: from here on the policy may be published again.

@@ -1,7 +1,6 @@
 """Where the tests are of a module that no test of its own folder uses: module -> test file."""
 
 TESTED_BY = {
-    "headrace.cli.commands": "headrace/cli/test_learning",
     "headrace.cli.publishing": "headrace/cli/test_learning",
     "headrace.cli.replay_words": "headrace/cli/test_collecting_replay",
     "headrace.output.results": "headrace/cli/test_learning",
@@ -13,7 +12,6 @@ TESTED_BY = {
     "ingest.collector.journal_report": "storage/verify/test_audit",
     "ingest.collector.live_policies": "ingest/server/test_action_routes",
     "ingest.collector.stores": "ingest/server/test_process_start",
-    "ingest.collector.trainer_watch": "ingest/server/test_process_following",
     "ingest.collector.weights_thread": "ingest/server/test_action_routes",
     "ingest.episodes.status": "ingest/protocol/test_agent_names",
     "ingest.histogram": "ingest/server/test_metrics",
@@ -52,6 +50,5 @@ TESTED_BY = {
     "storage.system.process": "ingest/server/test_supervisor",
     "storage.system.stop_signal": "headrace/cli/test_learning",
     "storage.verify.second_reader_main": "storage/shards/test_writer_process",
-    "storage.weights.chain": "policy/jobs/test_trail",
     "storage.weights.memory_store": "ingest/server/test_action_routes",
 }

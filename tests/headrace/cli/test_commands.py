@@ -1,0 +1,32 @@
+"""What `headrace versions` shows of versions that are not as the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.commands import versions
+from storage.weights.chain import mark_off_chain
+from tests.storage.weights.any_weights import add, store_in
+
+
+def test_versions_shows_what_is_off_the_chain_and_what_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A version whose checkpoint is lost, and one that cannot be read: with the reason."""
+    store = store_in(tmp_path)
+    for value in (1.0, 2.0, 3.0):
+        store.publish(add(store, value))
+    mark_off_chain(store.directory, 1, "its checkpoint is lost")
+    manifest = store.directory / "versions" / "2" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    versions(tmp_path)
+    shown = capsys.readouterr().out
+    assert "Version 1 is off the chain: its checkpoint is lost" in shown
+    assert "Version 2 cannot be read: " in shown
+    versions(tmp_path, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert [one["off_chain"] for one in document["versions"]] == ["its checkpoint is lost", None]
+    assert list(document["damaged"]) == ["2"]
