@@ -71,12 +71,16 @@ def _is_the_users(error: Exception) -> bool:
 
 
 def _status(error: Exception) -> int:
-    """2, unless a collector or a trainer cannot start for reasons that pass, or a pin says no."""
+    """2, unless it is for reasons that pass by themselves, or a pin says no."""
     from ingest.protocol.errors import Refusal
     from ingest.server.listening import ServeError
-    from storage.errors import LeaseHeld, PolicyPinned
+    from storage.errors import GenerationConflict, LeaseHeld, PolicyPinned, WeightStoreError
 
-    if isinstance(error, PolicyPinned) or (isinstance(error, Refusal) and error.code == "pinned"):
+    if isinstance(error, (PolicyPinned, GenerationConflict)):
+        return 1
+    if isinstance(error, Refusal) and error.code in ("pinned", "conflict", "disk_full", "busy"):
+        return 1
+    if isinstance(error, WeightStoreError) and isinstance(error.__cause__, OSError):
         return 1
     if isinstance(error, LeaseHeld):
         return 3

@@ -385,8 +385,9 @@ class Trail:
             return self._took(live)
         self._took(live)
         known = self._store.untrained(live.version)
-        self.untrained = UntrainedRows(known, coming=self._position)
-        kept = _rows_kept(manifest, before, self._learner.lineage)
+        after = self._learner.lineage
+        self.untrained = UntrainedRows.behind(known, after, self._position)
+        kept = _rows_kept(manifest, before, after)
         superseded = max(0, counts.rows_trained - kept)
         if superseded:
             counts.excluded[SUPERSEDED] = counts.excluded.get(SUPERSEDED, 0) + superseded

@@ -26,33 +26,35 @@ NOTHING_HELD: Mapping[str, Any] = {"streams": [], "joiner": [], "window": [], "c
 class UntrainedRows:
     """Rows that were read and left out, of parts that may have other rows which were not.
 
-    What a reader still holds of a part is in its position. `known` are runs of such rows but for
-    those that are still `coming`: held by the reader of this position.
+    What a reader still holds of a part is in its position. `known` are runs of such rows.
     """
 
-    def __init__(
-        self,
-        known: Mapping[str, Sequence[Sequence[int]]] | None = None,
-        *,
-        coming: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, known: Mapping[str, Sequence[Sequence[int]]] | None = None) -> None:
         self._rows: dict[tuple[str, int], RangeSet] = {}
         self._owed: dict[tuple[str, int], RangeSet] = {}
         for stream, runs in (known or {}).items():
             for ordinal, row, count in runs:
                 self._add(stream, ordinal, row, count)
-        for stream, ordinal, row, count in _pending(coming) if coming else []:
-            if (stream, ordinal) in self._rows:
-                self._rows[stream, ordinal].discard_range(row, row + count - 1)
+
+    @classmethod
+    def behind(
+        cls, known: Runs, lineage: Mapping[str, Any], position: Mapping[str, Any]
+    ) -> UntrainedRows:
+        """Of weights with this `lineage`, whose rows not trained on are `known`, for a reader that
+        is further: what it holds is still to come, what it has delivered is not."""
+        found, trained = cls(known), Ledger(lineage)
+        for key, rows in _pending(position).items():
+            if not _holds(trained, *key):  # its first rows were trained into other weights
+                found._rows[key] = RangeSet([(0, rows.ranges()[-1][1])])
+            found._rows[key] = found._rows.get(key, RangeSet()).difference(rows)
+        return found
 
     def _add(self, stream: str, ordinal: int, row: int, count: int) -> None:
         self._rows.setdefault((stream, ordinal), RangeSet()).update([(row, row + count - 1)])
 
     def owe(self, position: Mapping[str, Any]) -> None:
         """What a restored reader held comes first. What does not come, no shard has any more."""
-        self._owed = {}
-        for stream, ordinal, row, count in _pending(position):
-            self._owed.setdefault((stream, ordinal), RangeSet()).update([(row, row + count - 1)])
+        self._owed = _pending(position)
 
     def read(self, rows: SampleBatch, used: npt.NDArray[np.bool_]) -> None:
         """Note rows that were read, and which of them are trained on."""
@@ -82,10 +84,7 @@ class UntrainedRows:
 
         Forgets parts of which no row was trained on or is still to come.
         """
-        trained = Ledger(lineage)
-        coming: dict[tuple[str, int], RangeSet] = {}
-        for stream, ordinal, row, count in _pending(position):
-            coming.setdefault((stream, ordinal), RangeSet()).update([(row, row + count - 1)])
+        trained, coming = Ledger(lineage), _pending(position)
         for (stream, ordinal), rows in self._owed.items():
             for first, last in rows.difference(coming.get((stream, ordinal), RangeSet())).ranges():
                 self._add(stream, ordinal, first, last - first + 1)
@@ -122,14 +121,14 @@ def position_without(
     return {**position, "ledger": behind, "streams": streams, "cutter": cutter}
 
 
-def _pending(position: Mapping[str, Any]) -> list[tuple[str, int, int, int]]:
-    """(stream, ordinal, first row, count) of what a position's reader still holds."""
-    streams = position["streams"]
-    return [
-        (streams[index], ordinal, row, count)
-        for stage in ("joiner", "window", "cutter")
-        for index, ordinal, row, count in position[stage]
-    ]
+def _pending(position: Mapping[str, Any]) -> dict[tuple[str, int], RangeSet]:
+    """(stream, ordinal) -> the rows within the part that a position's reader still holds."""
+    found: dict[tuple[str, int], RangeSet] = {}
+    for stage in ("joiner", "window", "cutter"):
+        for index, ordinal, row, count in position[stage]:
+            key = position["streams"][index], ordinal
+            found.setdefault(key, RangeSet()).add_range(row, row + count - 1)
+    return found
 
 
 def _runs_of(rows: SampleBatch) -> Iterator[tuple[str, int, int, int]]:

@@ -42,6 +42,7 @@ NAMES = (
 LOOP = (
     "trainer_kills",
     "publish_kills",
+    "publishers",
     "damaged_shards",
     "damaged_checkpoints",
     "starved",

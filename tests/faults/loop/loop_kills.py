@@ -1,9 +1,10 @@
 """Everything at once: `headrace up` under clients, and readers beside it.
 
-Clients, collector, shard writer, trainer, `headrace up` itself and a reader are killed or stopped
-at random. The clients act by the policy, log by `Idempotency-Key` and send calls of long ago again.
-Each acknowledged row is at rest once, as its client was answered; a reader with a position has it
-once; and the trainer has trained on it once, named it or not read it.
+Clients, collector, shard writer, trainer, a reader and `headrace up` itself are killed, stopped, or
+left without descriptors for a moment, at random. The clients act by the policy, log by
+`Idempotency-Key` and send calls of long ago again. Each acknowledged row is at rest once, as its
+client was answered; a reader with a position has it once; and the trainer has trained on it once,
+named it or not read it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import contextlib
 import os
 import signal
 import threading
+from functools import partial
 
-from tests.faults.loop.running import Loop, stopped, wait_until
+from tests.faults.loop.running import Loop, no_descriptors, stopped, wait_until
 from tests.faults.loop.upheaval import Up
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 PATIENCE = 90.0
 TARGETS = ("collector", "trainer", "writer", "client", "reader", "up", "trainer", "collector")
-STOPPED = 0.3  # the share that is stopped for a moment
+HOW = ("killed", "stopped", "no_descriptors")
+SHARES = (0.5, 0.25, 0.25)
+LONGEST = 1.0  # s
 
 
 def run(trial: Trial) -> Verdict:
@@ -40,29 +44,27 @@ def run(trial: Trial) -> Verdict:
 
 
 def _strike(loop: Loop, up: Up, target: str, verdict: Verdict) -> None:
-    """Kill it, or stop it for a moment."""
-    verdict.count(f"{target}_strikes")
+    """Kill it, stop it for a moment, or let it have no descriptor more."""
+    (how,) = loop.chance.choices(HOW, SHARES)
+    name = loop.chance.choice(loop.names)
+    verdict.count(f"{target}_{how}")
     if up.ended:
         verdict.count("up_gave_up")
         up.restart()
-    if target == "client":
-        loop.replace_client(loop.chance.choice(loop.names))
-    elif target == "reader":
-        up.restart_reader()
-    elif target == "up":
-        up.restart()
-    else:
-        found = wait_until(lambda: up.pid(target) is not None, PATIENCE)
-        verdict.require(found, "gone", f"there is no {target} any more")
-        pid = up.pid(target)
-        if pid is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            if loop.chance.random() < STOPPED:
-                with stopped(pid):
-                    threading.Event().wait(loop.chance.uniform(0.1, 1.0))
-            else:
-                os.kill(pid, signal.SIGKILL)
+    if how == "killed" and target in ("client", "reader", "up"):
+        replace = {"reader": up.restart_reader, "up": up.restart}
+        replace.get(target, partial(loop.replace_client, name))()
+        return
+    pids = {"client": loop.clients[name].pid, "reader": up.reader_pid, "up": up.own_pid}
+    wait_until(lambda: target in pids or up.pid(target) is not None, PATIENCE)
+    pid = pids.get(target) or up.pid(target)
+    verdict.require(pid is not None, "gone", f"there is no {target} any more")
+    with contextlib.suppress(ProcessLookupError):
+        if pid is not None and how == "killed":
+            os.kill(pid, signal.SIGKILL)
+        elif pid is not None:
+            with stopped(pid) if how == "stopped" else no_descriptors(pid):
+                threading.Event().wait(loop.chance.uniform(0.1, LONGEST))
 
 
 SCENARIO = Scenario(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import storage.system.files
 import storage.weights.files
 import storage.weights.lease
 import storage.weights.store
+import storage.weights.versions
 from policy.jobs.trail import Trail
 from storage.weights.manifest import Live, Numbers
 from storage.weights.numbers import HighestNumbers
@@ -33,6 +35,18 @@ def weights_not_synced(patch: Patch) -> None:
 
     for module in (storage.system.files, storage.weights.files):
         patch.replace(module, "write_synced", unsynced)
+
+
+@mutant(publishers=("damaged_version", "ended", "stuck"))
+def versions_filled_in_place(patch: Patch) -> None:
+    """A version's folder has its number before its files are in it."""
+
+    def in_place(target: Path, files: Mapping[str, bytes]) -> None:
+        target.mkdir(parents=True)
+        for name, data in files.items():
+            storage.system.files.write_synced(target / name, data)
+
+    patch.replace(storage.weights.versions, "publish_directory", in_place)
 
 
 @mutant(whole_restore="reused")

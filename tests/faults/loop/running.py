@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import select
 import signal
 import subprocess
@@ -424,6 +425,18 @@ def _option(name: str) -> str:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
+
+
+@contextlib.contextmanager
+def no_descriptors(pid: int) -> Iterator[None]:
+    """A process has as many files open as it may have."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from typing import TypeAlias
 from tests.faults.disk import Disk
 from tests.faults.full_disk import Ballast, small_file_system
 from tests.faults.loop import ledger
-from tests.faults.loop.running import Loop, stopped, wait_until
+from tests.faults.loop.running import Loop, no_descriptors, stopped, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 Fault: TypeAlias = Callable[[Loop], contextlib.AbstractContextManager[None]]
@@ -48,7 +47,7 @@ def run(trial: Trial) -> Verdict:
         faults = {
             "no_room": lambda _: _while(disk.fill),
             "unreadable": lambda _: _unreadable(disk),
-            "descriptors": _no_descriptors,
+            "descriptors": lambda loop: no_descriptors(_trainer(loop)),
             "trainer_stopped": lambda loop: stopped(_trainer(loop)),
             "collector_stopped": lambda loop: stopped(loop.collector.process.pid),
             "writer_stopped": lambda loop: stopped(loop.collector.writer_pid() or 0),
@@ -138,18 +137,6 @@ def _unreadable(disk: Disk) -> Iterator[None]:
         yield
     finally:
         disk.disarm()
-
-
-@contextlib.contextmanager
-def _no_descriptors(loop: Loop) -> Iterator[None]:
-    """The trainer has as many as it may have."""
-    pid = _trainer(loop)
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 def _trainer(loop: Loop) -> int:

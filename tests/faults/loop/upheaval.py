@@ -73,6 +73,14 @@ class Up:
             self._process.wait()
         self.start()
 
+    @property
+    def own_pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def reader_pid(self) -> int | None:
+        return None if self._reader is None else self._reader.pid
+
     def pid(self, what: str) -> int | None:
         """The process of that kind below `up`; None while there is none."""
         if self._process is None:

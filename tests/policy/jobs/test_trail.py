@@ -250,6 +250,25 @@ def test_a_rollback_under_a_follower_is_followed_and_holds(
     assert store.manifest(5).metrics["rows_trained"] == 300
 
 
+def test_rows_of_a_part_that_were_trained_into_lost_weights_are_not_claimed(root: Path) -> None:
+    """Somebody publishes while an update ends inside of a part: its first rows are in the weights
+    that lost, the others in the next ones."""
+    fill(root, parts=12)
+    store = WeightStore(root, "default")
+    seen: list[Any] = []
+
+    def told(metrics: dict[str, float]) -> None:
+        seen.append(metrics)
+        if len(seen) == 1:
+            manifest, weights = store.load(1)
+            theirs = {"spec": manifest.spec, "metrics": {"by": "hand"}, "lineage": {}}
+            store.publish(store.add_candidate(weights, **theirs))
+
+    follow_for(root, 3, told, seen)
+    assert [one["version"] for one in seen] == [2, 3, 4]
+    assert sorted(claimed(root, 4)) == sorted(rows_of(root, range(12)))[200:300]
+
+
 def follow_for(
     root: Path, updates: int, told: Callable[[dict[str, float]], None], seen: list[Any]
 ) -> FollowResult:
