@@ -172,6 +172,16 @@ class Watch:
                 told = f"generation {live.generation}: version {known}, then {live.version}"
                 self.reused.append(told)
 
+    def require_whole(self) -> None:
+        """Every version that is there can be read: nobody publishes or prunes any more."""
+        store = WeightStore(self.root, self.policy_id)
+        for number in store.versions():
+            try:
+                store.load(number)
+                store.lineage(number)
+            except Exception as error:
+                self.damaged.append(f"version {number}: {error!r}")
+
     def after_cut(self, told: int) -> None:
         """Power was cut. `told`: the last version that a trainer had said to be live, 0 for none.
 
@@ -338,6 +348,7 @@ def judge_end(
     `result` is what it said at its end; `damaged` are shards that it can't have read.
     """
     watch.look()
+    watch.require_whole()
     store = WeightStore(root, watch.policy_id)
     live, parts = store.live(), parts_of(stored)
     if live is None:

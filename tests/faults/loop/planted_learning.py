@@ -129,7 +129,7 @@ def digest_not_checked_on_reading(patch: Patch) -> None:
     patch.replace(loading, "check_digest", lambda shard, content: None)
 
 
-@mutant(trainer_kills=("unnamed", "unread"))
+@mutant(trainer_kills=("unnamed", "unread", "lineage"))
 def rows_inside_forgotten(patch: Patch) -> None:
     """A position takes rows that wait in the reader for delivered."""
     of = patch.original(Position, "of").__func__
