@@ -12,15 +12,17 @@ HEADRACE_DEBUG=1 shows where in the code an error came from. HEADRACE_PARENT=PID
 that starts the command, makes the command die with it, whatever kills it: schedulers set it.
 
 Exit codes: 0 fine, 1 the answer is no (verify found something, a candidate is worse, a rollback
-pins the policy), 2 wrong usage, bad input or an extra that is not installed, 3 a root, a port or a
-policy's lease is taken, 4 the episodes cannot tell whether a candidate is better, 5 a version is
-wanted and was not served in time. docs/operations.md has the table.
+pins the policy), or a full disk or another publisher was in the way, 2 wrong usage, bad input or an
+extra that is not installed, 3 a root, a port or a policy's lease is taken, 4 the episodes cannot
+tell whether a candidate is better, 5 a version is wanted and was not served in time.
+docs/operations.md has the table.
 """
 
 # ruff: noqa: PLC0415 - loads what it joins when it is asked to
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib.metadata import version
@@ -35,6 +37,11 @@ try:
     import typer
 except ModuleNotFoundError:  # the base install: main() names the extra to install
     typer = None  # type: ignore[assignment]  # a module or nothing
+
+
+_NAMES = ("EAGAIN", "ENOSPC", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ETIMEDOUT")
+PASSING = frozenset(getattr(errno, name) for name in _NAMES)
+"""What says nothing of the command: another try may go well."""
 
 
 def main() -> None:
@@ -80,7 +87,8 @@ def _status(error: Exception) -> int:
         return 1
     if isinstance(error, Refusal) and error.code in ("pinned", "conflict", "disk_full", "busy"):
         return 1
-    if isinstance(error, WeightStoreError) and isinstance(error.__cause__, OSError):
+    cause = error.__cause__ if isinstance(error, WeightStoreError) else error
+    if isinstance(cause, OSError) and cause.errno in PASSING:
         return 1
     if isinstance(error, LeaseHeld):
         return 3

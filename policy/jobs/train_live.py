@@ -275,7 +275,7 @@ class _Follower:
             return False
         why = f"version {held} is held" if held is not None else "shards are left out, no row comes"
         log.warning(
-            "%s, and everything that can be read was read: updating with %d of %d steps; left out "
+            "%s and everything that can be read was read: updating with %d of %d steps; left out "
             "so far: %s; tried again: %d shards",
             why,
             self._fresh,

@@ -58,7 +58,9 @@ def locked(directory: Path) -> Iterator[None]:
     while not lock.acquire(blocking=False):
         if time.monotonic() >= deadline:
             text = f"process {lock.holder()} holds {lock.path}: it publishes, or was stopped then"
-            raise WeightStoreError(f"{directory.name}: {text}") from BlockingIOError(text)
+            raise WeightStoreError(f"{directory.name}: {text}") from BlockingIOError(
+                errno.EAGAIN, text
+            )
         threading.Event().wait(0.02)
     try:
         yield

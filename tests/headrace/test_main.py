@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
+from headrace.__main__ import _status
 from headrace.extras import EXTRA_OF
+from storage.errors import (
+    GenerationConflict,
+    LeaseHeld,
+    PolicyPinned,
+    WeightsRefused,
+    WeightStoreError,
+)
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = ("cli", "collector", "train")
@@ -55,3 +66,29 @@ def test_help_and_version_need_no_extra_but_the_command_lines_own(tmp_path: Path
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert result.stdout.splitlines()[-1] == "0 set()", result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (GenerationConflict("somebody was faster"), 1),
+        (PolicyPinned("a rollback"), 1),
+        (OSError(errno.ENOSPC, "full"), 1),
+        (FileNotFoundError(errno.ENOENT, "no such file"), 2),
+        (WeightsRefused("not finite"), 2),
+        (LeaseHeld("another trainer"), 3),
+    ],
+)
+def test_the_exit_status_says_whether_another_try_may_go_well(
+    error: Exception, status: int
+) -> None:
+    """A scheduler repeats what ended with 1, and asks a person about 2."""
+    assert _status(error) == status
+
+
+def test_a_full_disk_in_the_store_is_no_wrong_usage() -> None:
+    """Its error is the store's own, of what the system said."""
+    full = WeightStoreError("cannot write")
+    assert _status(full) == 2
+    full.__cause__ = OSError(errno.ENOSPC, "full")
+    assert _status(full) == 1

@@ -29,10 +29,11 @@ def begin(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if now and not after:
                 _strike(how)
-            result = call(*given, **named)
-            if now and after:
-                _strike(how)
-            return result
+            try:
+                return call(*given, **named)
+            finally:  # also after one that fails
+                if now and after:
+                    _strike(how)
 
         return struck
 
