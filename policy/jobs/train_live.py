@@ -232,7 +232,7 @@ class _Follower:
         self._gathered: list[SampleBatch] = []
         self._left_out: Counter[str] = Counter()
         self._fresh = 0
-        self._came = time.monotonic()
+        self._came = time.monotonic()  # the latest of them
 
     def advance(self, timeout: float) -> Metrics | None:
         """Read what is there, waiting `timeout` seconds; the metrics if that made an update."""
@@ -240,7 +240,6 @@ class _Follower:
         self._reader.batch_size = self._settings.steps_per_update - self._fresh
         batch = self._reader.next(timeout)
         if batch.count:
-            self._came = time.monotonic()
             self._gather(batch)
             return self._update() if self._fresh >= self._settings.steps_per_update else None
         return self._update() if self._due() else None
@@ -256,6 +255,8 @@ class _Follower:
         self._gathered.append(used.select([name for name in used if name not in _OWN]))
         self._left_out.update({**left_out, **({"stale": int(stale.sum())} if stale.any() else {})})
         self._fresh += int(mine.sum())  # as the collector counts, which holds clients by it
+        if mine.any():
+            self._came = time.monotonic()
 
     def _due(self) -> bool:
         """Whether clients wait for a version, and all that can be read for it was read.
@@ -286,7 +287,7 @@ class _Follower:
         return True
 
     def _is_quiet(self) -> bool:
-        """Whether no row has come for long, and rows that may be waited for were left out."""
+        """Whether no row of clients that act has come for long, and some were left out."""
         spoiled = self._reader.stats.spoiled > self._trail.spoiled
         return spoiled and time.monotonic() - self._came >= _QUIET_SECONDS
 

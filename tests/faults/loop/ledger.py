@@ -18,6 +18,7 @@ import safetensors
 
 from policy.jobs.checkpoint_files import CheckpointFiles
 from storage.errors import WeightsNotFound
+from storage.reading.exclusion import SPOILED
 from storage.reading.ledger import Ledger
 from storage.weights.chain import off_chain
 from storage.weights.store import WeightStore
@@ -30,7 +31,6 @@ Place: TypeAlias = tuple[str, float]
 
 _COLUMNS = ["eps_id", "t", "ordinal", "rewards", "source", "actions", "action_logp"]
 CLOSE = 1e-9
-SPOILED = ("damaged", "content", "vanished")  # of a footer that is unreadable: by parts
 CHECKPOINTS = "weights/default/checkpoints"
 
 
@@ -359,7 +359,8 @@ def judge_end(
     unread = unread_of(position_of(root), parts)
     spoiled = {one.row for one in stored if one.shard in bad}
     excluded = {one.row for one in stored} - trained - unread - spoiled
-    named = sum(rows for why, rows in result["excluded"].items() if not bad or why not in SPOILED)
+    counted = result["excluded"].items()  # by parts where a footer is unreadable
+    named = sum(rows for why, rows in counted if not bad or why not in SPOILED)
     verdict.counts |= {
         "trained": len(trained),
         "excluded": len(excluded),
