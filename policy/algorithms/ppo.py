@@ -12,7 +12,8 @@ minibatch. The learning rate and c fall linearly with the rows trained on, at a 
 at `schedule_steps`; at `schedule_end` times their first values they stay.
 
 The behaviour policy may be some versions old: its log probability is never computed anew, for then
-w would begin at 1 whatever the age, and clipping would bound nothing.
+w would begin at 1 whatever the age, and clipping would bound nothing. pi is what the network says,
+sampled at temperature 1: a policy with another action rule is refused.
 
 Fragments are runs of one episode's consecutive rows in the batch. A fragment's last row bootstraps
 from V of its next observation, be it truncated, abandoned or only not read further yet. A row that
@@ -41,6 +42,7 @@ from policy.algorithms.passes import (
     require_not_negative,
     require_positive,
 )
+from policy.inference.action_rule import SAMPLE
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.experience.sample_batch import (
@@ -155,6 +157,11 @@ class PPO:
     def __init__(self, policy: Policy, config: PPOConfig) -> None:
         if not policy.spec.module.value_head:
             raise ValueError("ppo: expected a module with a value head: ModuleSpec.value_head")
+        if policy.spec.action_rule != SAMPLE:
+            raise ValueError(
+                f"ppo: expected the action rule {SAMPLE}, whose actions it learns from, got "
+                f"{policy.spec.action_rule}"
+            )
         self.policy = policy
         self.config = config
         self.trained = 0

@@ -5,6 +5,7 @@ What a thin client and a collector act with, so it loads neither torch nor Arrow
 
 __all__ = [
     "action_layout",
+    "action_rule",
     "distributions",
     "filters",
     "numpy_policy",

@@ -1,13 +1,17 @@
-"""The action rule: how a policy comes from the network's distribution to an action.
+"""The action rule: how a policy comes from what its network says to an action.
 
 | kind | parameter | an action is |
 |---|---|---|
-| sample | temperature > 0 | drawn from the distribution, whose logits are divided by it |
-| epsilon_greedy | 0 <= epsilon <= 1 | the most likely one, or with probability epsilon any |
-| greedy | | the most likely one |
+| sample | temperature > 0, 1 by default | drawn; logits are divided by it, a Box's std times it |
+| epsilon_greedy | 0 <= epsilon <= 1, 0.05 by default | the best one, with probability epsilon any |
+| greedy | | the best one |
 
-All of them can be declared in a spec. What acts here so far is `sample` at temperature 1: the
-others are refused where a policy is made, because what is stored must be the rule's propensity.
+The best one has the largest logit or action value; several share its probability. A rule holds for
+every choice of an action by itself: each of a MultiDiscrete, each bit of a MultiBinary, each leaf
+of a Dict or Tuple, so that the probability of an action is a product. As JSON a rule has its kind
+and its parameter: `{"kind": "epsilon_greedy", "epsilon": 0.05}`.
+
+What each does to probabilities: `policy.inference.distributions.ruled`.
 """
 
 from __future__ import annotations
@@ -17,14 +21,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-__all__ = ["ActionRule", "Kind"]
+__all__ = ["GREEDY", "SAMPLE", "ActionRule", "Kind"]
 
 Kind = Literal["sample", "epsilon_greedy", "greedy"]
-_PARAMETERS: Mapping[str, str | None] = {
-    "sample": "temperature",
-    "epsilon_greedy": "epsilon",
+_PARAMETERS: Mapping[str, tuple[str, float] | None] = {
+    "sample": ("temperature", 1.0),
+    "epsilon_greedy": ("epsilon", 0.05),
     "greedy": None,
 }
+_EXPECTED = {"temperature": "> 0", "epsilon": "from 0 to 1"}
 
 
 @dataclass(frozen=True)
@@ -32,46 +37,83 @@ class ActionRule:
     """One rule. Raises ValueError for an unknown kind and for another's parameter."""
 
     kind: Kind = "sample"
-    temperature: float | None = None  # of sample: 1 unless given
-    epsilon: float | None = None  # of epsilon_greedy: needed
+    temperature: float | None = None  # of sample
+    epsilon: float | None = None  # of epsilon_greedy
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ValueError(
                 f"action_rule: expected a kind of {list(get_args(Kind))}, got {self.kind!r:.80}"
             )
-        if self.kind == "sample" and self.temperature is None:
-            object.__setattr__(self, "temperature", 1.0)
-        own = _PARAMETERS[self.kind]
-        for name, low in (("temperature", 0.0), ("epsilon", -math.inf)):
-            value = getattr(self, name)
-            if name != own:
-                if value is not None:
-                    raise ValueError(f"action_rule: {self.kind} takes no {name}, got {value!r:.80}")
-            elif isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ValueError(f"action_rule: expected {name} as a number, got {value!r:.80}")
-            elif not low < value < math.inf or (name == "epsilon" and not 0 <= value <= 1):
-                expected = "> 0" if name == "temperature" else "from 0 to 1"
-                raise ValueError(f"action_rule: expected {name} {expected}, got {value!r:.80}")
+        name, default = _PARAMETERS[self.kind] or ("", 0.0)
+        for other in _EXPECTED:
+            value = getattr(self, other)
+            if other == name:
+                object.__setattr__(self, name, _number(name, default if value is None else value))
+            elif value is not None:
+                raise ValueError(f"action_rule: {self.kind} takes no {other}, got {value!r:.80}")
 
-    def require_supported(self) -> None:
-        """Raise ValueError for a rule that nothing here acts by yet."""
-        if self != ActionRule():
-            raise ValueError(
-                f"action_rule: {self.to_json()} is not supported yet: expected "
-                f"{ActionRule().to_json()}"
-            )
+    @property
+    def explores(self) -> bool:
+        """Whether every action stays possible: what does not explore says of no other policy what
+        it would have earned."""
+        return self.kind == "sample" or bool(self.epsilon)
 
     def to_json(self) -> dict[str, Any]:
         own = _PARAMETERS[self.kind]
-        return {"kind": self.kind} | ({} if own is None else {own: getattr(self, own)})
+        return {"kind": self.kind} | ({} if own is None else {own[0]: getattr(self, own[0])})
 
     @classmethod
     def from_json(cls, document: Any) -> ActionRule:
         """The rule of a document made by `to_json`. Raises ValueError."""
         if not isinstance(document, dict) or "kind" not in document:
             raise ValueError(f"action_rule: expected an object with a kind, got {document!r:.80}")
-        unknown = sorted(set(document) - {"kind", "temperature", "epsilon"})
+        unknown = sorted(map(str, set(document) - {"kind", *_EXPECTED}))
         if unknown:
             raise ValueError(f"action_rule: expected kind and its parameter, got {unknown!r:.80}")
-        return cls(**document)
+        given = {name: document[name] for name in _EXPECTED if name in document}
+        rule = cls(document["kind"], **given)
+        for name in rule.to_json():
+            if document.get(name) is None:
+                raise ValueError(f"action_rule: expected {name} as a number, got None")
+        return rule
+
+    @classmethod
+    def parse(cls, text: str) -> ActionRule:
+        """`sample`, `sample:0.5`, `epsilon_greedy:0.1`, `greedy`. Raises ValueError."""
+        kind, colon, number = text.partition(":")
+        own = _PARAMETERS.get(kind)
+        if kind not in _PARAMETERS or (colon and own is None):
+            raise ValueError(
+                "action_rule: expected sample[:temperature], epsilon_greedy[:epsilon] or greedy, "
+                f"got {text!r:.80}"
+            )
+        if own is None or not colon:
+            return cls(kind)  # type: ignore[arg-type]  # one of _PARAMETERS
+        try:
+            value: Any = float(number)
+        except ValueError:
+            value = number  # refused as what it is
+        return cls.from_json({"kind": kind, own[0]: value})
+
+    def __str__(self) -> str:
+        """What `parse` takes."""
+        _, *parameter = self.to_json().values()
+        return ":".join([self.kind, *map(str, parameter)])
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"action_rule: expected {name} as a number, got {value!r:.80}")
+    fits = 0 < value < math.inf if name == "temperature" else 0 <= value <= 1
+    try:
+        number = float(value)
+    except OverflowError:
+        fits = False
+    if not fits:
+        raise ValueError(f"action_rule: expected {name} {_EXPECTED[name]}, got {value!r:.80}")
+    return number
+
+
+SAMPLE = ActionRule()
+GREEDY = ActionRule("greedy")

@@ -3,9 +3,9 @@
 B rows of `dist_inputs` (float32, K numbers each: see policy.inference.action_layout) make B
 distributions. Actions are columns: leaf path -> (B, *shape), as shards keep them.
 
-    actions = product(spec.layout)
+    actions = Product(spec.layout, spec.action_rule)
     columns = actions.sample(dist_inputs, rng)     # one uniform a choice, one normal an element
-    actions.logp(dist_inputs, columns)             # (B,) float64
+    actions.logp(dist_inputs, columns)             # (B,) float64, the propensity under the rule
     actions.clip(columns)                          # what an environment is sent
 
 Everything is computed in float64. The logp of a continuous action is that of the action as stored,
@@ -21,7 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from policy.inference.action_layout import ActionLayout, Component
+from policy.inference.action_layout import LOG_STD_RANGE, ActionLayout, Component
+from policy.inference.action_rule import SAMPLE, ActionRule
 from storage.spaces.descriptors import Array, Box, SpaceError
 
 __all__ = [
@@ -31,7 +32,8 @@ __all__ = [
     "NotFinite",
     "Product",
     "choice_index",
-    "product",
+    "flat_actions",
+    "ruled",
 ]
 
 FloatArray = npt.NDArray[np.float64]
@@ -51,8 +53,6 @@ class Distribution(Protocol):
 
     def sample(self, inputs: FloatArray, rng: np.random.Generator) -> Array: ...
 
-    def mode(self, inputs: FloatArray) -> Array: ...
-
     def logp(self, inputs: FloatArray, actions: Array) -> FloatArray: ...
 
 
@@ -62,11 +62,7 @@ class Categoricals:
     def __init__(self, component: Component) -> None:
         self._component = component
         self._start = np.array(component.start, np.int64)
-        ends = component.inputs.start + np.cumsum(component.sizes)
-        self._blocks = [
-            slice(int(end) - size, int(end))
-            for end, size in zip(ends, component.sizes, strict=True)
-        ]
+        self._blocks = _blocks(component)
 
     def sample(self, inputs: FloatArray, rng: np.random.Generator) -> Array:
         """By the inverse of the cumulated probabilities, one uniform a choice."""
@@ -75,9 +71,6 @@ class Categoricals:
             _inverse_cdf(inputs[:, block], uniform[:, j]) for j, block in enumerate(self._blocks)
         ]
         return self._numbered(choices)
-
-    def mode(self, inputs: FloatArray) -> Array:
-        return self._numbered([inputs[:, block].argmax(axis=1) for block in self._blocks])
 
     def logp(self, inputs: FloatArray, actions: Array) -> FloatArray:
         index = choice_index(self._component, actions)
@@ -100,9 +93,6 @@ class Bernoulli:
     def sample(self, inputs: FloatArray, rng: np.random.Generator) -> Array:
         logits = inputs[:, self._component.inputs]
         return self._shaped(rng.random(logits.shape) < np.exp(-np.logaddexp(0.0, -logits)))
-
-    def mode(self, inputs: FloatArray) -> Array:
-        return self._shaped(inputs[:, self._component.inputs] > 0)
 
     def logp(self, inputs: FloatArray, actions: Array) -> FloatArray:
         logits = inputs[:, self._component.inputs]
@@ -128,12 +118,11 @@ class DiagGaussian:
         std = np.exp(inputs[:, self._component.log_std])
         return self._stored(mean + std * rng.standard_normal(mean.shape))
 
-    def mode(self, inputs: FloatArray) -> Array:
-        return self._stored(inputs[:, self._component.inputs])
-
     def logp(self, inputs: FloatArray, actions: Array) -> FloatArray:
         """sum_i -((a_i - mean_i) / std_i)^2 / 2 - log std_i - log(2 pi) / 2."""
         log_std = inputs[:, self._component.log_std]
+        if np.isneginf(log_std).any():  # greedy: the mean itself, which has no density
+            return np.full(len(inputs), np.nan)
         distance = flat_actions(self._component, actions) - inputs[:, self._component.inputs]
         terms = np.square(distance * np.exp(-log_std)) + 2 * log_std + _LOG_2PI
         logp: FloatArray = -0.5 * terms.sum(axis=1)
@@ -147,10 +136,13 @@ class DiagGaussian:
 
 
 class Product:
-    """The distribution over all leaves of an action space, independent given the observation."""
+    """The distribution over all leaves of an action space, independent given the observation.
 
-    def __init__(self, layout: ActionLayout) -> None:
-        self.layout = layout
+    `inputs` are the network's; what is drawn, and its propensity, are the rule's.
+    """
+
+    def __init__(self, layout: ActionLayout, rule: ActionRule = SAMPLE) -> None:
+        self.layout, self.rule = layout, rule
         self._parts: list[tuple[Component, Distribution]] = [
             (component, _KINDS[component.kind](component)) for component in layout.components
         ]
@@ -160,13 +152,9 @@ class Product:
         rows = self._rows(inputs)
         return {part.leaf.path: drawn.sample(rows, rng) for part, drawn in self._parts}
 
-    def mode(self, inputs: npt.ArrayLike) -> dict[str, Array]:
-        """The most likely action of each row."""
-        rows = self._rows(inputs)
-        return {part.leaf.path: drawn.mode(rows) for part, drawn in self._parts}
-
     def logp(self, inputs: npt.ArrayLike, actions: Columns) -> FloatArray:
-        """(B,) float64 log probability (density, for Box) of stored actions; raises SpaceError."""
+        """(B,) float64 log probability (density, for Box) of stored actions; -inf for one that the
+        rule never takes, nan where a greedy Box element has no density. Raises SpaceError."""
         rows = self._rows(inputs)
         total = np.zeros(len(rows))
         for part, drawn in self._parts:
@@ -196,12 +184,7 @@ class Product:
             )
         if not np.isfinite(rows).all():
             raise NotFinite("dist_inputs")
-        return rows
-
-
-def product(layout: ActionLayout) -> Product:
-    """The distribution of an action layout."""
-    return Product(layout)
+        return ruled(self.layout, self.rule, rows)
 
 
 _KINDS: Mapping[str, Any] = {
@@ -210,6 +193,64 @@ _KINDS: Mapping[str, Any] = {
     "bernoulli": Bernoulli,
     "diag_gaussian": DiagGaussian,
 }
+
+
+def ruled(layout: ActionLayout, rule: ActionRule, inputs: FloatArray) -> FloatArray:
+    """(B, K) float64: parameters whose distribution, drawn from, is the network's under the rule.
+
+    With x the logits of a choice among n options, k of them the best:
+
+        sample          x / temperature; log std + log temperature, held in LOG_STD_RANGE
+        epsilon_greedy  log(epsilon / n + (1 - epsilon) / k) for a best one, else log(epsilon / n)
+        greedy          log(1 / k), else -inf; a log std of -inf: the mean, without a density
+
+    Softmax of x / temperature: Sutton & Barto 2018, eq. 2.11; epsilon-greedy: section 2.2. A bit is
+    a choice between the logits 0 and x.
+    """
+    if rule == SAMPLE:
+        return inputs
+    found = np.empty_like(inputs)
+    for part in layout.components:
+        if part.kind == "diag_gaussian":
+            found[:, part.inputs] = inputs[:, part.inputs]
+            found[:, part.log_std] = _ruled_log_std(rule, inputs[:, part.log_std])
+        elif part.kind == "bernoulli":
+            bits = inputs[:, part.inputs]
+            two = _choice_logits(rule, np.stack([np.zeros_like(bits), bits], axis=-1))
+            found[:, part.inputs] = two[..., 1] - two[..., 0]
+        else:
+            for block in _blocks(part):
+                found[:, block] = _choice_logits(rule, inputs[:, block])
+    return found
+
+
+def _choice_logits(rule: ActionRule, logits: FloatArray) -> FloatArray:
+    """(..., n) logits of a choice under the rule, whose largest is finite; see `ruled`."""
+    best = logits.max(axis=-1, keepdims=True)
+    found: FloatArray
+    if rule.temperature is not None:
+        with np.errstate(over="ignore"):  # a temperature next to 0 is greedy
+            found = (logits - best) / rule.temperature
+        return found
+    among = (rule.epsilon or 0.0) / logits.shape[-1]
+    share = (1 - (rule.epsilon or 0.0)) / (logits == best).sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        found = np.log(np.where(logits == best, among + share, among))
+    return found
+
+
+def _ruled_log_std(rule: ActionRule, log_std: FloatArray) -> FloatArray:
+    if rule.temperature is None:
+        return np.full_like(log_std, -np.inf)
+    return np.clip(log_std + math.log(rule.temperature), *LOG_STD_RANGE)
+
+
+def _blocks(component: Component) -> list[slice]:
+    """Where the logits of each choice lie."""
+    ends = component.inputs.start + np.cumsum(component.sizes)
+    return [
+        slice(int(end) - size, int(end)) for end, size in zip(ends, component.sizes, strict=True)
+    ]
 
 
 def log_softmax(logits: FloatArray) -> FloatArray:

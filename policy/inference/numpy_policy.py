@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policy.inference.action_layout import LOG_STD_RANGE
+from policy.inference.action_rule import GREEDY, SAMPLE, ActionRule
 from policy.inference.distributions import NotFinite, Product
 from policy.inference.filters import make_filter
 from policy.inference.preprocessors import assemble, plausible_columns
@@ -43,7 +44,7 @@ class Action(NamedTuple):
     """One action. `action` is stored; `action_env` (clipped to a Box's bounds) is what is sent."""
 
     action: Any
-    logp: float  # of `action`; nan where it has no density (see `Actions`)
+    logp: float  # of `action` under the rule; nan where it has no density (see `Actions`)
     dist_inputs: FlatArray  # (K,)
     action_env: Any
 
@@ -52,8 +53,9 @@ class Action(NamedTuple):
 class Actions:
     """B actions as columns: leaf path -> (B, *shape).
 
-    Without exploration the mode is taken for certain: logp is 0 for discrete actions and nan
-    (unknown) where a Box takes part, because a certain action has no density.
+    Without exploration they are chosen greedily, whatever the spec's rule: logp is 0 for a single
+    best action, -log k where k share, and nan (unknown) where a Box takes part, whose mean has no
+    density. `dist_inputs` are the network's, before any rule.
     """
 
     space: Space
@@ -90,7 +92,6 @@ class NumpyPolicy:
         filter_state: Mapping[str, Any] | None = None,
         version: int = -1,
     ) -> None:
-        spec.action_rule.require_supported()
         checked = check_weights(spec, weights)
         self.spec = spec
         self.version = version
@@ -100,7 +101,7 @@ class NumpyPolicy:
         self._pi = _tower(checked, "pi", len(spec.module.hidden))
         self._vf = _tower(checked, "vf", len(spec.module.hidden)) if spec.module.value_head else []
         self._log_std = np.clip(checked.get("log_std", np.empty(0, np.float32)), *LOG_STD_RANGE)
-        self._product = Product(spec.layout)
+        self._products = products(spec)
         self._flatten_one = spec.flattener.value
         self._hidden, self._last = self._pi[:-1], self._pi[-1]
         self._start = spec.action.start if isinstance(spec.action, Discrete) else 0
@@ -128,12 +129,11 @@ class NumpyPolicy:
         return self.spec.flattener.columns(columns)
 
     def act(self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True) -> Actions:
-        """Draw an action for each flat observation (B, D), or take the most likely one.
+        """An action for each flat observation (B, D) by the spec's rule, or the best one.
 
         Raises NotFinite when an observation gives numbers that are not finite.
         """
-        inputs = self.dist_inputs(flat)
-        return choose(self.spec, self._product, inputs, rng, explore=explore)
+        return choose(self._products[explore], self.dist_inputs(flat), rng)
 
     def act_where_finite(
         self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True
@@ -147,7 +147,7 @@ class NumpyPolicy:
             inputs = self.dist_inputs(flat[finite])
         fits = np.isfinite(inputs).all(axis=1)
         finite[finite] = fits
-        return finite, choose(self.spec, self._product, inputs[fits], rng, explore=explore)
+        return finite, choose(self._products[explore], inputs[fits], rng)
 
     def require_finite(self) -> None:
         """Raise ValueError unless it acts on plausible observations: finite weights may not do."""
@@ -174,19 +174,20 @@ class NumpyPolicy:
         return self._run(self._vf, self._observed(flat))[:, 0]
 
     def logp(self, flat: FlatArray, actions: Mapping[str, Array] | Array) -> FloatArray:
-        """(B,) float64 log probability of stored actions: columns, or the one leaf's column."""
+        """(B,) float64 log propensity of stored actions under the spec's rule: columns, or the one
+        leaf's column. See `Product.logp`."""
         if not isinstance(actions, Mapping):
             actions = {self.spec.layout.components[0].leaf.path: actions}
-        return self._product.logp(self.dist_inputs(flat), actions)
+        return self._products[True].logp(self.dist_inputs(flat), actions)
 
     def probabilities(self, flat: FlatArray) -> FloatArray:
-        """(B, n) float64 probability of each action of a Discrete space."""
-        return self._product.probabilities(self.dist_inputs(flat))
+        """(B, n) float64 probability of each action of a Discrete space under the spec's rule."""
+        return self._products[True].probabilities(self.dist_inputs(flat))
 
     # one observation
 
     def act_one(self, obs: Any, rng: np.random.Generator, *, explore: bool = True) -> Action:
-        """Draw an action for one raw observation; the same as `act` on a batch of it.
+        """An action for one raw observation; the same as `act` on a batch of it.
 
         Raises SpaceError for an observation of another shape, NotFinite for numbers that are not
         finite, in it or in what the network makes of it.
@@ -213,7 +214,7 @@ class NumpyPolicy:
         weight, bias = self._last
         logits = weight.dot(h)
         logits += bias
-        index, logp = _choose(logits.tolist(), rng.random() if explore else None)
+        index, logp = _choose(logits.tolist(), self._products[explore].rule, rng.random())
         action = index + self._start
         return Action(action, logp, logits, action)
 
@@ -237,22 +238,16 @@ class NumpyPolicy:
         return rows
 
 
-def choose(
-    spec: PolicySpec,
-    product: Product,
-    inputs: FlatArray,
-    rng: np.random.Generator,
-    *,
-    explore: bool,
-) -> Actions:
-    """B actions from dist_inputs (B, K): drawn, or the most likely ones."""
-    if explore:
-        columns = product.sample(inputs, rng)
-        logp = product.logp(inputs, columns)
-    else:
-        columns = product.mode(inputs)
-        logp = np.full(len(inputs), 0.0 if spec.layout.is_discrete else np.nan)
-    return Actions(spec.action, columns, product.clip(columns), logp, inputs)
+def products(spec: PolicySpec) -> dict[bool, Product]:
+    """Whether to explore -> the distribution of the actions."""
+    return {True: Product(spec.layout, spec.action_rule), False: Product(spec.layout, GREEDY)}
+
+
+def choose(product: Product, inputs: FlatArray, rng: np.random.Generator) -> Actions:
+    """B actions from the network's dist_inputs (B, K), by the product's rule."""
+    columns = product.sample(inputs, rng)
+    logp = product.logp(inputs, columns)
+    return Actions(product.layout.space, columns, product.clip(columns), logp, inputs)
 
 
 def check_weights(
@@ -284,15 +279,15 @@ def _tower(
     ]
 
 
-def _choose(logits: list[float], uniform: float | None) -> tuple[int, float]:
-    """(index, logp) by the inverse of the cumulated probabilities; the mode without a uniform."""
+def _choose(logits: list[float], rule: ActionRule, uniform: float) -> tuple[int, float]:
+    """(index, logp) by the inverse of the cumulated probabilities."""
     if not math.isfinite(sum(logits)):  # float32 each: finite ones have a finite sum
         raise NotFinite("dist_inputs")
+    if rule != SAMPLE:
+        logits = _ruled(logits, rule)
     largest = max(logits)
     parts = [math.exp(x - largest) for x in logits]
     total = sum(parts)
-    if uniform is None:
-        return logits.index(largest), 0.0
     threshold, cumulated = uniform * total, 0.0
     index = -1
     for part in parts:
@@ -301,6 +296,18 @@ def _choose(logits: list[float], uniform: float | None) -> tuple[int, float]:
         if threshold < cumulated:
             break
     return index, logits[index] - largest - math.log(total)
+
+
+def _ruled(logits: list[float], rule: ActionRule) -> list[float]:
+    """`distributions.ruled` of one choice: for a few options faster than numpy."""
+    best = max(logits)
+    if rule.temperature is not None:
+        return [(x - best) / rule.temperature for x in logits]
+    epsilon = rule.epsilon or 0.0
+    among = epsilon / len(logits)
+    likely = math.log(among + (1 - epsilon) / logits.count(best))
+    unlikely = math.log(among) if among else -math.inf
+    return [likely if x == best else unlikely for x in logits]
 
 
 def _relu(h: FlatArray, out: FlatArray) -> None:

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from policy.inference.action_layout import ActionLayout, action_layout, distribution_name
-from policy.inference.action_rule import ActionRule
+from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.filters import FILTERS
 from policy.inference.preprocessors import Flattener
 from storage.spaces.descriptors import Json, Space, space_from_json, space_to_json
@@ -86,7 +86,7 @@ class PolicySpec:
 
     `distribution` defaults to the one of the action space (policy.inference.action_layout).
     Raises SpaceError for spaces in which no policy can act or that none can read, SpecError for
-    the rest.
+    the rest, as for epsilon_greedy where a Box takes part: its best action has no density.
     """
 
     observation: Space
@@ -94,7 +94,7 @@ class PolicySpec:
     module: ModuleSpec = field(default_factory=ModuleSpec)
     distribution: str | None = None
     observation_filter: str = "NoFilter"
-    action_rule: ActionRule = field(default_factory=ActionRule)
+    action_rule: ActionRule = SAMPLE
 
     def __post_init__(self) -> None:
         default = distribution_name(self.action)
@@ -110,12 +110,25 @@ class PolicySpec:
                 f"observation_filter: expected one of {sorted(FILTERS)}, "
                 f"got {self.observation_filter!r:.80}"
             )
-        _ = self.flattener, self.layout  # so that a space without a policy is refused here
+        _ = self.flattener  # so that a space without a policy is refused here
+        is_discrete = self.layout.is_discrete
+        if not isinstance(self.action_rule, ActionRule):
+            raise SpecError(f"action_rule: expected an ActionRule, got {self.action_rule!r:.80}")
+        if self.action_rule.kind == "epsilon_greedy" and not is_discrete:
+            raise SpecError(
+                f"action_rule: expected sample or greedy for continuous actions, got "
+                f"{self.action_rule}: {self.action} has no best action with a probability"
+            )
 
     @cached_property
     def flattener(self) -> Flattener:
         """Raw observations -> flat float32 vectors."""
         return Flattener(self.observation)
+
+    @property
+    def has_propensity(self) -> bool:
+        """Whether what it does has a probability or a density: the mean of a Box has none."""
+        return self.action_rule.explores or self.layout.is_discrete
 
     @cached_property
     def layout(self) -> ActionLayout:
@@ -140,7 +153,6 @@ class PolicySpec:
         return shapes
 
     def to_json(self) -> dict[str, Any]:
-        rule = self.action_rule
         return {
             "version": FORMAT_VERSION,
             "observation": space_to_json(self.observation),
@@ -149,7 +161,7 @@ class PolicySpec:
             "distribution": self.distribution,
             "observation_filter": self.observation_filter,
             # left out where it is the default: readers of earlier releases know no such key
-            **({} if rule == ActionRule() else {"action_rule": rule.to_json()}),
+            **({} if self.action_rule == SAMPLE else {"action_rule": self.action_rule.to_json()}),
         }
 
     @classmethod
@@ -172,13 +184,13 @@ class PolicySpec:
             ModuleSpec.from_json(document["module"]),
             document["distribution"],
             document["observation_filter"],
-            _rule(document.get("action_rule")),
+            _rule(document["action_rule"]) if "action_rule" in document else SAMPLE,
         )
 
 
 def _rule(document: Json) -> ActionRule:
     try:
-        return ActionRule() if document is None else ActionRule.from_json(document)
+        return ActionRule.from_json(document)
     except ValueError as error:
         raise SpecError(str(error)) from error
 

@@ -1,6 +1,7 @@
 """Action distributions in torch: what a learner differentiates.
 
-The same parameters and the same numbers as policy.inference.distributions, which explains them.
+The same parameters and the same numbers as policy.inference.distributions, which explains them, for
+actions that are sampled at temperature 1: other rules act, and are not differentiated.
 
     actions = action_tensors(layout, columns)              # once a batch
     dist = ActionDistribution(layout, dist_inputs)         # (B, K), float32 with gradients
@@ -51,8 +52,6 @@ class Distribution(Protocol):
 
     def sample(self, generator: torch.Generator | None) -> Tensor: ...
 
-    def mode(self) -> Tensor: ...
-
     def logp(self, actions: Tensor) -> Tensor: ...
 
     def entropy(self) -> Tensor: ...
@@ -70,9 +69,6 @@ class Categoricals:
     def sample(self, generator: torch.Generator | None) -> Tensor:
         drawn = [torch.multinomial(p.exp(), 1, generator=generator) for p in self.log_probs]
         return torch.cat(drawn, dim=1)
-
-    def mode(self) -> Tensor:
-        return torch.stack([p.argmax(dim=1) for p in self.log_probs], dim=1)
 
     def logp(self, actions: Tensor) -> Tensor:
         taken = [p.gather(1, actions[:, j : j + 1]) for j, p in enumerate(self.log_probs)]
@@ -92,9 +88,6 @@ class Bernoulli:
 
     def sample(self, generator: torch.Generator | None) -> Tensor:
         return torch.bernoulli(torch.sigmoid(self.logits), generator=generator)
-
-    def mode(self) -> Tensor:
-        return (self.logits > 0).double()
 
     def logp(self, actions: Tensor) -> Tensor:
         return functional.logsigmoid(torch.where(actions == 1, self.logits, -self.logits)).sum(1)
@@ -117,9 +110,6 @@ class DiagGaussian:
             self.mean.shape, generator=generator, dtype=torch.float64, device=self.mean.device
         )
         return self.mean + self.log_std.exp() * noise
-
-    def mode(self) -> Tensor:
-        return self.mean
 
     def logp(self, actions: Tensor) -> Tensor:
         distance = (actions - self.mean) * torch.exp(-self.log_std)
@@ -155,9 +145,6 @@ class ActionDistribution:
         """One tensor (B, m) a leaf, as `action_tensors` makes them; without gradients."""
         with torch.no_grad():
             return [part.sample(generator) for part in self.parts]
-
-    def mode(self) -> list[Tensor]:
-        return [part.mode() for part in self.parts]
 
     def logp(self, actions: list[Tensor]) -> Tensor:
         """(B,) float64 log probability, or density where a Box takes part."""

@@ -18,9 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from policy.inference.distributions import Product
 from policy.inference.filters import make_filter
-from policy.inference.numpy_policy import Actions, NumpyPolicy, check_weights, choose
+from policy.inference.numpy_policy import Actions, NumpyPolicy, check_weights, choose, products
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
 from policy.networks.distributions import ActionDistribution, action_tensors
@@ -48,12 +47,11 @@ class Policy:
         filter_state: Mapping[str, Any] | None = None,
         version: int = -1,
     ) -> None:
-        spec.action_rule.require_supported()
         self.spec = spec
         self.version = version
         self.module = build_module(spec, seed)
         self.filter = make_filter(spec.observation_filter, spec.flattener.size, filter_state)
-        self._product = Product(spec.layout)
+        self._products = products(spec)
 
     # from columns to tensors
 
@@ -81,6 +79,7 @@ class Policy:
     # what a learner reads; `observed` comes from `observe`
 
     def distribution(self, observed: Tensor) -> ActionDistribution:
+        """The network's own, which is that of its actions under the rule `sample` at 1 alone."""
         return ActionDistribution(self.spec.layout, self.module.dist_inputs(observed))
 
     def values(self, observed: Tensor) -> Tensor:
@@ -89,23 +88,23 @@ class Policy:
 
     # acting
 
-    @torch.no_grad()
     def compute_actions(
         self, flat: FlatArray, rng: np.random.Generator, *, explore: bool = True
     ) -> Actions:
-        """Draw an action for each flat observation (B, D), or take the most likely one.
+        """An action for each flat observation (B, D) by the spec's rule, or the best one.
 
         The same generator draws the same actions as with `to_numpy()`.
         """
-        inputs = self.module.dist_inputs(self.observe(flat)).cpu().numpy()
-        return choose(self.spec, self._product, inputs, rng, explore=explore)
+        return choose(self._products[explore], self._dist_inputs(flat), rng)
+
+    def logp(self, flat: FlatArray, actions: Mapping[str, Array]) -> FloatArray:
+        """(B,) float64 log propensity of stored actions (leaf path -> column) under the rule."""
+        return self._products[True].logp(self._dist_inputs(flat), actions)
 
     @torch.no_grad()
-    def logp(self, flat: FlatArray, actions: Mapping[str, Array]) -> FloatArray:
-        """(B,) float64 log probability of stored actions (leaf path -> column)."""
-        taken = action_tensors(self.spec.layout, actions, self.device)
-        logp: FloatArray = self.distribution(self.observe(flat)).logp(taken).cpu().numpy()
-        return logp
+    def _dist_inputs(self, flat: FlatArray) -> FlatArray:
+        inputs: FlatArray = self.module.dist_inputs(self.observe(flat)).cpu().numpy()
+        return inputs
 
     # weights
 

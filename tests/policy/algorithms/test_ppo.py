@@ -1,6 +1,7 @@
 """Laws of PPO: it trusts the stored log probability, bootstraps as told, resumes, and learns."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from benchmarks.ppo_cartpole import CartPoles, learn
 from policy.algorithms.learner import Learner
 from policy.algorithms.ppo import PPOConfig, _effective_share
+from policy.inference.action_rule import ActionRule
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.networks.policy import Policy
 from storage.experience.sample_batch import SampleBatch, concat_samples
@@ -186,6 +188,13 @@ def test_a_policy_without_a_value_head_is_refused():
     """There would be nothing to take advantages over."""
     spec = PolicySpec(Box((4,)), Discrete(2), ModuleSpec(value_head=False))
     with pytest.raises(ValueError, match="value head"):
+        new_learner(spec=spec)
+
+
+def test_a_policy_that_acts_otherwise_than_it_learns_is_refused():
+    """pi of the ratio is what is sampled at temperature 1, never a rule's action."""
+    spec = replace(SPEC, action_rule=ActionRule("epsilon_greedy"))
+    with pytest.raises(ValueError, match=r"expected the action rule sample:1\.0, .*got epsilon_"):
         new_learner(spec=spec)
 
 

@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policy.inference.action_layout import action_layout
+from policy.inference.action_rule import GREEDY, SAMPLE, ActionRule
 from policy.inference.numpy_policy import NotFinite, NumpyPolicy
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.networks.policy import Policy
@@ -37,6 +39,7 @@ ACTIONS = [
     Box((2,), "float32", -1.0, 1.0),
     Dict({"x": Discrete(3), "y": Box((2,), "float64", -0.5, 0.5), "z": MultiBinary((1,))}),
 ]
+RULES = [SAMPLE, ActionRule("sample", temperature=0.4), GREEDY]
 specs = st.builds(
     PolicySpec,
     st.sampled_from(OBSERVATIONS),
@@ -47,6 +50,7 @@ specs = st.builds(
         activation=st.sampled_from(["tanh", "relu", "silu"]),
     ),
     observation_filter=st.sampled_from(["NoFilter", "MeanStdFilter"]),
+    action_rule=st.sampled_from(RULES),
 )
 
 
@@ -96,10 +100,17 @@ def test_the_same_generator_draws_the_same_actions_in_torch(spec, seed):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(ACTIONS), st.integers(0, 2**31), st.booleans())
-def test_one_observation_acts_as_a_batch_of_one(action, seed, explore):
-    """act_one gives what act gives on its row, with the same generator."""
-    policy, flat = random_policy(PolicySpec(Box((4,)), action), seed)
+@given(
+    st.sampled_from(ACTIONS),
+    st.integers(0, 2**31),
+    st.booleans(),
+    st.sampled_from([*RULES, ActionRule("epsilon_greedy", epsilon=0.3)]),
+)
+def test_one_observation_acts_as_a_batch_of_one(action, seed, explore, rule):
+    """act_one gives what act gives on its row, with the same generator, by every rule."""
+    if rule.kind == "epsilon_greedy" and not action_layout(action).is_discrete:
+        rule = SAMPLE
+    policy, flat = random_policy(PolicySpec(Box((4,)), action, action_rule=rule), seed)
     twin = policy.to_numpy()
     many = twin.act(flat[:1], np.random.default_rng(seed), explore=explore)
     one = twin.act_one(flat[0], np.random.default_rng(seed), explore=explore)
@@ -118,15 +129,6 @@ def test_logp_is_that_of_the_unclipped_action():
     assert np.abs(actions.columns[""]).max() > 0.01
     assert np.abs(actions.env_columns[""]).max() <= np.float32(0.01)
     np.testing.assert_array_equal(twin.logp(flat, actions.columns), actions.logp)
-
-
-def test_a_certain_action_has_probability_one_or_no_density():
-    """explore=False: logp 0 for discrete actions, unknown (nan) where a Box takes part."""
-    rng, flat = np.random.default_rng(0), np.zeros((2, 4), np.float32)
-    discrete = Policy(PolicySpec(Box((4,)), Discrete(3))).to_numpy()
-    assert discrete.act(flat, rng, explore=False).logp.tolist() == [0.0, 0.0]
-    continuous = Policy(PolicySpec(Box((4,)), Box((1,)))).to_numpy()
-    assert np.isnan(continuous.act(flat, rng, explore=False).logp).all()
 
 
 def test_probabilities_of_a_discrete_space_sum_to_one():
