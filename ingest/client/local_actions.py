@@ -7,6 +7,7 @@ trainer that is gone stops nobody for ever.
 
 from __future__ import annotations
 
+from math import isnan
 from time import monotonic, time_ns
 from typing import Any
 
@@ -86,7 +87,7 @@ class LocalActor:
             seq=episode.seq,
             obs=obs,
             action=policy.encode_decision(chosen.action),
-            action_logp=float(chosen.logp),
+            action_logp=None if isnan(chosen.logp) else float(chosen.logp),
             policy_version=version,
             action_dist_inputs=chosen.dist_inputs.tobytes(),
             ts=time_ns() // 1000,

@@ -15,6 +15,7 @@ from ingest.client.policy_client import PolicyClient
 from ingest.client.transport import Answer, Transport
 from ingest.protocol.errors import Refusal
 from ingest.protocol.weights import Published
+from policy.inference.action_rule import GREEDY, ActionRule
 from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
@@ -27,10 +28,10 @@ SPEC = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
 OBS = np.array([0.1, -0.2, 0.3, 0.4], np.float32)
 
 
-def publish(root: Path, seed: int) -> Live:
+def publish(root: Path, seed: int, spec: PolicySpec = SPEC) -> Live:
     store = WeightStore(root, "default")
-    weights = Policy(SPEC, seed=seed).get_weights()
-    digest = store.add_candidate(weights, spec=SPEC.to_json(), metrics={"seed": seed}, lineage={})
+    weights = Policy(spec, seed=seed).get_weights()
+    digest = store.add_candidate(weights, spec=spec.to_json(), metrics={"seed": seed}, lineage={})
     return store.publish(digest)
 
 
@@ -82,6 +83,46 @@ def test_steps_store_what_acted(collector: CollectorProcess) -> None:
     np.testing.assert_allclose([row["action_logp"] for row in rows], logp, atol=1e-6)
     inputs = np.stack([np.frombuffer(row["action_dist_inputs"], np.float32) for row in rows])
     np.testing.assert_allclose(inputs, acted.dist_inputs(flat), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("action", "rule"),
+    [
+        ("discrete:3", ActionRule("epsilon_greedy", epsilon=0.5)),
+        ("discrete:3", ActionRule("sample", temperature=0.1)),
+        ("box:2", GREEDY),
+    ],
+)
+def test_local_and_remote_steps_store_the_rules_propensity(
+    tmp_path: Path, action: str, rule: ActionRule
+) -> None:
+    """One by one and several in a call: what the rule says of the action, unknown for a mean."""
+    declare(tmp_path, action=action)
+    spec = PolicySpec(SPEC.observation, parse_space(action), action_rule=rule)
+    publish(tmp_path, 5, spec)
+    with CollectorProcess(tmp_path) as process:
+        for mode in ("local", "remote"):
+            with PolicyClient(process.address, mode) as client:
+                episodes = [client.start_episode() for _ in range(3)]
+                for t in range(10):
+                    observations = {name: OBS * (t + i) for i, name in enumerate(episodes)}
+                    if t % 2:
+                        client.get_action(episodes, observations)
+                    else:
+                        for name, observation in observations.items():
+                            client.get_action(name, observation)
+                for name in episodes:
+                    client.end_episode(name)
+        assert process.stop() == 0
+    rows = shard_rows(tmp_path)
+    assert len(rows) == 60
+    assert {row["source"] for row in rows} == {"on_policy"}
+    _, weights = WeightStore(tmp_path, "default").load(1)
+    flat = np.stack([row["obs"] for row in rows])
+    actions = np.stack([row["actions"] for row in rows])
+    logp = NumpyPolicy(spec, weights).logp(flat, actions)
+    assert np.isnan(logp).all() == (rule == GREEDY)
+    np.testing.assert_allclose([row["action_logp"] for row in rows], logp, atol=1e-5)
 
 
 def test_a_new_version_arrives_by_itself(collector: CollectorProcess) -> None:
