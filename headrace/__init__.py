@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from policy.envs.env_context import EnvContext as EnvContext
     from policy.envs.env_runner import EnvFailed as EnvFailed
     from policy.envs.env_runner import EnvRunner as EnvRunner
+    from policy.inference.action_rule import ActionRule as ActionRule
     from policy.inference.distributions import NotFinite as NotFinite
     from policy.inference.spec import ModuleSpec as ModuleSpec
     from policy.inference.spec import PolicySpec as PolicySpec
@@ -193,6 +194,7 @@ _HOMES = {
     "read_shard": "storage.shards.shard",
     "to_pandas": "storage.shards.shard",
     # Policies, learning, judging
+    "ActionRule": "policy.inference.action_rule",
     "BanditConfig": "policy.algorithms.bandit",
     "Learner": "policy.algorithms.learner",
     "ModuleSpec": "policy.inference.spec",

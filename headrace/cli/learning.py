@@ -114,6 +114,13 @@ def train(
     algorithm: Annotated[str, typer.Option(help="ips, snips or dr.")] = "dr",
     epochs: Annotated[int | None, typer.Option(help="Passes over the log.")] = None,
     held_out: Annotated[float, typer.Option(help="Share of episodes kept for evaluate.")] = 0.3,
+    action_rule: Annotated[
+        str | None,
+        typer.Option(
+            help="How it will act: sample[:temperature], epsilon_greedy[:epsilon] or greedy; "
+            "default: the declared one, or the algorithm's."
+        ),
+    ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Where to keep the learner.")] = None,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
     manifest: Manifest = None,
@@ -140,6 +147,7 @@ def train(
     status 3 names another trainer of the policy, 1 says that --on-conflict end ended it.
     """
     from headrace.output import console, results
+    from policy.inference.action_rule import ActionRule
     from policy.jobs.freeze import load_frozen
     from policy.jobs.train import ALGORITHMS
     from policy.jobs.train import train as run
@@ -147,6 +155,8 @@ def train(
 
     settings: dict[str, Any]
     if follow:
+        if action_rule is not None:
+            raise ValueError("--action-rule: expected none with --follow, whose PPO samples")
         settings = {"steps_per_update": steps_per_update, "max_lag": max_lag, "seed": seed}
         settings |= {"on_conflict": on_conflict, "lease_wait": lease_wait}
         return _follow(root, policy_id, settings, as_json)
@@ -160,6 +170,7 @@ def train(
         "retry_for": retry_for,
     }
     settings |= {"threads": threads, "seed": seed}
+    settings["action_rule"] = None if action_rule is None else ActionRule.parse(action_rule)
     with console.progress() as told:
         if manifest is None:
             document = run(root, policy_id, chosen, on_progress=told, **settings).to_dict()
@@ -327,6 +338,8 @@ def publish(
     for edge in _joined if fresh and url is None else ():  # a collector writes its own line
         version, by = document["version"], "command line"
         edge.audited("published", policy=policy_id, version=version, by=by, candidate=chosen)
+    for note in document.get("notes", ()):
+        print(f"note: {note}", file=sys.stderr)
     where = Where(root, policy_id, url, token, ca)
     note = f" ({results.why_published(document, gated=gated)})"
     report_served(document, where, wait, wait_for, note=note, as_json=as_json)

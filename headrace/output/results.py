@@ -53,6 +53,7 @@ def trained(document: Document) -> None:
     table(f"Trained {document['policy_id']}", ("rows", "count"), counts.items())
     for path, why in document["skipped"].items():
         print(f"damaged, left out: {path}: {why}")
+    print(f"Acts by {', '.join(map(str, document['action_rule'].values()))}")
     print(f"Candidate {document['candidate']}")
 
 

@@ -13,11 +13,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.networks.policy import Policy
 from policy.progress import Progress
 from storage.experience.sample_batch import SampleBatch
 
-__all__ = ["Algorithm", "AlgorithmConfig", "RowsLeftOut", "no_metrics", "require_columns"]
+__all__ = [
+    "Algorithm",
+    "AlgorithmConfig",
+    "RowsLeftOut",
+    "default_rule",
+    "no_metrics",
+    "require_columns",
+]
 
 RowsLeftOut: TypeAlias = Mapping[str, npt.NDArray[np.bool_]]
 """Reason -> (N,) rows that it leaves out; of several reasons for a row the first one counts."""
@@ -44,12 +52,22 @@ class Algorithm(Protocol):
 
 
 class AlgorithmConfig(Protocol):
-    """The settings of an algorithm: a frozen dataclass of plain values."""
+    """The settings of an algorithm: a frozen dataclass of plain values.
+
+    One whose network is of action values has `action_rule: ClassVar = ActionRule("epsilon_greedy")`
+    beside: see `default_rule`.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     columns: ClassVar[tuple[str, ...]]  # what to read from shards, beside `t` and rows' identity
 
     def build(self, policy: Policy) -> Algorithm: ...
+
+
+def default_rule(config: AlgorithmConfig) -> ActionRule:
+    """By which an algorithm's policies act unless they are told otherwise: sampled."""
+    rule: ActionRule = getattr(config, "action_rule", SAMPLE)
+    return rule
 
 
 def no_metrics(names: Iterable[str]) -> dict[str, float]:

@@ -10,7 +10,8 @@ policy.jobs.report has what comes out: `EvaluationResult`, the gate for publishi
 
 By default it judges by the episodes that training held out, and by whole ones alone: what is left
 out is counted by reason. The bars are the live version and the logging policy, over the same
-episodes, none of which the candidate or the live version was trained on.
+episodes, none of which the candidate or the live version was trained on. What a policy would have
+done is what its action rule says.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ _ONE_STEP = ("ips", "snips", "dm", "dr")
 _ONE_STEP_ANY_ACTION = ("ips", "snips")
 _ANY_LENGTH = ("is", "pdis", "wis", "cwpdis")
 _NEEDS_MODEL = frozenset({"dm", "dr", "sndr", "switch_dr", "dr_os"})
+
+_NO_DENSITY = "greedy actions have no density in a continuous space"
 
 MOST_LOST = 0.05
 MOST_WITHOUT_PROPENSITY = 0.5
@@ -209,12 +212,18 @@ def _live_bar(store: WeightStore, judged: _Loaded) -> _Loaded | None:
 def _judgement(log: JudgedLog, judged: _Loaded, live: _Loaded | None, rules: Rules) -> Judgement:
     counted = [*_counted(log, live), _certain_check(log, judged.policy)]
     spec = judged.policy.spec
+    if not spec.has_propensity:
+        counted.append(at_most("no_density", 1, 0, f"the candidate's {_NO_DENSITY}: use a canary"))
     if live is not None and live.policy.spec.action != spec.action:
         sentence = f"live version {live.version} has another action space: use a canary"
         counted.append(at_most("live_action_space", 1, 0, sentence))
         live = None
+    elif live is not None and not live.policy.spec.has_propensity:
+        sentence = f"live version {live.version}: its {_NO_DENSITY}: use a canary"
+        counted.append(at_most("live_no_density", 1, 0, sentence))
+        live = None
     bars = [Bar("the logging policy")]
-    if not log.lengths.size:
+    if not log.lengths.size or not spec.has_propensity:
         return combined([], counted)
     taken = None
     if isinstance(spec.action, Discrete):
@@ -326,6 +335,8 @@ class _Estimating:
         names = _fitting(policy.spec, log) if names is None else names
         if not log.lengths.size:
             return [], dict.fromkeys(names, "no episodes to judge by")
+        if not policy.spec.has_propensity:
+            return [], dict.fromkeys(names, _NO_DENSITY)
         fitted, why_not = None, ""
         if _NEEDS_MODEL & set(names):
             fitted, why_not = self._fit(policy, log)
@@ -372,13 +383,14 @@ class _Estimating:
 
 
 def _episodes(log: JudgedLog, policy: NumpyPolicy, fitted: CrossFitted | None = None) -> Episodes:
-    """The log with the target policy's logp, and q and v of a fitted model."""
+    """The log with the target policy's logp, if it has one, and q and v of a fitted model."""
     actions = columns_of(policy.spec.action, "actions", log.steps)
+    known = policy.spec.has_propensity
     return Episodes.from_flat(
         log.steps[REWARDS],
         lengths=log.lengths,
         behaviour_logp=log.steps[ACTION_LOGP],
-        target_logp=policy.logp(log.flat, actions),
+        target_logp=policy.logp(log.flat, actions) if known else None,
         q=None if fitted is None else fitted.q,
         v=None if fitted is None else fitted.v,
         excluded=log.excluded,

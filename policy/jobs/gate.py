@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.decisions import load_decisions, record
 from policy.jobs.evaluate import evaluate
@@ -38,7 +39,13 @@ class Numbered(Protocol):
 MakeLive: TypeAlias = Callable[[WeightStore, str], Numbered]
 """Makes a store's candidate, by its digest, the live version: here or elsewhere."""
 
-__all__ = ["Gate", "evaluate_logs", "evaluate_once", "publish"]
+__all__ = ["WITHOUT_EXPLORATION", "Gate", "evaluate_logs", "evaluate_once", "publish"]
+
+
+WITHOUT_EXPLORATION = (
+    "it acts without exploring, so that its log says nothing of what other actions earn: the next "
+    "candidate can then only be judged by a canary"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,16 +154,17 @@ def publish(
 ) -> Document:
     """Make a candidate live if it is better; without `settings` there is no gate.
 
-    Gives `published`, `candidate`, `gate` (None without one, or when the candidate is live
-    already), `decision` (the file that keeps it), and of what is live now `version` and
-    `generation` (None when refused). With a frozen data set the candidate is judged by that alone,
-    and the decision is kept: a late retry neither brings back a version that another one has
-    followed, nor asks again; `manifest` and `unchanged` stand in the answer. `make_live` publishes
-    elsewhere than in the root. Raises ValueError for settings that do not fit, DataIncomplete,
+    Gives `published`, `candidate`, its `action_rule`, `notes` on what follows from that, `gate`
+    (None without one, or when the candidate is live already), `decision` (the file that keeps it),
+    and of what is live now `version` and `generation` (None when refused). With a frozen data set
+    the candidate is judged by that alone, and the decision is kept: a late retry neither brings
+    back a version that another one has followed, nor asks again; `manifest` and `unchanged` stand
+    in the answer. `make_live` publishes elsewhere than in the root. Raises ValueError for settings that do not fit, DataIncomplete,
     GenerationConflict.
     """
     store = WeightStore(root, policy_id)
-    candidate = store.candidate(candidate).digest
+    found = store.candidate(candidate)
+    candidate, rule = found.digest, PolicySpec.from_json(found.spec).action_rule
 
     def work() -> Document:
         decided = None
@@ -169,6 +177,8 @@ def publish(
             "candidate": candidate,
             "version": live and live.version,
             "generation": live and live.generation,
+            "action_rule": rule.to_json(),
+            "notes": [] if live is None or rule.explores else [WITHOUT_EXPLORATION],
         }
         path = record(root, {"policy_id": policy_id, **done, **_kept(decided, settings)})
         return {**done, "gate": decided, "decision": str(path)}

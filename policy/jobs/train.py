@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ import numpy.typing as npt
 import torch
 
 from policy.algorithms.bandit import BanditConfig
-from policy.algorithms.base import AlgorithmConfig
+from policy.algorithms.base import AlgorithmConfig, default_rule
 from policy.algorithms.learner import Learner
+from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.report import HELD_OUT
@@ -49,6 +51,7 @@ __all__ = [
     "HELD_OUT",
     "NothingToTrainOn",
     "TrainResult",
+    "acting_spec",
     "declared_spec",
     "finite",
     "train",
@@ -79,6 +82,7 @@ class TrainResult:
     algorithm: str
     seed: int
     held_out: float
+    action_rule: Mapping[str, Any]  # by which the candidate acts
     rows_read: int
     rows_trained: int
     rows_held_out: int
@@ -99,6 +103,7 @@ def train(
     algorithm: AlgorithmConfig | None = None,
     *,
     spec: PolicySpec | None = None,
+    action_rule: ActionRule | None = None,
     held_out: float = HELD_OUT,
     epochs: int | None = None,
     seed: int = 0,
@@ -112,9 +117,10 @@ def train(
     """Train a policy on the shards under `root` and keep it as a candidate of its weight store.
 
     `spec` defaults to the declared one, or to a default module between the declared (or stored)
-    spaces. `epochs` overrides the algorithm's. `manifest` (stream -> ordinal ranges) reads nothing
-    else. Rows are learned from in blocks of at most `block_rows`, in the order of their ordinals,
-    so that memory is bounded; one block sees the whole log. `checkpoint` keeps the learner's state
+    spaces; `action_rule` to the spec's (see `acting_spec`). `epochs` overrides the algorithm's.
+    `manifest` (stream -> ordinal ranges) reads nothing else. Rows are learned from in blocks of at
+    most `block_rows`, in the order of their ordinals, so that memory is bounded; one block
+    sees the whole log. `checkpoint` keeps the learner's state
     and the reader's position. `threads` are torch's: more than one fights with a collector on the
     same machine. A shard that cannot be read is tried again for `retry_for` seconds; a damaged one
     is left out and named in `skipped`.
@@ -126,10 +132,11 @@ def train(
     config = _configured(algorithm, epochs)
     wanted = spec or declared_spec(Path(root), policy_id)
     with _reader(root, policy_id, held_out, manifest, config, retry_for) as reader:
-        learner = None if wanted is None else _learner(wanted, config, seed)
+        make = partial(_learner, config=config, action_rule=action_rule, seed=seed)
+        learner = None if wanted is None else make(wanted)
         metrics: dict[str, float] = {}
         for block in _blocks(reader, block_rows, on_progress):
-            learner = learner or _learner(_stored_spec(reader), config, seed)
+            learner = learner or make(_stored_spec(reader))
             metrics = learner.update(block, on_progress) or metrics
         if learner is None or not learner.counts.rows_trained:
             raise NothingToTrainOn(_why_nothing(policy_id, learner, reader))
@@ -160,8 +167,19 @@ def _stored_spec(reader: ShardReader) -> PolicySpec:
     return PolicySpec(*reader.spaces)
 
 
-def _learner(spec: PolicySpec, config: AlgorithmConfig, seed: int) -> Learner:
-    return Learner(Policy(spec, seed=seed), config, seed=seed)
+def acting_spec(
+    spec: PolicySpec, config: AlgorithmConfig, action_rule: ActionRule | None = None
+) -> PolicySpec:
+    """The spec with the rule that is asked for; else its own, or where that is the default, the
+    one that the algorithm's config names: what learns action values is not sampled from."""
+    own = spec.action_rule if spec.action_rule != SAMPLE else default_rule(config)
+    return replace(spec, action_rule=own if action_rule is None else action_rule)
+
+
+def _learner(
+    spec: PolicySpec, config: AlgorithmConfig, action_rule: ActionRule | None, seed: int
+) -> Learner:
+    return Learner(Policy(acting_spec(spec, config, action_rule), seed=seed), config, seed=seed)
 
 
 def _reader(
@@ -223,6 +241,7 @@ def _result(
         algorithm=type(learner.config).__name__,
         seed=seed,
         held_out=fraction,
+        action_rule=learner.policy.spec.action_rule.to_json(),
         rows_read=learner.counts.rows_read,
         rows_trained=learner.counts.rows_trained,
         rows_held_out=not_read.pop("select", 0),

@@ -41,7 +41,7 @@ from policy.inference.weight_store import WeightStore
 from policy.jobs.checkpoint_files import CheckpointFiles
 from policy.jobs.patience import Patience, Stopped
 from policy.jobs.trail import OnConflict, OutOfTurn, Trail, TrailSettings
-from policy.jobs.train import declared_spec
+from policy.jobs.train import acting_spec, declared_spec
 from policy.networks.policy import Policy
 from storage.declarations.held_policies import held_version
 from storage.declarations.policy_files import load_declarations, save_declaration
@@ -123,8 +123,8 @@ def follow(
     torch.set_num_threads(threads)
     settings = _Settings(steps_per_update, max_lag)
     leaving = TrailSettings(publish, checkpoint_every, keep_versions, on_conflict)
-    wanted = spec or _declared(root, policy_id)
     config = config or PPOConfig()
+    wanted = acting_spec(spec or _declared(root, policy_id), config)
     folder = checkpoint_dir or Path(root) / "weights" / policy_id / "checkpoints"
     with ExitStack() as stack:
         store = WeightStore(root, policy_id)

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from policy.algorithms.base import AlgorithmConfig
+from policy.inference.action_rule import ActionRule
 from policy.inference.weight_store import WeightStore
 from policy.jobs.freeze import Frozen
 from policy.jobs.report import HELD_OUT
@@ -25,6 +26,7 @@ def train_once(
     algorithm: AlgorithmConfig,
     frozen: Frozen,
     *,
+    action_rule: ActionRule | None = None,
     held_out: float = HELD_OUT,
     epochs: int | None = None,
     seed: int = 0,
@@ -48,6 +50,8 @@ def train_once(
         "held_out": held_out,
         "seed": seed,
     }
+    if action_rule is not None:
+        key["action_rule"] = action_rule.to_json()
     store = WeightStore(root, policy_id)
 
     def work() -> Document:
@@ -55,6 +59,7 @@ def train_once(
             root,
             policy_id,
             config,
+            action_rule=action_rule,
             held_out=held_out,
             seed=seed,
             manifest=frozen.streams,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.decisions import load_decisions
 from policy.jobs.evaluate import evaluate
-from policy.jobs.gate import Gate, publish
+from policy.jobs.gate import WITHOUT_EXPLORATION, Gate, publish
+from policy.networks.policy import Policy
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.experience.episode import Part
@@ -63,7 +66,7 @@ def log_episodes(
     ShardWriter(root / "shards").write(STREAM, canonical_json(*SPACES), parts)
 
 
-def stored(root: Path, logits: Any, lineage: Any = None) -> str:
+def stored(root: Path, logits: Any, lineage: Any = None, rule: ActionRule = SAMPLE) -> str:
     """A candidate whose logits are those, or (2, 4): those of each observation's feature."""
     given = np.asarray(logits, np.float32)
     weights = {
@@ -71,7 +74,10 @@ def stored(root: Path, logits: Any, lineage: Any = None) -> str:
         "pi.0.bias": given if given.ndim == 1 else np.zeros(4, np.float32),
     }
     return WeightStore(root, "default").add_candidate(
-        weights, spec=SPEC.to_json(), metrics={}, lineage=lineage or {}
+        weights,
+        spec=replace(SPEC, action_rule=rule).to_json(),
+        metrics={},
+        lineage=lineage or {},
     )
 
 
@@ -253,3 +259,92 @@ def test_a_reward_outside_its_range_is_named(tmp_path: Path) -> None:
     found = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 0.5)).judgement
     assert found.verdict == "cannot tell"
     assert "outside of the declared range 0 to 0.5" in " ".join(found.reasons)
+
+
+@pytest.mark.parametrize(
+    ("rule", "value"),
+    [
+        (ActionRule("sample"), 0.25),
+        (ActionRule("epsilon_greedy"), 0.05 * 0.25 + 0.95 * 0.4),
+        (ActionRule("greedy"), 0.4),
+    ],
+    ids=str,
+)
+def test_a_candidate_is_judged_by_its_rule(tmp_path: Path, rule: ActionRule, value: float) -> None:
+    """Action values next to each other: greedy takes the best, softmax any. The IPS estimate is
+    that of the rule within 5 standard errors, and so are the weights that decide."""
+    uniform_log(tmp_path, [0.4, 0.2, 0.2, 0.2], n=8000)
+    digest = stored(tmp_path, [0.001, 0.0, 0.0, 0.0], rule=rule)
+    found = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 1.0))
+    ips = found.estimate("ips")
+    assert abs(ips.value - value) < 5 * ips.stderr
+    verdict = "cannot tell" if rule.kind == "sample" else "better"
+    assert found.judgement.verdict == verdict
+
+
+def test_after_greedy_only_a_canary_can_judge(tmp_path: Path) -> None:
+    """Publishing says so; the log that it makes has propensities of 1, which are left out."""
+    digest = stored(tmp_path, [1.0, 0.0, 0.0, 0.0], rule=ActionRule("greedy"))
+    done = publish(tmp_path, "default", digest, None)
+    assert (done["action_rule"], done["notes"]) == ({"kind": "greedy"}, [WITHOUT_EXPLORATION])
+    n, rng = 500, np.random.default_rng(4)
+    actions = np.zeros((n, 1), np.int64)
+    obs = rng.normal(size=(n, 1, 2))
+    log_episodes(tmp_path, obs, actions, rng.random((n, 1)), np.ones((n, 1)))
+    following = stored(tmp_path, [0.0, 1.0, 0.0, 0.0], rule=ActionRule("epsilon_greedy"))
+    refused = publish(tmp_path, "default", following, Gate())
+    assert (refused["published"], refused["notes"]) == (False, [])
+    reasons = " ".join(refused["gate"]["reasons"])
+    assert "episodes (100.0%) with steps of probability 1" in reasons
+    assert "use a canary" in reasons
+
+
+def test_a_greedy_continuous_policy_cannot_be_judged(tmp_path: Path) -> None:
+    """Its mean has no density: as candidate and as live version it ends in "use a canary"."""
+    action = Box((1,), "float64")
+    spec = PolicySpec(SPACES[0], action, ModuleSpec(hidden=(), value_head=False))
+    save_declaration(tmp_path, PolicyDeclaration(observation=SPACES[0], action=action))
+    schema, n, rng = schema_id(SPACES[0], action), 300, np.random.default_rng(6)
+    values = rng.normal(size=n)
+    parts = [
+        Part(
+            episode_id=f"e{i}",
+            part=0,
+            t0=0,
+            steps=1,
+            schema_id=schema,
+            obs=np.zeros(2, np.float32).tobytes(),
+            actions=values[i : i + 1].tobytes(),
+            rewards=np.float64(-abs(values[i])).tobytes(),
+            action_logp=np.float64(-0.5 * (values[i] ** 2 + np.log(2 * np.pi))).tobytes(),
+            policy_version=np.int64(-1).tobytes(),
+            source=b"\1",
+            pass_prob=np.float64(1).tobytes(),
+            ts=np.int64(i).tobytes(),
+            received_ts=np.int64(i).tobytes(),
+            ended="terminated",
+            ordinal=i,
+            episode_ordinal=i,
+        )
+        for i in range(n)
+    ]
+    stream = f"0123456789ab-{schema}"
+    ShardWriter(tmp_path / "shards").write(stream, canonical_json(SPACES[0], action), parts)
+    store = WeightStore(tmp_path, "default")
+    weights = Policy(spec).get_weights()
+    found = {}
+    for rule in (ActionRule("greedy"), ActionRule("sample", temperature=0.5)):
+        document = replace(spec, action_rule=rule).to_json()
+        digest = store.add_candidate(weights, spec=document, metrics={}, lineage={})
+        found[rule.kind] = evaluate(tmp_path, "default", digest, split="all")
+        if rule.kind == "greedy":
+            store.publish(digest)
+    for kind, name in (("greedy", "no_density"), ("sample", "live_no_density")):
+        judgement = found[kind].judgement
+        assert judgement.verdict == "cannot tell"
+        assert any(one.startswith(f"{name}: ") and "canary" in one for one in judgement.reasons)
+    assert found["greedy"].behaviour is not None
+    assert "no density" in found["greedy"].unavailable["ips"]
+    # N(0, 1) at half of its deviation: mean |x| halves
+    ips = found["sample"].estimate("ips")
+    assert abs(ips.value + 0.5 * np.sqrt(2 / np.pi)) < 5 * ips.stderr

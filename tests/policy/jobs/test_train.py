@@ -1,9 +1,12 @@
 """Laws of the training job: exact counts, a stable split, the same candidate from the same log."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 from policy.algorithms.bandit import BanditConfig
+from policy.inference.action_rule import ActionRule
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.train import ALGORITHMS, NothingToTrainOn, train
@@ -95,6 +98,30 @@ def test_the_declared_spec_is_trained_and_a_given_one_comes_first(bandit_log, tm
     given = PolicySpec(Box((2,)), Discrete(3, 1), ModuleSpec(hidden=(6,)))
     digest = train(tmp_path, "default", CONFIG, spec=given).candidate
     assert store.candidate(digest).spec == given.to_json()
+
+
+class ActionValues(BanditConfig):
+    """As an algorithm of action values declares itself."""
+
+    action_rule: ClassVar = ActionRule("epsilon_greedy")
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "rule"),
+    [
+        (CONFIG, None, ActionRule()),
+        (CONFIG, ActionRule("greedy"), ActionRule("greedy")),
+        (ActionValues(epochs=1), None, ActionRule("epsilon_greedy", epsilon=0.05)),
+        (ActionValues(epochs=1), ActionRule(), ActionRule()),
+    ],
+)
+def test_a_candidate_has_the_rule_that_it_was_asked_for(bandit_log, tmp_path, config, asked, rule):
+    """Else its algorithm's: action values are not sampled from unless somebody says so."""
+    bandit_log(60).write(tmp_path)
+    result = train(tmp_path, "default", config, action_rule=asked)
+    candidate, _ = WeightStore(tmp_path, "default").load_candidate(result.candidate)
+    assert PolicySpec.from_json(candidate.spec).action_rule == rule
+    assert result.action_rule == rule.to_json()
 
 
 def test_without_a_declaration_the_shards_name_the_spaces(bandit_log, tmp_path):
