@@ -159,8 +159,8 @@ def publish(
     and of what is live now `version` and `generation` (None when refused). With a frozen data set
     the candidate is judged by that alone, and the decision is kept: a late retry neither brings
     back a version that another one has followed, nor asks again; `manifest` and `unchanged` stand
-    in the answer. `make_live` publishes elsewhere than in the root. Raises ValueError for settings that do not fit, DataIncomplete,
-    GenerationConflict.
+    in the answer. `make_live` publishes elsewhere than in the root. Raises ValueError for settings
+    that do not fit, DataIncomplete, GenerationConflict.
     """
     store = WeightStore(root, policy_id)
     found = store.candidate(candidate)
