@@ -1,9 +1,12 @@
-"""The background thread that delivers queued events, and the exchanges that pass it by.
+"""The background thread that delivers queued events.
 
 One batch is in flight at a time, so that events of an episode arrive in order. A batch is encoded
 once and repeated with identical bytes until the collector answers; it tells a repeated event from
 a new one by (episode, seq), so an event counts exactly once. Nothing is given up while the
-collector is away: the queue fills, and then blocks or refuses (see Outbox).
+collector is away: the queue fills, and then raises, drops or blocks (see Outbox).
+
+The thread asks the collector what it declares before it sends the first event, and again when an
+episode names a policy that is not known; only then are values that wait as drafts encoded.
 
 What a collector may answer for an event, and what follows:
 
@@ -27,19 +30,20 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from ingest.client.client_stats import ClientStats
+from ingest.client.declarations import CollectorSpec, Declarations
 from ingest.client.event_queue import Outbox, cut_at
 from ingest.client.transport import UNAVAILABLE, Backoff, Delivery, M, Transport, refusal_from_json
 from ingest.client.unconfirmed import LOST, Kept, seq_of, undecided
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import STATUS, ClientError, CollectorUnavailable, Refusal
-from ingest.protocol.messages import Event, Start
+from ingest.protocol.messages import End, Event, Start
 
 log = logging.getLogger("headrace.client")
 
@@ -49,20 +53,11 @@ EXIT_SECONDS = 10.0
 _MSGPACK = {"Content-Type": wire.MSGPACK}
 _SPLIT = ("malformed", "too_large", "invalid")  # the batch holds something that spoils the rest
 _encode = msgspec.msgpack.Encoder().encode
+R = TypeVar("R")
 
 
-@dataclass(frozen=True)
-class ClientStats:
-    """What a client has done so far. `refused` counts events by error code, `weights_refused`
-    published weights that were not taken up: damaged, or older than those that act."""
-
-    pending: int
-    acknowledged: int
-    duplicates: int
-    refused: dict[str, int]
-    batches: int
-    retries: int
-    weights_refused: int = 0
+def _as_is(message: M) -> M:
+    return message
 
 
 class _Closing(Exception):
@@ -76,6 +71,8 @@ class Book(Protocol):
 
     def refuse(self, event: Event, refusal: Refusal) -> None: ...
 
+    def take_refusal(self, name: Name) -> Refusal | None: ...
+
     def clear(self) -> None: ...
 
 
@@ -87,16 +84,20 @@ class Sender:
         transport: Transport,
         outbox: Outbox,
         book: Book,
+        declarations: Declarations,
         *,
         name: str | None,
+        on_error: Callable[[Refusal], None] | None = None,
         backoff: Backoff | None = None,
     ) -> None:
         self.transport = transport
         self.outbox = outbox
+        self.declarations = declarations
         self.kept = Kept()
         self.known_starts: list[tuple[int, int]] = []
         self._name = name
         self._book = book
+        self._on_error = on_error
         self.backoff = backoff or Backoff()
         self._reset()
         _senders.add(self)
@@ -109,10 +110,11 @@ class Sender:
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._unreported: list[Refusal] = []
-        self._half_started: dict[str, tuple[str, int]] = {}
         self._failure: Exception | None = None
         self._trouble: Refusal | None = None
-        self._away = False
+        self._away: Exception | None = None  # why nobody answers
+        self._told = self._base = (0, 0)  # dropped episodes and steps: told, and to its instance
+        self._logged_drops = 0
         self.held: dict[str, int] = {}  # policies whose version has acted enough, and that version
 
     def after_fork(self) -> None:
@@ -121,6 +123,7 @@ class Sender:
         self.outbox.reset()
         self.kept.clear()
         self._book.clear()
+        self.declarations.forget_wanted()
         self._reset()
 
     @property
@@ -130,14 +133,16 @@ class Sender:
 
     @property
     def stats(self) -> ClientStats:
-        counts = self._counts
+        with self._state:
+            counts, refused = dict(self._counts), dict(self._refused)
         return ClientStats(
-            pending=self.pending,
-            acknowledged=counts["acknowledged"],
-            duplicates=counts["duplicates"],
-            refused=dict(self._refused),
-            batches=counts["batches"],
-            retries=counts["retries"],
+            waiting=self.pending,
+            refused=refused,
+            dropped_episodes=self.outbox.dropped_episodes,
+            dropped_steps=self.outbox.dropped_steps,
+            dropped_rewards=self.outbox.dropped_rewards,
+            oldest_waiting=self.outbox.oldest(),
+            **counts,
         )
 
     # --- the thread --------------------------------------------------------------------------
@@ -152,6 +157,7 @@ class Sender:
             if self.outbox.closed:
                 raise ClientError("the client is closed")
             if self._thread is None:
+                self.outbox.asked = True
                 self._thread = threading.Thread(
                     target=self._run, name="headrace-sender", daemon=True
                 )
@@ -163,10 +169,12 @@ class Sender:
         try:
             while (taken := self.outbox.take()) is not None:
                 events, instance = taken
-                if instance is None:
-                    self._register_patiently()
-                else:
+                if instance is not None:
                     self._deliver(events, instance)
+                elif self.outbox.asked:
+                    self._learn()
+                else:
+                    self._register_patiently()
         except _Closing:
             pass
         except Exception as error:
@@ -176,18 +184,80 @@ class Sender:
             self.running = False
             self.outbox.wake()
 
+    # --- declarations ------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        """Ask what the collector declares, however long it takes, and encode what waits for it."""
+        self.outbox.asked = False  # what is asked for from here on is asked for again
+        if not self.declarations.is_complete:
+            delivery = Delivery(self.transport, "GET", "/v1/spec", backoff=self.backoff)
+            self.take_up(
+                self._patiently(
+                    delivery,
+                    dict[str, Any],
+                    lambda document: CollectorSpec(document, self.transport.address),
+                )
+            )
+        for event, error in self.outbox.encode_drafts():
+            if error is None:
+                with self._state:
+                    self._refused["broken"] += 1
+            else:
+                self.refuse_one(event, Refusal("invalid", str(error), None, event.episode_id))
+        self.outbox.wake()
+
+    def take_up(self, spec: CollectorSpec) -> None:
+        """Hold to what the collector declares, and to its limits."""
+        self.declarations.learn(spec)
+        self.outbox.bound(spec.max_events, spec.max_body)
+        self.outbox.wake()
+
+    def connect(self, timeout: float | None, ready: Callable[[], bool]) -> None:
+        """Wait until the collector has told what makes `ready`.
+
+        Raises Refusal when it refuses the client, CollectorUnavailable without an answer in time.
+        """
+        self.ensure_running()
+        self.outbox.wait_until(lambda: ready() or self._is_stuck(), timeout)
+        if ready():
+            return
+        if self._failure is not None:
+            raise ClientError(f"the sending thread failed: {self._failure}") from self._failure
+        if self._trouble is not None:
+            raise self._trouble
+        why = "" if self._away is None else f": {self._away}"
+        raise CollectorUnavailable(
+            f"{self.transport.address}: no answer within {timeout} s{why}", maybe_applied=False
+        )
+
+    def await_start(self, event: Start, index: int, timeout: float) -> None:
+        """Wait for the answer to a queued start, if it comes in time. Raises its Refusal."""
+        self.outbox.hurry()
+        if not self.outbox.drained(timeout, self._is_stuck, before=index + 1):
+            return
+        refusal = self._book.take_refusal(event.episode_id)
+        if refusal is not None:
+            with self._state:
+                self._unreported = [one for one in self._unreported if one is not refusal]
+            raise refusal
+
+    # --- batches -----------------------------------------------------------------------------
+
     def _deliver(self, events: list[Event], instance: str) -> None:
         """Send a batch until each of its events has been judged or is back in the queue."""
+        if self.outbox.has_cut and "end.broken" not in self.declarations.fields:
+            events = self._without_cuts(events)  # the collector's time-out ends those episodes
+        dropped = self.outbox.dropped_episodes, self.outbox.dropped_steps
         todo = deque([(events, False)])
         while todo:
             chunk, tried = todo.popleft()
-            chunk, body = self._pack(chunk, instance)
+            chunk, body = self._pack(chunk, instance, dropped)
             if not chunk:
                 continue
             delivery = Delivery(self.transport, "POST", "/v1/events", body, _MSGPACK, self.backoff)
             delivery.maybe_applied = tried
             try:
-                reply = self._patiently(delivery, wire.EventsReply)
+                reply = self._patiently(delivery, wire.EventsReply, _as_is)
             except Refusal as refusal:
                 if len(chunk) > 1 and refusal.code in _SPLIT:
                     half, tried = len(chunk) // 2, delivery.maybe_applied
@@ -204,12 +274,33 @@ class Sender:
                 duplicates = reply.duplicates
                 self.outbox.size.passed()
                 self.held.update(reply.hold)
+                self._told = dropped
                 self._settle(chunk, errors, duplicates, instance, delivery.maybe_applied)
+            self.count(resent=delivery.failures * len(chunk))
         self.count(batches=1)
+        self._log_drops()
 
-    def _pack(self, events: list[Event], instance: str) -> tuple[list[Event], bytes]:
+    def _without_cuts(self, events: list[Event]) -> list[Event]:
+        """A batch without the ends that this collector does not know."""
+        cuts = [event for event in events if isinstance(event, End) and event.broken]
+        self.outbox.judged(cuts)
+        return [event for event in events if not (isinstance(event, End) and event.broken)]
+
+    def _log_drops(self) -> None:
+        """Say once what was dropped while the queue was full, now that it is not."""
+        dropped, steps = self.outbox.dropped_episodes, self.outbox.dropped_steps
+        if dropped > self._logged_drops and not self.outbox.pending:
+            self._logged_drops = dropped
+            log.warning("the queue was full: %d episodes, %d steps dropped so far", dropped, steps)
+
+    def _pack(
+        self, events: list[Event], instance: str, dropped: tuple[int, int]
+    ) -> tuple[list[Event], bytes]:
         """The body of a batch; what cannot be encoded is refused on its own."""
         batch = wire.Batch(instance=instance, events=events)
+        if dropped > self._base and "batch.dropped" in self.declarations.fields:
+            episodes, steps = (now - then for now, then in zip(dropped, self._base, strict=True))
+            batch.dropped = wire.Dropped(episodes=episodes, steps=steps)
         try:
             return events, _encode(batch)
         except (TypeError, ValueError, OverflowError):
@@ -254,6 +345,7 @@ class Sender:
         self.release(done)
         self.outbox.judged([event for event in events if id(event) not in repeated])
         if again:
+            self.count(resent=len(again))
             kept = [event for events in lost.values() for event in events]
             self.outbox.return_flight(again, kept)
         if wait and self.transport.closing.wait(self.backoff.delay(4, wait)):
@@ -305,6 +397,7 @@ class Sender:
             "new one. Episodes whose start may have arrived are not repeated",
             self.transport.address,
         )
+        self._base = self._told
         self.outbox.renew(instance, again, self._book.open_ids())
 
     def refuse_one(self, event: Event, refusal: Refusal) -> None:
@@ -317,6 +410,11 @@ class Sender:
         if first:
             log.warning("an event of episode %s was refused: %s", label_of(event), refusal)
         self._book.refuse(event, refusal)
+        if self._on_error is not None:
+            try:
+                self._on_error(refusal)
+            except Exception:
+                log.exception("on_error failed")
         if refusal.code != "window_closed":
             self.kept.drop(name_of(event))
 
@@ -324,11 +422,11 @@ class Sender:
         with self._state:
             self._counts.update(more)
 
-    def _patiently(self, delivery: Delivery, kind: type[M]) -> M:
+    def _patiently(self, delivery: Delivery, kind: type[M], read: Callable[[M], R]) -> R:
         """Attempts until there is an answer, however long it takes, or until closing."""
         while True:
             try:
-                message = delivery.attempt(kind)
+                message = read(delivery.attempt(kind))
                 self._set_trouble(None, None)
                 return message
             except CollectorUnavailable as error:
@@ -345,11 +443,11 @@ class Sender:
                 raise _Closing
 
     def _set_trouble(self, error: Exception | None, refusal: Refusal | None) -> None:
-        if error is not None and not self._away:
+        if error is not None and self._away is None:
             log.warning("%s; %d events wait", error, self.outbox.pending)
-        elif error is None and self._away:
+        elif error is None and self._away is not None:
             log.warning("%s answers again", self.transport.address)
-        self._away = error is not None
+        self._away = error
         if refusal is not self._trouble:
             self._trouble = self.outbox.trouble = refusal
             self.outbox.wake()
@@ -363,7 +461,7 @@ class Sender:
     def _register_patiently(self) -> None:
         with self._registering:
             if self.outbox.instance is None:
-                self._registered(self._patiently(self._registration(), wire.Registered))
+                self._registered(self._patiently(self._registration(), wire.Registered, _as_is))
 
     def register(self, timeout: float | None = None) -> str:
         """The current instance, registered if need be. Raises as `Delivery.run`."""
@@ -383,43 +481,6 @@ class Sender:
     def _registered(self, registered: wire.Registered) -> None:
         self.known_starts = list(registered.starts)
         self.outbox.instance = registered.instance
-
-    # --- exchanges of the caller's own thread ------------------------------------------------
-
-    def start(self, event: Start, timeout: float) -> None:
-        """Start an episode in one round trip. Raises Refusal, CollectorUnavailable.
-
-        The caller's own id makes a repetition safe even under a new instance: the collector
-        refuses an id that is taken.
-        """
-        deadline = time.monotonic() + timeout
-        claim = self._half_started.pop(event.episode_id, None)
-        for last in (False, True):
-            instance, event.start = claim or self._claim(deadline)
-            headers = {**_MSGPACK, "Headrace-Instance": instance}
-            delivery = Delivery(
-                self.transport, "POST", "/v1/episodes", _encode(event), headers, self.backoff
-            )
-            try:
-                delivery.run(dict, max(0.0, deadline - time.monotonic()))
-                return self.outbox.adopt(event.episode_id, instance)
-            except CollectorUnavailable as error:
-                if error.maybe_applied:  # the next try must be known as a repetition
-                    self._half_started[event.episode_id] = instance, event.start
-                raise
-            except Refusal as refusal:
-                if refusal.code != "unknown_instance" or last:
-                    raise
-                self.forget(instance, ())
-                claim = None
-        return None
-
-    def _claim(self, deadline: float) -> tuple[str, int]:
-        while True:
-            self.register(max(0.0, deadline - time.monotonic()))
-            instance, number = self.outbox.claim_start()
-            if instance is not None:
-                return instance, number
 
     # --- the end -----------------------------------------------------------------------------
 

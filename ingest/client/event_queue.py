@@ -15,6 +15,7 @@ import math
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,14 +23,20 @@ from typing import Any, Literal
 import msgspec
 
 from ingest.client.batch_size import BATCH_BYTES, BatchSize
-from ingest.protocol.agent_names import Name, name_of
+from ingest.client.declarations import Draft
+from ingest.client.events import too_large
+from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import BufferFull
-from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
+from ingest.protocol.messages import Cause, Decision, End, Event, LogAction, LogReturns, Start
 
 EVENT_BYTES = 256  # what an event takes beside its observation, action and info
-_LONGEST_RUN = 8  # events of one episode that are not torn between two batches for its length
+OPEN_SHARE = 0.25
+"""With `drop`: of the queue, what only the episodes that are open already may fill."""
 
-OnFull = Literal["block", "raise"]
+_LONGEST_RUN = 8  # events of one episode that are not torn between two batches for its length
+_DRAFTS_AT_ONCE = 64  # encoded between two looks at the queue, so that callers get their turn
+
+OnFull = Literal["raise", "drop", "block"]
 
 
 def weight(event: Any) -> int:
@@ -80,9 +87,14 @@ class Outbox:
     """A bounded queue of events. Every method may be called from any thread.
 
     `max_events` and `max_bytes` bound what is pending; `batch` events and `size` bound one batch,
-    `request_bytes` any request. `timeout` bounds how long a full queue blocks its caller, `linger`
-    how long a batch waits for company when nothing is in flight; both in seconds. `named`: start
-    numbers are the caller's own, of an instance that may be resumed.
+    `request_bytes` any request. When the queue is full, `on_full` says what becomes of an event:
+    "raise" and "block" wait for `max_wait` or `timeout` seconds, then raise BufferFull; "drop"
+    refuses an episode that starts, and cuts an open one short, without a wait. `linger`: seconds
+    that a batch waits for company when nothing is in flight. `named`: start numbers are the
+    caller's own, of an instance that may be resumed.
+
+    `asked` tells the thread that sends to ask the collector what it declares before it sends more;
+    `drafted`, that values wait in the queue until that is known.
     """
 
     def __init__(
@@ -94,6 +106,7 @@ class Outbox:
         on_full: OnFull,
         timeout: float,
         linger: float,
+        max_wait: float = 0.01,
         named: bool = False,
     ) -> None:
         self.max_events = max_events
@@ -102,7 +115,7 @@ class Outbox:
         self.request_bytes = max_bytes
         self.size = BatchSize(min(max_bytes, BATCH_BYTES))
         self.on_full = on_full
-        self.timeout = timeout
+        self.patience = timeout if on_full == "block" else max_wait
         self.linger = linger
         self.named = named
         self.closed = False
@@ -128,23 +141,51 @@ class Outbox:
         self._requeues = 0
         self._next_start = 0
         self._strays: dict[Name, str] = {}
+        self.asked = False
+        self.drafted = False
+        self._draft_end = 0  # the index behind the last draft
+        self._marks: deque[tuple[int, float]] = deque()  # from an index on: queued since when
+        self._dropped: set[str] = set()  # episodes whose events are dropped, until their end
+        self.dropped_episodes = self.dropped_steps = self.dropped_rewards = 0
+        self.has_cut = False  # an open episode was cut short
         self.pending = 0
         self._bytes = 0
         self.instance: str | None = None
         self.trouble: Exception | None = None  # why the collector takes nothing: a token, say
 
+    def bound(self, max_events: int, max_body: int | None) -> None:
+        """Hold to what the collector takes in one request."""
+        self.batch = min(self.batch, max_events)
+        if max_body is not None:
+            self.request_bytes = min(self.max_bytes, max_body * 9 // 10)
+            self.size.bound(self.request_bytes)
+
     # --- in ----------------------------------------------------------------------------------
 
-    def put(self, event: Event, size: int) -> int:
-        """Queue one event of `weight` size; its index. Raises BufferFull, having queued nothing."""
+    def put(self, event: Event, size: int, *, draft: bool = False) -> int:
+        """Queue one event of `weight` size; its index, -1 if it was dropped.
+
+        Raises BufferFull, having queued nothing. `draft`: it has values that are drafts.
+        """
         with self._lock:
+            if self._dropped and event.episode_id in self._dropped:
+                self._count_dropped([event])
+                return -1
             if self.pending >= self.max_events or self._bytes + size > self.max_bytes:
-                self._wait_for_room(1, size)
+                if self.on_full != "drop":
+                    self._wait_for_room(1, size)
+                elif self._lacks_room([event], size):
+                    self._drop([event])
+                    return -1
             self.pending += 1
             self._bytes += size
             queue = self._queue
             queue.append(event)
             count = len(queue)
+            if draft:
+                self._note_draft()
+            if count == 1:
+                self._marks.append((self._taken, time.monotonic()))
             if count >= self._wake_at:
                 self._wake_at = sys.maxsize
                 self._filled.notify()
@@ -157,55 +198,134 @@ class Outbox:
             with self._lock:
                 self._filled.notify()
 
-    def put_all(self, events: Sequence[Event]) -> int:
-        """Queue some events in one piece; the index of the last. Raises BufferFull, with none.
+    def put_all(self, events: Sequence[Event]) -> Sequence[int]:
+        """Queue some events in one piece; their indices, -1 of those that were dropped.
 
-        Each Start among them is numbered here unless it brings its own number.
+        Raises BufferFull, with none queued. Each Start among them is numbered here unless it brings
+        its own number.
         """
-        size = sum(map(weight, events))
         with self._lock:
-            if self.pending + len(events) > self.max_events or self._bytes + size > self.max_bytes:
-                self._wait_for_room(len(events), size)
-            return self._extend(events, size)
+            kept = events
+            if self._dropped:
+                kept = [event for event in events if event.episode_id not in self._dropped]
+                self._count_dropped([e for e in events if e.episode_id in self._dropped])
+            size = sum(map(weight, kept))
+            if self.on_full == "drop":
+                if self._lacks_room(kept, size):
+                    self._drop(kept)
+                    kept = []
+            elif self.pending + len(kept) > self.max_events or self._bytes + size > self.max_bytes:
+                self._wait_for_room(len(kept), size)
+            first = self._extend(kept, size)
+            if len(kept) == len(events):
+                return range(first, first + len(kept))
+            places = {id(event): place for place, event in enumerate(kept, first)}
+            return [places.get(id(event), -1) for event in events]
 
     def _extend(self, events: Sequence[Event], size: int) -> int:
+        """With the lock held; the index of the first."""
+        if not self._queue and events:
+            self._marks.append((self._taken, time.monotonic()))
+        first = self._taken + len(self._queue)
         for event in events:
             self._number(event)
         self.pending += len(events)
         self._bytes += size
         self._queue.extend(events)
+        if any(map(_drafts_of, events)):
+            self._note_draft()
         if len(self._queue) >= self._wake_at:
             self._wake_at = sys.maxsize
             self._filled.notify()
-        return self._taken + len(self._queue) - 1
+        return first
+
+    def _note_draft(self) -> None:
+        self._draft_end = self._taken + len(self._queue)
+        self.drafted = self.asked = True
+
+    def ask(self) -> None:
+        """Have the thread that sends ask what the collector declares."""
+        with self._lock:
+            self.asked = True
+            self._filled.notify()
 
     def _number(self, event: Event) -> None:
         if isinstance(event, Start) and event.start is None:
             event.start = self._next_start
             self._next_start += 1
 
-    def claim_start(self) -> tuple[str | None, int]:
-        """The current instance and a start number of it, for a start outside the queue."""
-        with self._lock:
-            self._next_start += 1
-            return self.instance, self._next_start - 1
-
     def _wait_for_room(self, count: int, size: int) -> None:
         """With the lock held."""
         if self._has_room(count, size):
             return
-        seconds = 0.0 if self.on_full == "raise" else self.timeout
-        if not self._changed.wait_for(lambda: self._has_room(count, size), seconds):
-            why = f", which refuses them: {self.trouble}" if self.trouble else ""
-            raise BufferFull(
-                f"{self.pending} events ({self._bytes} bytes) wait for the collector{why}; the "
-                f"client holds at most {self.max_events} events and {self.max_bytes} bytes"
-            ) from self.trouble
+        if not self._changed.wait_for(lambda: self._has_room(count, size), self.patience):
+            raise self.full()
 
-    def _has_room(self, count: int, size: int) -> bool:
+    def full(self) -> BufferFull:
+        """The error of a full queue."""
+        why = f", which refuses them: {self.trouble}" if self.trouble else ""
+        error = BufferFull(
+            f"{self.pending} events ({self._bytes} bytes) wait for the collector{why}; the "
+            f"client holds at most {self.max_events} events and {self.max_bytes} bytes"
+        )
+        error.__cause__ = self.trouble
+        return error
+
+    def _has_room(self, count: int, size: int, share: float = 1.0) -> bool:
         """An event that alone is over `max_bytes` may pass an empty queue."""
-        fits = self.pending + count <= self.max_events and self._bytes + size <= self.max_bytes
+        fits = (
+            self.pending + count <= self.max_events * share
+            and self._bytes + size <= self.max_bytes * share
+        )
         return fits or self.pending == 0 or self.closed
+
+    # --- dropped -----------------------------------------------------------------------------
+
+    def _lacks_room(self, events: Sequence[Event], size: int) -> bool:
+        """Whether events are to be dropped: starts early, and ends never."""
+        if all(isinstance(event, End) for event in events):
+            return False
+        share = 1.0 - OPEN_SHARE if _starts(events) else 1.0
+        return not self._has_room(len(events), size, share)
+
+    def _drop(self, events: Sequence[Event]) -> None:
+        """Drop events for which there is no room, and what follows in their episodes.
+
+        Of an episode that goes on, the end is queued in place of the first of them, with its number
+        and the reason. With the lock held.
+        """
+        begun = {name_of(event) for event in events if isinstance(event, Start)}
+        for event in events:
+            if event.episode_id in self._dropped or _is_late(event):
+                continue
+            self._dropped.add(event.episode_id)
+            self.dropped_episodes += 1
+        cut: dict[str, End] = {}
+        for event in events:
+            if not _is_late(event) and name_of(event) not in begun:
+                cut.setdefault(event.episode_id, broken_end(event, "client_dropped"))
+        self._count_dropped(events)
+        self.has_cut = self.has_cut or bool(cut)
+        self._extend(list(cut.values()), EVENT_BYTES * len(cut))
+
+    def _count_dropped(self, events: Sequence[Event]) -> None:
+        """Count what is dropped; with the end of an episode of one agent it is over."""
+        for event in events:
+            self.dropped_steps += isinstance(event, (LogAction, Decision))
+            self.dropped_rewards += _is_late(event)
+            if isinstance(event, End) and event.agent_id is None:
+                self._dropped.discard(event.episode_id)
+
+    def over(self, episode_id: str) -> None:
+        """An episode is over: nothing more of it comes, and somebody may wait for it."""
+        if self._dropped:
+            with self._lock:
+                self._dropped.discard(episode_id)
+        self.hurry()
+
+    def is_dropped(self, name: Name) -> bool:
+        """Whether the events of an episode are dropped."""
+        return (name if isinstance(name, str) else name[0]) in self._dropped
 
     def fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
         """Add a reward to the queued step at `index`; False if it cannot take one any more."""
@@ -225,6 +345,10 @@ class Outbox:
                 folds = [self._folds(r.index, r.step, r.amount, r.info) for r in rewards]
                 rest = [r.event for r, folded in zip(rewards, folds, strict=True) if not folded]
                 size = sum(map(weight, rest))
+                is_dropped = bool(rest) and rest[0].episode_id in self._dropped
+                if is_dropped or (self.on_full == "drop" and self._lacks_room(rest, size)):
+                    (self._count_dropped if is_dropped else self._drop)(rest)
+                    rest, size = [], 0
                 if not rest or self._has_room(len(rest), size):
                     break
                 self._wait_for_room(len(rest), size)  # steps may leave meanwhile
@@ -257,12 +381,16 @@ class Outbox:
     def take(self) -> tuple[list[Event], str | None] | None:
         """The next batch and its instance; waits for one. None when closed and drained.
 
-        No events and no instance: the queue needs an instance to be registered first.
+        No events and no instance: the collector must be asked something first.
         """
         with self._lock:
             while True:
+                if self.asked:
+                    return [], None
                 idle = not self._queue
                 while not self._queue:
+                    if self.asked:
+                        return [], None
                     if self.closed:
                         return None
                     self._wake_at = 1
@@ -274,7 +402,7 @@ class Outbox:
                     self._filled.wait(self.linger)
                     self._lingering = False
                 self._wake_at = sys.maxsize
-                if self.instance is None:
+                if self.asked or self.instance is None:
                     return [], None
                 flight = self._cut()
                 if flight:
@@ -289,6 +417,9 @@ class Outbox:
         self._done = self._taken
         self._taken += size
         self._fixed = max(self._fixed, self._taken)
+        self._marks.append((self._taken + len(queue), time.monotonic()))
+        while len(self._marks) > 1 and self._marks[1][0] <= self._done:
+            self._marks.popleft()
         self._flight = flight
         self._land(0, len(flight))
         return flight
@@ -332,7 +463,8 @@ class Outbox:
                         self.closed
                         or self.trouble is not None
                         or (
-                            not any(name_of(event) in ids for event in self._flight)
+                            not self.drafted
+                            and not any(name_of(event) in ids for event in self._flight)
                             and self._fits_request(self._places(ids, since))
                         )
                     ),
@@ -379,11 +511,66 @@ class Outbox:
         """The instance under which an episode was started, None if it is yet to be registered."""
         return self._strays.get(name) or self.instance
 
-    def adopt(self, episode_id: str, instance: str) -> None:
-        """Note the instance of an episode that was started outside the queue."""
+    # --- drafts ------------------------------------------------------------------------------
+
+    def encode_drafts(self) -> list[tuple[Event, ValueError | None]]:
+        """Encode the drafts in the queue; what was taken out, with the error if it does not fit.
+
+        The end of its episode, as broken, takes its place, and what follows of the episode goes
+        with it, without an error. Called by the thread that sends, while nothing is in flight.
+        Drafts of policies that are not settled stay.
+        """
+        gone: list[tuple[Event, ValueError | None]] = []
+        over: set[str] = set()
+        place, is_left = self._taken, False
+        while True:
+            with self._lock:
+                chunk = self._queue[place - self._taken :][:_DRAFTS_AT_ONCE]
+                if not chunk or (place >= self._draft_end and not over):
+                    self.drafted = is_left
+                    self.asked = self.asked or is_left
+                    self._changed.notify_all()
+                    return gone
+            for index, event in enumerate(chunk, place):
+                if event is None:
+                    continue
+                if event.episode_id in over and not _is_late(event):
+                    gone.append((event, None))
+                    self._replace(index, event, None)
+                elif drafts := _drafts_of(event):
+                    if not all(draft.policy.is_settled for draft in drafts.values()):
+                        is_left = True
+                        continue
+                    error = self._encode(event, drafts)
+                    if error is not None:
+                        gone.append((event, error))
+                        over.add(event.episode_id)
+                        self._replace(index, event, broken_end(event, "client_invalid"))
+            place += len(chunk)
+
+    def _encode(self, event: Event, drafts: dict[str, Draft]) -> ValueError | None:
+        """Put canonical bytes in the place of an event's drafts; or what is wrong with them."""
+        name = label_of(event)
+        try:
+            values = {field: draft.encode(name) for field, draft in drafts.items()}
+        except ValueError as error:
+            return error
+        more = sum(map(len, values.values())) - sum(map(len, drafts.values()))
         with self._lock:
-            if instance != self.instance:
-                self._strays[episode_id] = instance
+            size = weight(event) + more
+            if size > self.request_bytes:
+                return too_large(name, size, self.request_bytes)
+            self._bytes += more
+            for field, value in values.items():
+                setattr(event, field, value)
+        return None
+
+    def _replace(self, index: int, event: Event, other: End | None) -> None:
+        with self._lock:
+            self._queue[index - self._taken] = other
+            self._bytes += (0 if other is None else weight(other)) - weight(event)
+            self.pending -= other is None
+            self.has_cut = self.has_cut or other is not None
 
     # --- judged, or back again ---------------------------------------------------------------
 
@@ -474,10 +661,32 @@ class Outbox:
 
     # --- waiting -----------------------------------------------------------------------------
 
-    def drained(self, timeout: float | None, stop: Callable[[], bool]) -> bool:
-        """Wait until all that is pending now has been judged; False when time ran out or `stop`."""
+    def wait_until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until something that is told by `wake` holds; whether it does."""
         with self._lock:
-            target = self._taken + len(self._queue)
+            return self._changed.wait_for(ready, timeout)
+
+    def oldest(self) -> float:
+        """For how many seconds the oldest event that is pending has been, about; 0 for none."""
+        with self._lock:
+            if not self.pending:
+                return 0.0
+            low, now = min((self._done, *self._pulls.values())), time.monotonic()
+            since = now
+            for index, at in self._marks:
+                if since == now or index <= low:
+                    since = at
+            return now - since
+
+    def drained(
+        self, timeout: float | None, stop: Callable[[], bool], *, before: int | None = None
+    ) -> bool:
+        """Wait until all that is pending now has been judged; False when time ran out or `stop`.
+
+        `before`: only what has a lower index.
+        """
+        with self._lock:
+            target = self._taken + len(self._queue) if before is None else before
             seen = self._requeues
             self._urgent += 1
             self._filled.notify()
@@ -489,7 +698,7 @@ class Outbox:
                 nonlocal target, seen
                 if stop():
                     return True
-                if self._requeues != seen:
+                if self._requeues != seen and before is None:
                     target, seen = self._taken + len(self._queue), self._requeues
                 return judged()
 
@@ -515,6 +724,37 @@ class Outbox:
         """Take nothing new; what is queued still goes out."""
         self.closed = True
         self.wake()
+
+
+def _starts(events: Sequence[Event]) -> bool:
+    """Whether all of the events are of episodes, or agents, that start with them."""
+    begun = {name_of(event) for event in events if isinstance(event, Start)}
+    return all(name_of(event) in begun for event in events)
+
+
+def _is_late(event: Event) -> bool:
+    """Whether an event is a reward for a named step, of anybody's episode."""
+    return isinstance(event, LogReturns) and event.seq is None
+
+
+def _drafts_of(event: Event) -> dict[str, Draft]:
+    """An event's values that are drafts, by field."""
+    if not isinstance(event, (LogAction, End)):
+        return {}
+    values = {"obs": event.obs, "action": getattr(event, "action", None)}
+    return {field: value for field, value in values.items() if type(value) is Draft}
+
+
+def broken_end(event: Any, cause: Cause) -> End:
+    """The end that takes the place of an event: its episode is broken at its last good step."""
+    return End(
+        episode_id=event.episode_id,
+        agent_id=event.agent_id,
+        seq=event.seq,
+        ts=event.ts,
+        decided=event.decided,
+        broken=cause,
+    )
 
 
 def whole_runs(queue: Sequence[Event | None], size: int) -> int:

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ingest.client.declarations import ClientPolicy
 from ingest.client.event_queue import EVENT_BYTES
-from ingest.client.events import check_id, check_tags, number, propensity, size_of, too_large
-from ingest.client.open_episodes import ClientPolicy, fetch_state
+from ingest.client.events import check_id, check_tags, number, propensity, too_large
+from ingest.client.open_episodes import fetch_state
 from ingest.client.policy_client import PolicyClient
 from ingest.client.transport import Token
 from ingest.protocol.errors import Refusal
@@ -66,13 +67,14 @@ class ImportClient(PolicyClient):
             ca=ca,
             timeout=timeout,
             max_pending=20_000,
+            on_full="block",
             instance_name=name,
         )
 
     @property
     def policy(self) -> ClientPolicy:
         """The declared policy of the import's episodes. Raises ValueError, ClientError."""
-        return self._policy(None)
+        return self._declared(None)
 
     def log_episode(
         self,
@@ -110,8 +112,9 @@ class ImportClient(PolicyClient):
         prob, logp = step.action_prob, step.action_logp
         if prob is not None or logp is not None:
             prob, logp = propensity(episode_id, prob, logp)
-        if EVENT_BYTES + size_of(obs) + size_of(act) > self._largest:
-            raise too_large(episode_id, EVENT_BYTES + size_of(obs) + size_of(act), self._largest)
+        size, largest = EVENT_BYTES + len(obs) + len(act), self._outbox.request_bytes
+        if size > largest:
+            raise too_large(episode_id, size, largest)
         return LogAction(
             episode_id=episode_id,
             seq=seq,

@@ -11,10 +11,11 @@ from math import isnan
 from time import monotonic, time_ns
 from typing import Any
 
+from ingest.client.declarations import ClientPolicy
 from ingest.client.delivery import Sender
 from ingest.client.event_queue import Outbox
 from ingest.client.local_inference import LocalPolicy
-from ingest.client.open_episodes import ClientEpisode, ClientPolicy
+from ingest.client.open_episodes import ClientEpisode
 from ingest.client.transport import Transport
 from ingest.protocol.agent_names import label_of
 from ingest.protocol.errors import Refusal
@@ -73,7 +74,8 @@ class LocalActor:
         policy = episode.policy
         if obs is None:
             obs = policy.observe(label_of(episode), observation)
-        local = self._policies.get(policy.policy_id) or self.policy(policy.policy_id)
+        name = policy.policy_id or ""
+        local = self._policies.get(name) or self.policy(name)
         if policy.paced:
             self._pace(policy, local)
         try:
@@ -97,7 +99,7 @@ class LocalActor:
 
     def _pace(self, policy: ClientPolicy, local: LocalPolicy) -> None:
         """Deliver a full window, then wait while the version that acts is held."""
-        name = policy.policy_id
+        name = policy.policy_id or ""
         waiting = self._undelivered.get(name, 0) + 1
         quota = policy.steps_per_version
         if quota is not None and waiting > max(1, quota // WINDOWS_PER_VERSION):

@@ -12,16 +12,17 @@ appeared. A call checks the values of all its agents before it queues the events
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ingest.client.client_events import late_reward, now_or
+from ingest.client.declarations import ClientPolicy
 from ingest.client.event_queue import Outbox, Reward, weight
 from ingest.client.events import check_id, encode_info, number, propensity, size_of
 from ingest.client.local_actions import LocalActor
-from ingest.client.open_episodes import ClientEpisode, ClientPolicy, ClientWhole, EpisodeBook
+from ingest.client.open_episodes import ClientEpisode, ClientWhole, EpisodeBook
 from ingest.client.remote_actions import RemoteActor
 from ingest.protocol.agent_names import label, label_of, name_of
 from ingest.protocol.errors import ClientError, Refusal, completed
@@ -52,8 +53,9 @@ class Turn:
 class MultiAgentCalls:
     """The five calls. All that they change is in the `book` and the queue.
 
-    `policy` finds a policy by its id, `require_room(name, size)` refuses an event that is too
-    large, `settle` waits with a client that is synchronous.
+    `policy` finds a policy by its id, `require_declared` waits for its declaration,
+    `require_room(name, size)` refuses an event that is too large, `settle` waits with a client that
+    is synchronous.
     """
 
     book: EpisodeBook
@@ -61,6 +63,7 @@ class MultiAgentCalls:
     actor: LocalActor
     remote: RemoteActor
     policy: Callable[[str | None], ClientPolicy]
+    require_declared: Callable[[ClientPolicy], None]
     require_room: Callable[[str, int], None]
     settle: Callable[[str], None]
     is_local: bool
@@ -83,7 +86,7 @@ class MultiAgentCalls:
     def get_action(self, observations: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Actions by episode and agent, on observations by episode and agent."""
         turns = {
-            name: self._turn(self.book.find_whole(name, answered=self.is_local), seen)
+            name: self._turn(self.book.find_whole(name, answered=self.is_local), seen, waits=True)
             for name, seen in observations.items()
         }
         if self.is_local:
@@ -208,7 +211,7 @@ class MultiAgentCalls:
                 for agent, track in whole.tracks.items()
             ]
         )
-        self.outbox.hurry()
+        self.outbox.over(episode_id)
         self.book.end_whole(whole)
         self.settle(episode_id)
 
@@ -267,11 +270,16 @@ class MultiAgentCalls:
         for agent in sorted(agents & whole.ended):
             raise completed(name, agent)
 
-    def _turn(self, whole: ClientWhole, observation: Any) -> Turn:
-        """Who acts on the observations, who joins and who has gone. Raises ValueError."""
+    def _turn(self, whole: ClientWhole, observation: Any, *, waits: bool = False) -> Turn:
+        """Who acts on the observations, who joins and who has gone. Raises ValueError.
+
+        `waits`: for the declarations of their policies.
+        """
         name, since = whole.episode_id, self.outbox.end
         obs = {}
         for agent, value in by_agent(name, "obs", observation).items():
+            if waits:
+                self.require_declared(whole.policy(agent))
             obs[agent] = whole.policy(agent).observe(label((name, agent)), value)
         _require_going_on(whole, obs)
         acting = [agent for agent in obs if agent not in whole.gone and agent not in whole.ended]
@@ -330,20 +338,18 @@ class MultiAgentCalls:
             agents=agents,
         )
 
-    def _put(self, events: list[Any]) -> int:
-        """Queue events in one piece; the index that the first one got."""
+    def _put(self, events: list[Any]) -> Sequence[int]:
+        """Queue events in one piece; the indices that they got."""
         for event in events:
             self.require_room(label_of(event), weight(event))
-        if not events:
-            return self.outbox.end
-        return self.outbox.put_all(events) - len(events) + 1
+        return self.outbox.put_all(events) if events else ()
 
     def _act(self, turns: Mapping[str, Turn], steps: Mapping[str, Mapping[str, Any]]) -> None:
         """Queue the steps of some turns, behind the starts and ends that belong to them."""
         events: list[Any] = []
         for name, turn in turns.items():
             events += [*turn.events, *steps[name].values()]
-        places = {id(event): index for index, event in enumerate(events, self._put(events))}
+        places = dict(zip(map(id, events), self._put(events), strict=True))
         for name, turn in turns.items():
             _enter(self.book, turn)
             for agent, step in steps[name].items():

@@ -1,163 +1,29 @@
-"""What a client knows: the policies of its collector, and its own episodes."""
+"""The episodes that a client has open, and those that it remembers."""
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 from urllib.parse import quote
 
+from ingest.client.declarations import ClientPolicy
 from ingest.client.events import check_id
 from ingest.client.transport import Delivery, Transport
-from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, label, name_of
 from ingest.protocol.errors import (
     ClientError,
-    CollectorUnavailable,
     Refusal,
     already_started,
     completed,
     not_found,
 )
 from ingest.protocol.messages import Decision, EpisodeState, Event, GetAction, LogAction, Start
-from storage.spaces.codec import Codec
-from storage.spaces.descriptors import Dict, Space, SpaceError, space_from_json
-
-log = logging.getLogger("headrace.client")
 
 REMEMBERED = 10_000
 """Ended episodes that a client remembers, to name the right error; older ones are "not found"."""
 
 _PASSING = frozenset({"window_closed"})  # refuses one event and leaves the episode as it was
-
-
-class ClientPolicy:
-    """The spaces of one policy, as codecs whose errors name the episode."""
-
-    def __init__(
-        self,
-        policy_id: str,
-        observation: Space,
-        action: Space,
-        steps_per_version: int | None = None,
-        reward_combination: str = "sum",
-        max_policy_lag: int | None = None,
-        fields: Collection[str] = wire.FIELDS,
-    ) -> None:
-        self.policy_id = policy_id
-        self._fields = frozenset(fields)
-        self._left_out: set[str] = set()  # what was said of them once
-        self.sums = reward_combination == "sum"  # rewards may be added up before they are sent
-        self.steps_per_version = steps_per_version
-        self.paced = steps_per_version is not None or max_policy_lag is not None
-        self.observation = Codec(observation)
-        self.action = Codec(action)
-        self._encode_observation = self.observation.encode
-        self._encode_action = self.action.encode
-
-    def pass_prob(self, message: str, value: float) -> float:
-        """The `pass_prob` of a message for this collector: 1 where it does not know the field."""
-        field = f"{message}.pass_prob"
-        if value == 1.0 or field in self._fields:
-            return value
-        if field not in self._left_out:
-            self._left_out.add(field)
-            log.warning(
-                "policy %s: the collector does not list the field %s: pass_prob %g is not sent, "
-                "and what is stored says 1",
-                self.policy_id,
-                field,
-                value,
-            )
-        return 1.0
-
-    def encode(self, episode_id: str, observation: Any, action: Any) -> tuple[bytes, bytes]:
-        """Canonical bytes of both; raises SpaceError (a ValueError) for what does not fit."""
-        try:
-            obs = self._encode_observation(observation, "obs")
-            return obs, self._encode_action(action, "action")
-        except SpaceError as error:
-            raise self._misfit(episode_id, error, observation) from error
-
-    def observe(self, episode_id: str, observation: Any) -> bytes:
-        """Canonical bytes of an observation; raises SpaceError."""
-        try:
-            return self.observation.encode(observation, "obs")
-        except SpaceError as error:
-            raise self._misfit(episode_id, error, observation) from error
-
-    def _misfit(self, episode_id: str, error: SpaceError, observation: Any) -> SpaceError:
-        text = f"Episode {episode_id}: {error}"
-        if isinstance(observation, Mapping) and not isinstance(self.observation.space, Dict):
-            text += " (the episode has one agent: start it with policy_id={agent: policy}, or from "
-            text += "a client with a policy_mapping_fn, for mappings by agent)"
-        return SpaceError(text)
-
-    def encode_action(self, episode_id: str, action: Any) -> bytes:
-        """Canonical bytes of an action; raises SpaceError."""
-        try:
-            return self._encode_action(action, "action")
-        except SpaceError as error:
-            raise SpaceError(f"Episode {episode_id}: {error}") from error
-
-    def encode_decision(self, action: Any) -> bytes:
-        """Canonical bytes of an action that the policy chose: Box parts may leave their bounds."""
-        return self._encode_action(action, "action", check_range=False)
-
-    def action_value(self, sent: Any) -> Any:
-        """An action as the space's value; its Box parts may lie outside their bounds."""
-        return self.action.decode(self.action.from_wire(sent, "action", check_range=False))
-
-
-class CollectorSpec:
-    """What `GET /v1/spec` says."""
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        if document["protocol"] != wire.PROTOCOL_VERSION:
-            raise ClientError(
-                f"expected a collector of protocol {wire.PROTOCOL_VERSION}, got "
-                f"{document['protocol']!r}: use the client of the collector's version"
-            )
-        self.durable: bool = document.get("durable", True)
-        limits = document.get("limits", {})
-        self.max_body: int | None = limits.get("max_body")
-        self.max_events: int = limits.get("max_events", wire.MAX_EVENTS)
-        self.live_versions: dict[str, int | None] = {}
-        self.policies: dict[str, ClientPolicy] = {}
-        fields = document.get("fields", ())
-        for name, policy in document["policies"].items():
-            observation, action = (space_from_json(policy[k]) for k in ("observation", "action"))
-            flow = policy.get("flow", {})
-            quota, lag = flow.get("steps_per_version"), flow.get("max_policy_lag")
-            combination = policy.get("reward_combination", "sum")
-            self.policies[name] = ClientPolicy(
-                name, observation, action, quota, combination, lag, fields
-            )
-            self.live_versions[name] = policy.get("live_version")
-
-    @classmethod
-    def fetch(cls, transport: Transport) -> CollectorSpec:
-        """Ask the collector. Raises CollectorUnavailable, Refusal, ClientError."""
-        document = Delivery(transport, "GET", "/v1/spec").run(dict[str, Any])
-        try:
-            return cls(document)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise CollectorUnavailable(
-                f"{transport.address}: expected a collector's /v1/spec, got {error!r}"
-            ) from error
-
-    def policy(self, policy_id: str | None) -> ClientPolicy:
-        """The policy of that id; without an id, the only one. Raises ValueError."""
-        if policy_id is None and len(self.policies) == 1:
-            return next(iter(self.policies.values()))
-        found = self.policies.get(policy_id or "")
-        if found is None:
-            raise ValueError(
-                f"policy_id: expected one of {sorted(self.policies)}, got {policy_id!r}"
-            )
-        return found
 
 
 def fetch_state(transport: Transport, episode_id: str) -> EpisodeState:
@@ -365,6 +231,14 @@ class EpisodeBook:
             self.end(name, refusal)
             if event.episode_id in self._ended and self._ended[event.episode_id] is None:
                 self._ended[event.episode_id] = refusal  # of all agents
+
+    def take_refusal(self, name: Name) -> Refusal | None:
+        """What the start of an episode met, if it was refused: then there is no such episode."""
+        episode = self.open.get(name)
+        refusal = None if episode is None else episode.error
+        if refusal is not None:
+            self.open.pop(name)
+        return refusal
 
     def cause(self, episode_id: str) -> Refusal | None:
         """The refusal that ended one of the REMEMBERED ended episodes, if one did."""

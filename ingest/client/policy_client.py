@@ -7,7 +7,13 @@
         client.end_episode(episode)
 
 A logging call validates its values, queues an event and returns; a background thread delivers what
-is queued, in batches, exactly once. `flush` waits until all of it is acknowledged.
+is queued, in batches, exactly once. `flush` waits until all of it is acknowledged. Whatever is
+down, a logging call waits for no longer than `max_wait`.
+
+Values are validated in the call once it is known what the policy declares: from `policy_file`, from
+`cache_dir`, or from the collector, which the thread asks (`connect` waits for that). Until then
+they are copied, and validated before they are sent: what does not fit ends its episode as broken at
+its last good step, is counted, and is told to `on_error`, the episode's next call and `flush`.
 
 Threads may use one client for different episodes at once; one episode is used by one at a time.
 After a fork the child has an empty client of its own: the parent's episodes stay the parent's.
@@ -18,14 +24,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import time_ns
+from time import monotonic, time_ns
 from types import TracebackType
 from typing import Any
 
 from ingest.client.client_events import late_reward, now_or, start_event
-from ingest.client.delivery import ClientStats, Sender
+from ingest.client.client_stats import ClientStats
+from ingest.client.declarations import ClientPolicy, CollectorSpec, Declarations, Draft
+from ingest.client.delivery import Sender
 from ingest.client.event_queue import EVENT_BYTES, OnFull, Outbox
 from ingest.client.events import (
     check_pass_prob,
@@ -37,13 +45,7 @@ from ingest.client.events import (
 )
 from ingest.client.local_actions import LocalActor
 from ingest.client.multi_agent import MultiAgentCalls, PolicyMapping, checked_mapping
-from ingest.client.open_episodes import (
-    ClientEpisode,
-    ClientPolicy,
-    CollectorSpec,
-    EpisodeBook,
-    require_free,
-)
+from ingest.client.open_episodes import ClientEpisode, EpisodeBook, require_free
 from ingest.client.remote_actions import RemoteActor
 from ingest.client.transport import HttpSession, Token, Transport
 from ingest.protocol.agent_names import name_in
@@ -67,10 +69,20 @@ class PolicyClient:
             that a renewed token needs no new client.
         ca: a file of PEM certificates to trust in place of the system's, for `https`; a session
             brings its own.
-        timeout: seconds that a call waits at most: for an answer, for room in the queue.
+        timeout: seconds that a call waits at most that needs an answer: `get_action`, `connect`.
+        max_wait: seconds that a logging call waits at most: for room in the queue, for what the
+            collector declares (the first call), for the answer to a start with an id of your own.
         max_pending: events that may wait for the collector.
         max_pending_bytes: the same in bytes.
-        on_full: "block" (for `timeout`) or "raise" BufferFull at once when they are reached.
+        on_full: what a call does when they are reached. "raise": BufferFull after `max_wait`.
+            "drop": an episode that starts is refused, and every call on it is counted and does
+            nothing (in local mode `get_action` still acts); a quarter of the queue is kept for
+            those that are open, and one that still does not fit ends as broken, with the reason
+            `client_dropped`. "block": it waits for `timeout`, then raises BufferFull.
+        policy_file: the file under `policies/` that declares a policy, as the collector has it.
+        cache_dir: a folder to keep what the collector declares, for the next process.
+        on_error: called with each Refusal that an event met in the background, by the thread that
+            met it; what it raises is logged.
         batch: events in one request at most.
         linger: seconds that a first event waits for company before it is sent; the end of an
             episode waits for nobody.
@@ -83,9 +95,9 @@ class PolicyClient:
         instance_name: names this client's starts, for an import that may be run again: each start
             then brings its own `start_number`, and `known_starts` says which are there already.
 
-    Nothing is sent before the first call. Values are validated in the call, which raises
-    ValueError and leaves the episode as it was. A refusal by the collector of an event that was
-    queued is raised by the next call on its episode, and by `flush`.
+    Nothing is sent before the first call. A value that does not fit raises ValueError and leaves
+    the episode as it was. A refusal by the collector of an event that was queued is raised by the
+    next call on its episode, and by `flush`. With `sync` calls wait for as long as `timeout`.
     """
 
     def __init__(
@@ -102,21 +114,25 @@ class PolicyClient:
         timeout: float = 30.0,
         max_pending: int = 100_000,
         max_pending_bytes: int = 256_000_000,
-        on_full: OnFull = "block",
+        on_full: OnFull = "raise",
         batch: int = 1_000,
         linger: float = 0.005,
         long_poll: bool = True,
         instance_name: str | None = None,
         policy_mapping_fn: PolicyMapping | None = None,
+        max_wait: float = 0.01,
+        policy_file: str | Path | None = None,
+        cache_dir: str | Path | None = None,
+        on_error: Callable[[Refusal], None] | None = None,
     ) -> None:
         if inference_mode not in ("local", "remote"):
             raise ValueError("inference_mode must be either 'local' or 'remote'")
-        if on_full not in ("block", "raise"):
-            raise ValueError(f"on_full: expected 'block' or 'raise', got {on_full!r}")
-        if max_pending < 3 or batch < 3 or not timeout > 0 or not linger >= 0:
+        if on_full not in ("raise", "drop", "block"):
+            raise ValueError(f"on_full: expected 'raise', 'drop' or 'block', got {on_full!r}")
+        if max_pending < 3 or batch < 3 or not timeout > 0 or not min(linger, max_wait) >= 0:
             raise ValueError(
-                f"expected max_pending >= 3, batch >= 3, timeout > 0 and linger >= 0, got "
-                f"{max_pending}, {batch}, {timeout} and {linger}"
+                f"expected max_pending >= 3, batch >= 3, timeout > 0, linger >= 0 and "
+                f"max_wait >= 0, got {max_pending}, {batch}, {timeout}, {linger} and {max_wait}"
             )
         self.inference_mode = inference_mode
         self.policy_mapping_fn = checked_mapping(policy_mapping_fn)
@@ -124,6 +140,7 @@ class PolicyClient:
         self.policy_id = policy_id
         self._sync = sync
         self._timeout = timeout
+        self._max_wait = timeout if sync else max_wait
         self._named = instance_name is not None
         self._book = EpisodeBook()
         self._transport = Transport(address, session=session, token=token, ca=ca, timeout=timeout)
@@ -134,9 +151,20 @@ class PolicyClient:
             on_full=on_full,
             timeout=timeout,
             linger=linger,
+            max_wait=max_wait,
             named=self._named,
         )
-        self._sender = Sender(self._transport, self._outbox, self._book, name=instance_name)
+        self._declarations = Declarations(self._transport.address, policy_file, cache_dir)
+        if self._declarations.spec is not None:
+            self._outbox.bound(self._declarations.spec.max_events, self._declarations.spec.max_body)
+        self._sender = Sender(
+            self._transport,
+            self._outbox,
+            self._book,
+            self._declarations,
+            name=instance_name,
+            on_error=on_error,
+        )
         self._actor = LocalActor(
             self._transport, self._outbox, self._sender, update_interval, long_poll=long_poll
         )
@@ -144,8 +172,7 @@ class PolicyClient:
             self._book, self._outbox, self._sender, timeout, wait_for_disk=sync
         )
         self._put = self._outbox.put
-        self._largest = max_pending_bytes
-        self._spec: CollectorSpec | None = None
+        self._is_patient = True  # the collector has not kept a call waiting for what it declares
         # A client that is dropped without close still delivers what it has queued.
         weakref.finalize(self, self._sender.retire).atexit = False
 
@@ -165,9 +192,10 @@ class PolicyClient:
     ) -> str:
         """Start an episode and answer its id.
 
-        Without an id one is made up (a UUID) and the start is queued. With the caller's own id it
-        is one round trip, so that a taken id raises here: ValueError "Episode X is already
-        started" or "Episode X has already completed." (an import's start is queued all the same).
+        The start is queued; without an id one is made up (a UUID). A taken id is ValueError
+        "Episode X is already started" or "Episode X has already completed.": raised here if the
+        collector answers within `max_wait`, else by the episode's next call. (With several agents
+        always by the next call, unless `sync`; an import waits for nothing.)
 
         With a mapping agent -> policy as `policy_id`, or the client's `policy_mapping_fn`, it has
         several agents: observations, actions, rewards and infos of its calls are then mappings by
@@ -186,18 +214,20 @@ class PolicyClient:
         mapping = self.policy_mapping_fn if policy_id is None else policy_id
         if mapping is not None and not isinstance(mapping, str):
             return self._start_whole(episode_id, mapping, passed, *options, number=start_number)
+        deadline = monotonic() + self._max_wait
         policy = self._policy(mapping)
         start = self._start(episode_id, policy.policy_id, *options, number=start_number)
-        since = self._outbox.end
-        if episode_id is not None and not self._named:
-            self._book.require_new(episode_id)
-            self._sender.start(start, self._timeout)
-        else:
-            self._put_started([start])
-        opened = ClientEpisode(start.episode_id, policy, since, pass_prob=passed)
-        self._book.open[start.episode_id] = opened
-        self._settle(start.episode_id)
-        return start.episode_id
+        name, since = start.episode_id, self._outbox.end
+        asks = episode_id is not None and not self._named
+        if asks:
+            self._book.require_new(name)
+        answers = self._sync or self._outbox.oldest() <= self._max_wait
+        index = self._put_started([start])
+        self._book.open[name] = ClientEpisode(name, policy, since, pass_prob=passed)
+        if asks and answers and index >= 0:
+            self._sender.await_start(start, index, max(0.0, deadline - monotonic()))
+        self._settle(name)
+        return name
 
     def get_action(self, episode_id: str | Sequence[str], observation: Any) -> Any | dict[str, Any]:
         """The live policy's action on an observation, recorded as the episode's next step.
@@ -214,6 +244,7 @@ class PolicyClient:
         if isinstance(episode_id, str):
             if episode_id in wholes:
                 return self._many.get_action({episode_id: observation})[episode_id]
+            self._require_declared(self._book.find(episode_id, answered=local).policy)
             if local:
                 return self._decide(episode_id, observation)
             return self._remote.act({episode_id: observation})[episode_id]
@@ -223,6 +254,8 @@ class PolicyClient:
             if len(many) < len(observation):
                 raise ValueError("get_action: expected episodes of several agents, or of one each")
             return self._many.get_action({name: observation[name] for name in many})
+        for name in observation:
+            self._require_declared(self._book.find(name, answered=local).policy)
         if local:
             for name in observation:  # all of them are fit before any is recorded
                 self._book.find(name).policy.observe(name, observation[name])
@@ -277,9 +310,10 @@ class PolicyClient:
         if episode.pass_prob != 1.0:
             step.pass_prob = episode.pass_prob
         size = EVENT_BYTES + len(obs) + len(act)
-        if size > self._largest or not self._sender.running:
+        if size > self._outbox.request_bytes or not self._sender.running:
             self._require_room(episode_id, size)
-        episode.step_index = self._put(step, size)
+        draft = isinstance(obs, Draft) or isinstance(act, Draft)
+        episode.step_index = self._put(step, size, draft=draft)
         episode.step = step
         episode.decided = None
         episode.seq = seq + 1
@@ -371,8 +405,9 @@ class PolicyClient:
             ts=now_or(ts),
             decided=episode.decided,
         )
-        self._queue(event, EVENT_BYTES + (0 if final is None else len(final)))
-        self._outbox.hurry()
+        size = EVENT_BYTES + (0 if final is None else len(final))
+        self._queue(event, size, draft=isinstance(final, Draft))
+        self._outbox.over(episode_id)
         self._book.end(episode_id)
         return self._settle(episode_id)
 
@@ -436,16 +471,26 @@ class PolicyClient:
         nothing to refresh: the collector acts with the live version.
         """
         if self.inference_mode == "local":
-            return self._actor.policy(self._policy(policy_id).policy_id).refresh()
-        self._spec = spec = self._fetch()
+            return self._actor.policy(self._declared(policy_id).policy_id or "").refresh()
+        spec = CollectorSpec.fetch(self._transport)
+        self._sender.take_up(spec)
         name = self.policy_id if policy_id is None else policy_id
-        return spec.live_versions[spec.policy(name).policy_id]
+        return spec.live_versions[spec.policy(name).policy_id or ""]
 
     def acting_version(self, policy_id: str | None = None) -> int:
         """The version that local mode acts with now; -1 for none yet, and in remote mode."""
-        return self._actor.policy(self._policy(policy_id).policy_id).version
+        return self._actor.policy(self._declared(policy_id).policy_id or "").version
 
     # --- delivery ----------------------------------------------------------------------------
+
+    def connect(self, timeout: float | None = None) -> None:
+        """Wait for at most `timeout` seconds (default: the client's) until the collector answers.
+
+        From then on calls validate their values. Raises CollectorUnavailable without an answer,
+        Refusal when the collector refuses the client (a wrong token).
+        """
+        seconds = self._timeout if timeout is None else timeout
+        self._sender.connect(seconds, lambda: self._declarations.is_told)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was logged before this call is acknowledged.
@@ -495,26 +540,38 @@ class PolicyClient:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _fetch(self) -> CollectorSpec:
-        spec = CollectorSpec.fetch(self._transport)
-        if not spec.durable and self._spec is None:
-            log.warning("%s keeps nothing on disk (durable: false)", self._transport.address)
-        self._remote.durable = spec.durable
-        outbox = self._outbox
-        outbox.batch = min(outbox.batch, spec.max_events)
-        if spec.max_body is not None:
-            self._largest = outbox.request_bytes = min(outbox.max_bytes, spec.max_body * 9 // 10)
-            outbox.size.bound(outbox.request_bytes)
-        return spec
-
     def _policy(self, policy_id: str | None) -> ClientPolicy:
-        spec = self._spec
+        """A policy, of which it may not be known yet what it declares. Raises ValueError.
+
+        The first call waits for that, for `max_wait`; none does while the collector is silent.
+        """
         name = self.policy_id if policy_id is None else policy_id
         if name is not None and not isinstance(name, str):
             raise ValueError(f"policy_id: expected the id of one policy, got {name!r:.80}")
-        if spec is None or (name is not None and name not in spec.policies):
-            self._spec = spec = self._fetch()
-        return spec.policy(name)
+        policy = self._declarations.policy(name)
+        if not policy.is_settled:
+            self._sender.ensure_running()
+            self._outbox.ask()
+            if self._is_patient:
+                self._is_patient = self._outbox.wait_until(
+                    lambda: policy.is_settled, self._max_wait
+                )
+        if policy.error is not None:
+            raise ValueError(policy.error)
+        return policy
+
+    def _require_declared(self, policy: ClientPolicy) -> None:
+        """Wait until it is known what a policy declares. Raises ValueError, ClientError."""
+        if policy.is_declared:
+            return
+        self._sender.connect(self._timeout, lambda: policy.is_settled)
+        if policy.error is not None:
+            raise ValueError(policy.error)
+
+    def _declared(self, policy_id: str | None) -> ClientPolicy:
+        policy = self._policy(policy_id)
+        self._require_declared(policy)
+        return policy
 
     def _start(
         self, episode_id: str | None, policy_id: str | None, *options: Any, number: int | None
@@ -531,13 +588,14 @@ class PolicyClient:
         *options: Any,
         number: int | None,
     ) -> str:
-        """Open an episode of several agents; nothing is sent but the question for a taken id."""
+        """Open an episode of several agents; nothing is sent before they appear."""
         start = self._start(episode_id, None, *options, number=number)
         if self._named:
             raise ValueError("instance_name: expected none for episodes of several agents")
         if episode_id is not None:
             self._book.require_new(episode_id)
-            require_free(self._transport, episode_id)
+            if self._sync:
+                require_free(self._transport, episode_id)
         self._many.start(start, mapping, pass_prob)
         return start.episode_id
 
@@ -550,27 +608,30 @@ class PolicyClient:
             self._actor,
             self._remote,
             self._policy,
+            self._require_declared,
             self._require_room,
             self._settle,
             self.inference_mode == "local",
         )
 
-    def _queue(self, event: Any, size: int) -> int:
+    def _queue(self, event: Any, size: int, *, draft: bool = False) -> int:
         """Queue one event; its index. Raises BufferFull, ClientError, ValueError."""
         self._require_room(event.episode_id, size)
-        return self._put(event, size)
+        return self._put(event, size, draft=draft)
 
     def _require_room(self, episode_id: str, size: int) -> None:
         """Raise ValueError for an event that no request can carry, ClientError without a sender."""
-        if size > self._largest:
-            raise too_large(episode_id, size, self._largest)
+        largest = self._outbox.request_bytes
+        if size > largest:
+            raise too_large(episode_id, size, largest)
         if not self._sender.running:
             self._sender.ensure_running()
 
-    def _put_started(self, events: Sequence[Any]) -> None:
-        size = sum(size_of(event.obs) + size_of(event.action) for event in events[1:2])
+    def _put_started(self, events: Sequence[Any]) -> int:
+        """Queue an episode's first events in one piece; the index of the first."""
+        size = sum(len(event.obs) + len(event.action) for event in events[1:2])
         self._require_room(events[0].episode_id, size)
-        self._outbox.put_all(events)
+        return self._outbox.put_all(events)[0]
 
     def _settle(self, episode_id: str) -> None:
         """With `sync`: wait for the acknowledgement, and raise what was refused."""

@@ -39,9 +39,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class RemoteActor:
     """Asks for the actions of one client.
 
-    `wait_for_disk`: answers are durable before they come. `durable`: the collector has a disk;
-    without one there is nothing to keep for it. `holds_given_up` counts answers by a version that
-    was held, after the longest wait.
+    `wait_for_disk`: answers are durable before they come. `holds_given_up` counts answers by a
+    version that was held, after the longest wait.
     """
 
     def __init__(
@@ -58,13 +57,17 @@ class RemoteActor:
         self._sender = sender
         self._timeout = timeout
         self._wait_for_disk = wait_for_disk
-        self.durable = True
         self.holds_given_up = 0
 
     def act(
         self, observations: Mapping[N, Any], env_t: Mapping[N, int] | None = None
     ) -> dict[N, Any]:
-        """Actions for some episodes, or tracks with their `env_t`, by one request."""
+        """Actions for some episodes, or tracks with their `env_t`, by one request.
+
+        Raises BufferFull for an episode that was dropped when the queue was full.
+        """
+        if any(map(self._outbox.is_dropped, observations)):
+            raise self._outbox.full()
         episodes = {name: self._book.find(name, answered=False) for name in observations}
         wanted: dict[Name, GetAction] = {
             name: self._request(episode, observations[name], (env_t or {}).get(name))
@@ -152,7 +155,7 @@ class RemoteActor:
                 raise CollectorUnavailable(f"expected one action each, not for {unexpected}")
             errors = {item.index: refusal_from_json(item.error) for item in answer.refused}
             fine = [event for i, event in enumerate(pulled.events) if i not in errors]
-            if answer.durable or not self.durable:
+            if answer.durable or not self._sender.declarations.is_durable:  # nothing to keep for it
                 self._sender.count(acknowledged=len(fine))
             else:
                 self._keep(fine, requests, replies)

@@ -29,7 +29,7 @@ from ingest.collector.part_feed import Gate, Tap
 from ingest.collector.quotas import owned
 from ingest.collector.recovery import POLICY, Recovered, Totals, policies_state, recover
 from ingest.collector.sealing import Sealing
-from ingest.collector.statistics import CollectorStats
+from ingest.collector.statistics import CollectorStats, DroppedByClients
 from ingest.collector.writer_thread import Sealer, Writer
 from ingest.episodes.idempotency import Given
 from ingest.episodes.journal_events import Ended, Event, Keyed, Started, encode_event, encode_row
@@ -88,6 +88,7 @@ class Collector:
         wall: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self.policies, self.stats, self._broken = dict(policies), CollectorStats(), BrokenLines()
+        self.dropped = DroppedByClients()
         self.failure: Exception | None = None
         self.draining, self.keeps = False, durable
         self.redactor = Redactor(redaction_key)
@@ -344,7 +345,12 @@ class Collector:
                 reply.duplicates += 1
             else:
                 reply.accepted += 1
-                self._apply(*judged, encoded, row, received)
+                if isinstance(event, wire.End) and event.broken is not None:
+                    self._break(name_of(event), event.broken, encoded, row, received)
+                else:
+                    self._apply(*judged, encoded, row, received)
+        if batch.dropped is not None and assembler.instances.get(batch.instance or "") is not None:
+            self.dropped.note(batch.instance or "", batch.dropped)
         if given is not None and reply.accepted:
             encoded.append(self.keys.note(given, assembler.episodes.get(given.track)))
         self.stats.accepted += reply.accepted

@@ -27,8 +27,8 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from ingest.client.declarations import ClientPolicy
 from ingest.client.events import check_id, encode_info, number, propensity
-from ingest.client.open_episodes import ClientPolicy
 from ingest.client.policy_client import PolicyClient
 from ingest.embedded.exchange import Exchange, OwnAction, Poll
 from ingest.protocol.errors import ServingStopped

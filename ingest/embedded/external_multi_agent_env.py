@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ingest.client.declarations import ClientPolicy
 from ingest.client.events import number
 from ingest.client.multi_agent import PolicyMapping, by_agent, ended_agents
-from ingest.client.open_episodes import ClientPolicy
 from ingest.client.policy_client import PolicyClient
 from ingest.embedded.exchange import Exchange
 from ingest.embedded.external_env import (

@@ -305,6 +305,9 @@ class Judge:
             mine = event.seq is not None and ended.instance == (instance or "")
             if mine and 0 < event.seq < ended.client_seq:
                 return None
+            breaks = isinstance(event, wire.End) and event.broken is not None
+            if mine and breaks and ended.how == "broken":
+                return None
             raise ended.refusal()
         if episode.started.instance != (instance or ""):
             raise _others(event.episode_id)

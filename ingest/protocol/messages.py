@@ -25,7 +25,7 @@ Pure: bytes in, structs out.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -47,6 +47,7 @@ Micros: TypeAlias = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 Agents: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Version: TypeAlias = Annotated[int, Meta(ge=-1, le=2**53)]
+Cause: TypeAlias = Literal["client_dropped", "client_invalid"]
 
 
 class Start(Struct, tag="start", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -145,6 +146,8 @@ class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_
 
     `agents`: the whole episode ends with this track, and had so many agents in all that acted.
     All ends that tell it tell the same number.
+    `broken`: the episode, with all its tracks, is over as broken at its last step, because the
+    client had no room for the next one, or because that did not fit.
     """
 
     episode_id: OptionalId = ""
@@ -155,6 +158,7 @@ class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_
     decided: bytes | None = None
     agent_id: Id | None = None
     agents: Agents | None = None
+    broken: Cause | None = None
 
 
 class GetAction(
@@ -173,17 +177,28 @@ class GetAction(
     pass_prob: float = 1.0
 
 
-FIELDS = ("decision.pass_prob", "get_action.pass_prob")
+FIELDS = ("decision.pass_prob", "get_action.pass_prob", "end.broken", "batch.dropped")
 """Fields that came after the first release of this protocol, by message: `/v1/spec` lists them, and
 a client sends one only to a collector that does."""
 
 Event: TypeAlias = Start | LogAction | Decision | LogReturns | End
 
 
+class Dropped(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What a client instance has not logged so far, for want of room."""
+
+    episodes: Count = 0
+    steps: Count = 0
+
+
 class Batch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """`POST /v1/events`: events of one client instance, in order."""
+    """`POST /v1/events`: events of one client instance, in order.
+
+    `dropped` are totals of the instance, so that a repetition counts once.
+    """
 
     instance: Id | None = None
+    dropped: Dropped | None = None
     events: Annotated[list[Event], Meta(max_length=MAX_EVENTS)]
 
 

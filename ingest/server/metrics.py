@@ -74,6 +74,8 @@ def _events(collector: Collector) -> Iterator[Metric]:
     outcomes = {"accepted": stats.accepted, "duplicate": stats.duplicates, "refused": stats.refused}
     yield _counters("headrace_events", "Events judged since the start.", "outcome", outcomes)
     yield _counters("headrace_refused_events", "Refused events.", "code", stats.refused_by)
+    dropped = {"episodes": collector.dropped.episodes, "steps": collector.dropped.steps}
+    yield _counters("headrace_client_dropped", "Not logged by full clients.", "what", dropped)
     yield _counter("headrace_steps_accepted", "Steps, over the journal's life.", collector.steps)
 
 

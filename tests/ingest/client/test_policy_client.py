@@ -46,7 +46,8 @@ def collector() -> Iterator[ScriptedCollector]:
 
 @pytest.fixture
 def client(collector: ScriptedCollector) -> Iterator[PolicyClient]:
-    made = PolicyClient(collector.address, "remote", timeout=10.0)
+    made = PolicyClient(collector.address, "remote", timeout=10.0, max_wait=10.0)
+    made.connect()
     yield made
     made.close()
 

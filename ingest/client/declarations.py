@@ -1,0 +1,388 @@
+"""What a client knows of its collector's policies, and what it does until it knows.
+
+A declaration is known from a policy file, from a cache on disk, or when the sender has asked the
+collector. Until then a policy's values are *drafts*: copies, because callers reuse their arrays,
+which the sender encodes, and validates, before it sends the first event.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Collection, Mapping
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ingest.client.transport import Delivery, Transport
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import ClientError, CollectorUnavailable
+from storage.declarations.declaration import DeclarationError, PolicyDeclaration
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import Dict, Space, SpaceError, space_from_json, space_to_json
+
+log = logging.getLogger("headrace.client")
+
+_CACHE_VERSION = 1
+_OBJECT_BYTES = 64  # what a Python object takes beside its content, about
+
+
+class Draft:
+    """A copy of a value whose space is not known yet. Its length is what it takes in memory."""
+
+    __slots__ = ("_nbytes", "_value", "is_action", "policy")
+
+    def __init__(self, policy: ClientPolicy, is_action: bool, value: Any) -> None:
+        self.policy = policy
+        self.is_action = is_action
+        try:
+            self._value, self._nbytes = _copied(value)
+        except Exception as error:
+            name = "action" if is_action else "obs"
+            raise SpaceError(f"{name}: cannot be copied: {error!r:.200}") from error
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def encode(self, where: str) -> bytes:
+        """Canonical bytes, once the policy is settled; raises SpaceError."""
+        if self.policy.error is not None:
+            raise SpaceError(f"Episode {where}: {self.policy.error}")
+        if self.is_action:
+            return self.policy.encode_action(where, self._value)
+        return self.policy.observe(where, self._value)
+
+
+def _copied(value: Any) -> tuple[Any, int]:
+    """A value that its owner may go on using, and how many bytes its copy takes, about."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value, _OBJECT_BYTES // 2
+    if isinstance(value, (str, bytes)):
+        return value, _OBJECT_BYTES + len(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.copy(), _OBJECT_BYTES + value.nbytes
+    if isinstance(value, Mapping):
+        items = {key: _copied(item) for key, item in value.items()}
+        size = sum(nbytes + _OBJECT_BYTES for _, nbytes in items.values())
+        return {key: item for key, (item, _) in items.items()}, _OBJECT_BYTES + size
+    if isinstance(value, (list, tuple)):
+        parts = [_copied(item) for item in value]
+        copies = [item for item, _ in parts]
+        size = _OBJECT_BYTES + sum(nbytes for _, nbytes in parts)
+        return tuple(copies) if isinstance(value, tuple) else copies, size
+    return deepcopy(value), max(sys.getsizeof(value), int(getattr(value, "nbytes", 0)))
+
+
+class ClientPolicy:
+    """The spaces of one policy, as codecs whose errors name the episode.
+
+    Without spaces it is not declared yet, and encodes to drafts. It is settled once it is declared,
+    or once `error` says why the collector has no such policy.
+    """
+
+    observation: Codec
+    action: Codec
+
+    def __init__(
+        self,
+        policy_id: str | None,
+        observation: Space | None = None,
+        action: Space | None = None,
+        steps_per_version: int | None = None,
+        reward_combination: str = "sum",
+        max_policy_lag: int | None = None,
+        fields: Collection[str] = wire.FIELDS,
+    ) -> None:
+        self.policy_id = policy_id
+        self._fields = frozenset(fields)
+        self._left_out: set[str] = set()  # what was said of them once
+        self.sums = reward_combination == "sum"  # rewards may be added up before they are sent
+        self.steps_per_version = steps_per_version
+        self.paced = steps_per_version is not None or max_policy_lag is not None
+        self.error: str | None = None
+        self.is_declared = observation is not None and action is not None
+        if observation is not None and action is not None:
+            self.observation, self.action = Codec(observation), Codec(action)
+            self._encode_observation: Any = self.observation.encode
+            self._encode_action: Any = self.action.encode
+        else:
+            self.sums = False
+            self._encode_observation = partial(self._draft, False)
+            self._encode_action = partial(self._draft, True)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what the policy is, or that there is none."""
+        return self.is_declared or self.error is not None
+
+    def become(self, declared: ClientPolicy) -> None:
+        """Be what was declared, from this moment on and for every episode that has it."""
+        self.__dict__.update(declared.__dict__)
+
+    def _draft(self, is_action: bool, value: Any, where: str) -> Any:
+        return Draft(self, is_action, value)
+
+    def pass_prob(self, message: str, value: float) -> float:
+        """The `pass_prob` of a message for this collector: 1 where it does not know the field."""
+        field = f"{message}.pass_prob"
+        if value == 1.0 or field in self._fields:
+            return value
+        if field not in self._left_out:
+            self._left_out.add(field)
+            log.warning(
+                "policy %s: the collector does not list the field %s: pass_prob %g is not sent, "
+                "and what is stored says 1",
+                self.policy_id,
+                field,
+                value,
+            )
+        return 1.0
+
+    def encode(self, episode_id: str, observation: Any, action: Any) -> tuple[bytes, bytes]:
+        """Canonical bytes of both; raises SpaceError (a ValueError) for what does not fit."""
+        try:
+            obs = self._encode_observation(observation, "obs")
+            return obs, self._encode_action(action, "action")
+        except SpaceError as error:
+            raise self._misfit(episode_id, error, observation) from error
+
+    def observe(self, episode_id: str, observation: Any) -> bytes:
+        """Canonical bytes of an observation; raises SpaceError."""
+        try:
+            return self._encode_observation(observation, "obs")  # type: ignore[no-any-return]  # bytes, or a draft of them
+        except SpaceError as error:
+            raise self._misfit(episode_id, error, observation) from error
+
+    def _misfit(self, episode_id: str, error: SpaceError, observation: Any) -> SpaceError:
+        text = f"Episode {episode_id}: {error}"
+        one = self.is_declared and not isinstance(self.observation.space, Dict)
+        if isinstance(observation, Mapping) and one:
+            text += " (the episode has one agent: start it with policy_id={agent: policy}, or from "
+            text += "a client with a policy_mapping_fn, for mappings by agent)"
+        return SpaceError(text)
+
+    def encode_action(self, episode_id: str, action: Any) -> bytes:
+        """Canonical bytes of an action; raises SpaceError."""
+        try:
+            return self._encode_action(action, "action")  # type: ignore[no-any-return]  # as above
+        except SpaceError as error:
+            raise SpaceError(f"Episode {episode_id}: {error}") from error
+
+    def encode_decision(self, action: Any) -> bytes:
+        """Canonical bytes of an action that the policy chose: Box parts may leave their bounds."""
+        return self.action.encode(action, "action", check_range=False)
+
+    def action_value(self, sent: Any) -> Any:
+        """An action as the space's value; its Box parts may lie outside their bounds."""
+        return self.action.decode(self.action.from_wire(sent, "action", check_range=False))
+
+
+class CollectorSpec:
+    """What `GET /v1/spec` says. Raises CollectorUnavailable for what is none, ClientError."""
+
+    def __init__(self, document: dict[str, Any], address: str = "") -> None:
+        try:
+            self._read(document)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise CollectorUnavailable(
+                f"{address}: expected a collector's /v1/spec, got {error!r}"
+            ) from error
+
+    def _read(self, document: dict[str, Any]) -> None:
+        if document["protocol"] != wire.PROTOCOL_VERSION:
+            raise ClientError(
+                f"expected a collector of protocol {wire.PROTOCOL_VERSION}, got "
+                f"{document['protocol']!r}: use the client of the collector's version"
+            )
+        self.document = document
+        self.durable: bool = document.get("durable", True)
+        limits = document.get("limits", {})
+        self.max_body: int | None = limits.get("max_body")
+        self.max_events: int = limits.get("max_events", wire.MAX_EVENTS)
+        self.fields = frozenset[str](document.get("fields", ()))
+        self.live_versions: dict[str, int | None] = {}
+        self.policies: dict[str, ClientPolicy] = {}
+        for name, policy in document["policies"].items():
+            self.policies[name] = _policy_of(name, policy, self.fields)
+            self.live_versions[name] = policy.get("live_version")
+
+    @classmethod
+    def fetch(cls, transport: Transport) -> CollectorSpec:
+        """Ask the collector. Raises CollectorUnavailable, Refusal, ClientError."""
+        document = Delivery(transport, "GET", "/v1/spec").run(dict[str, Any])
+        return cls(document, transport.address)
+
+    def policy(self, policy_id: str | None) -> ClientPolicy:
+        """The policy of that id; without an id, the only one. Raises ValueError."""
+        if policy_id is None and len(self.policies) == 1:
+            return next(iter(self.policies.values()))
+        found = self.policies.get(policy_id or "")
+        if found is None:
+            raise ValueError(
+                f"policy_id: expected one of {sorted(self.policies)}, got {policy_id!r}"
+            )
+        return found
+
+
+def _policy_of(name: str, document: Mapping[str, Any], fields: Collection[str]) -> ClientPolicy:
+    flow = document.get("flow", {})
+    return ClientPolicy(
+        name,
+        space_from_json(document["observation"]),
+        space_from_json(document["action"]),
+        flow.get("steps_per_version"),
+        document.get("reward_combination", "sum"),
+        flow.get("max_policy_lag"),
+        fields,
+    )
+
+
+class Declarations:
+    """The policies of one client: from its file, its cache, or as the collector told.
+
+    `spec` is what the collector says, or said when the cache was written; `is_told` is whether it
+    was asked by this client.
+    """
+
+    def __init__(
+        self, address: str, policy_file: str | Path | None, cache_dir: str | Path | None
+    ) -> None:
+        self._address = address
+        self._cache = None if cache_dir is None else _cache_file(Path(cache_dir), address)
+        self._from_file = None if policy_file is None else policy_from_file(Path(policy_file))
+        self.spec = None if self._cache is None else _read_cache(self._cache, address)
+        self.is_told = False
+        self._wanted: dict[str | None, ClientPolicy] = {}
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The optional fields that the collector takes."""
+        return frozenset() if self.spec is None else self.spec.fields
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether the collector has a disk."""
+        return self.spec is None or self.spec.durable
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing to ask the collector for."""
+        return self.is_told and not self._wanted
+
+    def policy(self, policy_id: str | None) -> ClientPolicy:
+        """The policy of that id; without an id, the only one. Perhaps it is yet to be declared."""
+        given = self._from_file
+        if given is not None and not self.is_told and policy_id in (None, given.policy_id):
+            return given
+        if self.spec is not None:
+            found = self.spec.policies.get(policy_id or "")
+            if found is None and policy_id is None and len(self.spec.policies) == 1:
+                found = next(iter(self.spec.policies.values()))
+            if found is not None:
+                return found
+        return self._wanted.setdefault(policy_id, ClientPolicy(policy_id))
+
+    def learn(self, spec: CollectorSpec) -> None:
+        """Take up what the collector says: from here on it holds for new episodes."""
+        if not spec.durable and not self.is_told:
+            log.warning("%s keeps nothing on disk (durable: false)", self._address)
+        if not self.is_told:
+            self._compare(spec)
+        known = None if self.spec is None else self.spec.document
+        self.spec, self.is_told = spec, True
+        for policy_id in list(self._wanted):
+            policy = self._wanted.pop(policy_id)
+            try:
+                policy.become(spec.policy(policy_id))
+            except ValueError as error:
+                policy.error = str(error)
+        if self._cache is not None and spec.document != known:
+            _write_cache(self._cache, self._address, spec.document)
+
+    def _compare(self, spec: CollectorSpec) -> None:
+        """Say so when the file declares other spaces than the collector."""
+        given = self._from_file
+        told = None if given is None else spec.policies.get(given.policy_id or "")
+        if given is not None and (told is None or _spaces(told) != _spaces(given)):
+            log.error(
+                "policy %s: %s declares other spaces than the policy file; they hold for new "
+                "episodes",
+                given.policy_id,
+                self._address,
+            )
+
+    def forget_wanted(self) -> None:
+        """A forked child has no episodes that wait."""
+        self._wanted.clear()
+
+
+def policy_from_file(path: Path) -> ClientPolicy:
+    """The policy that a file under `policies/` declares. Raises DeclarationError, OSError."""
+    try:
+        declared = PolicyDeclaration.from_json(json.loads(path.read_bytes()), str(path))
+    except ValueError as error:
+        raise DeclarationError(f"{path}: {error}") from error
+    return ClientPolicy(
+        declared.policy_id,
+        declared.observation,
+        declared.action,
+        declared.steps_per_version,
+        declared.reward_combination,
+        declared.max_policy_lag,
+    )
+
+
+def _spaces(policy: ClientPolicy) -> tuple[Any, Any]:
+    return space_to_json(policy.observation.space), space_to_json(policy.action.space)
+
+
+# --- the cache -------------------------------------------------------------------------------
+
+
+def _cache_file(folder: Path, address: str) -> Path:
+    return folder / f"headrace-{hashlib.sha256(address.encode()).hexdigest()[:32]}.json"
+
+
+def _digest(document: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(document, order="sorted")).hexdigest()
+
+
+def _read_cache(path: Path, address: str) -> CollectorSpec | None:
+    """What the collector at `address` said once; None where that is not known, or damaged."""
+    try:
+        kept = json.loads(path.read_bytes())
+        names = (_CACHE_VERSION, address, _digest(kept["spec"]))
+        if (kept["version"], kept["address"], kept["sha256"]) != names:
+            raise ValueError("expected the version, address and digest of this cache")
+        return CollectorSpec(kept["spec"], address)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, ClientError) as error:
+        log.warning("%s: the cached declarations are not used: %r", path, error)
+        return None
+
+
+def _write_cache(path: Path, address: str, document: Any) -> None:
+    """Keep what the collector says, in one step; a cache that cannot be written stops nothing."""
+    kept = {
+        "version": _CACHE_VERSION,
+        "address": address,
+        "sha256": _digest(document),
+        "spec": document,
+    }
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(json.dumps(kept).encode())
+        os.replace(part, path)
+    except OSError as error:
+        log.warning("%s: the declarations are not cached: %s", path, error)
+        part.unlink(missing_ok=True)
