@@ -7,6 +7,7 @@ which the sender encodes, and validates, before it sends the first event.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -385,4 +386,5 @@ def _write_cache(path: Path, address: str, document: Any) -> None:
         os.replace(part, path)
     except OSError as error:
         log.warning("%s: the declarations are not cached: %s", path, error)
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -268,8 +268,11 @@ def test_a_killed_collector_has_every_agents_steps_once(tmp_path: Path, mode: st
 
 
 def test_two_clients_do_not_mix_in_one_episode(river: River) -> None:
-    """The second hears so: at its start, or when both began at the same moment."""
-    clients = [river.client(policy_mapping_fn=policy_of) for _ in range(3)]
+    """The second is refused: by its next call, or with `sync` at its start."""
+    clients = [
+        river.client(policy_mapping_fn=policy_of, sync=sync, max_wait=10.0)
+        for sync in (False, False, True)
+    ]
     first, second, third = clients
     first.start_episode("e")
     second.start_episode("e")  # nothing of the first one is there yet

@@ -368,25 +368,29 @@ def test_a_lost_answer_to_a_start_is_no_error(
     client.start_episode()
     client.flush()
     collector.faults.extend([cut_after, answering(503, "draining")])
+    before = len(collector.bodies("/v1/events"))
     client.start_episode("mine")
-    bodies = collector.bodies("/v1/episodes")
+    bodies = collector.bodies("/v1/events")[before:]
     assert len(bodies) == 3
     assert len(set(bodies)) == 1
 
 
-def test_a_start_that_timed_out_may_be_called_again(collector: ScriptedCollector) -> None:
-    """The id may be taken already, by this very client: the next call finds out, not an error."""
-    with PolicyClient(collector.address, timeout=0.3) as client:
-        client.start_episode()
-        client.flush()
-        gate = Gate()
-        collector.faults.append(gate)
-        with pytest.raises(CollectorUnavailable):
-            client.start_episode("mine")
-        gate.opened.set()
+def test_a_taken_id_that_is_told_late_is_raised_by_the_next_call(
+    collector: ScriptedCollector,
+) -> None:
+    """A start waits for no longer than max_wait; what it met then is raised as soon as it is known.
+
+    Row: start_episode(episode_id=None, training_enabled=True)
+    """
+    with PolicyClient(collector.address, max_wait=0.0) as client:
+        gate = hold_flight(collector, client)
+        collector.judge = lambda event: "already_started" if event.episode_id == "mine" else None
         client.start_episode("mine")
-        client.log_action("mine", OBS, 1)
-    assert len(collector.episodes["mine"].events) == 1
+        gate.opened.set()
+        with pytest.raises(Refusal, match="scripted already_started"):
+            client.flush()
+        with pytest.raises(Refusal, match="scripted already_started"):
+            client.log_action("mine", OBS, 1)
 
 
 # --- delivery --------------------------------------------------------------------------------
@@ -473,12 +477,15 @@ def test_a_closing_collector_is_waited_for(collector: ScriptedCollector) -> None
     assert len(collector.episodes[name].events) == 1
 
 
-def test_the_first_call_says_that_nobody_is_there(unused_address: str) -> None:
-    """A wrong address is an error of the first call, with the address in it."""
+def test_connect_says_that_nobody_is_there(unused_address: str) -> None:
+    """`connect` and `get_action` raise, with the address in it; what is logged waits."""
     client = PolicyClient(unused_address, timeout=0.3)
-    with pytest.raises(CollectorUnavailable, match=unused_address):
-        client.start_episode()
-    client.close()
+    name = client.start_episode()
+    for call in (client.connect, lambda: client.get_action(name, OBS)):
+        with pytest.raises(CollectorUnavailable, match=unused_address):
+            call()
+    with pytest.raises(TimeoutError, match="1 events still wait"):
+        client.close()
 
 
 @pytest.fixture
@@ -496,7 +503,7 @@ def test_something_else_than_a_collector_is_named(collector: ScriptedCollector) 
         PolicyClient(f"{collector.address}/elsewhere", timeout=0.3) as client,
         pytest.raises(Refusal, match="there is nothing at /elsewhere/v1/spec"),
     ):
-        client.start_episode()
+        client.connect()
 
 
 def test_sync_waits_for_each_event(collector: ScriptedCollector) -> None:

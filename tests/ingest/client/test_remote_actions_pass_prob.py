@@ -160,7 +160,12 @@ def test_the_spec_lists_the_fields_that_came_later(tmp_path: Path) -> None:
         spec = collector.get("/v1/spec")[1]
     assert spec["fields"] == list(wire.FIELDS)
     assert spec["policies"]["default"]["reward_range"] == [-1.0, 2.5]
-    structs = {wire.Decision: "decision", wire.GetAction: "get_action"}
+    structs = {
+        wire.Decision: "decision",
+        wire.GetAction: "get_action",
+        wire.End: "end",
+        wire.Batch: "batch",
+    }
     for field in spec["fields"]:
         message, _, name = field.partition(".")
         (found,) = [
