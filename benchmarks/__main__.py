@@ -9,6 +9,7 @@ from benchmarks.report import render
 
 ROOMS = (
     "client",
+    "outages",
     "images",
     "collector",
     "bulk",

@@ -271,9 +271,9 @@ def test_two_clients_do_not_mix_in_one_episode(river: River) -> None:
     """The second is refused: by its next call, or with `sync` at its start."""
     clients = [
         river.client(policy_mapping_fn=policy_of, sync=sync, max_wait=10.0)
-        for sync in (False, False, True)
+        for sync in (False, False, True, True)
     ]
-    first, second, third = clients
+    first, second, third, fourth = clients
     first.start_episode("e")
     second.start_episode("e")  # nothing of the first one is there yet
     first.log_action("e", see(bird=1), {"bird": 0})
@@ -293,7 +293,7 @@ def test_two_clients_do_not_mix_in_one_episode(river: River) -> None:
         third.start_episode("e", policy_id="walker")  # of one agent
     third.start_episode("one", policy_id="walker")
     with pytest.raises(ValueError, match="Episode one is already started"):
-        first.start_episode("one")
+        fourth.start_episode("one")
     third.end_episode("one")
     for client in clients:
         client.close()

@@ -1,0 +1,122 @@
+"""What `start_episode` and `log_action` cost their caller while the collector is up, absent, frozen
+by SIGSTOP, or behind a full queue; and how long they stall an asyncio loop.
+
+    python -m benchmarks.outages
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import Figure, render
+from headrace import BufferFull, PolicyClient
+from tests.collector_process import CollectorProcess, declare
+
+EPISODES, STEPS = 200, 10
+BOUND = 10_000.0  # microseconds: the default of max_wait
+NOBODY = "http://127.0.0.1:9"
+OBSERVATION = np.array([0.1, -0.2, 0.3, -0.4], np.float32)
+
+
+@contextmanager
+def client_of(state: str, process: CollectorProcess) -> Iterator[PolicyClient]:
+    """A client whose collector is in that state; `full`: behind a queue that is so already."""
+    options: dict[str, Any] = {"max_pending": 3} if state.startswith("full") else {}
+    if state == "full, drop":
+        options["on_full"] = "drop"
+    stopped = state in ("frozen", "frozen, own ids")
+    if stopped:
+        os.kill(process.serving_pid(), signal.SIGSTOP)
+    up = stopped or state.startswith("up")
+    client = PolicyClient(process.address if up else NOBODY, **options)
+    try:
+        if state.startswith("up"):
+            client.connect()
+        yield client
+    finally:
+        if stopped:
+            os.kill(process.serving_pid(), signal.SIGCONT)
+        with suppress(TimeoutError):
+            client.close(30.0 if up else 0.0)
+
+
+def timed(call: Callable[..., Any], *given: Any) -> tuple[float, Any]:
+    began, found = time.perf_counter(), None
+    with suppress(BufferFull):
+        found = call(*given)
+    return (time.perf_counter() - began) * 1e6, found
+
+
+async def play(client: PolicyClient, own: bool) -> tuple[dict[str, list[float]], float]:
+    """Microseconds of each call, and the longest stall of the loop, from a service's handler."""
+    times: dict[str, list[float]] = {"start_episode": [], "log_action": []}
+    stalls = [0.0]
+
+    async def watch() -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0.001)
+            stalls.append((time.perf_counter() - began) * 1e6 - 1_000)
+
+    watching = asyncio.ensure_future(watch())
+    for number in range(EPISODES):
+        seconds, name = timed(client.start_episode, f"{time.time_ns()}-{number}" if own else None)
+        times["start_episode"].append(seconds)
+        await asyncio.sleep(0)
+        for step in range(STEPS if name else 0):
+            times["log_action"].append(timed(client.log_action, name, OBSERVATION, step & 1)[0])
+            await asyncio.sleep(0)
+    watching.cancel()
+    return times, max(stalls)
+
+
+def run() -> list[Figure]:
+    """The caller's p50 and p99 and the loop's longest stall, in microseconds."""
+    figures = []
+    with tempfile.TemporaryDirectory() as folder:
+        declare(Path(folder))
+        with CollectorProcess(Path(folder)) as process:
+            for state in (
+                "up",
+                "up, own ids",
+                "absent",
+                "absent, own ids",
+                "frozen",
+                "frozen, own ids",
+                "full",
+                "full, drop",
+            ):
+                with client_of(state, process) as client:
+                    times, stall = asyncio.run(play(client, "own ids" in state))
+                found = {
+                    f"{call} {name}": float(np.percentile(taken, share))
+                    for call, taken in times.items()
+                    for name, share in (("p50", 50), ("p99", 99), ("max", 100))
+                    if taken
+                }
+                found["loop's longest stall"] = stall
+                figures += [
+                    Figure(
+                        name=f"{state}: {name}",
+                        value=value,
+                        unit="us",
+                        baseline_name="max_wait",
+                        baseline_value=BOUND,
+                    )
+                    for name, value in found.items()
+                ]
+    return figures
+
+
+if __name__ == "__main__":
+    print(render(run()))
