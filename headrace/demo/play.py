@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        with PolicyClient(given.address) as client:
+        with PolicyClient(given.address, on_full="block") as client:
             acted = play(client, given.env, given.seats, given.seed, stop)
             client.flush(DELIVERY_SECONDS)
             stats = client.stats

@@ -215,10 +215,16 @@ class Sender:
     def connect(self, timeout: float | None, ready: Callable[[], bool]) -> None:
         """Wait until the collector has told what makes `ready`.
 
-        Raises Refusal when it refuses the client, CollectorUnavailable without an answer in time.
+        Raises Refusal when it refuses the client, CollectorUnavailable without an answer in time,
+        or when it is clear that there will be none (a certificate that is not trusted).
         """
+
+        def hopeless() -> bool:
+            asked = getattr(self._away, "retry_after", None) or 0.0
+            return self._is_stuck() or (timeout is not None and asked >= timeout)
+
         self.ensure_running()
-        self.outbox.wait_until(lambda: ready() or self._is_stuck(), timeout)
+        self.outbox.wait_until(lambda: ready() or hopeless(), timeout)
         if ready():
             return
         if self._failure is not None:
@@ -433,7 +439,7 @@ class Sender:
                 self._set_trouble(error, None)
                 retry_after = error.retry_after
             except Refusal as refusal:
-                if refusal.code in _SPLIT or refusal.status == 409:
+                if kind is wire.EventsReply and (refusal.code in _SPLIT or refusal.status == 409):
                     raise
                 self._set_trouble(refusal, refusal)  # a token, a path: for a person to mend
                 delivery.failures += 1
@@ -447,7 +453,9 @@ class Sender:
             log.warning("%s; %d events wait", error, self.outbox.pending)
         elif error is None and self._away is not None:
             log.warning("%s answers again", self.transport.address)
-        self._away = error
+        is_news, self._away = (error is None) != (self._away is None), error
+        if is_news:
+            self.outbox.wake()
         if refusal is not self._trouble:
             self._trouble = self.outbox.trouble = refusal
             self.outbox.wake()

@@ -199,7 +199,7 @@ def test_a_client_that_is_not_let_in_hears_it_in_the_call(house: House, token: s
         PolicyClient(house.process.address, token=token) as client,
         pytest.raises(Refusal) as refused,
     ):
-        client.start_episode()
+        client.connect()
     assert refused.value.status == 401
 
 
@@ -508,11 +508,11 @@ def test_a_client_speaks_tls_and_trusts_only_its_authority(tmp_path: Path) -> No
             PolicyClient(process.address, token=token, ca=other.ca) as client,
             pytest.raises(CollectorUnavailable, match="certificate") as refused,
         ):
-            client.start_episode()
+            client.connect()
         assert time.monotonic() - began < 5.0
         assert not refused.value.maybe_applied
         with pytest.raises(CollectorUnavailable):
-            PolicyClient(process.address, token=token, timeout=1.0).start_episode()
+            PolicyClient(process.address, token=token, timeout=1.0).connect()
         process.settle(2, **bearer(token))
         process.stop()
     assert [row["rewards"] for row in shard_rows(tmp_path)] == [1.0, 2.0]
@@ -644,13 +644,14 @@ def test_no_secret_is_ever_written(
     with CollectorProcess(root, log=log, env={"HEADRACE_TOKEN": good}) as process:
         with PolicyClient(process.address, token=good) as client:
             texts += [repr(client), repr(client._transport), repr(client.stats)]
+            client.connect()
             client.log_step(OBS, 1, 1.0)
             with pytest.raises(ValueError, match="obs") as refused:
                 client.log_step([1], 1, 1.0)
             texts.append(repr(refused.value))
         with PolicyClient(process.address, token=bad) as client:
             with pytest.raises(Refusal) as refused:
-                client.start_episode()
+                client.connect()
             texts.append(repr(refused.value))
         for path in ("/v1/spec", f"/v1/policies/{good}x/weights", "/v1/episodes/x"):
             for header in (f"Bearer {bad}", f"Basic {good}", good):
@@ -661,7 +662,7 @@ def test_no_secret_is_ever_written(
         process.stop()
         unreachable = PolicyClient(process.address, token=good, timeout=0.2)
         with pytest.raises(CollectorUnavailable) as away:
-            unreachable.start_episode()
+            unreachable.connect()
         texts.append(repr(away.value))
     texts += [*capfd.readouterr(), caplog.text]
     everything = "\n".join(texts).encode()
