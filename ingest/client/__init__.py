@@ -6,7 +6,6 @@ the hot path go by requests, which only they load. Knows the protocol, and nothi
 
 __all__ = [
     "admin_session",
-    "client_stats",
     "declarations",
     "events",
     "import_client",

@@ -61,7 +61,10 @@ class Acting:
     ) -> None:
         steps, again = chance.randint(1, 4), chance.random() < 0.5
         fatal = chance.randrange(steps)
-        name = client.start_episode(f"e{len(self.acted)}" if chance.random() < 0.5 else None)
+        durable = chance.random() < 0.5
+        name = client.start_episode(f"e{len(self.acted)}" if durable else None)
+        if durable:  # else the start travels with the first action, and is lost with it
+            client.flush(20.0)
         for t in range(steps):
             obs = [chance.random() for _ in range(4)]
             seq = client._book.open[name].seq

@@ -347,7 +347,7 @@ def test_a_taken_id_raises_in_the_call(collector: ScriptedCollector, client: Pol
     client.start_episode("mine")
     with pytest.raises(ValueError, match=r"^Episode mine is already started$"):
         client.start_episode("mine")
-    with PolicyClient(collector.address) as other:
+    with PolicyClient(collector.address, max_wait=10.0) as other:
         with pytest.raises(ValueError, match=r"^Episode mine is already started$"):
             other.start_episode("mine")
         client.end_episode("mine")
