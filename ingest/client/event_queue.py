@@ -232,8 +232,10 @@ class Outbox:
         self.pending += len(events)
         self._bytes += size
         self._queue.extend(events)
-        if any(map(_drafts_of, events)):
-            self._note_draft()
+        for event in events:
+            if _drafts_of(event):
+                self._note_draft()
+                break
         if len(self._queue) >= self._wake_at:
             self._wake_at = sys.maxsize
             self._filled.notify()
@@ -741,7 +743,10 @@ def _drafts_of(event: Event) -> dict[str, Draft]:
     """An event's values that are drafts, by field."""
     if not isinstance(event, (LogAction, End)):
         return {}
-    values = {"obs": event.obs, "action": getattr(event, "action", None)}
+    action = event.action if isinstance(event, LogAction) else None
+    if type(event.obs) is not Draft and type(action) is not Draft:
+        return {}
+    values = {"obs": event.obs, "action": action}
     return {field: value for field, value in values.items() if type(value) is Draft}
 
 
