@@ -3,4 +3,4 @@
 Knows files and errors; nothing of what a network is.
 """
 
-__all__ = ["chain", "files", "lease", "manifest", "memory_store", "served", "store"]
+__all__ = ["chain", "files", "lease", "lineage", "manifest", "memory_store", "served", "store"]

@@ -48,8 +48,9 @@ def test_weights_from_a_backup_under_a_running_collector(tmp_path: Path) -> None
         episode = client.start_episode()
         client.get_action(episode, OBS)
         assert client.acting_version() == 3
-        shutil.rmtree(root / "weights")
-        shutil.copytree(tmp_path / "backup", root / "weights")
+        (root / "weights").rename(tmp_path / "old")
+        # the collector may have registered there again in between
+        shutil.copytree(tmp_path / "backup", root / "weights", dirs_exist_ok=True)
         until(lambda: "not served (older)" in log.read_text())
         assert collector.get("/v1/spec")[1]["policies"]["default"]["live_version"] == 3
         assert publish(root, 4) == Live(generation=4, version=4)

@@ -559,5 +559,6 @@ def test_a_policy_that_does_not_explore_takes_the_most_likely_action(where):
     told = {"explore": False} if where == "worker" else {"policy_config": {"explore": False}}
     with worker(seed=1, rollout_fragment_length=40, **told) as made:
         batch = made.sample()
-    best = batch["action_dist_inputs"].argmax(axis=1)
-    np.testing.assert_array_equal(batch["actions"], best)
+    inputs = batch["action_dist_inputs"]
+    taken = np.take_along_axis(inputs, batch["actions"][:, None], axis=1)[:, 0]
+    np.testing.assert_array_equal(taken, inputs.max(axis=1))  # several may share it
