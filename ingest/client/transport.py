@@ -43,6 +43,7 @@ _FALLBACK_CODES = {
     422: "invalid",
 }
 _LONGEST_RETRY_AFTER = 60.0
+_CHANCE = random.SystemRandom()  # the program's own random state is not ours to move
 _CONNECTIONS = 64  # kept open at most; more threads than that open and close their own
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
@@ -95,11 +96,11 @@ class Backoff:
         random; a Retry-After is stretched by up to a tenth, never shortened.
         """
         ceiling = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
-        own = ceiling * (0.5 + 0.5 * random.random())
+        own = ceiling * (0.5 + 0.5 * _CHANCE.random())
         if retry_after is None:
             return own
         asked = min(retry_after, _LONGEST_RETRY_AFTER)
-        return max(own, asked * (1.0 + 0.1 * random.random()))
+        return max(own, asked * (1.0 + 0.1 * _CHANCE.random()))
 
 
 class Transport:

@@ -16,6 +16,7 @@ Result = TypeVar("Result")
 log = logging.getLogger("headrace.reader")
 
 FIRST_DELAY, MOST_DELAY = 0.05, 10.0  # s, doubled with each failure
+_CHANCE = random.SystemRandom()  # the program's own random state is not ours to move
 RETRY_FOR = 60.0  # s, how long a reader that does not follow tries
 
 
@@ -58,7 +59,7 @@ class Retries:
             trial.failures += 1
             trial.error = text
         longest = min(MOST_DELAY, FIRST_DELAY * 2.0 ** min(trial.failures - 1, 20))
-        trial.due = now + random.uniform(longest / 2, longest)
+        trial.due = now + _CHANCE.uniform(longest / 2, longest)
         if self._retry_for is not None:  # the last try comes when the time is over
             trial.due = min(trial.due, max(now, trial.since + self._retry_for))
         self._tell()
