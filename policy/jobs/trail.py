@@ -241,14 +241,17 @@ class Trail:
 
     # what is left behind
 
+    def note_live(self) -> None:
+        """Before an update: where others publish, a step's lag counts from what they made live."""
+        if not self.publishes and (others := self._live()) is not None:
+            self._learner.policy.version = others.version
+
     def leave(self, metrics: Mapping[str, Any]) -> None:
         """After an update: keep it, and make it live."""
         self._note_position()
         self.spoiled = self._reader.stats.spoiled
         updates, every = self._learner.counts.updates, self._settings.checkpoint_every
         live = self.publishes and not self._still_pinned()
-        if not self.publishes and (others := self._live()) is not None:
-            self._learner.policy.version = others.version  # what lag counts from
         if not live and updates % every:
             return
         candidate = self._patience.do("keeping a candidate", partial(self._add, metrics))

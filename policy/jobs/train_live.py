@@ -295,6 +295,7 @@ class _Follower:
         begin = time.perf_counter()
         used, left_out = concat_samples(self._gathered), self._left_out
         self._clear()
+        self._trail.note_live()
         lag = self._lag(used)
         metrics = {**self._learner.learn(used, left_out), **lag}
         learned = time.perf_counter()
