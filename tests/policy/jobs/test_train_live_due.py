@@ -102,12 +102,14 @@ def test_who_does_not_publish_makes_no_empty_updates(root: Path) -> None:
     The lag counts from what is live."""
     write(root, *(part(i) for i in range(14)))
     run(root, 1, stop_after=60)
+    store = WeightStore(root, "default")
+    published = set(store.candidates())
     say_held(root, "default", 2)
     _, told = run(root, 9, stop_after=30, publish=False)
     assert [one["rows"] for one in told] == [40]
-    store = WeightStore(root, "default")
     say_held(root, "default", None)
-    store.publish(store.candidates()[0])
+    (kept,) = set(store.candidates()) - published
+    assert store.publish(kept).version == 3
     write(root, *(part(14 + i, version=3) for i in range(20)))
     _, told = run(root, 2, stop_after=30, publish=False)
     assert told[-1]["policy_lag_mean"] == 0
