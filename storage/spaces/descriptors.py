@@ -52,8 +52,9 @@ def bound_to_json(bound: Array) -> Json:
     flat = bound.reshape(-1)
     if flat.size == 0:
         return 0
-    numbers = [str(x) if isinstance(x, float) and math.isinf(x) else x for x in flat.tolist()]
-    return numbers[0] if all(x == numbers[0] for x in numbers) else numbers
+    listed = (flat[:1] if (flat == flat[0]).all() else flat).tolist()
+    numbers = [str(x) if isinstance(x, float) and math.isinf(x) else x for x in listed]
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _bound_from_json(bound: Json, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
