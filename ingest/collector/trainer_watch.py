@@ -33,9 +33,14 @@ class TrainerWatch:
         self._troubled: set[str] = set()
 
     async def follow(self) -> None:
-        """Read until the process ends."""
-        threading.Thread(target=self._read, name="headrace-trainers", daemon=True).start()
-        await asyncio.Event().wait()
+        """Read until this is cancelled: a program may host one collector after the other."""
+        over = threading.Event()
+        name = "headrace-trainers"
+        threading.Thread(target=self._read, args=(over,), name=name, daemon=True).start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            over.set()
 
     def status(self) -> dict[str, tuple[bool, dict[str, Any]]]:
         """policy -> (whether its trainer lives, what it said last), of those that were trained."""
@@ -61,8 +66,7 @@ class TrainerWatch:
             if lease is not None:
                 self._leases[name] = lease
 
-    def _read(self) -> None:
-        pause = threading.Event()
-        while True:
+    def _read(self, over: threading.Event) -> None:
+        while not over.is_set():
             self.look()
-            pause.wait(LOOK_SECONDS)
+            over.wait(LOOK_SECONDS)

@@ -323,6 +323,16 @@ def test_what_cannot_be_served_raises_in_the_constructor(serve: Open, tmp_path: 
         serve(tmp_path)
 
 
+@ROOTS
+def test_closed_it_leaves_no_thread_behind(serve: Open, tmp_path: Path, rooted: bool) -> None:
+    """A program that opens one after the other does not gather what watched the earlier ones."""
+    before = set(threading.enumerate())
+    serve(tmp_path / "root" if rooted else None).close()
+    for left in set(threading.enumerate()) - before:
+        left.join(timeout=30.0)
+        assert not left.is_alive(), left.name
+
+
 def test_one_of_several_policies_is_read(serve: Open) -> None:
     """What the others bring does not fill the queue."""
     other = PolicyDeclaration(
