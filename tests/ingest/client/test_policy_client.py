@@ -319,6 +319,7 @@ def test_a_policy_is_chosen_by_name(collector: ScriptedCollector) -> None:
     """With several policies, an episode must say which; the error lists them."""
     collector.policies = ["a", "b"]
     with PolicyClient(collector.address) as client:
+        client.connect()
         with pytest.raises(ValueError, match=r"expected one of \['a', 'b'\], got None"):
             client.start_episode()
         name = client.start_episode(policy_id="b")

@@ -111,14 +111,16 @@ def test_a_full_queue_holds_no_call_longer_than_max_wait() -> None:
 def test_get_action_waits_for_the_declaration_and_for_what_was_logged(
     collector: CollectorProcess,
 ) -> None:
-    """Remote actions need the collector: they wait until it has answered, within the time-out."""
+    """Remote actions need the collector: they wait until it has answered, within the time-out.
+    What was logged before a refused one travels with it or before it, and none of it is lost."""
     with PolicyClient(collector.address, "remote", max_wait=0.0) as client:
         name = client.start_episode()
         client.log_action(name, OBS, 1)
         with pytest.raises(Refusal) as caught:
             client.get_action(name, OBS)
         assert caught.value.code == "no_version"
-        assert client.stats.waiting == 0
+        client.flush()
+        assert (client.stats.waiting, client.stats.acknowledged) == (0, 2)
 
 
 # --- dropping --------------------------------------------------------------------------------

@@ -43,6 +43,13 @@ def ends(pid: int) -> bool:
         return bool(select.select([process], [], [], READY_SECONDS)[0])
 
 
+def stop(pid: int) -> None:
+    """SIGSTOP; returns once the process stands still, which on a busy machine takes its time."""
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        os.sched_yield()
+
+
 def start_time(collector: CollectorProcess) -> str:
     """When the process that serves was started, as /metrics tells it."""
     lines = urllib3.request("GET", f"{collector.address}/metrics").data.decode().splitlines()
@@ -78,7 +85,7 @@ def test_who_connects_between_two_children_waits_and_is_answered(tmp_path):
     declare(tmp_path)
     with CollectorProcess(tmp_path, supervise=True) as collector:
         # stopped, so that it cannot start the next child before we have connected
-        collector.process.send_signal(signal.SIGSTOP)
+        stop(collector.process.pid)
         dead = collector.serving_pid()
         os.kill(dead, signal.SIGKILL)
         assert ends(dead)
@@ -253,7 +260,7 @@ def test_a_stop_that_finds_a_killed_child_says_so(tmp_path):
     declare(tmp_path)
     with CollectorProcess(tmp_path, supervise=True, log=log) as collector:
         child = collector.serving_pid()
-        collector.process.send_signal(signal.SIGSTOP)
+        stop(collector.process.pid)
         os.kill(child, signal.SIGKILL)
         assert ends(child)
         collector.process.send_signal(signal.SIGTERM)
