@@ -45,13 +45,15 @@ Exceptions:
     └── ExportError                 a policy cannot be exported
 """
 
-from importlib import import_module
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from headrace.extras import missing_extra
 
 if TYPE_CHECKING:
     from ingest.access.tokens import TokenError as TokenError
+    from ingest.client.client_stats import ClientStats as ClientStats
     from ingest.client.policy_client import PolicyClient as PolicyClient
     from ingest.client.publisher import Publisher as Publisher
     from ingest.embedded.external_env import ExternalEnv as ExternalEnv
@@ -67,8 +69,11 @@ if TYPE_CHECKING:
     from ingest.protocol.errors import Refusal as Refusal
     from ingest.protocol.errors import ReplayError as ReplayError
     from ingest.protocol.errors import ServingStopped as ServingStopped
+    from ingest.protocol.messages import NowLive as NowLive
+    from ingest.protocol.messages import Versions as Versions
     from ingest.server.listening import ServeError as ServeError
     from policy.algorithms.bandit import BanditConfig as BanditConfig
+    from policy.algorithms.base import AlgorithmConfig as AlgorithmConfig
     from policy.algorithms.learner import Learner as Learner
     from policy.algorithms.ppo import PPOConfig as PPOConfig
     from policy.algorithms.trainable_policy import TrainablePolicy as TrainablePolicy
@@ -90,7 +95,12 @@ if TYPE_CHECKING:
     from policy.networks.export import ExportError as ExportError
     from policy.networks.policy import Policy as Policy
     from policy.ope import estimators as estimators
+    from policy.ope.episodes import Episodes as Episodes
+    from policy.ope.estimators import Estimate as Estimate
+    from policy.ope.intervals import Bootstrap as Bootstrap
+    from policy.ope.intervals import StudentT as StudentT
     from policy.sampling.callbacks import Callbacks as Callbacks
+    from policy.sampling.metrics import RolloutMetrics as RolloutMetrics
     from policy.worker.batch_io import IOContext as IOContext
     from policy.worker.group import WorkerGroup as WorkerGroup
     from policy.worker.rollout_worker import RolloutWorker as RolloutWorker
@@ -114,6 +124,7 @@ if TYPE_CHECKING:
     from storage.errors import WeightStoreError as WeightStoreError
     from storage.experience.episode import Episode as Episode
     from storage.experience.episode import EpisodeError as EpisodeError
+    from storage.experience.episode import Part as Part
     from storage.experience.episode import Step as Step
     from storage.experience.interfaces import EndOfInput as EndOfInput
     from storage.experience.interfaces import InputReader as InputReader
@@ -122,14 +133,17 @@ if TYPE_CHECKING:
     from storage.experience.interfaces import ReaderError as ReaderError
     from storage.experience.interfaces import ReaderState as ReaderState
     from storage.experience.multi_agent_batch import MultiAgentBatch as MultiAgentBatch
+    from storage.experience.range_set import RangeSet as RangeSet
     from storage.experience.sample_batch import BatchError as BatchError
     from storage.experience.sample_batch import SampleBatch as SampleBatch
     from storage.experience.sample_batch import concat_samples as concat_samples
+    from storage.reading.exclusion import ReaderStats as ReaderStats
     from storage.reading.multi_agent_reader import MultiAgentReader as MultiAgentReader
     from storage.reading.shard_reader import ShardReader as ShardReader
     from storage.shards.arrow_arrays import decode_column as decode_column
     from storage.shards.names import ShardDamaged as ShardDamaged
     from storage.shards.names import ShardError as ShardError
+    from storage.shards.names import ShardInfo as ShardInfo
     from storage.shards.names import ShardWriteError as ShardWriteError
     from storage.shards.names import WriterDied as WriterDied
     from storage.shards.output_writer import ParquetOutputWriter as ParquetOutputWriter
@@ -150,15 +164,21 @@ if TYPE_CHECKING:
     from storage.spaces.descriptors import space_to_json as space_to_json
     from storage.spaces.gymnasium_spaces import from_gym as from_gym
     from storage.spaces.gymnasium_spaces import to_gym as to_gym
+    from storage.weights.manifest import Candidate as Candidate
+    from storage.weights.manifest import Live as Live
+    from storage.weights.manifest import Manifest as Manifest
 
 # Where each public name lives.
 _HOMES = {
     # Clients, and environments that call us
+    "ClientStats": "ingest.client.client_stats",
     "ExternalEnv": "ingest.embedded.external_env",
     "ExternalMultiAgentEnv": "ingest.embedded.external_multi_agent_env",
+    "NowLive": "ingest.protocol.messages",
     "PolicyClient": "ingest.client.policy_client",
     "PolicyServerInput": "ingest.embedded.policy_server_input",
     "Publisher": "ingest.client.publisher",
+    "Versions": "ingest.protocol.messages",
     # Spaces
     "Box": "storage.spaces.descriptors",
     "Dict": "storage.spaces.descriptors",
@@ -180,6 +200,8 @@ _HOMES = {
     # Experience
     "Episode": "storage.experience.episode",
     "MultiAgentBatch": "storage.experience.multi_agent_batch",
+    "Part": "storage.experience.episode",
+    "RangeSet": "storage.experience.range_set",
     "SampleBatch": "storage.experience.sample_batch",
     "Step": "storage.experience.episode",
     "concat_samples": "storage.experience.sample_batch",
@@ -188,6 +210,8 @@ _HOMES = {
     "MultiAgentReader": "storage.reading.multi_agent_reader",
     "OutputWriter": "storage.experience.interfaces",
     "ParquetOutputWriter": "storage.shards.output_writer",
+    "ReaderStats": "storage.reading.exclusion",
+    "ShardInfo": "storage.shards.names",
     "ShardReader": "storage.reading.shard_reader",
     "ShardWriter": "storage.shards.shard",
     "decode_column": "storage.shards.arrow_arrays",
@@ -195,12 +219,20 @@ _HOMES = {
     "to_pandas": "storage.shards.shard",
     # Policies, learning, judging
     "ActionRule": "policy.inference.action_rule",
+    "AlgorithmConfig": "policy.algorithms.base",
     "BanditConfig": "policy.algorithms.bandit",
+    "Bootstrap": "policy.ope.intervals",
+    "Candidate": "storage.weights.manifest",
+    "Episodes": "policy.ope.episodes",
+    "Estimate": "policy.ope.estimators",
     "Learner": "policy.algorithms.learner",
+    "Live": "storage.weights.manifest",
+    "Manifest": "storage.weights.manifest",
     "ModuleSpec": "policy.inference.spec",
     "PPOConfig": "policy.algorithms.ppo",
     "Policy": "policy.networks.policy",
     "PolicySpec": "policy.inference.spec",
+    "StudentT": "policy.ope.intervals",
     "TrainablePolicy": "policy.algorithms.trainable_policy",
     "WeightStore": "policy.inference.weight_store",
     "estimators": "policy.ope.estimators",
@@ -210,6 +242,7 @@ _HOMES = {
     "EnvContext": "policy.envs.env_context",
     "EnvRunner": "policy.envs.env_runner",
     "IOContext": "policy.worker.batch_io",
+    "RolloutMetrics": "policy.sampling.metrics",
     "RolloutWorker": "policy.worker.rollout_worker",
     "WorkerGroup": "policy.worker.group",
     # Exceptions
@@ -259,21 +292,47 @@ _HOMES = {
     "WeightsRefused": "storage.errors",
     "WriterDied": "storage.shards.names",
 }
-__all__ = sorted(_HOMES)
+# What a home needs beyond the base install, so that `dir` lists what can be loaded.
+_NEEDS = {
+    "ingest.embedded.policy_server_input": "uvloop",
+    "policy.algorithms": "torch",
+    "policy.envs.base_env": "gymnasium",
+    "policy.jobs": "torch",
+    "policy.networks": "torch",
+    "policy.ope.estimators": "scipy",
+    "policy.ope.intervals": "scipy",
+    "policy.worker.group": "torch",
+    "policy.worker.rollout_worker": "torch",
+    "storage.reading.multi_agent_reader": "pyarrow",
+    "storage.reading.shard_reader": "pyarrow",
+    "storage.shards.arrow_arrays": "pyarrow",
+    "storage.shards.output_writer": "pyarrow",
+    "storage.shards.shard": "pyarrow",
+    "storage.spaces.gymnasium_spaces": "gymnasium",
+}
 
+if not TYPE_CHECKING:  # which would take any name for one of ours
+    __all__ = sorted(_HOMES)
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    try:
-        home = import_module(_HOMES[name])
-    except ModuleNotFoundError as missing:
-        raise missing_extra(missing, f"headrace.{name}") or missing from missing
-    except AttributeError as error:
-        # `from headrace import X` would turn it into "cannot import name 'X'", without the cause
-        raise ImportError(f"headrace.{name}: {_HOMES[name]} cannot be loaded: {error}") from error
-    return home if _HOMES[name].endswith(f".{name}") else getattr(home, name)
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return metadata.version("headrace")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+        try:
+            home = import_module(_HOMES[name])
+        except ModuleNotFoundError as missing:
+            raise missing_extra(missing, f"headrace.{name}") or missing from missing
+        except AttributeError as error:
+            # `from headrace import X` would make "cannot import name 'X'" of it, without the cause
+            text = f"headrace.{name}: {_HOMES[name]} cannot be loaded: {error}"
+            raise ImportError(text) from error
+        return home if _HOMES[name].endswith(f".{name}") else getattr(home, name)
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    def __dir__() -> list[str]:
+        missing = {name for name in _NEEDS.values() if find_spec(name) is None}
+        absent = tuple(home for home, needed in _NEEDS.items() if needed in missing)
+        return sorted(
+            {"__all__", "__doc__", "__name__", "__version__"}
+            | {name for name, home in _HOMES.items() if not home.startswith(absent)}
+        )

@@ -68,7 +68,7 @@ class Child:
     def start(self) -> None:
         self._began = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", *self.words, "--json"],
+            [sys.executable, "-P", "-m", "headrace", *self.words, "--json"],
             stdout=subprocess.PIPE,
             text=True,
         )

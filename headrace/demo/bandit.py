@@ -91,7 +91,7 @@ class Demo:
         began = time.monotonic()
         self.say(f"$ headrace {shlex.join(arguments)}")
         done = subprocess.run(
-            [sys.executable, "-m", "headrace", *arguments, "--json"],
+            [sys.executable, "-P", "-m", "headrace", *arguments, "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if self.quiet else None,
             text=True,
@@ -113,7 +113,7 @@ class Demo:
         arguments += ["--action", f"discrete:{ACTIONS}"]
         self.say(f"$ headrace {shlex.join(arguments)} &")
         process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", *arguments, "--json"],
+            [sys.executable, "-P", "-m", "headrace", *arguments, "--json"],
             stdout=subprocess.PIPE,
             text=True,
         )

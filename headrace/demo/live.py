@@ -91,7 +91,9 @@ class Live:
 @contextlib.contextmanager
 def _running(words: list[str], on_line: Callable[[Json], None]) -> Iterator[subprocess.Popen[str]]:
     """A process whose JSON lines are heard; it is gone when the block ends."""
-    process = subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", *words], stdout=subprocess.PIPE, text=True
+    )
 
     def read() -> None:
         for line in process.stdout or ():

@@ -70,7 +70,7 @@ class Publisher:
         """What is there, what is live, and the number that comes next."""
         return Delivery(self._transport, "GET", _path(policy_id, "versions")).run(wire.Versions)
 
-    def publish(self, policy_id: str, message: wire.Publish) -> wire.NowLive:
+    def _publish(self, policy_id: str, message: wire.Publish) -> wire.NowLive:
         """Make weights live under the next number; the one in `message` is not looked at.
 
         Raises Refusal (conflict) when others were faster each time, or when it was published and
@@ -108,7 +108,7 @@ class Publisher:
             checkpoint=candidate.checkpoint,
             lineage={stream: ranges.ranges() for stream, ranges in lineage.items()},
         )
-        return self.publish(store.policy_id, message)
+        return self._publish(store.policy_id, message)
 
     def served(self, policy_id: str = "default") -> wire.Serving:
         """What is live, and what each registered collector serves."""

@@ -45,7 +45,10 @@ class NotFinite(ValueError):
     """What goes into a policy, or what its weights make of it, is NaN or infinite."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what}: expected finite numbers, got NaN or infinity")
+        super().__init__(what)  # as it was made: a pickle makes it again
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}: expected finite numbers, got NaN or infinity"
 
 
 class Distribution(Protocol):

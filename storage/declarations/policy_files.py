@@ -9,19 +9,19 @@ from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.system.files import make_directory, replace_file
 
 
-def save_declaration(root: Path, declaration: PolicyDeclaration) -> Path:
+def save_declaration(root: Path | str, declaration: PolicyDeclaration) -> Path:
     """Write `policies/{id}.json` in one durable step: the old file or the new, never a half."""
-    folder = root / "policies"
+    folder = Path(root) / "policies"
     make_directory(folder)
     path = folder / f"{declaration.policy_id}.json"
     replace_file(path, (json.dumps(declaration.to_json(), indent=2) + "\n").encode())
     return path
 
 
-def load_declarations(root: Path) -> dict[str, PolicyDeclaration]:
+def load_declarations(root: Path | str) -> dict[str, PolicyDeclaration]:
     """All policies declared under `root`, by id, in order of their ids."""
     found: dict[str, PolicyDeclaration] = {}
-    for path in sorted((root / "policies").glob("*.json")):
+    for path in sorted((Path(root) / "policies").glob("*.json")):
         try:
             document = json.loads(path.read_text())
             declaration = PolicyDeclaration.from_json(document, str(path))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -85,6 +86,20 @@ def _is_bound(number: Json, kind: str) -> bool:
     return isinstance(number, (int, float)) and not isinstance(number, bool)
 
 
+def _whole(what: str, names: str, given: Any) -> tuple[int, ...]:
+    """These numbers, of a program that makes a space: a shape, sizes, lengths."""
+    try:
+        return tuple(operator.index(n) for n in given)
+    except TypeError:
+        raise SpaceError(f"{what}: expected {names} of whole numbers, got {given!r:.80}") from None
+
+
+def _spaces(what: str, given: Iterable[Any]) -> None:
+    for space in given:
+        if not isinstance(space, Space):
+            raise SpaceError(f"{what}: expected spaces of Headrace, got {space!r:.80}")
+
+
 def _require_elements(what: str, shape: tuple[int, ...]) -> None:
     if any(n < 0 for n in shape):
         raise SpaceError(f"{what}: expected a shape of sizes >= 0, got {shape!s:.200}")
@@ -104,10 +119,13 @@ class Box:
     high: Array = None  # type: ignore[assignment]  # as for low
 
     def __post_init__(self) -> None:
-        dtype = np.dtype(self.dtype)
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError:
+            raise SpaceError(f"box: expected a dtype, got {self.dtype!r:.80}") from None
         if dtype.name not in BOX_DTYPES:
             raise SpaceError(f"box: expected a dtype of {', '.join(BOX_DTYPES)}, got {dtype}")
-        shape = tuple(int(n) for n in self.shape)
+        shape = _whole("box", "a shape", self.shape)
         _require_elements("box", shape)
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "shape", shape)
@@ -167,6 +185,9 @@ class Discrete:
     start: int = 0
 
     def __post_init__(self) -> None:
+        n, start = _whole("discrete", "n and start", (self.n, self.start))
+        object.__setattr__(self, "n", n)
+        object.__setattr__(self, "start", start)
         if self.n < 1:
             raise SpaceError(f"discrete: expected n >= 1, got {self.n}")
         if not -(2**63) <= self.start <= 2**63 - self.n:
@@ -184,10 +205,10 @@ class MultiDiscrete:
     start: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nvec", tuple(int(n) for n in self.nvec))
-        object.__setattr__(
-            self, "start", tuple(int(n) for n in self.start) or (0,) * len(self.nvec)
-        )
+        nvec = _whole("multi_discrete", "sizes", self.nvec)
+        starts = _whole("multi_discrete", "starts", self.start) or (0,) * len(nvec)
+        object.__setattr__(self, "nvec", nvec)
+        object.__setattr__(self, "start", starts)
         if not self.nvec or any(n < 1 for n in self.nvec) or len(self.start) != len(self.nvec):
             raise SpaceError(
                 "multi_discrete: expected one or more sizes >= 1 and as many starts, got "
@@ -208,7 +229,7 @@ class MultiBinary:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        object.__setattr__(self, "shape", _whole("multi_binary", "a shape", self.shape))
         if not self.shape or any(n < 1 for n in self.shape):
             raise SpaceError(f"multi_binary: expected a shape of sizes >= 1, got {self.shape}")
         _require_elements("multi_binary", self.shape)
@@ -226,6 +247,7 @@ class Text:
     charset: str = ""
 
     def __post_init__(self) -> None:
+        _whole("text", "lengths", (self.min_length, self.max_length))
         object.__setattr__(self, "charset", "".join(sorted(set(self.charset))))
         if not 0 <= self.min_length <= self.max_length:
             raise SpaceError(
@@ -258,6 +280,7 @@ class Dict:
         for name in names:
             if not isinstance(name, str) or not name or "." in name:
                 raise SpaceError(f"dict: expected names without '.', got {name!r}")
+        _spaces("dict", (space for _, space in ordered))
         object.__setattr__(self, "spaces", ordered)
 
     def to_json(self) -> Json:
@@ -274,6 +297,7 @@ class Tuple:
         object.__setattr__(self, "spaces", tuple(self.spaces))
         if not self.spaces:
             raise SpaceError("tuple: expected one or more spaces, got none")
+        _spaces("tuple", self.spaces)
 
     def to_json(self) -> Json:
         return {"kind": "tuple", "spaces": [s.to_json() for s in self.spaces]}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from storage.weights.lease import Lease, current_lease
@@ -73,3 +76,19 @@ def test_killed_trainers_are_followed_and_a_second_one_is_named(tmp_path: Path) 
     rows = [one["rows_trained"] for one in loop.updates]
     assert rows == sorted(rows)
     assert "made live by somebody else" not in loop.stderr()
+
+
+def test_the_folder_that_it_is_started_in_lends_no_modules(tmp_path: Path) -> None:
+    """A service may have a `queue.py`; the processes that `up` starts do not import it."""
+    (tmp_path / "queue.py").write_text("raise RuntimeError('of the service')\n")
+    words = ["up", "--root", tmp_path / "run", "--env", "CartPole-v1", "--port", "0", "--json"]
+    with subprocess.Popen(
+        [Path(sys.executable).with_name("headrace"), *words],
+        cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+    ) as up:  # fmt: skip
+        try:
+            said = json.loads(up.stdout.readline() if up.stdout else "")
+            assert "address" in said["collect"]
+        finally:
+            up.send_signal(signal.SIGTERM)
+        assert up.wait() == 0

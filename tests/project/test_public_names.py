@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
 import re
 import subprocess
 import sys
+import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +89,21 @@ def test_every_exception_is_public_and_stands_in_the_tree() -> None:
     assert ours <= set(re.findall(r"\w+", tree))
 
 
+@pytest.mark.parametrize("name", [n for n in headrace.__all__ if n in exceptions()])
+def test_an_exception_survives_the_way_between_processes(name: str) -> None:
+    """As from a worker in another process: the same class with the same text."""
+    kind = getattr(headrace, name)
+    for values in (("what",), ("what", "more"), ("code", "text", 400)):
+        try:
+            error = kind(*values)
+        except TypeError:
+            continue
+        again = copy.copy(error)  # by the same protocol as a pickle
+        assert (type(again), str(again)) == (kind, str(error))
+        return
+    raise AssertionError(f"{name}: how is it made?")
+
+
 def test_the_trees_lines_are_true() -> None:
     """A class stands in the tree under a class that it derives from."""
     tree = (headrace.__doc__ or "").partition("Exceptions:")[2]
@@ -138,6 +157,93 @@ def test_an_error_inside_a_module_keeps_its_cause(tmp_path: Path) -> None:
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: headrace.PolicyClient: ")
     assert "has no attribute" in last
+
+
+def test_dir_lists_what_can_be_loaded() -> None:
+    """So that `help(headrace)` and who looks at each name work on the base install."""
+    code = (
+        "import sys\n"
+        "from headrace.extras import EXTRA_OF\n"
+        "sys.modules |= dict.fromkeys(EXTRA_OF)\n"  # as if no extra was installed
+        "import headrace, pydoc\n"
+        "def there(name):\n"
+        "    try:\n"
+        "        return getattr(headrace, name) is not None\n"
+        "    except ModuleNotFoundError as error:\n"
+        "        assert 'pip install' in str(error), error\n"
+        "names = set(headrace.__all__)\n"
+        "print(set(filter(there, names)) ^ (set(dir(headrace)) & names))\n"
+        "print('Exceptions:' in pydoc.render_doc(headrace))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == ["set()", "True"], done.stderr
+    assert headrace.__version__
+
+
+def test_a_type_checker_sees_a_misspelt_name(tmp_path: Path) -> None:
+    """And knows those that are there."""
+    page = tmp_path / "page.py"
+    page.write_text(
+        "from headrace import PolicyClient, PolicyClinet\n"
+        "import headrace\n"
+        "headrace.WeightStore, headrace.WieghtStore\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", page],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert re.findall(r"has no attribute \"(\w+)\"", done.stdout) == ["PolicyClinet", "WieghtStore"]
+
+
+# Parameters that take anything with some methods, and what the library hands out itself.
+NOT_NAMED = {
+    "HttpSession",  # requests.Session, or urllib3's pool
+    "MeanStdFilter",  # what `get_filters` gave
+    "NoFilter",  # as above
+    "Pin",  # of Live, which the store makes
+    "Publishable",  # a policy
+    "Resampled",  # of the estimators' call of an interval
+    "PartBlock",  # what collectors write: users pass parts
+    "ShardSource",  # MultiAgentReader's and PolicyServerInput's own
+    "PolicySettings",  # a mapping of `policy_config`
+    "Progress",  # a function
+}
+
+
+def parameter_types(name: str) -> set[str]:
+    """The classes of ours in the parameters of a public class or function."""
+    value = getattr(headrace, name)
+    if inspect.isclass(value):
+        calls = [one for key, one in inspect.getmembers(value, inspect.isfunction)
+                 if key == "__init__" or not key.startswith("_")]  # fmt: skip
+    elif inspect.ismodule(value):
+        calls = [getattr(value, one) for one in value.__all__]
+    else:
+        calls = [value]
+
+    def classes(hint: Any) -> Iterator[type]:
+        if inspect.isclass(hint):
+            yield hint
+        for part in typing.get_args(hint):
+            yield from classes(part)
+
+    found = set()
+    for call in filter(inspect.isfunction, calls):
+        hints = typing.get_type_hints(call)
+        hints.pop("return", None)
+        found |= {one for hint in hints.values() for one in classes(hint)}
+    return {one.__name__ for one in found if one.__module__.partition(".")[0] in PACKAGES}
+
+
+NAMES = sorted({*headrace.__all__} - {"to_pandas"})  # whose hints need pandas
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_public_name_takes_is_public(name: str) -> None:
+    """Who calls it can make its arguments."""
+    assert parameter_types(name) <= {*headrace.__all__, *NOT_NAMED}
 
 
 def test_a_missing_extra_is_named() -> None:

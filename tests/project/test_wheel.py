@@ -45,18 +45,24 @@ def thin(wheel: Path) -> Path:
     return bin_
 
 
-@pytest.fixture(scope="module")
-def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of an environment with the wheel and every package that the tests have.
+def borrowing(home: Path) -> Path:
+    """The interpreter of a new environment with the packages of the one that runs the tests.
 
-    The packages come by a path file, which does not bring the editable install of the repository:
-    path files in a folder that a path file names are not read.
+    They come by a path file, which does not bring the editable install of the repository: path
+    files in a folder that a path file names are not read.
     """
-    home = tmp_path_factory.mktemp("full") / "venv"
-    checked(sys.executable, "-m", "venv", "--without-pip", home, cwd=wheel.parent)
+    home.parent.mkdir(exist_ok=True)
+    checked(sys.executable, "-m", "venv", "--without-pip", home, cwd=home.parent)
     site = next((home / "lib").glob("python*/site-packages"))
     (site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "-q"]
+    return home / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment with the wheel and every package that the tests have."""
+    home = tmp_path_factory.mktemp("full") / "venv"
+    pip = [sys.executable, "-m", "pip", "--python", borrowing(home), "install", "-q"]
     checked(*pip, "--no-deps", "--force-reinstall", wheel, cwd=wheel.parent)
     return home / "bin"
 
@@ -152,25 +158,34 @@ def test_the_wheel_of_the_sdist_is_the_same_file(wheel: Path, tmp_path: Path) ->
     assert again.read_bytes() == wheel.read_bytes()
 
 
-def test_the_wheel_of_an_unpacked_archive_is_the_same_file(wheel: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an archive of the repository unpacks to, without tests and data: no repository."""
+    folder = tmp_path_factory.mktemp("archive") / "headrace-main"
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "tests", "data", "dist", "build")
+    shutil.copytree(ROOT, folder, ignore=left_out)
+    shutil.copy(ROOT / ".gitignore", folder)
+    return folder
+
+
+def test_the_wheel_of_an_unpacked_archive_is_the_same_file(
+    wheel: Path, archive: Path, tmp_path: Path
+) -> None:
     """Without a repository around it."""
-    tracked = checked("git", "ls-files", "-z", "-co", "--exclude-standard", cwd=ROOT).split("\0")
-    source = tmp_path / "headrace-main"
-    for name in filter(None, tracked):
-        if (ROOT / name).is_file() and not name.startswith(("tests/", "data/")):
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, source / name)
-    assert wheel_of(source, tmp_path / "built").read_bytes() == wheel.read_bytes()
+    assert wheel_of(archive, tmp_path).read_bytes() == wheel.read_bytes()
 
 
-def test_an_editable_install_is_the_repository(tmp_path: Path) -> None:
-    """`pip install -e .`, as `make setup` does it: the four packages as they lie there."""
+def test_an_editable_install_is_the_folder_as_it_lies_there(archive: Path, tmp_path: Path) -> None:
+    """`pip install -e .`, as `make setup` does it: no copy, and no second object of one name."""
+    python = borrowing(tmp_path / "venv")
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]
+    checked(*install, "--no-build-isolation", "-e", archive, cwd=tmp_path)
     code = (
         "import headrace, storage.spaces.descriptors as d; from headrace import Box\n"
         "print(headrace.__file__, Box is d.Box)"
     )
-    said = checked(sys.executable, "-c", code, cwd=tmp_path).split()
-    assert said == [str(ROOT / "headrace" / "__init__.py"), "True"]
+    said = checked(python, "-c", code, cwd=tmp_path).split()
+    assert said == [str(archive / "headrace" / "__init__.py"), "True"]
 
 
 # --- on the base install, in somebody else's service ---------------------------------------------

@@ -130,7 +130,7 @@ def test_what_cannot_be_used_is_refused_once(house: House) -> None:
         before = publisher.versions()
         message = wire.Publish(version=1, sha256="0" * 64, weights=b"x", spec=SPEC.to_json())
         with pytest.raises(Refusal, match="SHA-256"):
-            publisher.publish("default", message)
+            publisher._publish("default", message)
         with pytest.raises(Refusal, match="there is no policy"):
             publisher.versions("another/one")
         assert publisher.versions() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -177,3 +178,31 @@ def test_names_are_sorted_and_must_differ() -> None:
             Dict(tuple((name, Discrete(2)) for name in names))
     with pytest.raises(SpaceError, match="one or more spaces"):
         Tuple(())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MultiBinary(3), "multi_binary: expected a shape of whole numbers, got 3"),
+        (lambda: Box(84, 84), "box: expected a dtype, got 84"),
+        (lambda: Box(84), "box: expected a shape of whole numbers, got 84"),
+        (lambda: Box((2.5,)), r"box: expected a shape of whole numbers, got \(2.5,\)"),
+        (lambda: Discrete("3"), "discrete: expected n and start of whole numbers, got"),
+        (lambda: MultiDiscrete(4), "multi_discrete: expected sizes of whole numbers, got 4"),
+        (lambda: Text("4"), "text: expected lengths of whole numbers, got"),
+        (lambda: Tuple((3,)), "tuple: expected spaces of Headrace, got 3"),
+        (lambda: Dict({"a": int}), "dict: expected spaces of Headrace, got <class 'int'>"),
+    ],
+)
+def test_a_program_s_mistake_is_a_space_error(make: Callable[[], Any], message: str) -> None:
+    """What was expected and what came, rather than an error from inside."""
+    with pytest.raises(SpaceError, match=message):
+        make()
+
+
+def test_numbers_of_numpy_make_the_same_space() -> None:
+    """As gymnasium has them."""
+    assert Discrete(np.int64(3)) == Discrete(3)
+    assert canonical_json(MultiBinary(np.array([2, 2])), Discrete(np.int64(3))) == canonical_json(
+        MultiBinary((2, 2)), Discrete(3)
+    )
