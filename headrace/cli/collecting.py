@@ -30,17 +30,15 @@ def demo(
     root: Annotated[
         Path, typer.Option(help="Where its data stays; what is there is moved aside.")
     ] = ROOT / "demo",
-    data: Annotated[Path, typer.Option(help="The folder of the two logs.")] = Path(
-        "data/open_bandit"
-    ),
-    live: Annotated[bool, typer.Option(help="Part B too: learn CartPole live.")] = True,
+    data: Annotated[Path, typer.Option(help="The folder of the logs.")] = Path("data"),
+    live: Annotated[bool, typer.Option(help="CartPole too, live.")] = True,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Carry a real production log all the way to a published policy, and check it."""
-    from headrace.demo.bandit import DemoFailed, make_room, run_demo, show
+    """Carry logs all the way to published policies, and check the judgements."""
+    from headrace.demo.run import DemoFailed, make_place, run_demo, show
 
-    make_room(root, data)
+    make_place(root, data)
     try:
         found = run_demo(root, data, seed=seed, live=live)
     except DemoFailed as error:

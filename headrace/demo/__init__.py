@@ -3,4 +3,4 @@
 Uses the commands as a user would.
 """
 
-__all__ = ["bandit"]
+__all__ = ["run"]

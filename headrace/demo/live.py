@@ -8,6 +8,7 @@ that were trained on what they just did. Once on the way the collector is killed
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,21 +206,31 @@ def _watch(
 
 
 def _plot(live: Live, path: Path) -> Path:
-    """Return and version over steps, as a picture."""
+    """Return, its moving average and version over steps, as a picture."""
     matplotlib.use("Agg")
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     steps = [episode.steps for episode in live.episodes]
-    axes.plot(steps, [e.total for e in live.episodes], ".", markersize=3, label="return")
-    axes.axhline(GOAL, color="grey", linewidth=1, linestyle="--", label=f"{GOAL:.0f}")
-    axes.set(xlabel="environment steps", ylabel="return of an episode", title=ENV)
+    totals = [episode.total for episode in live.episodes]
+    axes.plot(steps, totals, ".", markersize=3, alpha=0.4, label="return of an episode")
+    average = f"mean of the last {WINDOW} episodes"
+    axes.plot(steps[WINDOW - 1 :], moving_average(totals, WINDOW), linewidth=2, label=average)
+    axes.axhline(GOAL, color="grey", linewidth=1, linestyle="--", label=f"goal {GOAL:.0f}")
+    title = f"{ENV}: n={len(steps)} episodes, versions 1 to {live.version}"
+    axes.set(xlabel="environment steps", ylabel="return", title=title)
     other = axes.twinx()
     versions = [episode.version for episode in live.episodes]
-    other.plot(steps, versions, color="C1", label="version that acted")
+    other.plot(steps, versions, color="C2", linewidth=1, label="version that acted")
     other.set_ylabel("version")
-    figure.legend(loc="outside lower center", ncols=3)
+    figure.legend(loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=120)
     return path
+
+
+def moving_average(values: Sequence[float], window: int) -> list[float]:
+    """The mean of each `window` values that follow one another: `window - 1` fewer than values."""
+    sums = [0.0, *itertools.accumulate(values)]
+    return [(b - a) / window for a, b in zip(sums, sums[window:], strict=False)]
 
 
 def show_live(found: Json) -> None:

@@ -137,4 +137,6 @@ def plot_intervals(results: Sequence[EvaluationResult], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel(f"value per episode, with {results[0].confidence:.0%} intervals")
     axes.grid(axis="x", alpha=0.3)
+    first, counts = results[0], ", ".join(f"{one.label} n={one.episodes:,}" for one in results)
+    axes.set_title(f"{first.policy_id} {str(first.weights)[:12]}: {counts} episodes")
     figure.savefig(path, format="png", dpi=120)

@@ -243,8 +243,7 @@ def test_the_full_environment_has_the_wheel_and_not_the_repository(
 def test_the_demo_runs_on_the_wheel(full: Path, service: Path, tmp_path: Path) -> None:
     """`headrace demo --no-live`: collector, shard writer, replay, training, gate, publication,
     from a folder whose `storage` is not ours."""
-    log = ROOT / "data" / "open_bandit"
-    words = ["demo", "--no-live", "--root", tmp_path / "run", "--data", log, "--json"]
+    words = ["demo", "--no-live", "--root", tmp_path / "run", "--data", ROOT / "data", "--json"]
     said = checked(full / "headrace", *words, cwd=service)
     assert json.loads(said.splitlines()[-1])
 

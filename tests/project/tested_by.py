@@ -38,7 +38,6 @@ TESTED_BY = {
     "storage.__main__": "storage/shards/test_writer_process",
     "storage.declarations.held_policies": "policy/jobs/test_train_live",
     "storage.declarations.mapping_functions": "ingest/client/test_multi_agent",
-    "storage.declarations.policy_files": "headrace/cli/test_collecting",
     "storage.errors": "storage/journal/test_sqlite_journal_faults",
     "storage.experience.interfaces": "policy/worker/test_sample_collection_training_enabled",
     "storage.reading.live_source": "ingest/embedded/test_policy_server_input",

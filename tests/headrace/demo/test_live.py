@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from headrace.demo.live import run_live
+from headrace.demo.live import moving_average, run_live
 from tests.headrace.command import headrace
 
 
@@ -21,3 +21,9 @@ def test_clients_act_with_what_they_taught_and_no_step_is_lost(tmp_path: Path) -
     assert checked["ok"], checked["findings"]
     assert found["acted"] == checked["acknowledged"] == checked["in_shards"]
     assert Path(found["plot"]).stat().st_size > 1_000
+
+
+def test_a_moving_average_is_the_mean_of_each_window() -> None:
+    """And there is none before the first window is full."""
+    assert moving_average([1.0, 2.0, 3.0, 6.0], 2) == [1.5, 2.5, 4.5]
+    assert moving_average([1.0], 2) == []

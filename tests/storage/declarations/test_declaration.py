@@ -5,7 +5,6 @@ import json
 import pytest
 
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
-from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.spaces.descriptors import Box, Discrete
 
 SPACES = {"observation": Box((4,)), "action": Discrete(2)}
@@ -63,10 +62,3 @@ def test_a_reward_range_that_makes_no_sense_is_refused(value):
     """The error names the setting, what was expected and what came."""
     with pytest.raises(DeclarationError, match=r"reward_range: expected \[low, high\]"):
         PolicyDeclaration(**SPACES, reward_range=value)
-
-
-def test_a_root_may_be_text(tmp_path):
-    """As for the stores and readers of a root."""
-    declared = PolicyDeclaration(**SPACES)
-    save_declaration(str(tmp_path), declared)
-    assert load_declarations(str(tmp_path)) == load_declarations(tmp_path) == {"default": declared}
