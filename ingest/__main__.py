@@ -1,4 +1,4 @@
-"""`python -m ingest collect --root DIR`: the collector without the extra `[cli]`."""
+"""`python -m ingest collect --root DIR`: the collector; loads no typer."""
 
 from __future__ import annotations
 

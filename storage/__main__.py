@@ -1,4 +1,4 @@
-"""`python -m storage`: the shard writer's process."""
+"""`python -m storage`: the child processes that write shards, and read them a second time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         die_with_parent(options.parent)
     use_one_blas_thread()
     if options.command == "read-shards":
-        # a declared lazy door: only this command needs fastparquet, and the pandas that it loads
+        # only this command needs fastparquet, and the pandas that it loads
         from storage.verify.second_reader_main import read_shards  # noqa: PLC0415
 
         read_shards()

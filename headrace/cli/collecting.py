@@ -1,4 +1,4 @@
-"""Commands of the edge, and of what needs the journal: what `headrace` shows of this package.
+"""The commands `demo`, `collect`, `replay`, `up`, `ls`, `verify` and `pseudonym`.
 
 A command is a plain function that `headrace.__main__` registers; its imports stand inside it, so
 that `--help` loads neither torch nor Arrow, and each command nothing but what it needs.

@@ -1,4 +1,4 @@
-"""Commands of learning and judging: what `headrace` shows of this package.
+"""The commands `freeze`, `train`, `evaluate`, `publish` and `decisions`.
 
 A command is a plain function that `headrace.__main__` registers; its imports stand inside it, so
 that `--help` loads neither torch nor Arrow, and each command nothing but what it needs.

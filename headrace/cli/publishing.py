@@ -1,4 +1,4 @@
-"""Commands about what is live, under a root or through a collector elsewhere (`--url`).
+"""The commands `rollback`, `resume` and `versions`, under a root or through a collector (`--url`).
 
 `publish` itself stands with the gate, in `headrace.cli.learning`; `headrace.__main__` joins it to
 `publisher` and `audited` here, because nothing in policy knows the edge.
@@ -12,13 +12,13 @@ import contextlib
 import getpass
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli import commands as at_rest
 from headrace.cli.options import ROOT, Ca, Json, PolicyId, Root, Token, Url
 from headrace.cli.serving import (
     WAIT_SECONDS,
@@ -144,15 +144,45 @@ def versions(
     as_json: Json = False,
 ) -> None:
     """List versions, what is wanted and served, and candidates; of a collector: no candidates."""
-    if url is None:
-        return at_rest.versions(root, policy_id, as_json)
     from headrace.output import console, results
+
+    document = (
+        _versions_at_rest(root, policy_id)
+        if url is None
+        else _versions_elsewhere(url, policy_id, token, ca)
+    )
+    return console.line(document) if as_json else results.versions(document)
+
+
+def _versions_at_rest(root: Path, policy_id: str) -> dict[str, Any]:
+    from storage.weights.chain import described
+    from storage.weights.store import WeightStore
+
+    store = WeightStore(root, policy_id)
+    live = store.live()
+    found, damaged = described(store)
+    candidates = [store.candidate(digest) for digest in store.candidates()]
+    return {
+        "policy_id": policy_id,
+        "live": None if live is None else {"pinned": None, **live.to_json()},
+        "served": [record.to_json() for record in store.served.registered(time.time())],
+        "restored": store.restored,
+        "pruned": len(store.pruned()),
+        "versions": found,
+        "damaged": {str(version): why for version, why in damaged.items()},
+        "candidates": [{"digest": c.digest, **c.to_json()} for c in candidates],
+    }
+
+
+def _versions_elsewhere(
+    url: str, policy_id: str, token: str | None, ca: Path | None
+) -> dict[str, Any]:
     from ingest.client.publisher import Publisher
 
     with Publisher(url, token=token, ca=ca) as elsewhere:
         found, serving = elsewhere.versions(policy_id), elsewhere.served(policy_id)
     live = found.live
-    document = {
+    return {
         "policy_id": policy_id,
         "live": None
         if live is None
@@ -162,4 +192,3 @@ def versions(
         "versions": found.versions,
         "candidates": [],
     }
-    return console.line(document) if as_json else results.versions(document)

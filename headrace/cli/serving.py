@@ -5,7 +5,7 @@ serves it, which may refuse: each registers what it serves (`storage.weights.ser
 cannot write under `weights/` is found by its address beside the journal, and asked over HTTP.
 """
 
-# ruff: noqa: PLC0415 - every import inside a function here is a command's lazy door
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Where the tests are of a module that no test of its own folder uses: module -> test file."""
 
 TESTED_BY = {
-    "headrace.cli.publishing": "headrace/cli/test_learning",
     "headrace.cli.replay_words": "headrace/cli/test_collecting_replay",
     "headrace.output.results": "headrace/cli/test_learning",
     "ingest.__main__": "ingest/server/test_process_start",
