@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from tests.project.may_import import MAY_REACH_STDLIB
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(
@@ -18,13 +19,11 @@ SHIPPED = sorted(
     for path in ROOT.glob(f"{package}/**/*.py")
 )
 TESTS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/*.py"))
-# The folders of the contract "pure"; that forbids them modules, this file a builtin.
-CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
-    "contracts"
-]
-PURE_FOLDERS = next(one["source_modules"] for one in CONTRACTS if one["id"] == "pure")
+# The contract "pure" forbids them modules, this file a builtin.
 PURE = [
-    file for file in SHIPPED if file.startswith(tuple(f.replace(".", "/") for f in PURE_FOLDERS))
+    file
+    for file in SHIPPED
+    if file.startswith(tuple(folder.replace(".", "/") for folder in MAY_REACH_STDLIB))
 ]
 LONGEST_FUNCTION = 80
 

@@ -1,0 +1,147 @@
+"""What each folder may import: folders and modules of ours, and packages of others.
+
+Lists of what is allowed, beside the contracts of pyproject.toml, which list what is refused:
+`test_folders.py` compares them with every import, also those inside functions. A new line here is a
+new thing that the folder knows; its `__init__` should say so.
+"""
+
+from __future__ import annotations
+
+# folder -> our folders, then packages of others. `headrace/__init__` may name everything.
+MAY_IMPORT = {
+    "headrace": (
+        "headrace.cli headrace.extras ingest.protocol ingest.server storage.declarations"
+        " storage.errors storage.system typer"
+    ),
+    "headrace.cli": (
+        "headrace.demo headrace.output headrace.up ingest.access ingest.client ingest.collector"
+        " ingest.episodes ingest.protocol ingest.replay ingest.server ingest.verification"
+        " ingest.web policy.inference policy.jobs storage.declarations storage.errors"
+        " storage.experience storage.system storage.verify storage.weights msgspec typer"
+    ),
+    "headrace.demo": (
+        "headrace.output ingest.client ingest.protocol storage.reading gymnasium matplotlib"
+        " pyarrow urllib3"
+    ),
+    "headrace.output": "rich",
+    # `verification` compares journals, shards and indexes; `__main__` is the server's command
+    "ingest": (
+        "ingest.client ingest.collector ingest.episodes ingest.protocol ingest.server"
+        " storage.declarations storage.errors storage.journal storage.system storage.verify"
+        " msgspec"
+    ),
+    # a declaration that redacts needs a key, which lies beside the tokens
+    "ingest.access": "ingest.protocol storage.declarations storage.system msgspec",
+    # Arrow comes by `importlib`, at the first request
+    "ingest.bulk_import": (
+        "ingest.access ingest.collector ingest.episodes ingest.protocol ingest.web"
+        " storage.declarations storage.experience storage.spaces msgspec numpy"
+    ),
+    "ingest.client": (
+        "ingest.protocol policy.inference storage.declarations storage.errors storage.experience"
+        " storage.spaces storage.weights msgspec numpy requests urllib3"
+    ),
+    # urllib3 reads the address that was asked for
+    "ingest.collector": (
+        "ingest.access ingest.episodes ingest.histogram ingest.protocol policy.inference"
+        " storage.declarations storage.errors storage.experience storage.journal storage.shards"
+        " storage.spaces storage.system storage.weights msgspec numpy urllib3"
+    ),
+    "ingest.embedded": (
+        "ingest.client ingest.collector ingest.protocol ingest.server storage.declarations"
+        " storage.errors storage.experience storage.reading storage.spaces storage.weights msgspec"
+        " numpy uvloop"
+    ),
+    "ingest.episodes": (
+        "ingest.protocol storage.declarations storage.experience storage.spaces msgspec numpy"
+    ),
+    "ingest.protocol": "msgspec",
+    "ingest.replay": (
+        "ingest.client ingest.protocol storage.experience storage.spaces msgspec numpy"
+    ),
+    # gymnasium: the space of an environment's name, in `declare`
+    "ingest.server": (
+        "ingest.access ingest.bulk_import ingest.collector ingest.episodes ingest.histogram"
+        " ingest.protocol ingest.web storage.declarations storage.errors storage.experience"
+        " storage.spaces storage.system storage.weights gymnasium msgspec numpy prometheus_client"
+        " uvicorn uvloop"
+    ),
+    # who calls is part of a request
+    "ingest.web": "ingest.access ingest.histogram ingest.protocol httptools msgspec uvicorn",
+    "policy": "",
+    # `Learner` holds the reader's position: one checkpoint has both. gymnasium: `TrainablePolicy`
+    # is made of an environment's spaces
+    "policy.algorithms": (
+        "policy.inference policy.networks policy.ope policy.progress storage.errors"
+        " storage.experience storage.reading storage.spaces storage.system storage.weights"
+        " gymnasium numpy safetensors torch"
+    ),
+    # `vector_env` takes nested observations apart as acting does
+    "policy.envs": "policy.inference storage.experience storage.spaces gymnasium numpy torch",
+    # `weight_store` is the store that refuses what numpy cannot act with
+    "policy.inference": "storage.declarations storage.errors storage.spaces storage.weights numpy",
+    "policy.jobs": (
+        "policy.algorithms policy.inference policy.networks policy.ope policy.progress"
+        " storage.declarations storage.errors storage.experience storage.reading storage.shards"
+        " storage.spaces storage.system storage.weights matplotlib numpy torch"
+    ),
+    "policy.networks": (
+        "policy.inference storage.spaces storage.system numpy onnxruntime onnxscript safetensors"
+        " torch"
+    ),
+    "policy.ope": "numpy scipy",
+    # advantages are those of PPO
+    "policy.sampling": (
+        "policy.algorithms policy.envs policy.inference storage.experience storage.spaces numpy"
+    ),
+    # estimates of the data that is read are part of a worker's metrics
+    "policy.worker": (
+        "policy.algorithms policy.envs policy.inference policy.networks policy.ope"
+        " policy.sampling storage.declarations storage.errors storage.experience storage.spaces"
+        " storage.system storage.weights gymnasium numpy ray safetensors"
+    ),
+    # `__main__` starts the writer and the second reader
+    "storage": "storage.shards storage.system storage.verify",
+    "storage.declarations": "storage.experience storage.spaces storage.system",
+    # in functions: Arrow compresses columns where it is installed; torch takes a batch over
+    "storage.experience": "storage.errors msgspec numpy pyarrow torch",
+    "storage.journal": "storage.errors storage.experience storage.system msgspec",
+    "storage.reading": (
+        "storage.declarations storage.experience storage.shards storage.spaces storage.system"
+        " numpy pyarrow torch watchdog"
+    ),
+    "storage.shards": (
+        "storage.declarations storage.errors storage.experience storage.spaces storage.system"
+        " msgspec numpy pandas pyarrow"
+    ),
+    "storage.spaces": "gymnasium numpy",
+    "storage.system": "storage.errors",
+    "storage.verify": (
+        "storage.declarations storage.errors storage.experience storage.journal storage.shards"
+        " storage.system storage.weights fastparquet msgspec numpy pandas pyarrow"
+    ),
+    "storage.weights": (
+        "storage.declarations storage.errors storage.experience storage.system numpy safetensors"
+    ),
+}
+
+# Pure folder -> what it reaches of the standard library, by itself and by what it imports.
+MAY_REACH_STDLIB = {
+    "ingest.episodes": (
+        "array base64 bisect collections contextlib dataclasses functools hashlib heapq hmac json"
+        " math operator re reprlib struct typing"
+    ),
+    "ingest.protocol": "collections dataclasses typing",
+    "policy.ope": "collections dataclasses functools math typing",
+    "storage.experience": "abc bisect collections dataclasses json types typing zlib",
+}
+
+# The same of packages of others, for the folders that a service loads or that stay pure.
+MAY_REACH_PACKAGES = {
+    "ingest.client": "msgspec numpy requests safetensors urllib3",
+    "ingest.episodes": "msgspec numpy",
+    "ingest.protocol": "msgspec",
+    "policy.inference": "msgspec numpy safetensors",
+    "policy.ope": "numpy scipy",
+    "storage.experience": "msgspec numpy pyarrow torch",
+}
