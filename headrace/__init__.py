@@ -140,6 +140,7 @@ if TYPE_CHECKING:
     from storage.reading.exclusion import ReaderStats as ReaderStats
     from storage.reading.multi_agent_reader import MultiAgentReader as MultiAgentReader
     from storage.reading.shard_reader import ShardReader as ShardReader
+    from storage.reading.shard_reader import read_position as read_position
     from storage.shards.arrow_arrays import decode_column as decode_column
     from storage.shards.names import ShardDamaged as ShardDamaged
     from storage.shards.names import ShardError as ShardError
@@ -215,6 +216,7 @@ _HOMES = {
     "ShardReader": "storage.reading.shard_reader",
     "ShardWriter": "storage.shards.shard",
     "decode_column": "storage.shards.arrow_arrays",
+    "read_position": "storage.reading.shard_reader",
     "read_shard": "storage.shards.shard",
     "to_pandas": "storage.shards.shard",
     # Policies, learning, judging

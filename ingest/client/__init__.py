@@ -6,6 +6,7 @@ the hot path go by requests, which only they load. Knows the protocol, and nothi
 
 __all__ = [
     "admin_session",
+    "client_stats",
     "declarations",
     "events",
     "import_client",

@@ -7,7 +7,9 @@ __all__ = [
     "comparison",
     "cross_fitting",
     "diagnostics",
+    "episodes",
     "estimators",
+    "intervals",
     "judgement",
     "value_models",
 ]

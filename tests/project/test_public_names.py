@@ -6,6 +6,7 @@ import ast
 import copy
 import importlib
 import inspect
+import pkgutil
 import re
 import subprocess
 import sys
@@ -141,6 +142,56 @@ def test_a_deep_import_on_a_page_is_seen() -> None:
     """The instrument works, inside a block and at a prompt."""
     text = "from headrace import Box\n    from storage.spaces import Box\n>>> import policy\n"
     assert IMPORT.findall(text) == ["headrace", "storage.spaces", "policy"]
+
+
+CODE = re.compile(r"`([^`\n]+)`")
+DOTTED = re.compile(r"(?<![\w./\"'])(?:headrace|ingest|policy|storage)(?:\.[A-Za-z_]\w*)+")
+FOR_DEVELOPERS = {ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"}
+LOGGERS = {
+    logger
+    for package in PACKAGES
+    for file in (ROOT / package).rglob("*.py")
+    for logger in re.findall(r'getLogger\("(headrace\.\w+)"\)', file.read_text())
+}
+
+
+def dotted_names(text: str) -> set[str]:
+    """`package.name` in code between backticks."""
+    return {name for code in CODE.findall(text) for name in DOTTED.findall(code)}
+
+
+def exists(dotted: str) -> bool:
+    """Whether a module has this name, or an object in a module."""
+    try:
+        pkgutil.resolve_name(dotted)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "page", sorted({*PAGES} - FOR_DEVELOPERS), ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+def test_pages_for_users_name_public_names_alone(page: Path) -> None:
+    """In their text, too: what a reader is sent to is in `headrace`, and is there."""
+    public = {"headrace.__all__", *(f"headrace.{name}" for name in headrace.__all__)}
+    names = dotted_names(page.read_text()) - LOGGERS
+    assert all(".".join(name.split(".")[:2]) in public and exists(name) for name in names), names
+
+
+@pytest.mark.parametrize("page", sorted(FOR_DEVELOPERS), ids=lambda page: page.name)
+def test_pages_for_developers_name_what_exists(page: Path) -> None:
+    """They may name modules; a module that was renamed takes its mentions along."""
+    assert not {name for name in dotted_names(page.read_text()) if not exists(name)}
+
+
+def test_a_dotted_name_on_a_page_is_seen() -> None:
+    """The instrument works: also within a call, and not in a path."""
+    text = "`storage.to_pandas(x)`, `root/policy.json`, `headrace.cli.options`, storage.spaces"
+    assert dotted_names(text) == {"storage.to_pandas", "headrace.cli.options"}
+    assert exists("headrace.to_pandas")
+    assert exists("storage.reading.shard_reader.ShardReader.save")
+    assert not exists("storage.to_pandas")
 
 
 def test_an_error_inside_a_module_keeps_its_cause(tmp_path: Path) -> None:
