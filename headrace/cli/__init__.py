@@ -1,6 +1,7 @@
 """The commands of the command line, one function each.
 
-Loads what a command needs when it runs, so that `--help` loads neither torch nor Arrow.
+May know every folder, for it is where they are put together. Each command loads what it needs when
+it runs, so that `--help` loads neither torch nor Arrow.
 """
 
 __all__ = ["collecting", "learning", "options", "publishing", "tokens"]

@@ -1,7 +1,8 @@
 """The client library: logging calls, the queue and its delivery, local and remote actions.
 
 What a service loads that logs episodes: numpy, msgspec and urllib3, nothing heavier; calls outside
-the hot path go by requests, which only they load. Knows the protocol, and nothing of the collector.
+the hot path go by requests, which only they load. Knows the protocol, spaces, declarations, and for
+local actions `policy.inference` and published weights; nothing of the collector.
 """
 
 __all__ = [

@@ -1,6 +1,8 @@
 """Update rules: one readable file an algorithm, with its config, its loss and its update.
 
-Knows networks and batches; nothing of shards, jobs or environments.
+Knows networks, batches and value models. `Learner` also knows the reader's ledger, which is part of
+its checkpoint; `TrainablePolicy` takes gymnasium's spaces. Nothing of shards, jobs, environments or
+samplers.
 """
 
 __all__ = ["bandit", "base", "data_parallel", "learner", "passes", "ppo", "trainable_policy"]

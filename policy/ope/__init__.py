@@ -1,6 +1,7 @@
 """Off-policy evaluation: estimators, intervals, value models, and the judgement on them.
 
-Pure: arrays in, estimates out. Each estimator names its paper and equation.
+Pure: arrays in, estimates out. Knows numpy and scipy, and nothing of ours. Each estimator names its
+paper and equation.
 """
 
 __all__ = [

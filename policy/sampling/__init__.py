@@ -1,6 +1,7 @@
 """Batches from environments: samplers, callbacks, metrics, postprocessing.
 
-Knows environments and how a policy acts; nothing of updates or workers.
+Knows environments, batches, and how a policy acts; of updates only the advantages of PPO. Nothing
+of workers.
 """
 
 __all__ = [

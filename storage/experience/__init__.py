@@ -1,6 +1,7 @@
 """Experience in memory: steps, parts, episodes, sample batches, interfaces of readers and writers.
 
-Pure: no clock, no thread, no file. Knows spaces alone.
+Pure: no clock, no thread, no file. Knows numpy, msgspec and our errors; of Arrow its compression
+and of torch its tensors, each only where it is installed.
 """
 
 __all__ = ["episode", "interfaces", "multi_agent_batch", "range_set", "sample_batch", "sequences"]

@@ -1,6 +1,7 @@
 """The journal: the durable log of what was accepted, until shards hold it.
 
-Knows files; nothing of what its records mean.
+Knows SQLite, files, and sets of numbers (`experience.range_set`); nothing of what the bytes of its
+records mean.
 """
 
 __all__ = ["database", "journal_damage", "memory_journal", "records", "sqlite_journal"]

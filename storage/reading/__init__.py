@@ -1,6 +1,7 @@
 """Shards as streams of batches: finding, verifying, decoding, joining, shuffling.
 
-Counts what it delivered by stream and ordinal, so that every row is delivered once.
+Counts what it delivered by stream and ordinal, so that every row is delivered once. Knows shards,
+declarations and experience; nothing of journals, weights or learners.
 """
 
 __all__ = [

@@ -1,6 +1,6 @@
 """What we need of the operating system: locks, atomic files, signals, faster starts.
 
-Knows nothing of experience.
+Knows nothing of ours but the error `FolderMoved`.
 """
 
 __all__ = ["backoff", "files", "pinned_folders", "process", "startup", "stop_signal"]

@@ -1,6 +1,7 @@
 """Checks of what is at rest: is every acknowledged step in exactly one place?
 
-Reads shards and journals, and changes nothing.
+Reads shards, journals and weights, and changes nothing unless asked: `verify --quarantine` sets
+damaged shards aside, with a note of their digests.
 """
 
 __all__ = ["audit", "inventory", "second_reader", "second_reader_main"]

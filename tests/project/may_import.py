@@ -69,7 +69,7 @@ MAY_IMPORT = {
     # who calls is part of a request
     "ingest.web": "ingest.access ingest.histogram ingest.protocol httptools msgspec uvicorn",
     "policy": "",
-    # `Learner` holds the reader's position: one checkpoint has both. gymnasium: `TrainablePolicy`
+    # The reader's ledger is part of `Learner`'s checkpoint. gymnasium: `TrainablePolicy`
     # is made of an environment's spaces
     "policy.algorithms": (
         "policy.inference policy.networks policy.ope policy.progress storage.errors"
