@@ -53,7 +53,7 @@ unit: setup  ## the tests, the wheel's among them
 	$(BIN)/python -m pytest -n 2
 
 faults: setup  ## what can go wrong, and broken builds that must be caught; SEED=n
-	HEADRACE_EXAMPLES=2000 $(BIN)/python -m pytest -q tests/ingest/episodes/test_assembler_odd_*.py
+	HEADRACE_EXAMPLES=2000 $(BIN)/python -m pytest -q tests/ingest/episodes/test_judge_odd_*.py
 	$(BIN)/python -m tests.faults --seed $(SEED)
 
 attack: setup  ## hostile input on this build, and broken builds that must fall; SEED=n

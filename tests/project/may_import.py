@@ -20,8 +20,8 @@ MAY_IMPORT = {
         " storage.experience storage.system storage.verify storage.weights msgspec typer"
     ),
     "headrace.demo": (
-        "headrace.output ingest.client ingest.protocol storage.reading gymnasium matplotlib"
-        " pyarrow urllib3"
+        "headrace.output ingest.client ingest.protocol storage.declarations storage.reading"
+        " storage.spaces gymnasium matplotlib numpy pyarrow urllib3"
     ),
     "headrace.output": "rich",
     # `verification` compares journals, shards and indexes; `__main__` is the server's command

@@ -2,8 +2,10 @@
 dropped (D). A test's docstring names its row."""
 
 CONSTRUCTION = "policy/worker/test_rollout_worker_construction"
-SAMPLING = "policy/worker/test_sample_collection"
-AGENTS = "policy/worker/test_rollout_worker_multi_agent"
+SAMPLING = "policy/sampling/test_sampler"
+CALLBACKS = "policy/sampling/test_callbacks"
+AHEAD = "policy/worker/test_sample_collection"
+AGENTS = "policy/sampling/test_base_env_sampler"
 IO = "policy/worker/test_batch_io"
 METHODS = "policy/worker/test_rollout_worker_methods"
 STATE = "policy/worker/test_state"
@@ -110,10 +112,10 @@ ROWS = {
     "clip_rewards": ("M", [SAMPLING]),
     "clip_actions=True": ("K", [SAMPLING]),
     "compress_observations": ("M", [SAMPLING]),
-    "callbacks": ("K", [SAMPLING]),
+    "callbacks": ("K", [CALLBACKS]),
     "input_creator(ioctx) / output_creator(ioctx)": ("K", [IO]),
     "input_evaluation: is / wis / simulation": ("M", [IO]),
-    "sample_async": ("K", [SAMPLING]),
+    "sample_async": ("K", [AHEAD]),
     "num_envs, VectorEnv": ("K", [SAMPLING]),
     "remote_worker_envs, remote_env_batch_wait_ms, async_remote_worker_envs": ("M", [SAMPLING]),
     "observation_fn": ("K", [AGENTS]),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import headrace
 from tests.project.tested_by import TESTED_BY
 
 ROOT = Path(__file__).parents[2]
@@ -49,8 +50,14 @@ def imports(file: Path) -> frozenset[Path]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            if "__name__" in [alias.name for alias in node.names]:
+                names.append(f"{node.module}.__main__")
+            if node.module == "headrace":
+                names += [headrace._HOMES.get(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names = [node.value, f"{node.value}.__main__"]
+        elif isinstance(node, ast.Name) and node.id == "_STORAGE":  # starts `python -m storage`
+            names = ["storage.__main__"]
         dotted = [name for name in names if DOTTED.fullmatch(name)]
         files = [ROOT / f"{name.replace('.', '/')}.py" for name in dotted]
         found |= {one for one in files if one.is_file()}
@@ -58,28 +65,42 @@ def imports(file: Path) -> frozenset[Path]:
 
 
 @cache
-def reached_by(*tests: Path, anywhere: bool = False) -> frozenset[Path]:
-    """What tests import, and what that imports in turn of its own folder, or of any."""
+def reached_by(test: Path) -> frozenset[Path]:
+    """What a test imports, and what that imports in turn."""
     seen: set[Path] = set()
-    todo = [file for test in tests for file in {test, *imports(test)}]
+    todo = [test]
     while todo:
         file = todo.pop()
         if file not in seen:
             seen.add(file)
-            todo += [one for one in imports(file) if anywhere or one.parent == file.parent]
+            todo += imports(file)
     return frozenset(seen)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_has_tests_by_its_name_or_its_folders(name: str) -> None:
-    """Tests of its own name, or of its folder; else `TESTED_BY` says where they are."""
+def is_about(test: Path, name: str) -> bool:
+    """Whether a test imports a module itself, or names it and reaches it by what it imports."""
     module = MODULES[name]
-    folder = ROOT / "tests" / module.parent.relative_to(ROOT)
-    if own_tests(module) or module in reached_by(*sorted(folder.glob("test_*.py"))):
+    named = re.search(rf"`{re.escape(name)}`", test.read_text())
+    return module in imports(test) or (named is not None and module in reached_by(test))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_has_tests_by_its_name_or_in_the_table(name: str) -> None:
+    """Tests of its own name; else `TESTED_BY` says where they are, and they name or import it."""
+    if own_tests(MODULES[name]):
         assert name not in TESTED_BY
     else:
-        named = ROOT / "tests" / f"{TESTED_BY[name]}.py"
-        assert module in reached_by(named, anywhere=True)
+        assert is_about(ROOT / "tests" / f"{TESTED_BY[name]}.py", name)
+
+
+def test_the_name_of_another_module_is_not_enough(tmp_path: Path) -> None:
+    """The instrument works: a test of something else is not about a module."""
+    test = tmp_path / "test_else.py"
+    test.write_text("from storage.errors import StorageError\n")
+    assert is_about(test, "storage.errors")
+    assert not is_about(test, "storage.system.files")
+    test.write_text('"""Names `storage.system.files`, and does not use it."""\n')
+    assert not is_about(test, "storage.system.files")
 
 
 def test_the_table_names_modules_alone() -> None:

@@ -1,4 +1,7 @@
-"""`headrace collect`: the first hour, what it declares, how it stops."""
+"""`headrace collect`: the first hour, what it declares, how it stops.
+
+Also of `ingest.server.declare`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`headrace replay`: a file's rows through a collector, and what its columns declare."""
+"""`headrace replay`: a file's rows through a collector, and what its columns declare.
+
+Also of `headrace.cli.replay_words`.
+"""
 
 from __future__ import annotations
 

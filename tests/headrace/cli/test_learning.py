@@ -1,4 +1,7 @@
-"""train, evaluate, publish, versions and ls, on one small log of a bandit."""
+"""train, evaluate, publish, versions and ls, on one small log of a bandit.
+
+Also of `storage.system.stop_signal`.
+"""
 
 from __future__ import annotations
 

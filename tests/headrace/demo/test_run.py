@@ -1,4 +1,7 @@
-"""`headrace demo`: the main job, whole, without the live part."""
+"""`headrace demo`: the main job, whole, without the live part.
+
+Also of `headrace.demo.stage`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who may, at a real collector: tokens, limits, TLS, hosts; and no secret is written anywhere."""
+"""Who may, at a real collector: tokens, limits, TLS, hosts; and no secret is written anywhere.
+
+Also of `ingest.web.handshakes`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tokens and their limits, without a socket: time is an argument."""
+"""Tokens and their limits, without a socket: time is an argument.
+
+Also of `ingest.collector.quotas`.
+"""
 
 from __future__ import annotations
 

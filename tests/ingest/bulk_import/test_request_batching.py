@@ -1,4 +1,7 @@
-"""Imports that arrive together: each is answered and stored as if it had come alone."""
+"""Imports that arrive together: each is answered and stored as if it had come alone.
+
+Also of `ingest.bulk_import.acceptance` and `ingest.episodes.imported`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Local mode: the client acts with published weights, and what it acted is what is stored."""
+"""Local mode: the client acts with published weights, and what it acted is what is stored.
+
+Also of `ingest.client.local_actions`.
+"""
 
 from __future__ import annotations
 

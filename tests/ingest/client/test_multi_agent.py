@@ -1,4 +1,7 @@
-"""Episodes of several agents through a real collector: joins, ends, kills, conflicts."""
+"""Episodes of several agents through a real collector: joins, ends, kills, conflicts.
+
+Also of `storage.declarations.mapping_functions`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""PolicyClient against a collector that fails on command."""
+"""PolicyClient against a collector that fails on command.
+
+Also of `ingest.client.client_events`, `ingest.client.events` and `ingest.client.open_episodes`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The collector without HTTP: acknowledgements, back-pressure, faults, draining."""
+"""The collector without HTTP: acknowledgements, back-pressure, faults, draining.
+
+Also of `ingest.collector.sealing`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whole episodes of several policies, read in the process that collects them."""
+"""Whole episodes of several policies, read in the process that collects them.
+
+Also of `storage.reading.live_source`.
+"""
 
 from __future__ import annotations
 

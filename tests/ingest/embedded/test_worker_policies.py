@@ -1,4 +1,7 @@
-"""A worker whose input is the collector: its spaces are served, what it learns reaches clients."""
+"""A worker whose input is the collector: its spaces are served, what it learns reaches clients.
+
+Also of `ingest.embedded.publishing`.
+"""
 
 from __future__ import annotations
 

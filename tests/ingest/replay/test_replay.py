@@ -1,15 +1,17 @@
-"""Replay: each usable row of a log is in the shards exactly once; every other row is named."""
+"""Replay: each usable row of a log is in the shards exactly once; every other row is named.
+
+Also of `ingest.client.import_client`, `ingest.replay.categories`, `ingest.replay.layout` and
+`ingest.replay.values`.
+"""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import io
 import json
 import math
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ingest.protocol.errors import CollectorUnavailable, ReplayError
-from ingest.replay.record_files import open_table
 from ingest.replay.replay import ReplayOptions, ReplayReport, import_name, infer_spaces, replay
 from storage.spaces.descriptors import Box, Dict, Discrete, MultiDiscrete
 from tests.collector_process import CollectorProcess, declare, shard_rows
@@ -327,27 +326,6 @@ def test_a_header_alone_is_no_log(collector: CollectorProcess, tmp_path: Path) -
     path.write_text("x,y,a,r,p\n")
     with pytest.raises(ReplayError, match="has no rows"):
         replay(ReplayOptions(path=path, address=collector.address, **BANDIT))
-
-
-CELL = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_size=8)
-
-
-@given(st.lists(st.tuples(CELL, CELL), min_size=1, max_size=8))
-def test_csv_cells_and_lines_are_those_of_the_file(rows: list[tuple[str, str]]) -> None:
-    """For any text: what was written is read, and a row's line is where it begins."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
-    lines = []
-    for row in [("a", "b"), *rows]:
-        lines.append(text.getvalue().count("\n") + 1)
-        writer.writerow(row)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "log.csv")
-        path.write_bytes(text.getvalue().encode())
-        found = list(open_table(path).records(["b", "a"]))
-    assert [tuple(record.cells) for record in found] == [(b or None, a or None) for a, b in rows]
-    assert [record.line for record in found] == lines[1:]
-    assert [record.number for record in found] == list(range(1, len(rows) + 1))
 
 
 # --- kills -----------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""Remote actions: what is wrong with one caller's call is the answer of that one alone."""
+"""Remote actions: what is wrong with one caller's call is the answer of that one alone.
+
+Also of `ingest.collector.weights_thread`.
+"""
 
 from __future__ import annotations
 

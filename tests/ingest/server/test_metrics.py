@@ -1,4 +1,7 @@
-"""`/metrics`: one metric for every promise, and the numbers are the collector's own."""
+"""`/metrics`: one metric for every promise, and the numbers are the collector's own.
+
+Also of `ingest.collector.statistics`.
+"""
 
 from __future__ import annotations
 

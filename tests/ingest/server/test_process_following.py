@@ -1,4 +1,7 @@
-"""What looks after tokens, versions and connections while a collector serves."""
+"""What looks after tokens, versions and connections while a collector serves.
+
+Also of `ingest.collector.held_record`.
+"""
 
 from __future__ import annotations
 

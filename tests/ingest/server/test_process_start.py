@@ -1,4 +1,7 @@
-"""A start that fails tells by its status whether another may succeed."""
+"""A start that fails tells by its status whether another may succeed.
+
+Also of `ingest.server.collect`.
+"""
 
 from __future__ import annotations
 

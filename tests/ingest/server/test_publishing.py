@@ -1,4 +1,7 @@
-"""Publishing over HTTP: what is checked, what a retry does, who may."""
+"""Publishing over HTTP: what is checked, what a retry does, who may.
+
+Also of `ingest.server.weight_routes`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`collect --supervise`: real processes, real signals."""
+"""`collect --supervise`: real processes, real signals.
+
+Also of `storage.system.process`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Laws of PPO: it trusts the stored log probability, bootstraps as told, resumes, and learns."""
+"""Laws of PPO: it trusts the stored log probability, bootstraps as told, resumes, and learns.
+
+Also of `policy.algorithms.passes`.
+"""
 
 import json
 from dataclasses import replace

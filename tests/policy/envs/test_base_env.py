@@ -1,4 +1,7 @@
-"""Every kind of environment tells a worker the same story through poll and send_actions."""
+"""Every kind of environment tells a worker the same story through poll and send_actions.
+
+Also of `policy.envs.vector_base_env`.
+"""
 
 from __future__ import annotations
 

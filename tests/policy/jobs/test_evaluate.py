@@ -1,4 +1,7 @@
-"""Laws of the evaluation job: honest splits, known values inside the intervals, three verdicts."""
+"""Laws of the evaluation job: honest splits, known values inside the intervals, three verdicts.
+
+Also of `policy.jobs.judged_log`.
+"""
 
 import json
 import subprocess

@@ -2,6 +2,8 @@
 
 The kills are SIGKILL between any two things that it writes. Broken builds are planted in the same
 process and have to be caught by the same account.
+
+Also of `storage.reading.untrained_rows`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Laws of the training job: exact counts, a stable split, the same candidate from the same log."""
+"""Laws of the training job: exact counts, a stable split, the same candidate from the same log.
+
+Also of `policy.progress`.
+"""
 
 from typing import ClassVar
 

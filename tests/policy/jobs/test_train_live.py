@@ -1,4 +1,7 @@
-"""Laws of following: a version before all rows, each row once through kills, old rows left out."""
+"""Laws of following: a version before all rows, each row once through kills, old rows left out.
+
+Also of `policy.jobs.patience` and `storage.system.backoff`.
+"""
 
 import json
 import shutil

@@ -1,4 +1,7 @@
-"""Laws of the torch policy: seeded, and weights are copies."""
+"""Laws of the torch policy: seeded, and weights are copies.
+
+Also of `policy.networks.modules`.
+"""
 
 import numpy as np
 import pytest

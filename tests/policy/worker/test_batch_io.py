@@ -1,4 +1,7 @@
-"""Laws of a worker's input, output and evaluation of its input."""
+"""Laws of a worker's input, output and evaluation of its input.
+
+Also of `policy.worker.input_evaluation`.
+"""
 
 from __future__ import annotations
 

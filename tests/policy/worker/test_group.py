@@ -1,4 +1,7 @@
-"""Laws of remote workers, on a real Ray on this machine."""
+"""Laws of remote workers, on a real Ray on this machine.
+
+Also of `policy.worker.ray_actor`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Laws of how a rollout worker is put together."""
+"""Laws of how a rollout worker is put together.
+
+Also of `policy.worker.policy_map`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Laws of saving, restoring and exporting."""
+"""Laws of saving, restoring and exporting.
+
+Also of `policy.networks.export`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Both journals keep the same laws; the one on disk keeps them across restarts."""
+"""Both journals keep the same laws; the one on disk keeps them across restarts.
+
+Also of `storage.journal.records`.
+"""
 
 from __future__ import annotations
 

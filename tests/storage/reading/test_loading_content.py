@@ -1,4 +1,7 @@
-"""A shard whose bytes are right and whose content is wrong is left out by name."""
+"""A shard whose bytes are right and whose content is wrong is left out by name.
+
+Also of `storage.shards.content`.
+"""
 
 from __future__ import annotations
 

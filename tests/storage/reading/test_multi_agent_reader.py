@@ -1,4 +1,7 @@
-"""The laws of reading multi-agent episodes: each step once, and no episode before it is whole."""
+"""The laws of reading multi-agent episodes: each step once, and no episode before it is whole.
+
+Also of `storage.reading.agent_joiner` and `storage.reading.agent_reader`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Shards: what is put in comes out, whole or not at all."""
+"""Shards: what is put in comes out, whole or not at all.
+
+Also of `storage.shards.arrow_arrays` and `storage.shards.tables`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Values and canonical bytes are the same thing; what is not a value is a SpaceError."""
+"""Values and canonical bytes are the same thing; what is not a value is a SpaceError.
+
+Also of `storage.spaces.leaves`.
+"""
 
 from __future__ import annotations
 

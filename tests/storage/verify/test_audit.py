@@ -1,4 +1,7 @@
-"""`headrace verify`: every planted inconsistency is found, and nothing else is."""
+"""`headrace verify`: every planted inconsistency is found, and nothing else is.
+
+Also of `ingest.collector.journal_report` and `storage.verify.quarantine`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""fastparquet is held against our reader: the same values, or a finding that names them."""
+"""fastparquet is held against our reader: the same values, or a finding that names them.
+
+Also of `storage.verify.second_reader_main`.
+"""
 
 from __future__ import annotations
 

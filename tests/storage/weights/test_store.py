@@ -1,4 +1,8 @@
-"""Weights are what they were when they were published, or an error; numbers are never shared."""
+"""Weights are what they were when they were published, or an error; numbers are never shared.
+
+Also of `storage.weights.candidate_files`, `storage.weights.candidates`, `storage.weights.lineage`
+and `storage.weights.versions`.
+"""
 
 from __future__ import annotations
 

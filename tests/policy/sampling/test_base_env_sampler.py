@@ -1,4 +1,7 @@
-"""Laws of sampling with several agents and policies."""
+"""Laws of sampling with several agents and policies.
+
+Also of `policy.sampling.agent_rows` and `policy.sampling.plays`.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ Two client instances send starts, actions, rewards, named rewards and ends in an
 repeated, changed and skipped numbers; time passes, episodes break, instances are forgotten, the
 collector is killed, and its journal is put back to a backup. The model is the page's table; in the
 end the parts hold what it says.
+
+Also of `ingest.episodes.event_checks`.
 """
 
 from __future__ import annotations
