@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 
 from ingest.collector.collector import Collector
-from storage.declarations.held_policies import say_held
+from storage.declarations.held_policies import held_version, say_held
 
 log = logging.getLogger("headrace.collector")
 
@@ -62,14 +62,17 @@ class HeldRecord:
                 self._changes.put((name, version))
 
     def _write(self) -> None:
-        """Write what changed; what cannot be written is tried again, and told once."""
-        due: dict[str, int | None] = {}
+        """Have the files say what was noted last. What cannot be written is tried again, and told
+        once; what somebody removed or put back from a backup is written again."""
+        said: dict[str, int | None] = {}
         told = False
         while True:
             with contextlib.suppress(queue.Empty):
-                name, version = self._changes.get(timeout=AGAIN_SECONDS if due else None)
-                due[name] = version
-            for name, version in list(due.items()):
+                name, version = self._changes.get(timeout=AGAIN_SECONDS)
+                said[name] = version
+            for name, version in said.items():
+                if held_version(self._root, name) == version:
+                    continue
                 try:
                     say_held(self._root, name, version)
                 except OSError as error:
@@ -77,5 +80,4 @@ class HeldRecord:
                         log.warning("policy %s: its trainer cannot be told: %s", name, error)
                     told = True
                 else:
-                    del due[name]
                     told = False

@@ -6,10 +6,22 @@ Also of `ingest.collector.held_record`.
 from __future__ import annotations
 
 import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ingest.client.policy_client import PolicyClient
 from ingest.server.process import keep_following
+from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
+from policy.networks.policy import Policy
+from storage.declarations.held_policies import held_version, say_held
+from storage.spaces.descriptors import parse_space
+from tests.collector_process import CollectorProcess, declare
+from tests.faults.loop.running import wait_until
 
 
 class Stumbling:
@@ -45,3 +57,27 @@ def test_an_error_that_nobody_foresaw_is_told_and_ends_nothing(
     asyncio.run(body())
     assert "Stumbling failed, and goes on" in caplog.text
     assert "planted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda root: shutil.rmtree(root / "flow"), lambda root: say_held(root, "default", 7)],
+    ids=["removed", "put-back"],
+)
+def test_a_collector_says_again_which_version_it_holds(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    """Its trainer waits for nothing else: a file that somebody lost or put back says it soon."""
+    declare(tmp_path, steps_per_version=4, seal_seconds=3600.0, part_seconds=3600.0)
+    spec = PolicySpec(parse_space("box:4"), parse_space("discrete:2"))
+    store = WeightStore(tmp_path, "default")
+    described = {"spec": spec.to_json(), "metrics": {}, "lineage": {}}
+    store.publish(store.add_candidate(Policy(spec).get_weights(), **described))
+    with CollectorProcess(tmp_path) as collector, PolicyClient(collector.address) as client:
+        episode = client.start_episode()
+        for _ in range(4):
+            client.get_action(episode, np.zeros(4, np.float32))
+        client.end_episode(episode)
+        assert wait_until(lambda: held_version(tmp_path, "default") == 1)
+        spoil(tmp_path)
+        assert wait_until(lambda: held_version(tmp_path, "default") == 1)
