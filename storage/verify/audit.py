@@ -217,6 +217,12 @@ def _standing(store: WeightStore, live: Live) -> Iterator[str]:
         yield f"version {live.version} is pinned by {live.pinned.by}: {live.pinned.why}"
     if (text := store.restored) is not None:
         yield text
+    known = RangeSet.of([*store.versions(), *store.pruned()])
+    if gone := known.missing(1, known.last or 0):
+        yield (
+            f"versions {as_text(gone)} were given, and nothing is known of them here: the weights "
+            "were restored from a backup, or an earlier release pruned them"
+        )
     for one in store.served.registered(time.time()):
         if not one.serves(live):
             serves = "nothing" if one.version < 0 else f"version {one.version}"

@@ -445,6 +445,21 @@ def test_weights_that_are_missing_or_damaged_are_found(root: Path) -> None:
     assert finding.text == "version 1 is live, but not there"
 
 
+def test_versions_that_a_backup_took_away_are_named(root: Path) -> None:
+    """Also once a later one is live: what was acted with them stands in shards."""
+    copy, weights = root.parent / "copy", root / "weights"
+    shutil.copytree(weights, copy)
+    store = weights_under(root)
+    for lineage in ({"a": [[0, 0]]}, {"a": [[0, 1]]}):
+        store.publish(candidate(root, lineage))
+    shutil.rmtree(weights)
+    copy.rename(weights)
+    assert "version 3 and generation 3 were given" in "; ".join(verified(root).notes)
+    store.publish(candidate(root, {"a": [[0, 2]]}))
+    (note,) = [note for note in verified(root).notes if "versions" in note]
+    assert "versions 2-3 were given, and nothing is known of them here" in note
+
+
 def candidate(root: Path, lineage: dict[str, list[list[int]]]) -> str:
     weights = {"pi.0.weight": np.zeros((2, 4), np.float32)}
     store = weights_under(root)
