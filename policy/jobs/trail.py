@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -112,6 +113,7 @@ class Trail:
             self._note_position()
             if self.publishes:
                 self.leave({})
+        self._answer_restore()
 
     def _load(self) -> dict[str, Any] | None:
         """The document of the latest checkpoint that can be used, by learner and by reader."""
@@ -326,6 +328,24 @@ class Trail:
         live = self._live()
         return live is not None and live.version == version
 
+    def is_refused(self) -> bool:
+        """Whether a collector has looked at what is live, and refused it."""
+        live = self._live()
+        return live is not None and any(
+            record.wanted_generation == live.generation and record.why is not None
+            for record in self._store.served.registered(time.time())
+        )
+
+    def _answer_restore(self) -> None:
+        """Where a backup was put back, collectors serve a later version than what is live: they
+        take up nothing before the next one."""
+        if self.publishes and self._patience.do("reading what is live", self._is_restored):
+            log.warning("%s", self._store.restored)
+            self.leave({})
+
+    def _is_restored(self) -> bool:
+        return self._store.restored is not None
+
     def _live(self) -> Live | None:
         return self._patience.do("reading what is live", self._store.live)
 
@@ -396,7 +416,8 @@ class Trail:
             counts.excluded[SUPERSEDED] = counts.excluded.get(SUPERSEDED, 0) + superseded
             counts.rows_trained -= superseded
         log.warning("going on from version %d; %d rows are superseded", live.version, superseded)
-        return self._save(None)
+        self._save(None)
+        return self._answer_restore()
 
     def _manifest(self, live: Live) -> Manifest | None:
         try:

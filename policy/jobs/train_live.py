@@ -57,6 +57,7 @@ log = logging.getLogger("headrace.trainer")
 
 KEEP_VERSIONS = 32
 _WAIT = 0.1  # s, how often `stop` is asked while nothing arrives
+_REFUSED_SECONDS = 5.0  # from an update to the next one, while a collector does not take up ours
 _QUIET_SECONDS = 10.0  # without a row since a shard was left out: whoever waits for it waits for us
 _OWN = ("_at", ROW)  # columns that no algorithm knows
 
@@ -226,6 +227,7 @@ class _Follower:
         self._learner, self._reader, self._trail = learner, reader, trail
         self._held = held
         self._settings = settings
+        self._updated = time.monotonic()  # the latest update
         self._clear()
 
     def _clear(self) -> None:
@@ -264,12 +266,11 @@ class _Follower:
         Rows that were counted and cannot be read (damaged, vanished, left out) are not waited for.
         What was closed by then is in shards when the collector says that it holds.
         """
-        if not self._trail.publishes and not self._gathered:
-            return False  # whoever publishes lets clients go on
+        if (self._trail.pinned or not self._trail.publishes) and not self._gathered:
+            return False  # whoever publishes lets clients go on; a pin holds nobody
         held = self._held()
-        mine = self._learner.policy.version
-        if held is not None and held != mine and not (held > mine and self._trail.is_live(held)):
-            return False  # said of a version before; a later one somebody else published
+        if held is not None and not self._is_waited_for(held):
+            return False
         if held is None and not self._is_quiet():
             return False
         if not self._reader.caught_up():
@@ -285,6 +286,19 @@ class _Follower:
             len(self._reader.stats.retrying),
         )
         return True
+
+    def _is_waited_for(self, held: int) -> bool:
+        """Whether clients of that version wait for our next one.
+
+        Those of a version before ours are about to get ours, unless their collector refuses it; one
+        that is later and not live is of weights that a backup took the place of.
+        """
+        mine = self._learner.policy.version
+        if held == mine or (held > mine and self._trail.is_live(held)):
+            return True
+        if time.monotonic() - self._updated < _REFUSED_SECONDS:
+            return False
+        return held > mine or self._trail.is_refused()
 
     def _is_quiet(self) -> bool:
         """Whether no row of clients that act has come for long, and some were left out."""
@@ -302,6 +316,7 @@ class _Follower:
         counts = self._learner.counts
         metrics |= {"update": counts.updates, "rows_trained": counts.rows_trained}
         self._trail.leave(metrics)
+        self._updated = time.monotonic()
         return {
             **metrics,
             "version": self._learner.policy.version,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from policy.jobs import train_live
 from policy.jobs.train_live import follow
 from storage.declarations.held_policies import held_version, say_held
 from storage.experience.episode import Part
+from storage.weights.manifest import Served
 from tests.policy.jobs.live_log import CONFIG, SPEC, claimed, declare, part, rows_of, run, write
 
 
@@ -63,11 +67,11 @@ def test_an_update_may_be_due_without_a_row(root: Path) -> None:
     assert more[0]["rows"] == 0
 
 
-@pytest.mark.parametrize("held", [None, 2], ids=["not-held", "another-version"])
+@pytest.mark.parametrize("held", [None, 0], ids=["not-held", "an-earlier-version"])
 def test_a_version_that_nobody_waits_for_is_not_followed_early(
     root: Path, held: int | None
 ) -> None:
-    """Slow clients are no reason for small updates; nor is what a collector said of another."""
+    """Slow clients are no reason for small updates; nor is what a collector said of one before."""
     write(root, *(part(i) for i in range(4)))
     if held is not None:
         say_held(root, "default", held)
@@ -95,6 +99,76 @@ def test_a_version_of_somebody_else_that_is_held_is_followed(root: Path) -> None
     )
     assert [one["version"] for one in told] == [2, 3, 4]
     assert (result.version, result.conflicts) == (4, 1)
+
+
+@pytest.mark.parametrize("numbers", [True, False], ids=["numbers-known", "numbers-lost"])
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "started-later"])
+def test_weights_of_a_backup_are_followed_by_the_next_version(
+    root: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, numbers: bool
+) -> None:
+    """Clients act with version 4, and are held by it; a collector takes up nothing older. The next
+    version has a number that nobody saw, or one above what is held follows soon."""
+    if not numbers:
+        monkeypatch.setattr(train_live, "_REFUSED_SECONDS", 0.0)
+    write(root, *(part(i) for i in range(30)))
+    store = WeightStore(root, "default")
+    copy, asked, restored = root / "copy", iter(range(100)), False
+
+    def restore() -> None:
+        nonlocal restored
+        restored = True
+        say_held(root, "default", 4)
+        shutil.rmtree(root / "weights")
+        copy.rename(root / "weights")
+        if stopped:  # as of a backup that is older than its lease is long
+            shutil.rmtree(store.directory / "leases")
+        if not numbers:
+            shutil.rmtree(root / "numbers")
+
+    def stop() -> bool:
+        """Asked between any two updates: copy version 2, put that back when 4 is live."""
+        live = store.live()
+        version = 0 if live is None else live.version
+        if version == 2 and not copy.exists() and not restored:
+            shutil.copytree(root / "weights", copy)
+        if version == 4 and not restored:
+            if stopped:
+                return True
+            restore()
+        return version > 4 or next(asked, None) is None
+
+    def on() -> None:
+        follow(root, "default", CONFIG, spec=SPEC, steps_per_update=100, stop=stop)
+
+    if stopped:
+        on()
+        restore()
+    on()
+    live = store.live()
+    assert live is not None
+    assert live.version == 5
+    if numbers:
+        assert live.generation == 5
+        assert claimed(root, 5) == claimed(root, 2)
+
+
+def test_a_version_that_its_collector_refuses_is_followed_by_the_next(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged version, say: clients act with the one before, and are held by that for ever."""
+    write(root, *(part(i) for i in range(10)))
+    run(root, 1)
+    store = WeightStore(root, "default")
+    say_held(root, "default", 1)
+    refusing = Served(
+        collector_id="a", generation=1, version=1, wanted_generation=2, wanted_version=2,
+        why="it is damaged", until=int((time.time() + 60) * 1_000_000), served=[[1, 1]], refused={},
+    )  # fmt: skip
+    store.served.write(dataclasses.replace(refusing, why=None))
+    monkeypatch.setattr(train_live, "_REFUSED_SECONDS", 0.0)
+    assert run(root, 1, stop_after=30)[0].version == 2
+    store.served.write(refusing)
+    assert run(root, 1, stop_after=30)[0].version == 3
 
 
 def test_who_does_not_publish_makes_no_empty_updates(root: Path) -> None:
