@@ -157,8 +157,9 @@ class Watch:
         for number in store.versions():
             try:
                 self._note(store, number)
-            except (WeightsNotFound, FileNotFoundError):
-                continue  # pruned meanwhile
+            except (WeightsNotFound, FileNotFoundError) as error:
+                if number not in store.pruned():  # where it is noted before its content goes
+                    self.damaged.append(f"version {number}: {error!r}")
             except Exception as error:
                 self.damaged.append(f"version {number}: {error!r}")
         try:

@@ -1,4 +1,7 @@
-"""`headrace publish` beside a trainer, struck at a call that changes files.
+"""`headrace publish` beside a trainer, struck at a call that changes files of the store.
+
+The first publication is left alone, and says which calls it made: those are struck, before and
+after, the ones that fill a version most often.
 
 It is killed there, or stopped, perhaps while it holds the store's lock, or its disk is full from
 then on. What it publishes are the first weights again: a publication that everybody can tell from
@@ -11,12 +14,14 @@ import signal
 import threading
 from pathlib import Path
 
+from tests.faults.loop import striking
 from tests.faults.loop.ledger import WeightStore
 from tests.faults.loop.running import POLICY, Loop, Trainer, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 HOW = ("killed", "stopped", "full")
-CALLS = 24  # of a publication, about
+Strike = tuple[int, bool]
+"""The number of a call, and whether it is done by then."""
 PATIENCE = 60.0
 STOPPED_SECONDS = 0.5
 
@@ -27,10 +32,15 @@ def run(trial: Trial) -> Verdict:
         trainer = loop.start_trainer()
         verdict.require(loop.wait_for_version(2), "stuck", "no version before any fault")
         first = WeightStore(loop.root, POLICY).manifest(1).candidate
+        strikes = {how: iter(_places(loop, first)) for how in HOW}
         for number in range(trial.size):
             if not trial.in_time or trial.is_caught(verdict):
                 break
-            _publish(loop, first, HOW[number % len(HOW)], verdict)
+            how = HOW[number % len(HOW)]
+            strike = next(strikes[how], None)
+            if strike is None:  # all of them were
+                break
+            _publish(loop, first, how, strike, verdict)
             version = loop.live_version()
             came = loop.wait_for_version(version + 1, PATIENCE)
             verdict.require(came, "stuck", f"no version follows {version}: {trainer.complaint()}")
@@ -42,15 +52,40 @@ def run(trial: Trial) -> Verdict:
     return verdict
 
 
-def _publish(loop: Loop, digest: str, how: str, verdict: Verdict) -> None:
+def _places(loop: Loop, digest: str) -> list[Strike]:
+    """Every strike at a call under `weights/`, in random order: two of three at a version."""
+    noted = loop.folder / "calls"
+    publisher = loop.nursery.start(*_words(loop, digest), strike={"nth": 0, "noted": str(noted)})
+    if not publisher.wait(PATIENCE):
+        raise RuntimeError(f"a publication does not end: {publisher.complaint()}")
+    inside, others = list[Strike](), list[Strike]()
+    for nth, path in enumerate(striking.noted_calls(noted), 1):
+        found = inside if f"weights/{POLICY}/versions/" in path else others
+        if str(loop.root) in path:
+            found += [(nth, False), (nth, True)]
+    loop.chance.shuffle(inside)
+    loop.chance.shuffle(others)
+    places = list[Strike]()
+    while inside or others:
+        places += [*inside[:2], *others[:1]]
+        del inside[:2], others[:1]
+    return places
+
+
+def _words(loop: Loop, digest: str) -> tuple[str, ...]:
+    return ("publish", digest, "--no-gate", "--wait", "none", "--root", str(loop.root))
+
+
+def _publish(loop: Loop, digest: str, how: str, strike: Strike, verdict: Verdict) -> None:
     """A publication that is struck; with the last of its calls done it comes to its end."""
-    strike = {"nth": loop.chance.randint(1, CALLS), "after": loop.chance.random() < 0.5}
-    words = ("publish", digest, "--no-gate", "--wait", "none", "--root", str(loop.root))
-    publisher = loop.nursery.start(*words, strike={**strike, "how": how})
+    nth, after = strike
+    order = {"nth": nth, "after": after, "how": how}
+    publisher = loop.nursery.start(*_words(loop, digest), strike=order)
     struck = wait_until(lambda: not publisher.alive or _is_stopped(publisher), PATIENCE)
     verdict.require(struck, "stuck", f"a publisher waits: {publisher.complaint()}")
     if _is_stopped(publisher):
         verdict.count("stopped")
+        loop.watch.look()
         threading.Event().wait(STOPPED_SECONDS)
         status = loop.collector.post("/v1/instances")[0]
         verdict.require(status == 201, "refused", f"an event is answered with {status}")

@@ -6,26 +6,38 @@ import errno
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 CALLS = ("fsync", "rename", "replace", "link", "unlink", "mkdir")
 
 
 def begin(
-    nth: int, *, after: bool = False, how: str = "killed", calls: tuple[str, ...] = CALLS
+    nth: int,
+    *,
+    after: bool = False,
+    how: str = "killed",
+    calls: tuple[str, ...] = CALLS,
+    noted: str | None = None,
 ) -> None:
-    """Count these calls of `os` in this process, and strike at the nth, done or not.
+    """Count these calls of `os` in this process, and strike at the nth, done or not; 0: at none.
 
-    `how`: "killed" or "stopped" by a signal; "full": that call and all later ones fail.
+    `how`: "killed" or "stopped" by a signal; "full": that call and all later ones fail. `noted` is
+    a file that takes the path of each call, a line each.
     """
     count = 0
 
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(name: str) -> Callable[..., Any]:
+        call, which = getattr(os, name), int(name in ("rename", "replace", "link"))
+
         def struck(*given: Any, **named: Any) -> Any:
             nonlocal count
             count += 1
+            if noted is not None:
+                with open(noted, "a") as file:
+                    file.write(f"{_path(given[which])}\n")
             now = count == nth
-            if how == "full" and count >= nth:
+            if how == "full" and 0 < nth <= count:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if now and not after:
                 _strike(how)
@@ -38,7 +50,17 @@ def begin(
         return struck
 
     for name in calls:
-        setattr(os, name, counted(getattr(os, name)))
+        setattr(os, name, counted(name))
+
+
+def _path(given: Any) -> str:
+    """A path, or that of a descriptor."""
+    return os.readlink(f"/proc/self/fd/{given}") if isinstance(given, int) else os.fspath(given)
+
+
+def noted_calls(path: Path) -> list[str]:
+    """The paths of the calls that a process made, in their order."""
+    return path.read_text().splitlines()
 
 
 def _strike(how: str) -> None:
