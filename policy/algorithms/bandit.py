@@ -16,8 +16,8 @@ DR: Dudik, Langford & Li 2011, Doubly Robust Policy Evaluation and Learning, eq.
 q is fitted once a batch, on the other folds of it, so that no row is judged by a model that saw it.
 
 A row whose weight is clipped pushes no gradient through w. Rows without a propensity, rows of
-episodes that are longer than one step, and rows of abandoned or broken episodes (whose reward may
-be missing) are left out and counted.
+episodes that are longer than one step, rows of abandoned or broken episodes (whose reward may be
+missing) and rows with numbers beyond float32 are left out and counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from policy.algorithms.base import RowsLeftOut, require_columns
+from policy.algorithms.base import NOT_FINITE, RowsLeftOut, not_finite, require_columns
 from policy.algorithms.passes import (
     minibatches,
     require_at_least,
@@ -182,6 +182,7 @@ class Bandit:
         whole = (batch[T] == 0) & (batch[TERMINATEDS] | batch[TRUNCATEDS])
         reasons["not_one_step"] = ~whole
         reasons["no_propensity"] = np.isnan(batch[ACTION_LOGP])
+        reasons[NOT_FINITE] = not_finite(batch, (REWARDS,), "obs", "actions", ACTION_LOGP)
         if self.config.objective == "dr":  # a lone row has no others to fit its reward model on
             left = ~np.logical_or.reduce(list(reasons.values()))
             reasons["alone"] = left & (left.sum() < 2)

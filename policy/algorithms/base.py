@@ -19,16 +19,25 @@ from policy.progress import Progress
 from storage.experience.sample_batch import SampleBatch
 
 __all__ = [
+    "NOT_FINITE",
     "Algorithm",
     "AlgorithmConfig",
     "RowsLeftOut",
     "default_rule",
     "no_metrics",
+    "not_finite",
     "require_columns",
 ]
 
 RowsLeftOut: TypeAlias = Mapping[str, npt.NDArray[np.bool_]]
 """Reason -> (N,) rows that it leaves out; of several reasons for a row the first one counts."""
+
+
+NOT_FINITE = "not_finite"
+"""Rows with numbers that a float32 learner cannot hold, or that made a loss or weights so."""
+_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST_TARGET = math.sqrt(_LARGEST)
+"""Rewards and what they add up to are squared by a loss."""
 
 
 class Algorithm(Protocol):
@@ -73,6 +82,22 @@ def default_rule(config: AlgorithmConfig) -> ActionRule:
 def no_metrics(names: Iterable[str]) -> dict[str, float]:
     """The metrics of an update that had no row to learn from: the same names, NaN each."""
     return dict.fromkeys(names, math.nan)
+
+
+def not_finite(batch: SampleBatch, targets: Iterable[str], *inputs: str) -> npt.NDArray[np.bool_]:
+    """(N,) rows with NaN, infinity or numbers out of float32's range.
+
+    `targets` are columns that a loss squares; `inputs` are columns that a network reads, `obs`
+    for `obs.<path>` too.
+    """
+    bad = np.zeros(batch.count, np.bool_)
+    for name, column in batch.items():
+        target = name in targets
+        if (target or name.partition(".")[0] in inputs) and column.dtype.kind == "f":
+            most = _LARGEST_TARGET if target else _LARGEST
+            inside = np.asarray(np.abs(column) <= most)  # False for NaN
+            bad |= ~inside.all(axis=tuple(range(1, inside.ndim)))
+    return bad
 
 
 def require_columns(batch: SampleBatch, names: Iterable[str], who: str) -> None:

@@ -13,9 +13,11 @@ it, so that what was read and what was learned can't part.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,11 +29,17 @@ import safetensors
 import safetensors.numpy
 import torch
 
-from policy.algorithms.base import AlgorithmConfig, no_metrics
+from policy.algorithms.base import NOT_FINITE, AlgorithmConfig, no_metrics
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.errors import WeightsDamaged
-from storage.experience.sample_batch import ORDINAL, STREAM, SampleBatch
+from storage.experience.sample_batch import (
+    EPISODE_ORDINAL,
+    EPS_ID,
+    ORDINAL,
+    STREAM,
+    SampleBatch,
+)
 from storage.reading.ledger import Ledger, Ranges
 from storage.system.files import make_directory, replace_file
 from storage.weights.files import MAX_WEIGHTS, read_file
@@ -42,6 +50,7 @@ __all__ = ["Learner", "LearnerCounts", "optimizer_state", "restore_optimizer"]
 _log = logging.getLogger("headrace.learner")
 Tensors = dict[str, npt.NDArray[Any]]
 _DOCUMENT = "checkpoint"
+_NAMED = 20  # episodes in one line of the log
 
 
 @dataclass
@@ -84,7 +93,8 @@ class Learner:
 
         Metrics have the same names whatever the batch: `rows`, the rows trained on, `left_out`,
         the rows that could not be learned from, and the algorithm's `metric_names`, which are NaN
-        when there was no row to learn from. Raises ValueError for a batch that lacks columns.
+        when there was no row to learn from, or the update was taken back (`learn`). Raises
+        ValueError for a batch that lacks columns.
         """
         return self.learn(*self.usable(batch), on_progress)
 
@@ -98,6 +108,9 @@ class Learner:
             if number:
                 left_out[reason] = number
             keep &= ~rows
+        if NOT_FINITE in left_out:
+            named, number = _episodes(batch.take(reasons[NOT_FINITE])), left_out[NOT_FINITE]
+            _log.warning("%d rows are left out as %s, of %s", number, NOT_FINITE, named)
         return (batch if keep.all() else batch.take(keep)), left_out
 
     def learn(
@@ -106,23 +119,48 @@ class Learner:
         left_out: Mapping[str, int],
         on_progress: Progress = no_progress,
     ) -> dict[str, float]:
-        """`update` in two steps, for a caller that gathers rows: what `usable` gave, summed up."""
-        without = sum(left_out.values())
-        metrics: dict[str, float] = {"rows": used.count, "left_out": without}
-        self.counts.rows_read += used.count + without
-        for reason, number in left_out.items():
+        """`update` in two steps, for a caller that gathers rows: what `usable` gave, summed up.
+
+        An update that ends with a loss, weights or actions which are not finite is taken back, and
+        its rows are left out as "not_finite": `rows` of the metrics is 0 then.
+        """
+        metrics = self._try(used, on_progress) if used.count else None
+        reasons = Counter(left_out)
+        trained = 0 if metrics is None else used.count
+        if used.count > trained:
+            reasons[NOT_FINITE] += used.count
+        without = sum(reasons.values())
+        self.counts.rows_read += trained + without
+        for reason, number in reasons.items():
             self.counts.excluded[reason] = self.counts.excluded.get(reason, 0) + number
-        if used.count:
-            self.policy.filter.push(self.policy.flat_observations(used))
-            metrics |= self.algorithm.update(used, self._rng, on_progress)
+        if metrics is not None:
             self._record(used)
             self._told = False
-        else:
-            metrics |= no_metrics(self.algorithm.metric_names)
-            if without and not self._told:
-                self._told = True
-                _log.warning("none of %d rows can be learned from: %s", without, dict(left_out))
+        elif without and not self._told:
+            self._told = True
+            _log.warning("none of %d rows can be learned from: %s", without, dict(reasons))
         self.counts.updates += 1
+        learned = metrics or no_metrics(self.algorithm.metric_names)
+        return {"rows": trained, "left_out": without, **learned}
+
+    def _try(self, used: SampleBatch, on_progress: Progress) -> dict[str, float] | None:
+        """The algorithm's metrics of an update; None, and all as before, where it went wrong."""
+        policy, algorithm = self.policy, self.algorithm
+        weights, filter_state = policy.get_weights(), policy.filter.to_json()
+        optimizer = copy.deepcopy(algorithm.optimizer.state_dict())
+        schedules = dict(algorithm.state_dict())
+        try:
+            policy.filter.push(policy.flat_observations(used))
+            metrics = algorithm.update(used, self._rng, on_progress)
+            require_acting(policy)
+        except FloatingPointError as error:
+            policy.set_weights(weights, version=policy.version)
+            policy.filter = Policy(policy.spec, filter_state=filter_state).filter
+            algorithm.optimizer.load_state_dict(optimizer)
+            algorithm.load_state_dict(schedules)
+            text = "an update is taken back, and its %d rows are left out as %s: %s; of %s"
+            _log.error(text, used.count, NOT_FINITE, error, _episodes(used))
+            return None
         return metrics
 
     def _record(self, used: SampleBatch) -> None:
@@ -192,6 +230,31 @@ class Learner:
         self._lineage = Ledger.from_json(body["lineage"])
         state: dict[str, Any] | None = body["reader_state"]
         return state
+
+
+def require_acting(policy: Policy) -> None:
+    """Raise FloatingPointError unless the weights are finite and give actions, as a store asks."""
+    for name, weights in policy.get_weights().items():
+        if not np.isfinite(weights).all():
+            raise FloatingPointError(f"the weights {name} became NaN or infinity")
+    try:
+        policy.to_numpy().require_finite()
+    except ValueError as error:
+        raise FloatingPointError(str(error)) from error
+
+
+def _episodes(rows: SampleBatch) -> str:
+    """The episodes of rows, by id or by stream and number; the first few."""
+    if EPS_ID in rows:
+        names = rows[EPS_ID].tolist()
+    elif STREAM in rows and EPISODE_ORDINAL in rows:
+        pairs = zip(rows[STREAM].tolist(), rows[EPISODE_ORDINAL].tolist(), strict=True)
+        names = [f"{stream}/{number}" for stream, number in pairs]
+    else:
+        return "unknown episodes"
+    found = [str(name) for name in dict.fromkeys(names)]
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"episodes {', '.join(found[:_NAMED])}{more}"
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[Tensors, list[dict[str, Any]]]:

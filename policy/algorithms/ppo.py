@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from policy.algorithms.advantages import Advantages, gae
-from policy.algorithms.base import RowsLeftOut, require_columns
+from policy.algorithms.base import NOT_FINITE, RowsLeftOut, not_finite, require_columns
 from policy.algorithms.losses import clipped_surrogate, k1, k3
 from policy.algorithms.passes import (
     minibatches,
@@ -185,10 +185,14 @@ class PPO:
         the columns that learning needs."""
         names = _TO_LEARN if ADVANTAGES in batch else (*_TO_LEARN, *_TO_ESTIMATE)
         require_columns(batch, names, "ppo")
+        targets = (ADVANTAGES, VALUE_TARGETS) if ADVANTAGES in batch else (REWARDS,)
+        following = batch[HAS_NEXT_OBS] & ~batch[TERMINATEDS]
         return {
             "not_on_policy": np.asarray(batch["source"] != "on_policy", np.bool_),
             "no_logp": np.isnan(batch[ACTION_LOGP]),
             "no_next_obs": ~(batch[TERMINATEDS] | batch[HAS_NEXT_OBS]),
+            NOT_FINITE: not_finite(batch, targets, "obs", "actions", ACTION_LOGP)
+            | (following & not_finite(batch, (), NEXT_OBS)),
         }
 
     def update(

@@ -13,6 +13,7 @@ gradient methods; its constructor takes (observation space, action space, config
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from policy.algorithms.advantages import gae
-from policy.algorithms.base import no_metrics
+from policy.algorithms.base import NOT_FINITE, no_metrics
 from policy.algorithms.data_parallel import all_or_none, average_gradients
 from policy.algorithms.passes import near_names
 from policy.algorithms.ppo import ADVANTAGES, PPO, VALUE_TARGETS, PPOConfig
@@ -49,6 +50,7 @@ from storage.spaces.gymnasium_spaces import from_gym
 
 __all__ = ["Actor", "PolicySettings", "TrainablePolicy"]
 
+_log = logging.getLogger("headrace.learner")
 FlatArray = npt.NDArray[np.float32]
 Gradients = Sequence[npt.NDArray[np.float32]]
 CONCURRENT = "ConcurrentMeanStdFilter"
@@ -321,6 +323,8 @@ class TrainablePolicy(Policy):
         self.module.zero_grad(set_to_none=True)
         loss.backward()
         gradients = [self._gradient(parameter) for parameter in self.module.parameters()]
+        if not all(np.isfinite(gradient).all() for gradient in gradients):
+            raise FloatingPointError("the gradients became NaN or infinity; try a smaller lr")
         return gradients, {"loss": float(loss.detach()), **before}
 
     def _usable(self, batch: SampleBatch) -> tuple[SampleBatch, dict[str, int]]:
@@ -361,9 +365,19 @@ class TrainablePolicy(Policy):
 
     def learn_on_batch(self, batch: SampleBatch) -> dict[str, Any]:
         """One gradient step on the batch; info with `learner_stats`, `batch_count` (rows learned
-        from) and `left_out` (reason -> rows). Without a row to learn from nothing changes."""
+        from) and `left_out` (reason -> rows). Without a row to learn from nothing changes.
+
+        Rows whose loss, gradients or weights are not finite are left out as "not_finite", and
+        change nothing; with data parallelism that is refused on every rank, FloatingPointError
+        here.
+        """
         with self._lock:
-            gradients, info, used = self._gradients(batch)
+            try:
+                gradients, info, used = self._gradients(batch)
+            except FloatingPointError as error:
+                if self.world_size > 1:
+                    raise
+                return self._taken_back(batch, error)
             if not gradients:
                 return info
             self.apply_gradients(gradients)
@@ -372,6 +386,13 @@ class TrainablePolicy(Policy):
             if "timestep" not in self.global_vars:
                 self.algorithm.trained += info["batch_count"] * self.world_size
             return info
+
+    def _taken_back(self, batch: SampleBatch, error: FloatingPointError) -> dict[str, Any]:
+        """Info of a batch that changes nothing."""
+        used, why = self._usable(batch)
+        _log.error("%d rows are left out as %s: %s", used.count, NOT_FINITE, error)
+        why[NOT_FINITE] = why.get(NOT_FINITE, 0) + used.count
+        return {"learner_stats": self.no_stats(), "batch_count": 0, "left_out": why}
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
         """Keep them; `timestep` is where the schedules of learning rate and clip range stand."""

@@ -46,7 +46,7 @@ from policy.networks.policy import Policy
 from storage.declarations.held_policies import held_version
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.experience.episode import DEFAULT_POLICY
-from storage.experience.sample_batch import POLICY_VERSION, SampleBatch, concat_samples
+from storage.experience.sample_batch import EPS_ID, POLICY_VERSION, SampleBatch, concat_samples
 from storage.reading.loading import ROW
 from storage.reading.shard_reader import ShardReader
 from storage.weights.lease import Lease
@@ -254,7 +254,7 @@ class _Follower:
         trained = np.zeros(batch.count, np.bool_)
         trained[used["_at"] if used.count else []] = True
         self._trail.untrained.read(batch, trained)
-        self._gathered.append(used.select([name for name in used if name not in _OWN]))
+        self._gathered.append(used)
         self._left_out.update({**left_out, **({"stale": int(stale.sum())} if stale.any() else {})})
         self._fresh += int(mine.sum())  # as the collector counts, which holds clients by it
         if mine.any():
@@ -307,11 +307,14 @@ class _Follower:
 
     def _update(self) -> Metrics:
         begin = time.perf_counter()
-        used, left_out = concat_samples(self._gathered), self._left_out
+        read, left_out = concat_samples(self._gathered), self._left_out
+        used = read.select([name for name in read if name not in _OWN])
         self._clear()
         self._trail.note_live()
         lag = self._lag(used)
         metrics = {**self._learner.learn(used, left_out), **lag}
+        if metrics["rows"] < used.count:  # taken back
+            self._trail.untrained.read(read, np.zeros(read.count, np.bool_))
         learned = time.perf_counter()
         counts = self._learner.counts
         metrics |= {"update": counts.updates, "rows_trained": counts.rows_trained}
@@ -389,7 +392,7 @@ def _reader(
         batch_size=batch_size,
         follow=True,
         eager=True,  # an update may be due with fewer rows than it takes
-        columns=tuple(dict.fromkeys((*config.columns, "source", POLICY_VERSION, ROW))),
+        columns=tuple(dict.fromkeys((*config.columns, "source", EPS_ID, POLICY_VERSION, ROW))),
     )
 
 

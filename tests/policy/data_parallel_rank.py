@@ -47,7 +47,7 @@ def misfits(rank):
     """What the ranks may not learn from at the same time -> this rank's batch."""
     rows = next(batches()).slice(0, 8)
     infinite = rows.copy()
-    infinite["advantages"] = np.full(8, np.inf)
+    infinite["advantages"], infinite["action_logp"] = np.full(8, -1.0), np.full(8, -1e6)
     a, b = {"a": rows}, {"b": rows}
     return {
         "others": [a, b][rank],

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from policy.algorithms.bandit import BanditConfig
+from policy.algorithms.bandit import Bandit, BanditConfig
 from policy.algorithms.learner import Learner
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.networks.policy import Policy
@@ -177,7 +177,10 @@ def test_settings_that_make_no_sense_are_refused(settings):
 
 def test_a_diverging_loss_stops(bandit_log):
     """A loss that is not finite raises instead of writing NaN weights."""
+    learner, _ = trained(bandit_log(50).batch())
     batch = bandit_log(50).batch()
     batch["rewards"] = np.full(50, 1e308)
     with pytest.raises(FloatingPointError, match="the loss became"):
-        trained(batch, baseline=-1e308)
+        Bandit(learner.policy, BanditConfig(baseline=-1e308)).update(
+            batch, np.random.default_rng(0)
+        )

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+import torch
 
-from policy.algorithms.bandit import BanditConfig
+from policy.algorithms.bandit import Bandit, BanditConfig
 from policy.algorithms.learner import Learner
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.networks.policy import Policy
@@ -71,6 +72,54 @@ def test_a_batch_without_usable_rows_changes_no_weights(bandit_log):
     assert (found["rows"], found["left_out"]) == (0, 0)
     assert_same_weights(learner, new_learner())
     assert (learner.counts.rows_read, learner.counts.rows_trained) == (5, 0)
+
+
+@pytest.mark.parametrize("objective", ["ips", "dr"])
+def test_numbers_beyond_float32_are_left_out_by_name(bandit_log, caplog, objective):
+    """One reward of 1e200 would make every loss infinite: its row is left out, the rest learned."""
+    batch, clean = bandit_log(20).batch(), bandit_log(20).batch()
+    batch["rewards"][3] = 1e200
+    config = BanditConfig(objective=objective, epochs=1)
+    learner, without = new_learner(config=config), new_learner(config=config)
+    metrics = learner.update(batch)
+    without.update(clean.take(np.arange(20) != 3))
+    assert (metrics["rows"], metrics["left_out"]) == (19, 1)
+    assert learner.counts.excluded == {"not_finite": 1}
+    assert_same_weights(learner, without)
+    (ranges,) = learner.lineage.values()
+    assert ranges == [[0, 2], [4, 19]]
+    assert f"1 rows are left out as not_finite, of episodes {batch['stream'][3]}/3" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["loss", "weights", "actions"])
+def test_an_update_that_goes_wrong_is_taken_back(bandit_log, caplog, monkeypatch, how):
+    """Weights, optimizer, filter and lineage are those before it, and the next update is sound."""
+    first, second, third = (bandit_log(50, seed).batch() for seed in (1, 2, 3))
+    learner, without = new_learner(), new_learner()
+    learner.update(first)
+    without.update(first)
+    sound = Bandit.update
+
+    def wrong(self, batch, rng, on_progress):
+        metrics = sound(self, batch, np.random.default_rng(0), on_progress)
+        if how == "loss":
+            raise FloatingPointError("the loss became nan")
+        with torch.no_grad():
+            for parameter in self.policy.module.parameters():
+                parameter.fill_(np.nan if how == "weights" else 3e38)
+        return metrics
+
+    monkeypatch.setattr(Bandit, "update", wrong)
+    metrics = learner.update(second)
+    monkeypatch.undo()
+    assert (metrics["rows"], metrics["left_out"]) == (0, 50)
+    assert learner.counts.excluded == {"not_finite": 50}
+    assert metrics.keys() == learner.update(third).keys()
+    without.update(third)
+    assert_same_weights(learner, without)
+    assert learner.lineage == without.lineage
+    assert learner.policy.filter.to_json() == without.policy.filter.to_json()
+    assert "an update is taken back, and its 50 rows are left out as not_finite" in caplog.text
 
 
 def test_progress_is_told_up_to_the_end(bandit_log):

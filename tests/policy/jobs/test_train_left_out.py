@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from policy.algorithms.bandit import BanditConfig
+from policy.algorithms.ppo import PPO
+from policy.inference.weight_store import WeightStore
 from policy.jobs.evaluate import evaluate
-from policy.jobs.train import train
+from policy.jobs.train import NothingToTrainOn, train
+from storage.experience.sample_batch import SampleBatch
 from storage.reading.shard_reader import ReaderError
+from tests.policy.jobs import live_log
 from tests.storage.reading.bad_shards import BAD, rewrite
 
 CONFIG = BanditConfig(objective="dr", epochs=1)
@@ -47,3 +52,60 @@ def test_a_shard_that_cannot_be_read_is_no_smaller_log(bandit_log: Any, tmp_path
     with pytest.raises(ReaderError, match=r"gave up after 0\.2 s.*Input/output error") as judged:
         evaluate(tmp_path, "default", candidate, retry_for=0.2)
     assert all(str(unreadable) in str(one.value) for one in (trained, judged))
+
+
+def test_a_reward_beyond_float32_stops_no_follower(tmp_path: Path) -> None:
+    """One acknowledged 1e200 would end each trainer that reads it: its row has a name instead."""
+    root = live_log.declare(tmp_path)
+    rewards = np.ones(10)
+    rewards[4] = 1e200
+    spoiled = live_log.part(3, rewards=rewards.tobytes())
+    live_log.write(root, *(live_log.part(i) for i in range(3)), spoiled)
+    live_log.write(root, *(live_log.part(4 + i) for i in range(16)))
+    result, told = live_log.run(root, 2)
+    assert [one["rows"] for one in told] == [99, 100]
+    assert result.excluded == {"not_finite": 1}
+    rows = live_log.rows_of(root, range(20))
+    assert live_log.claimed(root, result.version) == rows - {(3, 4)}
+
+
+def test_an_update_that_is_taken_back_claims_none_of_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second of three updates ends with a loss that is not finite, in the midst of a part: its
+    100 rows have a name, and the job goes on after them, also after a new start."""
+    root = live_log.declare(tmp_path)
+    live_log.write(root, *(live_log.part(i, steps=37, final_obs=None) for i in range(13)))
+    sound, made = PPO.update, list[int]()
+
+    def wrong(self: PPO, batch: SampleBatch, *given: Any) -> dict[str, float]:
+        made.append(batch.count)
+        metrics = sound(self, batch, *given)
+        if len(made) == 2:
+            raise FloatingPointError("ppo: the loss became inf; try a smaller lr")
+        return metrics
+
+    monkeypatch.setattr(PPO, "update", wrong)
+    _, told = live_log.run(root, 2)
+    result, more = live_log.run(root, 2)
+    assert [one["rows"] for one in told + more] == [100, 0, 100, 100]
+    assert result.excluded == {"not_finite": 100}
+    assert result.rows_trained == 300 == len(live_log.claimed(root, result.version))
+    assert "are left out as not_finite: ppo: the loss became inf" in caplog.text
+    assert "of episodes e" in caplog.text
+    weights = [WeightStore(root, "default").load(version)[1] for version in (2, 3)]
+    for name, before in weights[0].items():
+        np.testing.assert_array_equal(before, weights[1][name])
+
+
+def test_a_one_shot_job_leaves_out_what_is_beyond_float32(bandit_log: Any, tmp_path: Path) -> None:
+    """By name too; with no other row it says so."""
+    log = bandit_log(40)
+    log.rewards[7] = -1e200
+    log.write(tmp_path / "one")
+    result = train(tmp_path / "one", "default", CONFIG, held_out=0.0)
+    assert (result.rows_trained, result.excluded) == (39, {"not_finite": 1})
+    log.rewards[:] = 1e200
+    log.write(tmp_path / "all")
+    with pytest.raises(NothingToTrainOn, match="not_finite: 40"):
+        train(tmp_path / "all", "default", CONFIG, held_out=0.0)

@@ -207,6 +207,26 @@ def test_applying_computed_gradients_is_learning():
     assert same(one.get_weights()["default"], before)
 
 
+@pytest.mark.parametrize(
+    ("columns", "left_out"), [({"advantages": 1e200}, 1), ({"action_logp": -1e6}, 8)]
+)
+def test_rows_whose_loss_is_not_finite_are_left_out_by_name(columns, left_out):
+    """A number beyond float32 is left out alone; of others the whole batch is, and nothing changes.
+
+    Row: learn_on_batch(samples)
+    """
+    with worker() as made:
+        batch, before = made.sample(), made.get_weights()["default"]
+        batch["advantages"][:] = -1.0
+        for name, value in columns.items():
+            batch[name][2] = value
+        info = made.learn_on_batch(batch)
+        assert info["left_out"] == {"not_finite": left_out}
+        assert same(before, made.get_weights()["default"]) == (left_out == 8)
+        usual = made.learn_on_batch(made.sample())
+        assert info["learner_stats"].keys() == usual["learner_stats"].keys()
+
+
 def test_learning_on_a_batch_tells_what_happened():
     """One gradient step; its info says the loss and the rows.
 
