@@ -373,6 +373,12 @@ class Trail:
                 self._took(live)
                 if live.pinned is not None:
                     return log.warning("%s; candidates are kept", error)
+            except WeightsNotFound as error:  # the store was put back from a backup this moment
+                log.warning("%s", error)
+                live = self._live()
+                if live is not None and live.generation != self._generation:
+                    return self._lost_race(live)
+                return self.leave({})
 
     def _still_pinned(self) -> bool:
         """Whether the rollback that was met holds; asked again before each update is kept."""

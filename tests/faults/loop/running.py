@@ -26,6 +26,7 @@ from typing import Any
 
 from policy.inference.spec import ModuleSpec, PolicySpec
 from storage.spaces.descriptors import parse_space
+from storage.system.files import FileLock
 from tests.collector_process import CollectorProcess, declare
 from tests.faults.loop import ledger, planting
 from tests.faults.loop.ledger import Watch
@@ -388,6 +389,21 @@ class Loop:
         """Of the latest lease: whoever has it listens to SIGTERM."""
         numbers = self.root.glob(f"weights/{POLICY}/leases/*.json")
         return max((int(path.stem) for path in numbers), default=0)
+
+
+def stop_between(loop: Loop, trainer: Trainer) -> None:
+    """Stop a trainer that neither holds the store's lock, which nobody can take from it, nor has
+    given a number to a version that is not live yet."""
+    store = ledger.WeightStore(loop.root, POLICY)
+    lock = FileLock(store.directory / "lock")
+    while True:
+        trainer.send(signal.SIGSTOP)
+        if lock.acquire(blocking=False):
+            lock.release()
+            if max(store.versions(), default=0) == loop.live_version():
+                return
+        trainer.send(signal.SIGCONT)
+        threading.Event().wait(0.01)
 
 
 class _Quiet:

@@ -8,11 +8,9 @@ trainer holds, until it is ended by name.
 from __future__ import annotations
 
 import signal
-import threading
 
 from policy.inference.weight_store import WeightStore
-from storage.system.files import FileLock
-from tests.faults.loop.running import POLICY, Loop, Trainer, wait_until
+from tests.faults.loop.running import POLICY, Loop, Trainer, stop_between, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 PATIENCE = 90.0
@@ -72,7 +70,7 @@ def _roll_back(loop: Loop, trainer: Trainer, verdict: Verdict) -> list[int]:
 
 def _orphan(loop: Loop, first: Trainer, verdict: Verdict) -> Trainer:
     """The first one stands still until the next has its lease; then it goes on."""
-    _stop(loop, first)
+    stop_between(loop, first)
     second = loop.start_trainer(lease_wait="60")
     before = loop.live_version()
     took = loop.wait_for_version(before, PATIENCE)
@@ -89,17 +87,6 @@ def _orphan(loop: Loop, first: Trainer, verdict: Verdict) -> Trainer:
     verdict.require(second.alive, "ended", f"by itself: {second.complaint()}")
     verdict.count("orphans")
     return second
-
-
-def _stop(loop: Loop, trainer: Trainer) -> None:
-    """Stop it where it does not hold the store's lock: that nobody can take from it."""
-    lock = FileLock(loop.root / "weights" / POLICY / "lock")
-    trainer.send(signal.SIGSTOP)
-    while not lock.acquire(blocking=False):
-        trainer.send(signal.SIGCONT)
-        threading.Event().wait(0.01)
-        trainer.send(signal.SIGSTOP)
-    lock.release()
 
 
 SCENARIO = Scenario(

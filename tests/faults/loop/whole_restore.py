@@ -1,20 +1,26 @@
-"""A root is put back from a copy: journal, shards, readers and weights, while all stand still.
+"""A root is put back from a copy: journal, shards, readers and weights, while all stand still; or
+its weights alone, under a loop that runs.
 
 What came after the copy is gone, from the weights too; what is there is trained on once. Numbers of
 versions and generations that anybody saw are not given again: they go on (`numbers/` is no part of
 the copy). In every other turn the weights alone are put back, and the trainer's claims with them.
+Each turn ends with weights that are put back under a running loop, whose clients are held by a
+later version and whose trainer may be killed then: a version with a number that nobody saw follows.
 """
 
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
-from tests.faults.loop.running import Loop
+from storage.declarations.held_policies import held_version
+from tests.faults.loop.running import POLICY, Loop, stop_between, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 WHOLE = ("journal", "shards", "readers", "weights", "policies")
 PATIENCE = 90.0
+RESTORED_SECONDS = 45.0  # a lease that was put back is over by then
 
 
 def run(trial: Trial) -> Verdict:
@@ -25,6 +31,7 @@ def run(trial: Trial) -> Verdict:
                 break
             _turn(loop, WHOLE if number % 2 == 0 else ("weights",), verdict)
             verdict.count("restores")
+            _under_the_loop(loop, verdict, killed=number % 2 == 1)
         loop.judge(verdict)
     return verdict
 
@@ -42,6 +49,40 @@ def _turn(loop: Loop, names: tuple[str, ...], verdict: Verdict) -> None:
     shutil.rmtree(copy)
     loop.watch.restored()
     loop.collector.restart()
+
+
+def _under_the_loop(loop: Loop, verdict: Verdict, *, killed: bool) -> None:
+    """The weights of two versions ago, while clients wait for the next one."""
+    trainer, copy = loop.start_trainer(), loop.folder / "copy"
+    before = loop.live_version()
+    came = loop.wait_for_version(before, PATIENCE)
+    verdict.require(came, "stuck", f"no version after {before}: {trainer.complaint()}")
+    stop_between(loop, trainer)
+    _copy(loop.root, copy, ("weights",))
+    trainer.send(signal.SIGCONT)
+    for _ in range(2):
+        before = loop.live_version()
+        came = loop.wait_for_version(before, PATIENCE)
+        verdict.require(came, "stuck", f"no version after {before}: {trainer.complaint()}")
+    stop_between(loop, trainer)
+    wait_until(lambda: held_version(loop.root, POLICY) == loop.live_version(), PATIENCE)
+    last = loop.live_version()
+    loop.watch.look()
+    weights = loop.root / "weights"
+    weights.rename(loop.folder / "gone")  # at once: the collector looks at it, and writes into it
+    (copy / "weights").rename(weights)
+    shutil.rmtree(loop.folder / "gone")
+    loop.watch.restored()
+    if killed:
+        trainer.kill()
+        trainer = loop.start_trainer(lease_wait="90")
+    else:
+        trainer.send(signal.SIGCONT)
+    came = loop.wait_for_version(last, RESTORED_SECONDS)
+    said = f"no version after {last}, which clients wait for: {trainer.complaint()}"
+    verdict.require(came, "stuck", said)
+    trainer.kill()
+    loop.watch.look()
 
 
 def _train(loop: Loop, verdict: Verdict) -> None:
@@ -66,7 +107,8 @@ def _copy(source: Path, target: Path, names: tuple[str, ...]) -> None:
 
 SCENARIO = Scenario(
     name="whole_restore",
-    law="after a restore no number names a second content, and what is there is trained on once",
+    law="after a restore, also under a running loop, no number names a second content, what is "
+    "there is trained on once, and versions go on",
     unit="restores",
     quick=2,
     long=20,
