@@ -32,7 +32,8 @@ def run(trial: Trial) -> Verdict:
         trainer = loop.start_trainer()
         verdict.require(loop.wait_for_version(2), "stuck", "no version before any fault")
         first = WeightStore(loop.root, POLICY).manifest(1).candidate
-        strikes = {how: iter(_places(loop, first)) for how in HOW}
+        calls = _calls(loop, first)
+        strikes = {how: iter(_places(loop, calls)) for how in HOW}
         for number in range(trial.size):
             if not trial.in_time or trial.is_caught(verdict):
                 break
@@ -52,14 +53,20 @@ def run(trial: Trial) -> Verdict:
     return verdict
 
 
-def _places(loop: Loop, digest: str) -> list[Strike]:
-    """Every strike at a call under `weights/`, in random order: two of three at a version."""
+def _calls(loop: Loop, digest: str) -> list[str]:
+    """The paths of the calls of a publication that is left alone."""
     noted = loop.folder / "calls"
     publisher = loop.nursery.start(*_words(loop, digest), strike={"nth": 0, "noted": str(noted)})
     if not publisher.wait(PATIENCE):
         raise RuntimeError(f"a publication does not end: {publisher.complaint()}")
+    loop.watch.look()
+    return striking.noted_calls(noted)
+
+
+def _places(loop: Loop, calls: list[str]) -> list[Strike]:
+    """Every strike at a call under the root, in random order: two of three at a version."""
     inside, others = list[Strike](), list[Strike]()
-    for nth, path in enumerate(striking.noted_calls(noted), 1):
+    for nth, path in enumerate(calls, 1):
         found = inside if f"weights/{POLICY}/versions/" in path else others
         if str(loop.root) in path:
             found += [(nth, False), (nth, True)]
