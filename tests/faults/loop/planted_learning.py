@@ -93,17 +93,6 @@ def all_steps_waited_for(patch: Patch) -> None:
     patch.replace(_Follower, "_due", lambda self: False)
 
 
-@mutant(whole_restore="stuck")
-def restore_not_answered(patch: Patch) -> None:
-    """A trainer back at an earlier version waits until its clients act with that."""
-
-    def mine_alone(self: _Follower, held: int) -> bool:
-        return bool(held == self._learner.policy.version)
-
-    patch.replace(Trail, "_answer_restore", lambda self: None)
-    patch.replace(_Follower, "_is_waited_for", mine_alone)
-
-
 @mutant(damaged_checkpoints=("stuck", "ended"))
 def damaged_checkpoint_in_the_way(patch: Patch) -> None:
     """A checkpoint that is damaged ends each trainer that finds it."""
