@@ -78,12 +78,18 @@ def _is_the_users(error: Exception) -> bool:
 
 
 def _status(error: Exception) -> int:
-    """2, unless it is for reasons that pass by themselves, or a pin says no."""
+    """2, unless it is for reasons that pass by themselves, for damage, or a pin says no."""
     from ingest.protocol.errors import Refusal
     from ingest.server.listening import ServeError
-    from storage.errors import GenerationConflict, LeaseHeld, PolicyPinned, WeightStoreError
+    from storage.errors import (
+        GenerationConflict,
+        LeaseHeld,
+        PolicyPinned,
+        WeightsDamaged,
+        WeightStoreError,
+    )
 
-    if isinstance(error, (PolicyPinned, GenerationConflict)):
+    if isinstance(error, (PolicyPinned, GenerationConflict, WeightsDamaged)):
         return 1
     if isinstance(error, Refusal) and error.code in ("pinned", "conflict", "disk_full", "busy"):
         return 1

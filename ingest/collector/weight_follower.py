@@ -10,6 +10,7 @@ folder that is being restored, or a disk that fails for a second, ends nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -110,7 +111,7 @@ class WeightFollower(Generic[P]):
         wanted, kind = self.standing.wanted, ""
         why: str | None = None
         try:
-            wanted = self._store.live()
+            wanted = self._wanted()
             if wanted is not None:
                 self._take(wanted)
             elif self.served is not None:
@@ -133,6 +134,14 @@ class WeightFollower(Generic[P]):
         elif self.standing.why is not None:
             log.warning("policy %s: what is published is served again", self._policy_id)
         self.standing = Standing(wanted, why, refused)
+
+    def _wanted(self) -> Live | None:
+        """What is live; where that had to be recovered it is written anew, if that can be."""
+        store = self._store
+        if isinstance(store, WeightStore) and store.pointer_damage():
+            with contextlib.suppress(StorageError, OSError):
+                return store.mended_live()
+        return store.live()
 
     def _take(self, wanted: Live) -> None:
         """Serve what is wanted. Raises what keeps it from being served."""

@@ -347,7 +347,7 @@ class Trail:
         return self._store.restored is not None
 
     def _live(self) -> Live | None:
-        return self._patience.do("reading what is live", self._store.live)
+        return self._patience.do("reading what is live", self._store.mended_live)
 
     def _took(self, live: Live) -> None:
         self._generation = live.generation

@@ -178,6 +178,8 @@ class Trained:
         try:
             store = WeightStore(root, policy)
             live = store.live()
+            for name, text in store.pointer_damage().items():
+                self._find(f"weights/{policy}/{name}", f"{text}; {_MENDED}")
             if live is None:
                 self._ask_for_live(where, store)
                 return
@@ -209,6 +211,9 @@ class Trained:
 
     def _find(self, where: str, text: str) -> None:
         self.findings.append(Finding("weights", where, text))
+
+
+_MENDED = "a collector, a trainer, publish, rollback and resume write it anew"
 
 
 def _standing(store: WeightStore, live: Live) -> Iterator[str]:

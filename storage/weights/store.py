@@ -4,7 +4,7 @@
         store.json                     the store's id
         candidates/{digest}/           candidate.json, weights.safetensors, lineage.json
         versions/{n}/                  manifest.json, weights.safetensors, lineage.json
-        live.json                      generation, version, canary, pin; changed under `lock`
+        live.json, live.copy.json      generation, version, canary, pin; changed under `lock`
         leases/{n}.json                who trains it (`...lease`)
         served/{collector_id}.json     what each collector serves (`storage.weights.served`)
         pruned.jsonl                   names of versions without content (`...retention`)
@@ -42,7 +42,6 @@ from storage.errors import (
 from storage.experience.range_set import RangeSet
 from storage.system.files import (
     make_directory,
-    replace_file,
     sync_directory,
     write_synced,
 )
@@ -66,6 +65,7 @@ from storage.weights.manifest import (
     sha256,
 )
 from storage.weights.numbers import HighestNumbers
+from storage.weights.pointer import LivePointer
 from storage.weights.retention import hourly
 from storage.weights.served import ServedRecords, ever_served
 from storage.weights.versions import Versions
@@ -100,9 +100,9 @@ class WeightStore:
         self._check = check
         self._passed = ""  # the digest of the candidate that passed the check last
         self._clock = clock
-        self._live_file = str(self.directory / "live.json")  # a follower looks many times a second
         self._numbers = HighestNumbers(Path(root), policy_id)
         self.served = ServedRecords(self.directory)
+        self._pointer = LivePointer(self.directory, self._versions, self._numbers, self.served)
 
     @property
     def store_id(self) -> str:
@@ -235,12 +235,24 @@ class WeightStore:
     # what is live
 
     def live(self) -> Live | None:
-        """What is live, None before the first time. Raises WeightsDamaged."""
-        path = self.directory / "live.json"
-        try:
-            return Live.from_json(read_document("live", path), path)
-        except WeightsNotFound:
-            return None
+        """What is live, None before the first time.
+
+        Where live.json is damaged or lost that comes from its copy, or from what else tells; such a
+        guess is pinned (storage.weights.pointer), and said in one line.
+        """
+        return self._pointer.read()
+
+    def mended_live(self) -> Live | None:
+        """`live`, after a damaged pointer or copy was written anew. Raises WeightStoreError."""
+        if not self._pointer.in_order():
+            with locked(self.directory):
+                self._pointer.mend()
+        return self._pointer.read()
+
+    def pointer_damage(self) -> dict[str, str]:
+        """File name -> what is wrong with it, of live.json and its copy."""
+        told = {"live.json": self._pointer.look()[1], "live.copy.json": self._pointer.copy_damage()}
+        return {name: text for name, text in told.items() if text is not None}
 
     def note_seen(self, version: int, generation: int) -> None:
         """Let numbers go on after those that somebody saw, whatever a backup put back here.
@@ -271,11 +283,7 @@ class WeightStore:
 
     def stamp(self) -> Hashable:
         """Changes when something else is live, as cheap as a look at one file's dates."""
-        try:
-            status = os.stat(self._live_file)
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_ctime_ns, status.st_ino  # a copy may keep two of them
+        return self._pointer.stamp()
 
     def set_live(
         self,
@@ -337,14 +345,8 @@ class WeightStore:
                 pinned=pin,
             )
             self._numbers.note(version, live.generation)  # before anybody can see them
-            self._write_live(live)
+            self._pointer.write(live)
         return live
-
-    def _write_live(self, live: Live) -> None:
-        try:
-            replace_file(self.directory / "live.json", seal_document("live", live.to_json()))
-        except OSError as error:
-            raise WeightStoreError(f"{self.directory}: cannot write: {error}") from error
 
     def publish(
         self, digest: str, *, expected_generation: int | None = None, fence: int | None = None
@@ -355,7 +357,7 @@ class WeightStore:
         did since that one was live. Raises what `set_live` raises. While a rollback pins the policy
         that is PolicyPinned, and the candidate stays as it is.
         """
-        live = self.live()
+        live = self.mended_live()
         self._require_no_pin(live)
         candidate = self.candidate(digest)
         if (
@@ -401,7 +403,7 @@ class WeightStore:
         Raises GenerationConflict, which names the next number, when that is not it, and what
         `publish` raises.
         """
-        live = self.live()
+        live = self.mended_live()
         self._require_no_pin(live)
         candidate = self.candidate(digest)
         if version in self.versions() and self.manifest(version).candidate == candidate.digest:
@@ -432,7 +434,7 @@ class WeightStore:
         GenerationConflict when somebody else acted since `expected_generation` was live. Without
         that, a trainer that publishes meanwhile does not keep it out.
         """
-        live = self.live()
+        live = self.mended_live()
         if live is None:
             raise WeightsNotFound(f"{self.policy_id}: nothing is live, so nothing to roll back")
         if expected_generation not in (None, live.generation):
@@ -465,13 +467,13 @@ class WeightStore:
         Gives the pin that it ended, None when there was none. What is live, and its generation,
         stay as they are. Raises WeightsNotFound when nothing is live.
         """
-        if self.live() is None:
+        if self.mended_live() is None:
             raise WeightsNotFound(f"{self.policy_id}: nothing is live, so nothing is pinned")
         with locked(self.directory):
             live = self.live()
             if live is None or live.pinned is None:
                 return None
-            self._write_live(replace(live, pinned=None))
+            self._pointer.write(replace(live, pinned=None))
             return live.pinned
 
     def prune(self, keep: int, *, checkpoint: str | None = None) -> list[int]:

@@ -474,8 +474,10 @@ def publish(root: Path, lineage: dict[str, list[list[int]]]) -> None:
 def test_versions_of_which_none_is_live_any_more_are_found(root: Path) -> None:
     """A version that followed another one says that one was live; a lone first one may wait."""
     live = root / "weights" / "default" / "live.json"
+    copy = live.with_name("live.copy.json")
     pointer = live.read_bytes()
     live.unlink()
+    copy.unlink()
     report = verified(root)
     assert report.findings == ()
     assert "none was live yet" in "; ".join(report.notes)
@@ -483,9 +485,23 @@ def test_versions_of_which_none_is_live_any_more_are_found(root: Path) -> None:
     publish(root, {})
     assert verified(root).findings == ()
     live.unlink()
+    copy.unlink()
     (finding,) = verified(root).findings
     assert (finding.kind, finding.where) == ("weights", "weights/default/live.json")
     assert finding.text == "expected what is live of versions 1-2, got no file"
+
+
+@pytest.mark.parametrize("name", ["live.json", "live.copy.json"])
+def test_a_damaged_pointer_is_found_and_the_rest_is_held_against_its_copy(
+    root: Path, name: str
+) -> None:
+    path = root / "weights" / "default" / name
+    path.write_bytes(path.read_bytes()[:-9])
+    (finding,) = verified(root).findings
+    assert (finding.kind, finding.where) == ("weights", f"weights/default/{name}")
+    assert "a trainer, publish, rollback and resume write it anew" in finding.text
+    publish(root, {})
+    assert verified(root).findings == ()
 
 
 def test_a_canary_is_looked_at_as_what_is_live_is(root: Path) -> None:

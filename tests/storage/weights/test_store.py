@@ -251,8 +251,7 @@ def test_a_live_pointer_of_an_earlier_release_is_not_pinned(store: WeightStore) 
     assert set(body) == {"generation", "version", "canary_version", "canary_share"}
     for pinned in ({"by": "ada"}, {"by": "ada", "when": "now", "why": ""}, "ada", True):
         path.write_bytes(seal_document("live", {**body, "pinned": pinned}))
-        with pytest.raises(WeightsDamaged, match="pinned"):
-            store.live()
+        assert "pinned" in store.pointer_damage()["live.json"]
 
 
 def test_a_store_without_a_check_takes_nothing_in(store: WeightStore, tmp_path: Path) -> None:
@@ -310,7 +309,6 @@ def test_a_policy_id_is_data_and_never_a_path(tmp_path: Path) -> None:
         "versions/1/weights.safetensors",
         "versions/1/manifest.json",
         "versions/1/lineage.json",
-        "live.json",
         "store.json",
         "candidates/{digest}/candidate.json",
         "candidates/{digest}/weights.safetensors",

@@ -1,0 +1,146 @@
+"""`live.json` and its copy: what is live, also where one of the two is damaged or lost.
+
+    live.json         what is live; replaced whole, under the lock of the store
+    live.copy.json    the same, written after it
+
+The copy stands in where it has the highest generation that was given. Where it is damaged too, or
+older (a publication was cut off, an earlier release published), what was live is taken from what
+collectors were to serve, or else is the newest version that is whole. Whether a rollback had pinned
+it is not known then, so it is pinned: nothing is published before `headrace resume`.
+
+Who reads goes on from that and says so in one line; `mend` writes both files anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Hashable
+from dataclasses import replace
+from pathlib import Path
+
+from storage.errors import WeightsDamaged, WeightsNotFound, WeightStoreError
+from storage.system.files import replace_file
+from storage.weights.files import read_document
+from storage.weights.manifest import Live, Pin, seal_document
+from storage.weights.numbers import HighestNumbers
+from storage.weights.served import ServedRecords
+from storage.weights.versions import Versions
+
+__all__ = ["LivePointer"]
+
+log = logging.getLogger("headrace.weights")
+
+
+class LivePointer:
+    """What is live of one policy. Whoever calls `write` or `mend` holds the store's lock."""
+
+    def __init__(
+        self, directory: Path, versions: Versions, numbers: HighestNumbers, served: ServedRecords
+    ) -> None:
+        self._file, self._copy = directory / "live.json", directory / "live.copy.json"
+        self._versions, self._numbers, self._served = versions, numbers, served
+        self._told = ""
+
+    def read(self) -> Live | None:
+        """What is live, None before the first time. Says when that had to be recovered."""
+        return self.look()[0]
+
+    def look(self) -> tuple[Live | None, str | None]:
+        """What is live, and what is wrong with live.json; None for nothing."""
+        wrong = None
+        for _ in range(2):  # the first publication writes it, then the copy
+            try:
+                return _read(self._file), None
+            except WeightsDamaged as error:
+                wrong = str(error)
+            except WeightsNotFound as error:
+                if not os.path.lexists(self._copy):
+                    return None, None
+                wrong = str(error)
+        live = self._recovered()
+        text = f"{wrong}; going on from version {live.version}, generation {live.generation}"
+        if live.pinned is not None:
+            text += f", pinned by {live.pinned.by} ({live.pinned.why})"
+        if text != self._told:
+            log.warning("%s", text)
+        self._told = text
+        return live, wrong
+
+    def stamp(self) -> Hashable:
+        """Changes with live.json: a look at one file's dates."""
+        for path in (self._file, self._copy):
+            with contextlib.suppress(OSError):
+                status = os.stat(path)  # a copy of the file may keep two of these
+                return status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+        return None
+
+    def copy_damage(self) -> str | None:
+        """What keeps the copy from being read; None where nothing does, or there is none."""
+        try:
+            _read(self._copy)
+        except WeightsNotFound:
+            return None
+        except WeightsDamaged as error:
+            return str(error)
+        return None
+
+    def in_order(self) -> bool:
+        """Whether both files are whole and say the same."""
+        with contextlib.suppress(WeightsDamaged, WeightsNotFound):
+            return _read(self._file) == _read(self._copy)
+        return not os.path.lexists(self._file) and not os.path.lexists(self._copy)
+
+    def mend(self) -> None:
+        """Write both files anew, unless they are in order."""
+        live = self.read()
+        if live is not None and not self.in_order():
+            self._numbers.note(0, live.generation)  # one that was recovered may be new
+            self.write(live)
+
+    def write(self, live: Live) -> None:
+        """Replace what is live, durably. Raises WeightStoreError."""
+        data = seal_document("live", live.to_json())
+        try:
+            replace_file(self._file, data)
+        except OSError as error:
+            raise WeightStoreError(f"{self._file.parent}: cannot write: {error}") from error
+        try:
+            replace_file(self._copy, data)
+        except OSError as error:  # live it is
+            log.warning("%s is not up to date: %s", self._copy, error)
+
+    def _recovered(self) -> Live:
+        """What is live where live.json does not say so."""
+        given = self._numbers.read().generation
+        known = []
+        with contextlib.suppress(WeightsDamaged, WeightsNotFound):
+            copy = _read(self._copy)
+            if copy.generation >= given:
+                return copy
+            known.append(copy)
+        known += [
+            Live(generation=one.wanted_generation, version=one.wanted_version)
+            for one in self._served.read()
+            if one.wanted_version > 0
+        ]
+        whole = self._versions.whole()
+        latest = max(known, key=lambda live: live.generation, default=None)
+        if latest is None or latest.version not in whole:
+            newest = max([*whole] or self._versions.numbers(), default=1)
+            latest = Live(generation=0, version=newest)
+        if latest.generation < given:
+            latest = replace(latest, generation=given + 1)
+        why = "live.json was damaged, and whether a rollback had pinned the policy is not known"
+        try:
+            when = os.stat(self._file).st_mtime_ns // 1000
+        except OSError:
+            when = 0
+        pin = Pin(by="headrace", when=when, why=why)
+        return Live(generation=latest.generation, version=latest.version, pinned=pin)
+
+
+def _read(path: Path) -> Live:
+    """Raises WeightsNotFound, WeightsDamaged, OSError."""
+    return Live.from_json(read_document("live", path), path)

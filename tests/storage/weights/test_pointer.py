@@ -1,0 +1,169 @@
+"""What is live stays known through damage to either file, and no pin is lost by it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from storage.errors import PolicyPinned
+from storage.weights.manifest import Live, open_document, seal_document
+from storage.weights.store import WeightStore
+from tests.storage.weights.any_weights import add, record, store_in
+
+NAMES = ("live.json", "live.copy.json")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> WeightStore:
+    found = store_in(tmp_path)
+    for value in (1.0, 2.0, 3.0):
+        found.publish(add(found, value))
+    return found
+
+
+def flip(path: Path, at: int = 40) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGE = [flip, cut_off, make_fifo, Path.unlink]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_live_is_known_while_one_file_is_whole(
+    store: WeightStore, damage: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is read from the copy, said in one line, and written anew by whoever publishes next."""
+    live = store.live()
+    assert callable(damage)
+    damage(store.directory / "live.json")
+    assert [store.live(), store.live()] == [live, live]
+    assert caplog.text.count("going on from version 3, generation 3") == 1
+    assert list(store.pointer_damage()) == ["live.json"]
+    assert store.stamp() is not None  # so that a collector that starts now looks
+    assert store.publish(add(store, 4.0)).version == 4
+    assert store.pointer_damage() == {}
+
+
+def test_every_flipped_byte_leaves_the_same_live(store: WeightStore) -> None:
+    store.rollback(by="ada", why="bad")
+    live = store.live()
+    for name in NAMES:
+        path = store.directory / name
+        good = path.read_bytes()
+        for at in range(len(good)):
+            flip(path, at)
+            assert store.live() == live, at
+            path.write_bytes(good)
+
+
+def test_both_files_are_written_anew_by_name(store: WeightStore) -> None:
+    """`mended_live` is what trainers and collectors ask; `resume` mends what nothing pins."""
+    for name in NAMES:
+        flip(store.directory / name)
+        live = store.mended_live()
+        assert (live, store.pointer_damage()) == (Live(generation=3, version=3), {})
+    flip(store.directory / "live.json")
+    assert store.resume() is None
+    assert store.pointer_damage() == {}
+
+
+def test_publishing_what_is_live_mends_the_pointer(store: WeightStore) -> None:
+    """The store has nothing else to do then."""
+    flip(store.directory / "live.json")
+    assert store.publish(add(store, 3.0)) == Live(generation=3, version=3)
+    assert store.pointer_damage() == {}
+
+
+def test_a_pin_outlives_the_damage_of_one_file(store: WeightStore) -> None:
+    store.rollback(by="ada", why="bad")
+    flip(store.directory / "live.json")
+    with pytest.raises(PolicyPinned, match="pinned by ada"):
+        store.publish(add(store, 5.0))
+    flip(store.directory / "live.json")
+    pin = store.resume()
+    assert pin is not None
+    assert pin.by == "ada"
+    assert store.publish(add(store, 5.0)).version == 5
+
+
+def test_what_cannot_be_known_is_pinned(store: WeightStore) -> None:
+    """Both are damaged: what collectors were to serve is taken, without one the newest version."""
+    store.promote(add(store, 4.0))  # nobody made it live
+    store.served.write(record(serves=2, wanted=3))
+    for name in NAMES:
+        flip(store.directory / name)
+    live = store.live()
+    assert live is not None
+    assert (live.generation, live.version) == (3, 3)
+    assert live == store.live()
+    with pytest.raises(PolicyPinned, match=r"pinned by headrace [(]live[.]json was damaged"):
+        store.publish(add(store, 5.0))
+    assert store.resume() is not None
+    assert store.publish(add(store, 5.0)).generation == 4
+
+
+def test_the_newest_whole_version_is_taken_where_nobody_says(store: WeightStore) -> None:
+    """In a generation that nobody had, since the one before may have been another version's."""
+    flip(store.directory / "versions" / "3" / "manifest.json")
+    for name in NAMES:
+        flip(store.directory / name)
+    live = store.mended_live()
+    assert live is not None
+    assert (live.generation, live.version) == (4, 2)
+    assert live.pinned is not None
+    store.resume()
+    assert store.publish(add(store, 5.0)).generation == 5
+
+
+def test_a_copy_that_is_behind_does_not_hide_a_pin(store: WeightStore) -> None:
+    """A rollback was killed between the two files, or an earlier release made it."""
+    copy = store.directory / "live.copy.json"
+    before = copy.read_bytes()
+    store.rollback(by="ada", why="bad")
+    copy.write_bytes(before)
+    flip(store.directory / "live.json")
+    live = store.live()
+    assert live is not None
+    assert live.pinned is not None
+    assert live.generation > 4
+
+
+def test_a_copy_that_is_behind_is_brought_up_to_date(store: WeightStore) -> None:
+    """Also where there is none: the pointer is an earlier release's."""
+    copy = store.directory / "live.copy.json"
+    copy.unlink()
+    assert store.pointer_damage() == {}
+    assert store.live() == Live(generation=3, version=3)
+    store.mended_live()
+    assert copy.read_bytes() == (store.directory / "live.json").read_bytes()
+
+
+def test_an_earlier_release_reads_the_pointer(store: WeightStore) -> None:
+    """live.json is the document that it was."""
+    path = store.directory / "live.json"
+    body = open_document("live", path.read_bytes(), path)
+    assert body == {"generation": 3, "version": 3, "canary_version": None, "canary_share": 0.0}
+    assert path.read_bytes() == seal_document("live", body)
+
+
+def test_a_store_of_damaged_versions_can_be_published_to(store: WeightStore) -> None:
+    """Nothing of it can be read any more: it is pinned, and a person ends that."""
+    for version in (1, 2, 3):
+        flip(store.directory / "versions" / str(version) / "manifest.json")
+    for name in NAMES:
+        flip(store.directory / name)
+    store.resume()
+    assert store.publish(add(store, 5.0)).version == 4
