@@ -99,6 +99,7 @@ class WeightStore:
         self._versions = Versions(self.directory, policy_id)
         self._check = check
         self._passed = ""  # the digest of the candidate that passed the check last
+        self._told: set[str] = set()  # damage, once each
         self._clock = clock
         self._numbers = HighestNumbers(Path(root), policy_id)
         self.served = ServedRecords(self.directory)
@@ -188,7 +189,7 @@ class WeightStore:
     def _may_be(self, number: int, digest: str) -> bool:
         """Whether a candidate may become, or is, the version of that number."""
         if number in self.versions():
-            return self.manifest(number).candidate == digest
+            return self._candidate_in(number) == digest
         return number == self.next_version
 
     @property
@@ -383,7 +384,9 @@ class WeightStore:
         try:
             return self.manifest(version).candidate
         except (WeightsDamaged, WeightsNotFound) as error:
-            log.warning("%s", error)
+            if str(error) not in self._told:
+                log.warning("%s", error)
+            self._told.add(str(error))
             return None
 
     def _unpublished(self, candidate: str, live: Live | None) -> int | None:
@@ -406,7 +409,7 @@ class WeightStore:
         live = self.mended_live()
         self._require_no_pin(live)
         candidate = self.candidate(digest)
-        if version in self.versions() and self.manifest(version).candidate == candidate.digest:
+        if version in self.versions() and self._candidate_in(version) == candidate.digest:
             known = self.manifest(version)  # an earlier try came so far
             if live and live.version == version:
                 return live
@@ -538,23 +541,27 @@ class WeightStore:
                 with contextlib.suppress(WeightsDamaged, WeightsNotFound):
                     manifest = self.manifest(version)
                     needed |= {manifest.parent, manifest.copy_of}
+                with contextlib.suppress(WeightsNotFound):
                     needed.add(self._before(version))
         return {version for version in self.versions() if version in needed}
 
     def _before(self, version: int) -> int:
-        """The version that a rollback goes to. Raises WeightsNotFound."""
+        """The version that a rollback goes to: one that is whole. Raises WeightsNotFound."""
         served, refused = ever_served(self.served.read())
         there, nearest = set(self.versions()), None
-        unusable = {self.manifest(one).candidate for one in there if one in refused}
+        unusable = {self._candidate_in(one) for one in there if one in refused} | {None}
         for one in self._versions.earlier(version):
-            if one in there and (known := self.manifest(one)).candidate not in unusable:
-                origin = one if known.copy_of is None else known.copy_of
-                if one in served or origin in served or not served:
+            if one not in there or self._candidate_in(one) in unusable:
+                continue
+            origin = self.manifest(one).copy_of or one
+            known = one in served or origin in served or not served
+            if (known or nearest is None) and self._versions.is_whole(one):
+                if known:
                     return one
-                nearest = nearest or one
+                nearest = one
         if nearest is None:
             text = f"there is no version before {version} whose content is here and not refused"
-            raise WeightsNotFound(f"{self.policy_id}: {text}")
+            raise WeightsNotFound(f"{self.policy_id}: {text}; `--to` names another one")
         return nearest
 
     def _number(

@@ -90,6 +90,16 @@ class Versions:
                 found[version] = self.manifest(version)
         return found
 
+    def is_whole(self, version: int) -> bool:
+        """Whether all its files fit their digests. Raises OSError."""
+        try:
+            return all(
+                sha256(read_file(self.folder(version) / name, MAX_WEIGHTS)) == digest
+                for name, digest in self.manifest(version).digests.items()
+            )
+        except (WeightsDamaged, WeightsNotFound):
+            return False
+
     def read(self, version: int) -> tuple[Manifest, bytes]:
         """A version's manifest and its safetensors bytes, digest checked."""
         manifest = self.manifest(version)
@@ -110,14 +120,21 @@ class Versions:
         return self.folder(version) / LINEAGE_FILE, self.manifest(version).digests[LINEAGE_FILE]
 
     def earlier(self, version: int) -> Iterator[int]:
-        """What was live before the content of a version, the latest first."""
+        """What was live before the content of a version, the latest first.
+
+        Past a damaged manifest it goes on from what has the same weights, or else from the number
+        below it.
+        """
         pruned: dict[int, Pruned] | None = None
         there = set(self.numbers())
 
         def known(number: int) -> Manifest | Pruned | None:
             nonlocal pruned
             if number in there:
-                return self.manifest(number)
+                try:
+                    return self.manifest(number)
+                except WeightsDamaged:
+                    return self._guessed(number)
             if pruned is None:
                 pruned = self.pruned()
             return pruned.get(number)  # None: pruned by a release that kept no names
@@ -129,3 +146,23 @@ class Versions:
                 return
             version = one.parent
             yield version
+
+    def _guessed(self, version: int) -> Pruned:
+        """What a version whose manifest is damaged was made of and followed, as far as files tell.
+
+        A rollback's copy has the weights of an earlier version.
+        """
+        try:
+            digest = sha256(read_file(self.folder(version) / WEIGHTS_FILE, MAX_WEIGHTS))
+        except (WeightsDamaged, WeightsNotFound):
+            digest = ""
+        same = (n for n, m in self.whole().items() if m.digests[WEIGHTS_FILE] == digest)
+        below = (number for number in (*self.numbers(), *self.pruned()) if number < version)
+        return Pruned(
+            version=version,
+            parent=max(below, default=None),
+            copy_of=max((number for number in same if number < version), default=None),
+            candidate="",
+            digests={},
+            created=0,
+        )

@@ -1,4 +1,4 @@
-"""A rollback comes through while somebody else publishes."""
+"""A rollback comes through while somebody else publishes, and past what is damaged."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import GenerationConflict
+from storage.errors import GenerationConflict, WeightsNotFound
 from storage.weights.manifest import Live
 from storage.weights.store import WeightStore
-from tests.storage.weights.any_weights import add, any_weights, value_of
+from tests.storage.weights.any_weights import NOON, add, any_weights, record, store_in, value_of
 
 
 class Overtaken(WeightStore):
@@ -44,3 +44,69 @@ def test_who_says_what_was_live_is_told_that_it_is_not_any_more(tmp_path: Path) 
         store.publish(add(store, value))
     with pytest.raises(GenerationConflict):
         store.rollback(expected_generation=2)
+
+
+def store_of(root: Path, *values: float) -> WeightStore:
+    store = store_in(root)
+    for value in values:
+        store.publish(add(store, value))
+    return store
+
+
+def damage(store: WeightStore, version: int, name: str = "manifest.json") -> None:
+    path = store.directory / "versions" / str(version) / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+FILES = ("manifest.json", "weights.safetensors", "lineage.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_rollback_from_a_damaged_version_goes_to_the_one_before(
+    tmp_path: Path, name: str
+) -> None:
+    store = store_of(tmp_path, 1.0, 2.0, 3.0)
+    damage(store, 3, name)
+    assert value_of(store, store.rollback().version) == 2.0
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_rollback_goes_past_damaged_versions(tmp_path: Path, name: str) -> None:
+    """Served or not: of what is damaged nothing can be made live."""
+    store = store_of(tmp_path, 1.0, 2.0, 3.0, 4.0)
+    store.served.write(record(serves=4, served=((1, 4),)))
+    damage(store, 3, name)
+    damage(store, 2, name)
+    assert value_of(store, store.rollback().version) == 1.0
+
+
+def test_a_damaged_copy_does_not_bring_back_what_was_rolled_back(tmp_path: Path) -> None:
+    """Version 4, a copy of 2, has its weights: 3 was bad, and stays behind."""
+    store = store_of(tmp_path, 1.0, 2.0, 3.0)
+    store.rollback()
+    damage(store, 4)
+    assert value_of(store, store.rollback().version) == 1.0
+
+
+@pytest.mark.parametrize("damaged", [[12], [11], [11, 12]])
+def test_pruning_keeps_what_a_rollback_past_damage_needs(
+    tmp_path: Path, damaged: list[int]
+) -> None:
+    """Not just the number before what is live, which is damaged and of no use."""
+    store = store_of(tmp_path, *(float(value) for value in range(1, 13)))
+    for version in damaged:
+        damage(store, version)
+    later = store_in(tmp_path, lambda: NOON + 86_400.0 * 40)  # none is kept for its hour
+    later.prune(1)
+    assert len(later.versions()) < 5
+    expected = 11.0 if damaged == [12] else 10.0
+    assert value_of(later, later.rollback().version) == expected
+
+
+def test_without_anything_whole_a_rollback_says_so(tmp_path: Path) -> None:
+    store = store_of(tmp_path, 1.0, 2.0)
+    damage(store, 1)
+    with pytest.raises(WeightsNotFound, match="no version before 2 whose content is here"):
+        store.rollback()
