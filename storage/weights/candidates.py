@@ -71,7 +71,7 @@ class Candidates:
         """Those of a trainer's checkpoint that got no number, but the newest ones."""
         waiting = []
         for digest in self.digests():
-            with contextlib.suppress(WeightsDamaged):  # that one stays
+            with contextlib.suppress(WeightsDamaged, WeightsNotFound):  # that one stays
                 if digest not in promoted and self.get(digest).checkpoint == checkpoint:
                     waiting.append(digest)
         waiting.sort(key=lambda digest: self.folder(digest).stat().st_mtime_ns)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from storage.errors import StorageError
+from storage.errors import StorageError, WeightsNotFound
 from storage.system.files import replace_file
-from storage.weights.manifest import Json, open_document, seal_document
+from storage.weights.files import number_of, read_document
+from storage.weights.manifest import Json, seal_document
 from storage.weights.store import WeightStore
 
 __all__ = ["described", "mark_off_chain", "marked", "off_chain"]
@@ -42,13 +43,14 @@ def described(store: WeightStore) -> tuple[list[dict[str, Json]], dict[int, str]
 
 def marked(directory: Path) -> list[int]:
     """The versions of the store in `directory` that are off the chain, ascending."""
-    return sorted(int(path.parent.name) for path in directory.glob(f"versions/[0-9]*/{_MARK}"))
+    found = (number_of(path.parent.name) for path in directory.glob(f"versions/*/{_MARK}"))
+    return sorted(number for number in found if number)
 
 
 def off_chain(directory: Path, version: int) -> str | None:
     """Why a version is off the chain; None when it is not. Raises WeightsDamaged."""
     path = directory / "versions" / str(version) / _MARK
     try:
-        return str(open_document("off_chain", path.read_bytes(), path)["why"])
-    except FileNotFoundError:
+        return str(read_document("off_chain", path)["why"])
+    except WeightsNotFound:
         return None

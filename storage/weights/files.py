@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -22,6 +23,7 @@ __all__ = [
     "MAX_DOCUMENT",
     "MAX_WEIGHTS",
     "locked",
+    "number_of",
     "publish_directory",
     "read_document",
     "read_file",
@@ -33,6 +35,7 @@ __all__ = [
 ABANDONED_SECONDS = 3600.0
 LOCK_SECONDS = 10.0
 """How long a publication or a claim waits for another one that is under way."""
+_NUMBER = re.compile("[1-9][0-9]{0,17}")
 _READ = os.O_RDONLY | sum(
     getattr(os, name, 0)  # each is there on some systems only
     for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
@@ -42,7 +45,7 @@ MAX_DOCUMENT = 256 * 2**20
 MAX_POINTER = 2**20
 """Bytes of a document that collectors read again and again. Parsing one keeps all of a process's
 threads waiting, logging among them: 114 MB did for 8 seconds."""
-_POINTERS = frozenset({"live", "store", "numbers", "served"})
+_POINTERS = frozenset({"live", "store", "numbers", "served", "fence", "off_chain"})
 MAX_WEIGHTS = 16 * 2**30
 """Bytes of a file of weights."""
 
@@ -101,6 +104,11 @@ def read_document(kind: str, path: Path) -> dict[str, Json]:
     """The body of a document. Raises WeightsNotFound, WeightsDamaged, OSError."""
     limit = MAX_POINTER if kind in _POINTERS else MAX_DOCUMENT
     return open_document(kind, read_file(path, limit), path)
+
+
+def number_of(name: str) -> int | None:
+    """The number that a name is, written the one way that this package writes it."""
+    return int(name) if _NUMBER.fullmatch(name) else None
 
 
 def visible(folder: Path) -> list[Path]:

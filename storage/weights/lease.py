@@ -8,6 +8,10 @@ trainer that was stopped past the end of its lease cannot publish when it wakes 
 renews the record while it lives and reports its state in it. A record that expired, was released,
 or whose process on this machine is dead can be followed by the next number.
 
+The highest number is kept outside `weights/` too (`storage.weights.numbers`): where `leases/` was
+lost, or put back from a backup, the next lease has a higher one all the same. A holder puts a lost
+record back, and ends when it finds another lease of its number.
+
 A number is claimed by linking a file to its name, which fails if the name is taken: that holds
 between hosts, where a file lock may not. Each file has one writer. On one host the lock of the
 store makes claims and publications exclude each other as well.
@@ -30,15 +34,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from storage.errors import LeaseHeld, WeightsDamaged, WeightStoreError
+from storage.errors import LeaseHeld, WeightsDamaged, WeightsNotFound, WeightStoreError
 from storage.system.files import (
     make_directory,
     replace_file,
     sync_directory,
     write_synced,
 )
-from storage.weights.files import locked
-from storage.weights.manifest import open_document, seal_document
+from storage.weights.files import locked, number_of, read_document
+from storage.weights.manifest import seal_document
+from storage.weights.numbers import HighestFence
 
 __all__ = ["LEASE_SECONDS", "Lease", "LeaseRecord", "current_lease", "require_fence"]
 
@@ -82,12 +87,17 @@ class LeaseRecord:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises WeightsDamaged, FileNotFoundError."""
-        body = open_document("lease", path.read_bytes(), path)
+        """Raises WeightsDamaged, WeightsNotFound, OSError."""
+        body = read_document("lease", path)
         try:
             return cls(**body)
         except TypeError as error:
             raise WeightsDamaged(f"{path}: {error}") from error
+
+    def is_of(self, other: LeaseRecord) -> bool:
+        """Whether both are of one lease, and not of two that got the same number."""
+        names = ("fence", "host", "pid", "machine", "started", "taken")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def to_bytes(self) -> bytes:
         return seal_document("lease", {**vars(self), "status": dict(self.status)})
@@ -156,12 +166,11 @@ class Lease:
         """Write the record anew, unless another follower has taken over. Raises OSError."""
         try:
             require_fence(self._directory, self.fence)
+            expires = time.time() + self._seconds
+            self._record = replace(self._record, expires=expires, status=self._report)
+            _renew(self._directory, self._record)
         except LeaseHeld as lost:
             self._lost = lost
-            return
-        expires = time.time() + self._seconds
-        self._record = replace(self._record, expires=expires, status=self._report)
-        replace_file(_path(self._directory, self.fence), self._record.to_bytes())
 
     def release(self) -> None:
         """Let the next follower take over at once. The number stays given."""
@@ -193,17 +202,17 @@ def current_lease(directory: Path) -> LeaseRecord | None:
         numbers = _numbers(directory)
         if not numbers:
             return None
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(WeightsNotFound):
             return LeaseRecord.read(_path(directory, max(numbers)))
     return None
 
 
 def require_fence(directory: Path, fence: int) -> None:
-    """Raises LeaseHeld unless no lease has a higher number than `fence`, and that one is known."""
-    newest = max(_numbers(directory), default=fence)
-    if newest == fence:
+    """Raises LeaseHeld when a lease has, or had, a higher number than `fence`."""
+    newest = max([*_numbers(directory), HighestFence(directory).read()])
+    if newest <= fence:
         return
-    with contextlib.suppress(OSError, WeightsDamaged):
+    with contextlib.suppress(OSError, WeightsDamaged, WeightsNotFound):
         other = LeaseRecord.read(_path(directory, newest))
         raise LeaseHeld(
             f"{directory.name}: lease {fence} is over: {other.holder} has taken over the training"
@@ -226,8 +235,9 @@ def _claim_locked(directory: Path, seconds: float) -> LeaseRecord:
     numbers = _numbers(directory)
     now = time.time()
     _require_free(directory, now)
+    memory = HighestFence(directory)
     record = LeaseRecord(
-        fence=max(numbers, default=0) + 1,
+        fence=max([*numbers, memory.read()]) + 1,
         host=socket.gethostname(),
         pid=os.getpid(),
         machine=_machine(),
@@ -235,10 +245,29 @@ def _claim_locked(directory: Path, seconds: float) -> LeaseRecord:
         taken=now,
         expires=now + seconds,
     )
+    memory.note(record.fence)  # before anybody can see it
     _link(directory, record)
     for number in numbers:
         _path(directory, number).unlink(missing_ok=True)
     return record
+
+
+def _renew(directory: Path, record: LeaseRecord) -> None:
+    """Replace the record of a lease, or put it back. Raises LeaseHeld when another one is there."""
+    path = _path(directory, record.fence)
+    try:
+        other = LeaseRecord.read(path)
+    except WeightsNotFound:  # `leases/` was lost, or is an older copy
+        make_directory(path.parent)
+        return _link(directory, record)
+    except WeightsDamaged:  # ours: the number is
+        other = record
+    if not other.is_of(record):
+        raise LeaseHeld(
+            f"{directory.name}: lease {record.fence} is over: {other.holder} has the same number, "
+            "after a restore from a backup"
+        )
+    return replace_file(path, record.to_bytes())
 
 
 def _link(directory: Path, record: LeaseRecord) -> None:
@@ -275,8 +304,8 @@ def _numbers(directory: Path) -> list[int]:
         names = os.listdir(directory / LEASES)
     except FileNotFoundError:
         return []
-    return [int(stem) for stem, dot, end in (n.partition(".") for n in names)
-            if stem.isdigit() and end == "json"]  # fmt: skip
+    found = (number_of(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+    return [number for number in found if number]
 
 
 def _path(directory: Path, fence: int) -> Path:

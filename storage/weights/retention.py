@@ -50,6 +50,9 @@ class PrunedVersions:
             lines = read_file(self._path, _MOST).splitlines()
         except WeightsNotFound:
             return {}
+        except WeightsDamaged as error:
+            log.warning("names of removed versions are not known: %s", error)
+            return {}
         found = {}
         for number, line in enumerate(lines, 1):
             if not line:
@@ -81,6 +84,8 @@ class PrunedVersions:
             lines.append(sha256(data)[:16].encode() + b" " + data + b"\n")
         if not lines:
             return
+        if os.path.lexists(self._path) and not self._path.is_file():  # a FIFO would be waited for
+            os.replace(self._path, f"{self._path}.damaged")
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         with open(fd, "wb") as file:
             # what a power cut tore ends here, and spoils no line but its own

@@ -10,6 +10,7 @@ from typing import Any
 from storage.errors import WeightsDamaged, WeightsNotFound
 from storage.weights.files import (
     MAX_WEIGHTS,
+    number_of,
     publish_directory,
     read_document,
     read_file,
@@ -45,7 +46,7 @@ class Versions:
 
     def numbers(self) -> list[int]:
         """Of all versions whose content is here, ascending."""
-        return sorted(int(path.name) for path in visible(self._folder) if path.name.isdigit())
+        return sorted(n for path in visible(self._folder) if (n := number_of(path.name)))
 
     def add(self, manifest: Manifest, files: Mapping[str, bytes]) -> None:
         """Give a number its content. Raises FileExistsError when it has one."""

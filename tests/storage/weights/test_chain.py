@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from storage.errors import WeightStoreError
 from storage.system.files import FileLock
 from storage.verify.audit import Trained, verify
 from storage.weights import files
-from storage.weights.chain import described, mark_off_chain, off_chain
+from storage.weights.chain import described, mark_off_chain, marked, off_chain
 from tests.storage.weights.any_weights import add, store_in
 
 
@@ -62,6 +63,33 @@ def test_pruning_leaves_damaged_versions_and_candidates_where_they_are(tmp_path:
     assert store.prune(1, checkpoint="follow") == [1, 3]  # 4: a rollback goes there
     assert store.versions() == [2, 4, 5]
     assert set(waiting) - set(store.candidates()) == {waiting[1]}
+
+
+@pytest.mark.parametrize("name", ["\u00b2", "01", "0", "1x", "-1"])
+def test_other_names_among_the_versions_are_none(tmp_path: Path, name: str) -> None:
+    """A superscript two is a digit to Python, and no number."""
+    store = store_in(tmp_path)
+    for value in (1.0, 2.0):
+        store.publish(add(store, value))
+    (store.directory / "versions" / name).mkdir()
+    (store.directory / "versions" / name / "off_chain.json").write_text("{}")
+    assert store.versions() == [1, 2]
+    assert marked(store.directory) == []
+    assert store.rollback().version == 3
+
+
+def test_a_fifo_among_the_names_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """The mark of a version, the names of removed ones, and a candidate without a description."""
+    store = store_in(tmp_path)
+    for value in (1.0, 2.0, 3.0):
+        store.publish(add(store, value))
+    os.mkfifo(store.directory / "versions" / "2" / "off_chain.json")
+    os.mkfifo(store.directory / "pruned.jsonl")
+    (store.directory / "candidates" / "stray").mkdir()
+    assert list(described(store)[1]) == [2]
+    assert store.pruned() == {}
+    assert store.prune(1, checkpoint="follow") == [1]
+    assert list(store.pruned()) == [1]
 
 
 def test_a_lock_that_is_held_for_long_is_an_error_that_names_its_holder(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +21,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.errors import LeaseHeld
+from storage.errors import LeaseHeld, WeightsDamaged
 from storage.weights.lease import Lease, LeaseRecord, _link, current_lease, require_fence
 from storage.weights.store import WeightStore
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Where the weights of a policy are, under a root."""
+    found = tmp_path / "weights" / "default"
+    found.mkdir(parents=True)
+    return found
+
 
 HOLDER = """
 import sys
@@ -73,16 +84,16 @@ def candidate(store: WeightStore, value: float) -> str:
     )
 
 
-def test_a_second_follower_is_barred_and_told_by_whom(tmp_path: Path) -> None:
+def test_a_second_follower_is_barred_and_told_by_whom(directory: Path) -> None:
     """The error names process, host and number; once it is released the next one has it."""
     with (
-        holder(tmp_path) as first,
+        holder(directory) as first,
         pytest.raises(LeaseHeld, match=rf"process {first.pid} on \S+ \(lease 1, taken "),
     ):
-        Lease.take(tmp_path)
-    with Taken(tmp_path) as second:  # a process of this machine that is dead holds nothing
+        Lease.take(directory)
+    with Taken(directory) as second:  # a process of this machine that is dead holds nothing
         assert second.fence == 2
-    with Taken(tmp_path) as third:
+    with Taken(directory) as third:
         assert third.fence == 3
 
 
@@ -100,11 +111,11 @@ class Taken:
         self.lease.release()
 
 
-def test_a_follower_may_wait_for_the_end_of_another(tmp_path: Path) -> None:
+def test_a_follower_may_wait_for_the_end_of_another(directory: Path) -> None:
     """As `--lease-wait` does: it takes over when the holder is killed."""
-    with holder(tmp_path) as first:
+    with holder(directory) as first:
         got: list[Lease] = []
-        waiting = threading.Thread(target=lambda: got.append(Lease.take(tmp_path, wait=60.0)))
+        waiting = threading.Thread(target=lambda: got.append(Lease.take(directory, wait=60.0)))
         waiting.start()
         first.kill()
         waiting.join(60.0)
@@ -112,14 +123,14 @@ def test_a_follower_may_wait_for_the_end_of_another(tmp_path: Path) -> None:
     got[0].release()
 
 
-def test_a_lease_is_renewed_while_its_holder_lives(tmp_path: Path) -> None:
+def test_a_lease_is_renewed_while_its_holder_lives(directory: Path) -> None:
     """Longer than it lasts without: the record that others see moves on, with the report."""
-    with Taken(tmp_path, seconds=0.5) as lease:
+    with Taken(directory, seconds=0.5) as lease:
         lease.report({"version": 7})
-        first = current_lease(tmp_path)
+        first = current_lease(directory)
         assert first
         pause = threading.Event()
-        while (seen := current_lease(tmp_path)) and seen.expires < first.expires + 1.0:
+        while (seen := current_lease(directory)) and seen.expires < first.expires + 1.0:
             pause.wait(0.01)
         assert seen
         assert seen.status == {"version": 7}
@@ -156,45 +167,130 @@ def test_a_publication_expects_the_generation_that_its_publisher_saw(tmp_path: P
     assert store.versions() == [1, 2]
 
 
-def test_a_number_is_claimed_once_between_hosts(tmp_path: Path) -> None:
+def test_a_number_is_claimed_once_between_hosts(directory: Path) -> None:
     """No file lock holds between them: a name that is taken does."""
-    with Taken(tmp_path) as lease:
-        taken = current_lease(tmp_path)
+    with Taken(directory) as lease:
+        taken = current_lease(directory)
         assert taken
     elsewhere = replace(taken, fence=2, machine="elsewhere", expires=time.time() + 60)
-    path = tmp_path / "leases" / "2.json"
+    path = directory / "leases" / "2.json"
     path.write_bytes(elsewhere.to_bytes())
     with pytest.raises(LeaseHeld, match="lease 2 was taken meanwhile"):
-        _link(tmp_path, replace(taken, fence=2))  # by a host that saw number 1 alone
+        _link(directory, replace(taken, fence=2))  # by a host that saw number 1 alone
     assert LeaseRecord.read(path) == elsewhere
     with pytest.raises(LeaseHeld, match=r"process \d+ on .* trains this policy"):
-        Lease.take(tmp_path)
+        Lease.take(directory)
     with pytest.raises(LeaseHeld):
-        require_fence(tmp_path, lease.fence)
+        require_fence(directory, lease.fence)
 
 
-def test_a_process_of_another_machine_holds_until_its_record_expires(tmp_path: Path) -> None:
+def test_a_process_of_another_machine_holds_until_its_record_expires(directory: Path) -> None:
     """Whether it lives nobody here can tell."""
-    with Taken(tmp_path):
-        taken = current_lease(tmp_path)
+    with Taken(directory):
+        taken = current_lease(directory)
         assert taken
-    path = tmp_path / "leases" / "1.json"
+    path = directory / "leases" / "1.json"
     path.write_bytes(
         replace(taken, machine="elsewhere", pid=2**22, expires=time.time() + 60).to_bytes()
     )
     with pytest.raises(LeaseHeld, match=f"process {2**22}"):
-        Lease.take(tmp_path)
+        Lease.take(directory)
     path.write_bytes(replace(taken, machine="elsewhere", expires=time.time() - 1).to_bytes())
-    with Taken(tmp_path) as lease:
+    with Taken(directory) as lease:
         assert lease.fence == 2
 
 
 def test_a_damaged_record_bars_nobody_and_its_number_stays_given(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with holder(tmp_path):
-        path = tmp_path / "leases" / "1.json"
+    with holder(directory):
+        path = directory / "leases" / "1.json"
         path.write_text(json.dumps({"pid": 1}))
-        with Taken(tmp_path) as lease:
+        with Taken(directory) as lease:
             assert lease.fence == 2
     assert "cannot be read is taken over" in caplog.text
+
+
+def test_a_number_is_not_given_again_after_the_leases_were_lost(directory: Path) -> None:
+    """`leases/` was deleted: the second has a higher number, and the first ends."""
+    with Taken(directory) as first:
+        shutil.rmtree(directory / "leases")
+        with Taken(directory) as second:
+            assert second.fence == 2
+            with pytest.raises(LeaseHeld, match="lease 1 is over"):
+                require_fence(directory, first.fence)
+            first.renew()
+            with pytest.raises(LeaseHeld, match="lease 1 is over"):
+                first.check()
+            second.renew()
+            second.check()
+
+
+def test_a_number_is_not_given_again_after_a_restore_of_the_weights(directory: Path) -> None:
+    """The backup has the lease before: it is over, and the present one is remembered elsewhere."""
+    Lease.take(directory).release()
+    backup = directory.parents[1] / "backup"
+    shutil.copytree(directory, backup)
+    with Taken(directory) as first:
+        shutil.rmtree(directory)
+        backup.rename(directory)
+        with Taken(directory) as second:
+            assert (first.fence, second.fence) == (2, 3)
+
+
+def test_a_holder_puts_its_lost_record_back(directory: Path) -> None:
+    """So that who comes next is told by whom the policy is trained."""
+    with Taken(directory) as first:
+        shutil.rmtree(directory / "leases")
+        first.renew()
+        first.check()
+        with pytest.raises(LeaseHeld, match=r"process \d+ on \S+ .lease 1, taken"):
+            Lease.take(directory)
+
+
+def test_of_two_leases_with_one_number_one_ends(directory: Path) -> None:
+    """The whole root was restored, with the memory of numbers: the record on disk tells."""
+    with Taken(directory) as first:
+        shutil.rmtree(directory / "leases")
+        shutil.rmtree(directory.parents[1] / "numbers")
+        with Taken(directory) as second:
+            assert second.fence == first.fence == 1
+            for lease in (first, second):
+                lease.renew()
+            second.check()
+            with pytest.raises(LeaseHeld, match=r"process \d+ .* has the same number"):
+                first.check()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\x00" * 64])
+def test_a_damaged_memory_of_numbers_bars_nobody(
+    directory: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    """What `leases/` says still counts, and the damage is said."""
+    Lease.take(directory).release()
+    (directory.parents[1] / "numbers" / "default.lease").write_bytes(content)
+    with Taken(directory) as lease:
+        assert lease.fence == 2
+    assert "a restore may go unnoticed" in caplog.text
+
+
+def test_a_fifo_keeps_no_follower_waiting(directory: Path) -> None:
+    """As `leases/7.json`: it is damage, whose number stays given."""
+    (directory / "leases").mkdir()
+    os.mkfifo(directory / "leases" / "7.json")
+    with pytest.raises(WeightsDamaged, match="expected a regular file"):
+        current_lease(directory)
+    with pytest.raises(LeaseHeld, match="lease 7 was taken"):
+        require_fence(directory, 6)
+    with Taken(directory) as lease:
+        assert lease.fence == 8
+
+
+@pytest.mark.parametrize(
+    "name", ["\u00b2.json", "01.json", "-1.json", "0.json", "1.json.tmp", "x.json"]
+)
+def test_other_names_are_no_leases(directory: Path, name: str) -> None:
+    (directory / "leases").mkdir()
+    (directory / "leases" / name).write_text("x")
+    with Taken(directory) as lease:
+        assert lease.fence == 1
