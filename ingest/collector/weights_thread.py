@@ -37,6 +37,7 @@ class WeightsThread:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="headrace-weights", daemon=True)
         self._busy_since: float | None = None
+        self._stopped = False
 
     def start(self) -> None:
         """Begin; the event loop that runs now is where `tell` and `ask` answer."""
@@ -45,6 +46,7 @@ class WeightsThread:
 
     def stop(self) -> None:
         """End after the jobs that wait. Returns at once."""
+        self._stopped = True
         self._jobs.put(None)
 
     async def ended(self) -> None:
@@ -69,7 +71,10 @@ class WeightsThread:
             self._loop.call_soon_threadsafe(function)
 
     async def ask(self, job: Callable[[], T], seconds: float = ASK_SECONDS) -> T:
-        """The result of a job. Raises what it raises, and Refusal (busy) when it takes longer."""
+        """The result of a job. Raises what it raises, and Refusal: busy when it takes longer,
+        draining after `stop`."""
+        if self._stopped:  # a long poll that was let go, and comes again
+            raise Refusal("draining", "the collector ends", retry_after=1.0)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def run() -> None:

@@ -47,7 +47,9 @@ SINGLE_VALUED = frozenset(
         b"headrace-instance",
         b"host",
         b"idempotency-key",
+        b"if-none-match",
         b"origin",
+        b"prefer",
     }
 )
 """Headers that are read here and have one value."""

@@ -17,6 +17,7 @@ from storage.errors import (
     GenerationConflict,
     LeaseHeld,
     PolicyPinned,
+    WeightsDamaged,
     WeightsRefused,
     WeightStoreError,
 )
@@ -73,6 +74,7 @@ def test_help_and_version_need_no_extra_but_the_command_lines_own(tmp_path: Path
     [
         (GenerationConflict("somebody was faster"), 1),
         (PolicyPinned("a rollback"), 1),
+        (WeightsDamaged("a flipped byte"), 1),
         (OSError(errno.ENOSPC, "full"), 1),
         (FileNotFoundError(errno.ENOENT, "no such file"), 2),
         (WeightsRefused("not finite"), 2),

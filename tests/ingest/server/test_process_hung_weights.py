@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
 import os
 import threading
@@ -10,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
+from urllib3.exceptions import HTTPError
 
 from ingest.client.policy_client import PolicyClient
+from ingest.collector.weights_thread import WeightsThread
+from ingest.protocol.errors import Refusal
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
@@ -52,28 +58,72 @@ def standing(collector: CollectorProcess) -> dict[str, Any]:
 
 
 def test_a_fifo_as_the_live_pointer_stops_nothing(tmp_path: Path) -> None:
-    """In a running collector and in one that starts; what was served is served on."""
+    """In a running collector and in one that starts: it goes on from the copy, and mends it."""
     declare(tmp_path)
     publish(tmp_path, 1)
     path = tmp_path / "weights" / "default" / "live.json"
+
+    def spoil() -> None:
+        os.mkfifo(tmp_path / "fifo")
+        os.replace(tmp_path / "fifo", path)
+
     with CollectorProcess(tmp_path) as collector:
         until(lambda: standing(collector)["served"] is not None)
-        pointer = path.read_bytes()
-        path.unlink()
-        os.mkfifo(path)
-        until(lambda: "expected a regular file" in str(standing(collector)["why"]))
+        spoil()
+        until(path.is_file)
         assert collector.get("/healthz")[0] == 200
         log_steps(collector, 5)
         assert standing(collector)["served"]["version"] == 1
         assert collector.stop() == 0
+        spoil()
         collector.restart()
         log_steps(collector, 5)
         assert collector.get("/healthz")[0] == 200
-        path.unlink()
-        path.write_bytes(pointer)
         until(lambda: standing(collector)["served"] is not None)
+        assert path.is_file()
         assert collector.stop() == 0
     assert len(shard_rows(tmp_path)) == 10
+
+
+def test_long_polls_end_with_the_collector(tmp_path: Path) -> None:
+    """Who waits for a version is let go, and who asks again then is not waited for."""
+    declare(tmp_path)
+    publish(tmp_path, 1)
+    log, over = tmp_path / "log", threading.Event()
+    answered: list[int] = []
+
+    def poll(address: str) -> None:
+        with urllib3.PoolManager(retries=False) as pool, contextlib.suppress(HTTPError):
+            known: dict[str, str] = {}
+            while not over.is_set():
+                url = f"{address}/v1/policies/default/weights"
+                got = pool.request("GET", url, headers={"Prefer": "wait=25", **known})
+                answered.append(got.status)
+                known = {"If-None-Match": got.headers["ETag"]} if "ETag" in got.headers else {}
+
+    with CollectorProcess(tmp_path, log=log) as collector:
+        until(lambda: standing(collector)["served"] is not None)
+        pollers = [threading.Thread(target=poll, args=[collector.address]) for _ in range(8)]
+        for poller in pollers:
+            poller.start()
+        until(lambda: len(answered) >= 8)
+        assert collector.stop() == 0
+        over.set()
+        for poller in pollers:
+            poller.join()
+    assert "Traceback" not in log.read_text()
+
+
+def test_who_asks_after_the_end_of_the_thread_is_not_kept_waiting() -> None:
+    async def scene() -> None:
+        thread = WeightsThread(lambda: None, 0.01)
+        thread.start()
+        thread.stop()
+        await thread.ended()
+        with pytest.raises(Refusal, match="the collector ends"):
+            await thread.ask(int, 3600.0)
+
+    asyncio.run(asyncio.wait_for(scene(), 60.0))
 
 
 @pytest.mark.parametrize("started", ["before", "during"])

@@ -32,7 +32,15 @@ def answer(collector: CollectorProcess, *lines: str, body: bytes = b"") -> tuple
 
 @pytest.mark.parametrize(
     "name",
-    ["Idempotency-Key", "Headrace-Instance", "Content-Type", "Content-Encoding", "Headrace-CRC32"],
+    [
+        "Idempotency-Key",
+        "Headrace-Instance",
+        "Content-Type",
+        "Content-Encoding",
+        "Headrace-CRC32",
+        "If-None-Match",
+        "Prefer",
+    ],
 )
 @pytest.mark.parametrize("same", [True, False])
 def test_a_header_with_one_value_is_refused_twice(
