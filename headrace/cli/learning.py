@@ -137,6 +137,9 @@ def train(
     lease_wait: Annotated[
         float, typer.Option(help="With --follow: seconds to wait for another trainer's end.")
     ] = 0.0,
+    resume: Annotated[
+        bool, typer.Option(help="With --follow: go on from the checkpoint, or begin anew.")
+    ] = True,
     retry_for: RetryFor = 60.0,
     seed: Seed = 0,
     as_json: Json = False,
@@ -158,7 +161,7 @@ def train(
         if action_rule is not None:
             raise ValueError("--action-rule: expected none with --follow, whose PPO samples")
         settings = {"steps_per_update": steps_per_update, "max_lag": max_lag, "seed": seed}
-        settings |= {"on_conflict": on_conflict, "lease_wait": lease_wait}
+        settings |= {"on_conflict": on_conflict, "lease_wait": lease_wait, "resume": resume}
         return _follow(root, policy_id, settings, as_json)
     if algorithm not in ALGORITHMS:
         raise ValueError(f"--algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm!r}")

@@ -155,13 +155,19 @@ def versions(
 
 
 def _versions_at_rest(root: Path, policy_id: str) -> dict[str, Any]:
+    from storage.errors import StorageError
     from storage.weights.chain import described
     from storage.weights.store import WeightStore
 
     store = WeightStore(root, policy_id)
     live = store.live()
     found, damaged = described(store)
-    candidates = [store.candidate(digest) for digest in store.candidates()]
+    candidates, unreadable = [], {}
+    for digest in store.candidates():
+        try:
+            candidates.append(store.candidate(digest))
+        except StorageError as error:
+            unreadable[digest] = str(error)
     return {
         "policy_id": policy_id,
         "live": None if live is None else {"pinned": None, **live.to_json()},
@@ -170,6 +176,7 @@ def _versions_at_rest(root: Path, policy_id: str) -> dict[str, Any]:
         "pruned": len(store.pruned()),
         "versions": found,
         "damaged": {str(version): why for version, why in damaged.items()},
+        "damaged_candidates": unreadable,
         "candidates": [{"digest": c.digest, **c.to_json()} for c in candidates],
     }
 
@@ -190,5 +197,6 @@ def _versions_elsewhere(
         "served": serving.collectors,
         "restored": serving.restored,
         "versions": found.versions,
+        "damaged_candidates": unreadable,
         "candidates": [],
     }

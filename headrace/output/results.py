@@ -183,6 +183,8 @@ def versions(document: Document) -> None:
             print(f"Version {one['version']} is off the chain: {one['off_chain']}")
     for version, why in document.get("damaged", {}).items():
         print(f"Version {version} cannot be read: {why}")
+    for digest, why in document.get("damaged_candidates", {}).items():
+        print(f"Candidate {digest[:12]} cannot be read: {why}")
     _serving(document)
 
 

@@ -41,6 +41,7 @@ __all__ = ["OnConflict", "OutOfTurn", "Trail", "TrailSettings"]
 log = logging.getLogger("headrace.trainer")
 
 OnConflict: TypeAlias = Literal["reload", "end"]
+_ANEW = "`headrace train --follow --no-resume` (resume=False in a program)"
 SUPERSEDED = "superseded"
 """Rows whose training is not in the weights any more: others were made live in their place."""
 
@@ -223,7 +224,7 @@ class Trail:
             return manifest
         raise WeightsDamaged(
             f"{self._store.directory}: expected version {live.version}, which is live, or one "
-            "before it to be whole; resume=False begins anew"
+            f"before it to be whole; {_ANEW} begins anew"
         )
 
     def _take_weights(self, version: int) -> Manifest:
@@ -234,7 +235,7 @@ class Trail:
         if manifest.spec != policy.spec.to_json():
             raise ValueError(
                 f"{store.directory}: expected version {version} to be of this policy's spec, got "
-                f"another; pass its spec, or resume=False to replace it"
+                f"another; pass its spec, or {_ANEW} to replace it"
             )
         ranges = read("reading what is live", partial(store.lineage, version))
         self._learner.go_on_from(weights, {name: one.to_json() for name, one in ranges.items()})

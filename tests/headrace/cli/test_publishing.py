@@ -22,11 +22,15 @@ def test_versions_shows_what_is_off_the_chain_and_what_is_damaged(
     mark_off_chain(store.directory, 1, "its checkpoint is lost")
     manifest = store.directory / "versions" / "2" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-9])
+    waiting = add(store, 4.0)
+    (store.directory / "candidates" / waiting / "candidate.json").write_text("{}")
     versions(tmp_path)
     shown = capsys.readouterr().out
     assert "Version 1 is off the chain: its checkpoint is lost" in shown
     assert "Version 2 cannot be read: " in shown
+    assert f"Candidate {waiting[:12]} cannot be read: " in shown
     versions(tmp_path, as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert [one["off_chain"] for one in document["versions"]] == ["its checkpoint is lost", None]
     assert list(document["damaged"]) == ["2"]
+    assert list(document["damaged_candidates"]) == [waiting]

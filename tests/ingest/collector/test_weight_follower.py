@@ -205,3 +205,22 @@ def test_a_folder_that_takes_no_record_is_said_once(
         times.seconds += REGISTERED_SECONDS
     assert caplog.text.count("cannot register what it serves") == 1
     assert acting(follower) == "policy 1"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_collector_starts_and_goes_on_beside_a_damaged_pointer(
+    store: WeightStore, lost: bool
+) -> None:
+    """What is live is served, and live.json is written anew."""
+    running = follower_of(store)
+    live = store.publish(add(store, 1.0))
+    running.look()
+    path = store.directory / "live.json"
+    for follower in (running, follower_of(store)):
+        path.write_bytes(path.read_bytes()[:-9])
+        if lost:
+            path.unlink()
+        follower.look()
+        assert (acting(follower), follower.standing.wanted) == ("policy 1", live)
+        assert follower.standing.why is None
+        assert store.pointer_damage() == {}

@@ -73,8 +73,25 @@ def test_with_no_version_left_the_error_says_how_to_begin_anew(root: Path) -> No
     lose_checkpoints(root)
     for number in (1, 2, 3):
         flip(version(root, number) / "manifest.json")
-    with pytest.raises(WeightsDamaged, match="resume=False begins anew"):
+    with pytest.raises(WeightsDamaged, match=r"train --follow --no-resume.* begins anew"):
         run(root, 1)
+    result, _ = run(root, 1, resume=False)
+    assert result.version == 5  # 4 are the new initial weights
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_damaged_live_pointer_is_mended(root: Path, both: bool) -> None:
+    """Learning goes on from its copy; with both damaged it waits for `resume`, as when pinned."""
+    store = WeightStore(root, "default")
+    flip(store.directory / "live.json")
+    if both:
+        flip(store.directory / "live.copy.json")
+    result, _ = run(root, 1)
+    assert store.pointer_damage() == {}
+    assert (result.version, result.updates) == (3 if both else 4, 3)
+    if both:
+        store.resume()
+        assert run(root, 1)[0].version > 3
 
 
 def test_a_damaged_manifest_of_what_is_live_is_replaced_by_the_next_update(root: Path) -> None:
