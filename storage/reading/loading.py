@@ -48,6 +48,7 @@ from storage.shards.arrow_arrays import decode_column
 from storage.shards.content import (
     LATER,
     bounded_actions,
+    check_alike,
     check_choices,
     check_column,
     check_endings,
@@ -231,7 +232,8 @@ class ShardLoader:
     def _parts(self, opened: _Opened) -> tuple[PartTable, dict[str, Array], IntArray]:
         """(the parts, the columns that tell of them, the first rows of their agents' runs)."""
         names = [*IDENTITY, *self.filter.columns()]
-        keys = _checked(opened.read(names), names, opened.metadata)
+        table = opened.read(names)
+        keys = _checked(table, names, opened.metadata)
         ordinals = keys[ORDINAL]
         runs = check_runs(
             ordinals,
@@ -240,6 +242,7 @@ class ShardLoader:
             lambda: column_of(opened.read([AGENT_ID]), AGENT_ID),
             opened.metadata,
         )
+        check_alike(table, runs)
         starts = runs[run_starts(ordinals[runs])]  # agents may share an ordinal
         steps = np.diff(np.append(starts, len(ordinals)))
         firsts = {name: keys[name][starts] for name in names}
@@ -266,6 +269,7 @@ class ShardLoader:
         table = opened.read(list(dict.fromkeys([*names, *unasked])))
         columns = _checked(table, [name for name in names if not _is_final(name)], metadata)
         columns.update(keys)
+        check_alike(table, runs)
         for name in unasked:
             check_column(table.column(name), None, metadata, name)
         if bounded:

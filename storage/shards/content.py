@@ -3,6 +3,7 @@
     check_footer(file.schema_arrow, metadata, stream, name)    # before any page is read
     check_column(column, values, metadata, name)               # each column that is used
     starts = check_runs(ordinals, t, episode_ordinals, agents, metadata)
+    check_alike(table, starts)                                 # what a part has one value of
 
 Every check is of whole columns. What fails raises ShardDamaged, whose text begins with the place.
 """
@@ -201,10 +202,20 @@ def _check_numbers(
         expected = "numbers in (0, 1]"
     elif name == "policy_version" and values.min() < -1:
         expected = "-1 or more"
-    elif name == "action_dist_inputs" and np.isinf(values).any():
-        expected = "finite numbers"
+    elif name == "action_dist_inputs" and _beyond(values) > column.null_count:
+        expected = "finite numbers, or minus infinity for what is masked out"
+    elif name in _LEAST and (least := pc.min(column).as_py()) is not None and least < _LEAST[name]:
+        expected = f"{_LEAST[name]} or more"
     if expected:
         raise ShardDamaged(f"{name}: expected {expected}, got others")
+
+
+_LEAST = {"part": 0, "env_t": 0, "agents": 1}
+
+
+def _beyond(values: Array) -> int:
+    """How many rows (N, K) hold NaN, as rows do that are null, or infinity."""
+    return int(np.count_nonzero(~(values < np.inf).all(axis=1)))
 
 
 def _check_texts(column: pa.ChunkedArray, name: str, leaf: Leaf | None) -> None:
@@ -296,9 +307,41 @@ def check_runs(
             f"its footer says {metadata.parts} parts of ordinals {_ranges(expected)}, inside are "
             f"{len(starts)} of {_ranges(found)}"
         )
+    changes = np.flatnonzero(episode_ordinals[1:] != episode_ordinals[:-1])
+    if not breaks[changes].all():
+        raise ShardDamaged("episode_ordinal: expected one value in each part, got several")
     if t[starts].min() < 0 or episode_ordinals.min() < 0 or (episode_ordinals > ordinals).any():
         raise ShardDamaged("expected t and episode_ordinal from 0 on, and no part before its first")
     return starts
+
+
+ALIKE = ("eps_id", "part", "agent_id", "policy_id", "training_enabled", "continues", "tags")
+"""What each part has one value of."""
+
+
+def check_alike(table: pa.Table, starts: npt.NDArray[np.int64]) -> None:
+    """Each of these columns that is there has one value in all rows of a part."""
+    begins = np.zeros(len(table), np.bool_)
+    begins[starts] = True
+    for name in ALIKE:
+        if name not in table.column_names:
+            continue
+        codes = _codes(table.column(name))
+        changes = np.flatnonzero(codes[1:] != codes[:-1]) + 1
+        if not begins[changes].all():
+            raise ShardDamaged(f"{name}: expected one value in each part, got several")
+
+
+def _codes(column: pa.ChunkedArray) -> Array:
+    """Numbers (N,) that differ where the values do."""
+    if pa.types.is_string(column.type):
+        column = column.dictionary_encode()
+    if not pa.types.is_dictionary(column.type):
+        values: Array = column.to_numpy()
+        return values
+    pieces = [chunk.indices.fill_null(-1) for chunk in column.unify_dictionaries().chunks]
+    codes: Array = pa.chunked_array(pieces, pa.int32()).to_numpy()
+    return codes
 
 
 def _runs(values: Array) -> Array:

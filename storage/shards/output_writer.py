@@ -170,7 +170,7 @@ class ParquetOutputWriter(OutputWriter):
             part=known.part,
             t0=int(rows[T][0]),
             env_t=_bytes(rows[ENV_T], "<i8") if ENV_T in rows else b"",
-            agents=int(rows[AGENTS][-1]) if AGENTS in rows and ended else -1,
+            agents=(int(rows[AGENTS][-1]) or -1) if AGENTS in rows and ended else -1,
             steps=count,
             schema_id=stream.schema,
             obs=b"".join(obs),

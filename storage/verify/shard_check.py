@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from storage.experience.range_set import RangeSet
 from storage.shards.arrow_arrays import decode_column
 from storage.shards.content import (
+    check_alike,
     check_choices,
     check_column,
     check_endings,
@@ -104,6 +105,7 @@ def _check_content(content: bytes, path: Path, name: ShardName) -> ShardMetadata
         lambda: decode_column(table, "agent_id"),
         metadata,
     )
+    check_alike(table, runs)
     check_endings(runs, columns, decode_column(table, "ended"))
     check_finals(table, runs, metadata)
     check_choices(table.column("source"), columns, metadata)

@@ -129,6 +129,18 @@ BAD: Mapping[str, tuple[Change, str]] = {
     ),
     "an end inside a part": (at_row("terminateds", 0, True), "terminateds, truncateds"),
     "two ends at once": (put("truncateds", [False] * 7 + [True]), "terminateds, truncateds"),
+    "an episode's id that changes in a part": (at_row("eps_id", 1, "x"), "eps_id: expected one"),
+    "an agent that changes in a part": (at_row("agent_id", 1, "x"), "agent_id: expected one"),
+    "a policy that changes in a part": (at_row("policy_id", 6, "x"), "policy_id: expected one"),
+    "tags that change in a part": (at_row("tags", 4, '{"a":"b"}'), "tags: expected one value"),
+    "a start that changes in a part": (
+        at_row("episode_ordinal", 7, 0),
+        "episode_ordinal: expected one value",
+    ),
+    "training that changes in a part": (
+        at_row("training_enabled", 1, False),
+        "training_enabled: expected one value",
+    ),
     "broken tags": (put("tags", ["{"] * 8), "tags: expected a JSON object"),
     "tags that are no texts": (put("tags", ['{"a": 1}'] * 8), "tags: expected a JSON object"),
     "a footer of other ranges": (footer(ranges="[[0,1]]"), "its footer"),

@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from storage.reading.loading import DEFAULT_COLUMNS
 from storage.reading.shard_reader import ReaderError, ShardReader
 from storage.shards.names import ShardDamaged, ShardName
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, canonical_json, schema_id
 from storage.verify.shard_check import check_shard
-from tests.storage.reading.bad_shards import BAD, put, rewrite
+from tests.storage.reading.bad_shards import BAD, at_row, put, rewrite
 from tests.storage.reading.test_shard_reader import COLLECTOR, OBS, part, read_all, rows_of, write
 
 PARTS = [part(0, 3), part(1, 2, ended=None, final=True), part(2, 3)]
@@ -48,6 +49,53 @@ def test_a_shard_of_wrong_content_is_left_out_by_name(
     assert name is not None
     with pytest.raises(ShardDamaged, match=re.escape(told)):
         check_shard(bad, name)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("part", -1, "0 or more"),
+        ("env_t", -4, "0 or more"),
+        ("agents", 0, "1 or more"),
+        ("continues", "x", "one value in each part"),
+        (
+            "action_dist_inputs",
+            np.array([0.0, np.nan], "<f4").tobytes(),
+            "finite numbers, or minus",
+        ),
+        (
+            "action_dist_inputs",
+            np.array([np.inf, 0.0], "<f4").tobytes(),
+            "finite numbers, or minus",
+        ),
+    ],
+)
+def test_a_column_is_checked_where_it_is_asked_for(
+    tmp_path: Path, column: str, value: object, expected: str
+) -> None:
+    """`verify` looks at all of them."""
+    all_rows = put(column, [-1] * 8) if column == "part" else at_row(column, 1, value)
+    bad = rewrite(write(tmp_path, PARTS).path, all_rows)
+    name = ShardName.parse(bad.name)
+    assert name is not None
+    with pytest.raises(ShardDamaged, match=f"{column}: expected {expected}"):
+        check_shard(bad, name)
+    reader = ShardReader(tmp_path, columns=[*DEFAULT_COLUMNS, column])
+    assert read_all(reader) == []
+    assert expected in reader.stats.excluded_shards[str(bad)]
+
+
+def test_what_is_masked_out_is_no_damage(tmp_path: Path) -> None:
+    """A collector takes minus infinity in a decision's inputs, and any time."""
+    masked = np.array([0.0, -np.inf], "<f4").tobytes()
+    path = rewrite(write(tmp_path, PARTS).path, at_row("action_dist_inputs", 1, masked))
+    path = rewrite(path, at_row("ts", 1, -1))
+    name = ShardName.parse(path.name)
+    assert name is not None
+    check_shard(path, name)
+    reader = ShardReader(tmp_path, columns=[*DEFAULT_COLUMNS, "action_dist_inputs", "ts"])
+    assert len(read_all(reader)) == 8
+    assert reader.stats.excluded == {}
 
 
 def test_content_that_is_right_passes(tmp_path: Path) -> None:
