@@ -197,6 +197,5 @@ def _versions_elsewhere(
         "served": serving.collectors,
         "restored": serving.restored,
         "versions": found.versions,
-        "damaged_candidates": unreadable,
         "candidates": [],
     }

@@ -42,6 +42,7 @@ from storage.errors import (
 from storage.experience.range_set import RangeSet
 from storage.system.files import (
     make_directory,
+    replace_file,
     sync_directory,
     write_synced,
 )
@@ -117,7 +118,21 @@ class WeightStore:
                 os.link(temporary, path)
             temporary.unlink()
             sync_directory(self.directory)
-        return str(read_document("store", path)["store_id"])
+        try:
+            return str(read_document("store", path)["store_id"])
+        except WeightsDamaged as error:
+            return self._known_id(path, str(error))
+
+    def _known_id(self, path: Path, damage: str) -> str:
+        """The id in the newest version that is whole, which takes the place of a damaged one."""
+        known = self._versions.whole()
+        if not known:
+            raise WeightsDamaged(f"{damage}; without any whole version: remove it for a new id")
+        store_id = known[max(known)].store_id
+        log.warning("%s; going on with the id of version %d, %s", damage, max(known), store_id)
+        with contextlib.suppress(OSError):
+            replace_file(path, seal_document("store", {"store_id": store_id}))
+        return store_id
 
     # candidates
 

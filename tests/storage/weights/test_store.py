@@ -309,7 +309,6 @@ def test_a_policy_id_is_data_and_never_a_path(tmp_path: Path) -> None:
         "versions/1/weights.safetensors",
         "versions/1/manifest.json",
         "versions/1/lineage.json",
-        "store.json",
         "candidates/{digest}/candidate.json",
         "candidates/{digest}/weights.safetensors",
     ],
@@ -338,6 +337,24 @@ def test_a_flipped_byte_anywhere_is_an_error(store: WeightStore, name: str) -> N
     path.write_bytes(good[: len(good) // 2])
     with pytest.raises(WeightsDamaged):
         read_all()
+
+
+def test_a_damaged_store_id_is_taken_from_the_versions(store: WeightStore) -> None:
+    """Without any it is an error that says what to do."""
+    path = store.directory / "store.json"
+    digest = add(store, 0.5)
+    known = store.store_id
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(WeightsDamaged, match="remove it for a new id"):
+        store.publish(digest)
+    path.unlink()
+    store.publish(digest)
+    assert store.store_id != known
+    known = store.store_id
+    path.write_bytes(path.read_bytes()[:-9])
+    store.publish(add(store, 0.6))
+    assert {store.manifest(version).store_id for version in (1, 2)} == {known}
+    assert json.loads(path.read_bytes())["body"]["store_id"] == known
 
 
 def test_damaged_weights_do_not_go_live(store: WeightStore) -> None:
