@@ -63,6 +63,9 @@ def collect(
     action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
     env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,
     policy: Annotated[Path | None, typer.Option(help="A policy file (JSON).")] = None,
+    reward_window: Annotated[
+        float | None, typer.Option(help="Seconds for which a step takes late rewards.")
+    ] = None,
     compression: Annotated[str, typer.Option(help="Of shards: zstd or lz4.")] = "zstd",
     tls_cert: Annotated[Path | None, typer.Option(help="A PEM chain: serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key; default: in the chain.")] = None,
@@ -84,7 +87,7 @@ def collect(
     """Run the collector until SIGTERM or Ctrl-C, which drain it.
 
     Declare a policy's spaces with --observation and --action, --env or --policy; they are kept
-    under the root, and later starts need none.
+    under the root, with the --reward-window, and later starts need none.
     """
     use_one_blas_thread()
     with loading():
@@ -97,8 +100,8 @@ def collect(
     if compression not in ("zstd", "lz4"):
         raise ValueError(f"--compression: expected zstd or lz4, got {compression!r}")
     declared = declaration_of(observation=observation, action=action, env=env, file=policy)
-    if declared is not None:
-        _declare_first(root, declared, spaces_only=policy is None)
+    if declared is not None or reward_window is not None:
+        _declare_first(root, declared, policy is None, reward_window)
     configure(log_format, log_level)  # type: ignore[arg-type]  # it checks
     running: list[Collector] = []
 
@@ -115,13 +118,17 @@ def collect(
     raise typer.Exit(status)
 
 
-def _declare_first(root: Path, declared: PolicyDeclaration, *, spaces_only: bool) -> None:
+def _declare_first(
+    root: Path, declared: PolicyDeclaration | None, spaces_only: bool, reward_window: float | None
+) -> None:
     """Declare what a start was given, and say what that changes."""
-    from ingest.server.declare import declare
+    from ingest.server.declare import declare, only_declaration
     from ingest.server.listening import starting
 
     with starting():
-        for change in declare(root, declared, spaces_only=spaces_only):
+        new = only_declaration(root) if declared is None else declared
+        changes = declare(root, new, spaces_only=spaces_only, reward_window=reward_window)
+        for change in changes:
             print(change, file=sys.stderr)
 
 

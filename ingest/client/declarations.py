@@ -26,7 +26,7 @@ import numpy as np
 from ingest.client.transport import Delivery, Transport
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import ClientError, CollectorUnavailable
-from storage.declarations.declaration import DeclarationError, PolicyDeclaration
+from storage.declarations.policy_files import read_declaration
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Dict, Space, SpaceError, space_from_json, space_to_json
 
@@ -327,10 +327,7 @@ class Declarations:
 
 def policy_from_file(path: Path) -> ClientPolicy:
     """The policy that a file under `policies/` declares. Raises DeclarationError, OSError."""
-    try:
-        declared = PolicyDeclaration.from_json(json.loads(path.read_bytes()), str(path))
-    except ValueError as error:
-        raise DeclarationError(f"{path}: {error}") from error
+    declared = read_declaration(path)
     return ClientPolicy(
         declared.policy_id,
         declared.observation,

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
-from storage.declarations.policy_files import load_declarations, save_declaration
+from storage.declarations.policy_files import load_declarations, read_declaration, save_declaration
 from storage.spaces.descriptors import parse_space
 
-__all__ = ["declaration_of", "declare", "keeping_settings"]
+__all__ = ["declaration_of", "declare", "keeping_settings", "only_declaration"]
 
 
 def declaration_of(
@@ -34,7 +34,7 @@ def declaration_of(
     if sum(forms) > 1:
         raise DeclarationError("expected one of --observation with --action, --env and --policy")
     if file is not None:
-        return PolicyDeclaration.from_json(json.loads(file.read_bytes()), str(file))
+        return read_declaration(file)
     if env is not None:
         return _of_environment(env)
     if observation is not None and action is not None:
@@ -61,16 +61,34 @@ def _of_environment(name: str) -> PolicyDeclaration:
         made.close()
 
 
+def only_declaration(root: Path) -> PolicyDeclaration:
+    """The one policy that is declared under `root`; raises DeclarationError for none or several."""
+    found = load_declarations(root)
+    if len(found) != 1:
+        raise DeclarationError(
+            f"--reward-window: expected one policy under {root / 'policies'}, or --policy FILE, "
+            f"got {', '.join(found) or 'none'}"
+        )
+    return next(iter(found.values()))
+
+
 def declare(
-    root: Path, declared: PolicyDeclaration, *, spaces_only: bool = False
+    root: Path,
+    declared: PolicyDeclaration,
+    *,
+    spaces_only: bool = False,
+    reward_window: float | None = None,
 ) -> tuple[str, ...]:
     """Write the declaration under `root`; what it changes there, for people to read.
 
-    `spaces_only` keeps the settings that are declared already beside the spaces.
+    `spaces_only` keeps the settings that are declared already beside the spaces; a `reward_window`
+    takes the place of what either says. Raises DeclarationError.
     """
     before = load_declarations(root).get(declared.policy_id)
     if spaces_only:
         declared = keeping_settings(before, declared)
+    if reward_window is not None:
+        declared = replace(declared, reward_window=reward_window)
     new = declared.to_json()
     old = new if before is None else before.to_json()
     if before is None or new != old:

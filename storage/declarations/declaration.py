@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -16,6 +16,7 @@ from storage.declarations.redaction_rules import check_redaction
 from storage.experience.episode import DEFAULT_POLICY
 from storage.spaces.descriptors import (
     Space,
+    SpaceError,
     canonical_json,
     schema_id,
     space_from_json,
@@ -33,11 +34,16 @@ class DeclarationError(ValueError):
 
 def check_policy_id(policy_id: str) -> str:
     """The id itself, if it is 1 to 64 letters, digits, `_` or `-`: it names a file."""
-    if not _ID.fullmatch(policy_id):
+    if not isinstance(policy_id, str) or not _ID.fullmatch(policy_id):
         raise DeclarationError(
             f"policy id: expected 1 to 64 letters, digits, '_' or '-', got {policy_id!r:.80}"
         )
     return policy_id
+
+
+def _is_number(given: Any) -> bool:
+    """Whether it is a float, or an int (and no bool) that 64 bits hold."""
+    return isinstance(given, float) or (type(given) is int and abs(given) < 2**63)
 
 
 def _checked_range(given: Any) -> tuple[float, float] | None:
@@ -45,7 +51,7 @@ def _checked_range(given: Any) -> tuple[float, float] | None:
     if given is None:
         return None
     numbers = list(given) if isinstance(given, (list, tuple)) else []
-    fine = all(type(one) in (int, float) and math.isfinite(one) for one in numbers)
+    fine = all(_is_number(one) and math.isfinite(one) for one in numbers)
     if len(numbers) != 2 or not fine or not numbers[0] < numbers[1]:
         raise DeclarationError(
             f"reward_range: expected [low, high], finite numbers with low < high, or null, got "
@@ -83,34 +89,39 @@ class PolicyDeclaration:
 
     def __post_init__(self) -> None:
         check_policy_id(self.policy_id)
+        for name in ("observation", "action"):
+            if not isinstance(getattr(self, name), Space):
+                raise DeclarationError(f"{name}: expected a space, got {getattr(self, name)!r:.80}")
         for name in ("episode_timeout", "part_seconds", "seal_seconds"):
-            if not getattr(self, name) > 0:
-                raise DeclarationError(f"{name}: expected > 0, got {getattr(self, name)!r}")
+            self._check(name, "a number > 0", lambda value: value > 0)
+        self._check("reward_window", "a finite number >= 0", lambda value: 0 <= value < math.inf)
+        self._check("reward_default", "a finite number", math.isfinite)
         for name in ("part_steps", "part_bytes", "seal_bytes"):
-            if getattr(self, name) < 1:
-                raise DeclarationError(f"{name}: expected >= 1, got {getattr(self, name)!r}")
+            self._check(name, "a whole number >= 1", lambda value: value >= 1 and value % 1 == 0)
         for name, least in (("steps_per_version", 1), ("max_policy_lag", 0)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise DeclarationError(
                     f"{name}: expected a whole number >= {least} or null, got {value!r:.80}"
                 )
-        if not 0 <= self.reward_window < math.inf:
-            raise DeclarationError(f"reward_window: expected >= 0, got {self.reward_window!r}")
         if self.reward_combination not in COMBINATIONS:
             raise DeclarationError(
                 f"reward_combination: expected one of {', '.join(COMBINATIONS)}, "
                 f"got {self.reward_combination!r:.80}"
             )
-        if not math.isfinite(self.reward_default):
-            raise DeclarationError(
-                f"reward_default: expected a finite number, got {self.reward_default!r}"
-            )
+        if self.spec is not None and not isinstance(self.spec, Mapping):
+            raise DeclarationError(f"spec: expected an object or null, got {self.spec!r:.80}")
         object.__setattr__(self, "reward_range", _checked_range(self.reward_range))
         try:
             check_redaction(self.redact, self.observation)
         except ValueError as error:
             raise DeclarationError(str(error)) from error
+
+    def _check(self, name: str, expected: str, fits: Callable[[Any], bool]) -> None:
+        """Raise DeclarationError unless a field is a number that fits."""
+        value = getattr(self, name)
+        if not _is_number(value) or not fits(value):
+            raise DeclarationError(f"{name}: expected {expected}, got {value!r:.80}")
 
     @property
     def schema_id(self) -> str:
@@ -132,7 +143,7 @@ class PolicyDeclaration:
 
     @classmethod
     def from_json(cls, document: Any, where: str = "$") -> PolicyDeclaration:
-        """The declaration of a JSON document; raises DeclarationError or SpaceError."""
+        """The declaration of a JSON document; raises DeclarationError that begins with `where`."""
         if not isinstance(document, dict) or document.get("version") != FORMAT_VERSION:
             raise DeclarationError(f"{where}: expected a policy file of version {FORMAT_VERSION}")
         known = {field.name for field in fields(cls)}
@@ -143,9 +154,12 @@ class PolicyDeclaration:
                 f"got unknown {sorted(unknown)}"
             )
         given = {key: value for key, value in document.items() if key != "version"}
-        given["observation"] = space_from_json(given["observation"])
-        given["action"] = space_from_json(given["action"])
+        name = ""
         try:
+            for name in ("observation", "action"):
+                given[name] = space_from_json(given[name])
             return cls(**given)
-        except TypeError as error:
+        except SpaceError as error:
+            raise DeclarationError(f"{where}: {name}: {error}") from error
+        except DeclarationError as error:
             raise DeclarationError(f"{where}: {error}") from error

@@ -18,15 +18,20 @@ def save_declaration(root: Path | str, declaration: PolicyDeclaration) -> Path:
     return path
 
 
+def read_declaration(path: Path) -> PolicyDeclaration:
+    """The declaration in a file; raises DeclarationError (it names file and field), OSError."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DeclarationError(f"{path}: expected JSON: {error}") from error
+    return PolicyDeclaration.from_json(document, str(path))
+
+
 def load_declarations(root: Path | str) -> dict[str, PolicyDeclaration]:
     """All policies declared under `root`, by id, in order of their ids."""
     found: dict[str, PolicyDeclaration] = {}
     for path in sorted((Path(root) / "policies").glob("*.json")):
-        try:
-            document = json.loads(path.read_text())
-            declaration = PolicyDeclaration.from_json(document, str(path))
-        except ValueError as error:
-            raise DeclarationError(f"{path}: {error}") from error
+        declaration = read_declaration(path)
         if declaration.policy_id != path.stem:
             raise DeclarationError(
                 f"{path}: expected policy_id {path.stem!r}, got {declaration.policy_id!r}"

@@ -111,6 +111,18 @@ def test_spaces_are_declared_once(tmp_path: Path) -> None:
     assert (declared.action, declared.seal_seconds) == (Discrete(3), 1.5)
 
 
+def test_a_reward_window_is_declared_with_the_spaces_or_later(tmp_path: Path) -> None:
+    """A start that names no window keeps it; without a policy there is nothing to set it for."""
+    assert refused(headrace("collect", "--root", tmp_path, "--reward-window", "60"), "got none")
+    for words, window in (((*SPACES, "--reward-window", "60"), 60.0), (SPACES, 60.0),
+                          (("--reward-window", "3600"), 3600.0)):  # fmt: skip
+        with Collect(tmp_path, *words) as collect:
+            assert collect.stop()[2] == 0
+        assert load_declarations(tmp_path)["default"].reward_window == window
+    wrong = headrace("collect", "--root", tmp_path, "--reward-window", "-1")
+    assert refused(wrong, "reward_window: expected a finite number >= 0, got -1.0")
+
+
 def test_an_environment_gives_its_spaces(tmp_path: Path) -> None:
     """`--env` asks gymnasium."""
     with Collect(tmp_path, "--env", "CartPole-v1") as collect:

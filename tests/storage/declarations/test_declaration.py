@@ -1,10 +1,14 @@
 """Laws of declarations: what is off by default, what makes sense, what the file keeps."""
 
 import json
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
+from storage.declarations.policy_files import read_declaration
 from storage.spaces.descriptors import Box, Discrete
 
 SPACES = {"observation": Box((4,)), "action": Discrete(2)}
@@ -62,3 +66,63 @@ def test_a_reward_range_that_makes_no_sense_is_refused(value):
     """The error names the setting, what was expected and what came."""
     with pytest.raises(DeclarationError, match=r"reward_range: expected \[low, high\]"):
         PolicyDeclaration(**SPACES, reward_range=value)
+
+
+# --- what a policy file may not hold ---------------------------------------------------------
+
+NUMBERS = st.floats() | st.integers(-(10**400), 10**400)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+FIELDS = sorted(PolicyDeclaration(**SPACES, reward_range=(0, 1)).to_json())
+
+
+@given(name=st.sampled_from(FIELDS), value=JSON)
+def test_any_value_of_any_field_is_taken_or_named(tmp_path_factory, name, value):
+    """What does not fit is an error that begins with file and field; what fits can be written."""
+    path = tmp_path_factory.getbasetemp() / "default.json"
+    document = PolicyDeclaration(**SPACES).to_json() | {name: value}
+    path.write_text(json.dumps(document))
+    try:
+        declared = read_declaration(path)
+    except DeclarationError as error:
+        told = str(error).replace("policy id", "policy_id")
+    else:
+        told = ""
+    if told:
+        named = "expected a policy file of version 1" if name == "version" else name
+        assert told.startswith(f"{path}: {named}")
+        return
+    assert PolicyDeclaration.from_json(json.loads(json.dumps(declared.to_json()))) == declared
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("reward_window", "1h", "reward_window: expected a finite number >= 0, got '1h'"),
+        ("episode_timeout", None, "episode_timeout: expected a number > 0, got None"),
+        ("part_steps", 1.5, "part_steps: expected a whole number >= 1, got 1.5"),
+        ("seal_bytes", [1], "seal_bytes: expected a whole number >= 1, got [1]"),
+        ("policy_id", 7, "policy id: expected 1 to 64 letters, digits, '_' or '-', got 7"),
+        ("spec", "cnn", "spec: expected an object or null, got 'cnn'"),
+        ("action", {"n": 2}, 'action: space: expected {"version", "space"}, got {\'n\': 2}'),
+    ],
+)
+def test_a_wrong_type_says_what_was_expected_and_what_came(tmp_path: Path, name, value, text):
+    """Of the field, after the file's name."""
+    path = tmp_path / "default.json"
+    path.write_text(json.dumps(PolicyDeclaration(**SPACES).to_json() | {name: value}))
+    with pytest.raises(DeclarationError) as caught:
+        read_declaration(path)
+    assert str(caught.value) == f"{path}: {text}"
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path: Path):
+    path = tmp_path / "default.json"
+    path.write_text("{'observation'")
+    with pytest.raises(DeclarationError, match=f"{path}: expected JSON: "):
+        read_declaration(path)
