@@ -107,6 +107,8 @@ class Sender:
         self._registering = threading.Lock()
         self._thread: threading.Thread | None = None
         self.running = False  # events may be put: somebody will send them
+        self._is_late = False  # the process ends, and has waited for what was logged before
+        self._has_told_late = False
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._unreported: list[Refusal] = []
@@ -151,6 +153,9 @@ class Sender:
         """Start the thread if there is none; raises ClientError when it cannot go on."""
         if self.running:
             return
+        if self._is_late and not self._has_told_late:
+            self._has_told_late = True
+            log.warning("the process ends: only flush() and close() deliver what is logged now")
         with self._state:
             if self._failure is not None:
                 raise ClientError(f"the sending thread failed: {self._failure}") from self._failure
@@ -158,12 +163,14 @@ class Sender:
                 raise ClientError("the client is closed")
             if self._thread is None:
                 self.outbox.asked = True
-                self._thread = threading.Thread(
-                    target=self._run, name="headrace-sender", daemon=True
-                )
-                self._thread.start()
-                self.running = True
-                _finish_with_multiprocessing(self)
+                thread = threading.Thread(target=self._run, name="headrace-sender", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # no more threads, or the interpreter ends
+                    raise ClientError(f"the sending thread cannot be started: {error}") from error
+                self._thread = thread
+                self.running = not self._is_late
+                _finish_with_host(self)
 
     def _run(self) -> None:
         try:
@@ -551,12 +558,14 @@ class Sender:
 
     def finish(self) -> None:
         """At the end of the process: deliver what is queued, within EXIT_SECONDS."""
-        if not self.pending or self.transport.closing.is_set():
+        if self.transport.closing.is_set():
             return
         try:
-            self.flush(min(EXIT_SECONDS, self.transport.timeout))
+            if self.pending:
+                self.flush(min(EXIT_SECONDS, self.transport.timeout))
         except Exception as error:
             log.error("at exit: %s (%d events were not delivered)", error, self.outbox.pending)
+        self._is_late, self.running = True, False
 
 
 def _summary(refused: list[Refusal]) -> Refusal:
@@ -571,7 +580,7 @@ def _summary(refused: list[Refusal]) -> Refusal:
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()
 
 
-def _finish_all(*_: Any) -> None:
+def _finish_all(*_: Any, **__: Any) -> None:
     for sender in list(_senders):
         sender.finish()
 
@@ -581,8 +590,11 @@ def _after_fork() -> None:
         sender.after_fork()
 
 
-def _finish_with_multiprocessing(sender: Sender) -> None:
-    """A multiprocessing child ends without atexit; it has finalizers of its own."""
+def _finish_with_host(sender: Sender) -> None:
+    """A child of multiprocessing, or of Celery's pool, ends without atexit; it has its own ways."""
+    celery = sys.modules.get("celery.signals")
+    if celery is not None:
+        celery.worker_process_shutdown.connect(_finish_all, weak=False, dispatch_uid=__name__)
     util = sys.modules.get("multiprocessing.util")
     process = sys.modules.get("multiprocessing.process")
     if util is not None and process is not None and process.parent_process() is not None:

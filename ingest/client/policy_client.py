@@ -511,6 +511,10 @@ class PolicyClient:
             return
         self._sender.close(self._timeout if timeout is None else timeout)
 
+    def __getstate__(self) -> None:
+        """Of one process. Raises TypeError: make a client in each, or before a fork."""
+        raise TypeError("a PolicyClient cannot be pickled: make one in each process")
+
     def __enter__(self) -> PolicyClient:
         return self
 

@@ -1,0 +1,292 @@
+"""PolicyClient in what hosts it: servers of workers, task queues, pools, notebooks, endings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ingest.client.policy_client import PolicyClient
+from ingest.protocol.errors import ClientError
+from tests.collector_process import CollectorProcess, declare, shard_rows
+
+ROOT = Path(__file__).parents[3]
+HOSTED = "tests.ingest.client.hosted"
+PATIENCE = 60.0
+GUNICORN = "gunicorn --bind 127.0.0.1:PORT --workers 2 --log-level warning"
+UVICORN = "uvicorn --port PORT --log-level warning"
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[CollectorProcess]:
+    declare(tmp_path / "root")
+    with CollectorProcess(tmp_path / "root") as running:
+        yield running
+
+
+def start(collector: CollectorProcess, words: list[str], **more: str) -> subprocess.Popen[bytes]:
+    told = {"COLLECTOR": collector.address, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", *words], env={**os.environ, **told, **more}, cwd=ROOT
+    )
+
+
+def ended(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(PATIENCE)
+    finally:
+        process.kill()
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return str(taken.getsockname()[1])
+
+
+def call(port: str, name: str) -> str:
+    """The process that answered, once there is one."""
+    pause = threading.Event()
+    for _ in range(1000):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=PATIENCE) as got:
+                return str(got.read().decode())
+        except OSError:
+            pause.wait(0.02)
+    raise AssertionError(f"nobody answers for {name}")
+
+
+def stored(collector: CollectorProcess) -> Counter[str]:
+    """How often each episode is in the shards."""
+    assert collector.stop() == 0
+    return Counter(row["eps_id"] for row in shard_rows(collector.root))
+
+
+@pytest.mark.parametrize(
+    ("words", "preloads"),
+    [
+        (f"{GUNICORN} {HOSTED}:wsgi", False),
+        (f"{GUNICORN} --preload {HOSTED}:wsgi", True),
+        (f"{GUNICORN} --preload --worker-class gthread --threads 4 {HOSTED}:wsgi", True),
+        (f"{GUNICORN} --preload -k uvicorn_worker.UvicornWorker {HOSTED}:asgi", True),
+        (f"{UVICORN} --workers 2 {HOSTED}:asgi", False),
+        (f"{UVICORN} {HOSTED}:asgi", False),
+    ],
+)
+def test_workers_of_a_server_log_each_request_once(
+    collector: CollectorProcess, words: str, preloads: bool
+) -> None:
+    """Forked after the client's thread ran, or started anew. A stop while the collector stands
+    still delivers what waits in the workers, and what the parent logged before it forked."""
+    port, names = free_port(), [f"decision-{number}" for number in range(60)]
+    told = {"BUSY": "1"} if preloads else {}
+    server = start(collector, words.replace("PORT", port).split(), **told)
+    with ThreadPoolExecutor(8) as callers:
+        pids = Counter(callers.map(lambda name: call(port, name), names[:40]))
+        os.kill(collector.serving_pid(), signal.SIGSTOP)
+        pids += Counter(callers.map(lambda name: call(port, name), names[40:]))
+    server.terminate()
+    wake = threading.Timer(0.5, os.kill, (collector.serving_pid(), signal.SIGCONT))
+    wake.start()
+    status = ended(server)
+    wake.join()
+    assert status in (0, -signal.SIGTERM)  # uvicorn passes the signal on that stopped it
+    found = stored(collector)
+    before = [name for name in found if "preload" in name]
+    assert found == Counter([*names, *before])
+    assert len(before) == (50 if preloads else 0)
+    assert sum(pids.values()) == 60
+
+
+def test_a_task_queues_pool_delivers_before_it_ends(
+    collector: CollectorProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery's forked workers end by os._exit, without atexit or finalizers; a collector that
+    stands still for longer than they linger loses nothing by it."""
+    for folder in ("queue", "control", "results"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setenv("BROKER", str(tmp_path))
+    words = f"celery -A {HOSTED} worker -c 2 -l error --without-gossip --without-mingle"
+    worker = start(collector, words.split(), BUSY="1", PYTHONWARNINGS="ignore")
+    from tests.ingest.client import hosted  # noqa: PLC0415 - it reads the environment
+
+    app, names = hosted.queue_app(), [f"decision-{number}" for number in range(40)]
+    sent = [app.send_task("decide", args=[name]) for name in names[:20]]
+    for one in sent:
+        one.get(timeout=PATIENCE)
+    os.kill(collector.serving_pid(), signal.SIGSTOP)
+    sent = [app.send_task("decide", args=[name]) for name in names[20:]]
+    for one in sent:
+        one.get(timeout=PATIENCE)
+    worker.terminate()
+    wake = threading.Timer(6.0, os.kill, (collector.serving_pid(), signal.SIGCONT))
+    wake.start()
+    assert ended(worker) == 0
+    wake.join()
+    found = stored(collector)
+    assert {name: found[name] for name in names} == dict.fromkeys(names, 1)
+    assert sum(found.values()) == 40 + 50
+
+
+# --- programs --------------------------------------------------------------------------------
+
+
+def run(
+    collector: CollectorProcess, body: str, *words: str, status: int = 0, stdin: bool = False
+) -> str:
+    """Run a user's program or, with `stdin`, type it; what it said on stderr."""
+    head = "import os, sys\nfrom headrace import PolicyClient\nOBS = [0.0] * 4\n"
+    head += f"client = PolicyClient({collector.address!r})\n"
+    code = head + textwrap.dedent(body)
+    environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *words, *([] if stdin else ["-c", code])],
+        input=code if stdin else None,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return done.stderr
+
+
+SPAWNED = """
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from headrace import PolicyClient
+
+client = PolicyClient(sys.argv[1])
+
+def decide(number):
+    client.log_step([0.0] * 4, 1, 1.0, episode_id=f"decision-{number}")
+
+if __name__ == "__main__":
+    context = get_context(sys.argv[2])
+    decide("first")
+    process = context.Process(target=decide, args=("alone",))
+    process.start()
+    process.join()
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        list(pool.map(decide, range(40)))
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_processes_however_they_start_log_each_decision_once(
+    collector: CollectorProcess, tmp_path: Path, method: str
+) -> None:
+    """Each has a client of its own, and delivers at its end."""
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNED)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, str(program), collector.address, method]
+    done = subprocess.run(words, env=environment, timeout=PATIENCE, check=False)
+    assert done.returncode == 0
+    assert stored(collector) == Counter(
+        [f"decision-{name}" for name in ("first", "alone", *range(40))]
+    )
+
+
+def test_a_client_that_is_passed_to_a_process_says_what_to_do(collector: CollectorProcess) -> None:
+    said = run(collector, "import pickle\npickle.dumps(client)", status=1)
+    assert "TypeError: a PolicyClient cannot be pickled: make one in each process" in said
+
+
+def test_a_notebook_logs_from_its_running_loop(collector: CollectorProcess) -> None:
+    """Cells run on a loop that stands still meanwhile (the REPL of asyncio has the same model as
+    ipykernel). A cell that is run again leaves the earlier client to deliver what it has."""
+    body = """
+    import asyncio
+    def cell(number):
+        client.log_step(OBS, 1, 1.0, episode_id=f"cell-{number}")
+
+    for number in range(20): cell(number)
+
+    client = PolicyClient(client._transport.address)
+    await asyncio.gather(*(asyncio.to_thread(cell, number) for number in range(20, 40)))
+    async def later(): cell(40); client.flush(10)
+
+    await later()
+    cell(41)
+    """
+    said = run(collector, body, "-m", "asyncio", stdin=True)
+    assert "Error" not in said
+    assert stored(collector) == Counter([f"cell-{number}" for number in range(42)])
+
+
+LOG = "for i in range(500): client.log_step(OBS, 1, 1.0, episode_id=f'd{i}')\n"
+ENDINGS = {
+    "exit in a thread's flush": (
+        "import threading\nthreading.Thread(target=client.flush).start()\nsys.exit(3)",
+        3,
+    ),
+    "an error": ("raise ValueError('the service died')", 1),
+    "interrupted": ("import signal\nsignal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+    "exit in a coroutine": (
+        "import asyncio\nasync def main(): sys.exit(4)\n\nasyncio.run(main())",
+        4,
+    ),
+    "a daemon goes on": (
+        """import threading
+def go():
+    while True: client.start_episode()
+threading.Thread(target=go, daemon=True).start()""",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_an_interpreter_that_ends_in_the_middle_delivers_what_was_logged(
+    collector: CollectorProcess, name: str
+) -> None:
+    """Whatever ends it, short of os._exit and a signal that Python does not see."""
+    body, status = ENDINGS[name]
+    run(collector, LOG + body, status=status)
+    assert stored(collector) == Counter([f"d{number}" for number in range(500)])
+
+
+def test_what_is_logged_after_the_client_has_ended_is_not_lost_in_silence(
+    collector: CollectorProcess,
+) -> None:
+    """An exit handler that was registered before the import runs after the client's own."""
+    late = "for i in range(3): client.log_step(OBS, 1, 1.0, episode_id=f'late-{i}')\n"
+    program = "import atexit\ndef late():\n" + textwrap.indent(late + "{}", "    ")
+    program += "\natexit.register(late)\nfrom headrace import PolicyClient\nOBS = [0.0] * 4\n"
+    program += f"client = PolicyClient({collector.address!r})\nclient.start_episode()\n"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    told = []
+    for last in ("pass", "client.flush()"):
+        words = [sys.executable, "-c", program.replace("{}", last)]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        told.append(done.stderr.count("only flush() and close() deliver what is logged now"))
+    assert told == [1, 1]
+    assert stored(collector)["late-2"] == 1
+
+
+def test_a_thread_that_cannot_start_is_tried_again(collector: CollectorProcess) -> None:
+    """A machine that has no thread left for a moment is an error of that call, not the end."""
+    client = PolicyClient(collector.address)
+    usual = threading.stack_size(2**46)  # more than there is address space
+    try:
+        with pytest.raises(ClientError, match="the sending thread cannot be started"):
+            client.start_episode()
+    finally:
+        threading.stack_size(usual)
+    client.log_step([0.0] * 4, 1, 1.0, episode_id="later")
+    client.close()
+    assert stored(collector) == Counter(["later"])
