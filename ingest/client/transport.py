@@ -44,6 +44,7 @@ _FALLBACK_CODES = {
 }
 _LONGEST_RETRY_AFTER = 60.0
 _CHANCE = random.SystemRandom()  # the program's own random state is not ours to move
+_IDLE_SECONDS = 50.0  # a connection that rested for longer may have died unnoticed: take a new one
 _CONNECTIONS = 64  # kept open at most; more threads than that open and close their own
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
@@ -107,6 +108,8 @@ class Transport:
     """Requests to `address`, by urllib3 or by the session that the caller gives.
 
     `timeout` is in seconds and holds for each attempt. `closing` ends every wait between attempts.
+    `clock` is one that goes on while the machine sleeps: connections die meanwhile, and nobody says
+    so. A session keeps its own connections.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class Transport:
         token: Token = None,
         ca: str | Path | None = None,
         timeout: float = 30.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         url = parse_url(address if "://" in address else f"http://{address}")
         if url.scheme not in ("http", "https") or not url.host:
@@ -137,6 +141,8 @@ class Transport:
         require_ca(ca)
         self._trust = {} if ca is None else {"ca_certs": str(ca)}
         self.closing = threading.Event()
+        self._clock = clock
+        self._used = clock()
         self._pool = self._new_pool()
 
     def _new_pool(self) -> urllib3.HTTPConnectionPool:
@@ -200,6 +206,9 @@ class Transport:
                     **({"verify": verify} if isinstance(verify, str) else {}),
                 )
                 return answer.status_code, _lower(answer.headers), answer.content
+            if abs(self._clock() - self._used) > _IDLE_SECONDS:
+                self._pool = self._new_pool()  # who uses the old one may go on
+            self._used = self._clock()
             response = self._pool.urlopen(
                 method,
                 self._prefix + path,
@@ -208,6 +217,7 @@ class Transport:
                 timeout=timeout,
                 redirect=False,
             )
+            self._used = self._clock()
             return response.status, _lower(response.headers), response.data
         except (HTTPError, OSError) as error:  # the errors of requests are OSErrors
             raise CollectorUnavailable(
