@@ -9,6 +9,7 @@ from benchmarks.report import render
 
 ROOMS = (
     "client",
+    "footprint",
     "outages",
     "images",
     "collector",

@@ -1,4 +1,5 @@
-"""Large observations: durable steps/s of 84x84x4 uint8 images of random pixels, at the defaults.
+"""Durable steps/s by the size of an observation, at the defaults: 84x84x4 uint8 images of random
+pixels (28 kB), 1.5 kB and 24 B of float32.
 
 `python -m benchmarks.images`. Baselines of the same disk, in the same run: appends of 1 MB, each
 followed by fdatasync, and the journal of SQLite with rows of 1 MB, each a commit of its own. Of the
@@ -23,6 +24,8 @@ from storage.journal.sqlite_journal import SqliteJournal
 from tests.collector_process import CollectorProcess, declare
 
 SHAPE = (84, 84, 4)
+SMALL = (384, 6)  # numbers in a vector: 1.5 kB, 24 B
+SMALL_EPISODES = 40
 EPISODES, STEPS = 6, 250
 ROUNDS = 5
 DISK_BYTES, CHUNK = 48_000_000, 1_000_000
@@ -65,17 +68,40 @@ def sqlite_rate(folder: Path) -> float:
             journal.close()
 
 
-def log_images(client: PolicyClient, frames: np.ndarray) -> float:
+def log_images(client: PolicyClient, frames: np.ndarray, episodes: int = EPISODES) -> float:
     """Steps/s until all of them are durable."""
     began = time.perf_counter()
-    for _ in range(EPISODES):
+    for _ in range(episodes):
         episode = client.start_episode()
         for step in range(STEPS):
             client.log_action(episode, frames[step % len(frames)], step & 3, action_prob=0.25)
             client.log_returns(episode, 1.0)
         client.end_episode(episode)
     client.flush(300.0)
-    return EPISODES * STEPS / (time.perf_counter() - began)
+    return episodes * STEPS / (time.perf_counter() - began)
+
+
+def small(numbers: int) -> Figure:
+    """The rate of vectors of so many float32."""
+    frames = np.random.default_rng(7).standard_normal((64, numbers), np.float32)
+    rates, appends = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "root"
+        declare(root, observation=f"box:{numbers}", action="discrete:4")
+        with CollectorProcess(root) as process, PolicyClient(process.address) as client:
+            log_images(client, frames, 1)
+            for _ in range(ROUNDS):
+                appends.append(append_rate(Path(folder)))
+                rates.append(log_images(client, frames, SMALL_EPISODES))
+                process.settle(0)
+    steps = statistics.median(rates)
+    return Figure(
+        name=f"{frames[0].nbytes:,} bytes, {steps:,.0f} durable steps/s",
+        value=steps * frames[0].nbytes / MB,
+        unit="MB/s",
+        baseline_name="appends of 1 MB with fdatasync",
+        baseline_value=statistics.median(appends),
+    )
 
 
 def run() -> list[Figure]:
@@ -129,6 +155,7 @@ def run() -> list[Figure]:
             baseline_name="rows of 1 MB in SQLite, a commit each",
             baseline_value=sqlite,
         ),
+        *map(small, SMALL),
     ]
 
 

@@ -1,5 +1,6 @@
-"""What `start_episode` and `log_action` cost their caller while the collector is up, absent, frozen
-by SIGSTOP, or behind a full queue; and how long they stall an asyncio loop.
+"""What logging costs a service while its collector is up, absent, frozen by SIGSTOP, or behind a
+full queue: its calls, and the longest stall of an asyncio loop. Then a service that logs 500 steps
+a second while its collector is killed and away for 20 s: its calls, and what the shards hold.
 
     python -m benchmarks.outages
 """
@@ -10,7 +11,9 @@ import asyncio
 import os
 import signal
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,9 +23,10 @@ import numpy as np
 
 from benchmarks.report import Figure, render
 from headrace import BufferFull, PolicyClient
-from tests.collector_process import CollectorProcess, declare
+from tests.collector_process import CollectorProcess, declare, shard_rows
 
 EPISODES, STEPS = 200, 10
+RATE, OUTAGE = 500, 20.0  # steps/s, seconds
 BOUND = 10_000.0  # microseconds: the default of max_wait
 NOBODY = "http://127.0.0.1:9"
 OBSERVATION = np.array([0.1, -0.2, 0.3, -0.4], np.float32)
@@ -80,6 +84,69 @@ async def play(client: PolicyClient, own: bool) -> tuple[dict[str, list[float]],
     return times, max(stalls)
 
 
+def pace(client: PolicyClient, seconds: float, times: list[float]) -> int:
+    """Log RATE steps a second, in episodes of STEPS; microseconds of each call into `times`."""
+    began, logged, name = time.perf_counter(), 0, ""
+    while (due := began + logged / RATE) < began + seconds:
+        time.sleep(max(0.0, due - time.perf_counter()))
+        if logged % STEPS == 0:
+            spent, name = timed(client.start_episode)
+            times.append(spent)
+        times.append(timed(client.log_action, name, OBSERVATION, logged & 1)[0])
+        times.append(timed(client.log_returns, name, 1.0)[0])
+        logged += 1
+        if logged % STEPS == 0:
+            times.append(timed(client.end_episode, name)[0])
+    return logged
+
+
+def outage() -> list[Figure]:
+    """A collector that is killed, and away for OUTAGE seconds."""
+    times: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        declare(root)
+        with CollectorProcess(root) as process:
+            with PolicyClient(process.address) as client:
+                logged = pace(client, 3.0, [])
+                killer = threading.Thread(target=process.kill)
+                killer.start()
+                logged += pace(client, OUTAGE, times)
+                killer.join()
+                starter = threading.Thread(target=process.restart)
+                starter.start()
+                logged += pace(client, 3.0, times)
+                starter.join()
+                client.flush(60.0)
+            process.stop()
+        rows = Counter((row["eps_id"], row["t"]) for row in shard_rows(root))
+    doubled = sum(rows.values()) - len(rows)
+    outcome = f"{OUTAGE:.0f} s without a collector, {RATE} steps/s"
+    lost = [
+        Figure(
+            name=f"{outcome}: {what}",
+            value=count,
+            unit="steps",
+            baseline_name="logged",
+            baseline_value=logged,
+            aim="<= 0",
+        )
+        for what, count in (("lost", logged - len(rows)), ("doubled", doubled))
+    ]
+    spent = [
+        Figure(
+            name=f"{outcome}: a call's {name}",
+            value=float(np.percentile(times, share)),
+            unit="us",
+            baseline_name="max_wait",
+            baseline_value=BOUND,
+            aim="<= 1",
+        )
+        for name, share in (("p50", 50), ("p99", 99))
+    ]
+    return lost + spent
+
+
 def run() -> list[Figure]:
     """The caller's p50 and p99 and the loop's longest stall, in microseconds."""
     figures = []
@@ -115,7 +182,7 @@ def run() -> list[Figure]:
                     )
                     for name, value in found.items()
                 ]
-    return figures
+    return figures + outage()
 
 
 if __name__ == "__main__":
