@@ -90,7 +90,7 @@ def test_a_dependency_is_imported_by_shipped_code_and_says_why(requirement: str)
 
 @pytest.mark.parametrize("requirement", DEV)
 def test_a_dependency_of_the_tests_is_used_and_says_why(requirement: str) -> None:
-    """Imported by tests or benchmarks, a tool that is run by its name, or types for mypy."""
+    """Imported by tests, benchmarks or examples; a tool that is run by name; or types for mypy."""
     (reason,) = reasons(requirement)
     if reason.startswith("tool: "):
         (called, *_) = re.findall(r"`([^`]+)`", reason)
@@ -102,7 +102,7 @@ def test_a_dependency_of_the_tests_is_used_and_says_why(requirement: str) -> Non
         assert not unused([stubbed], *SHIPPED)
     else:
         assert reason
-        assert not unused([requirement], "tests", "benchmarks", "hatch_build.py")
+        assert not unused([requirement], "tests", "benchmarks", "examples", "hatch_build.py")
 
 
 def test_what_nothing_imports_is_found() -> None:

@@ -1,0 +1,78 @@
+"""A web service that decides, and logs each decision so that it is on disk before it is answered.
+
+    uvicorn examples.service.app:app --workers 3
+
+A caller that gets no answer asks again with the same `request_id`: the decision is drawn from it,
+so that it is the same again, and the collector stores it once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, Field
+
+from headrace import PolicyClient, Refusal
+
+FLUSH_SECONDS = 10.0
+OFFER_SHARE = 0.3  # how often the offer is shown: the propensity of action 1
+
+# Made when a worker imports this, or before it forks (`gunicorn --preload`): both are fine.
+client = PolicyClient(
+    os.environ.get("HEADRACE_ADDRESS", "http://127.0.0.1:8642"),
+    token=os.environ.get("HEADRACE_TOKEN"),
+    ca=os.environ.get("HEADRACE_CA"),
+    cache_dir=os.environ.get("HEADRACE_CACHE"),
+)
+
+
+@asynccontextmanager
+async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    yield
+    client.close()  # a server that ends by a signal runs nothing after this
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+class Asked(BaseModel):
+    request_id: Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]
+    features: Annotated[list[float], Field(min_length=4, max_length=4)]
+
+
+@app.post("/decide")
+def decide(asked: Asked) -> dict[str, int]:  # a plain function: it runs in a thread and may wait
+    action = int(random.Random(asked.request_id).random() < OFFER_SHARE)
+    probability = OFFER_SHARE if action else 1 - OFFER_SHARE
+    try:
+        client.log_step(
+            asked.features, action, 0.0, action_prob=probability, episode_id=asked.request_id
+        )
+    except Refusal as refusal:  # asked again of the worker that has just logged it
+        if refusal.code not in ("conflict", "completed"):
+            raise HTTPException(422, str(refusal)) from refusal
+    try:
+        client.flush(FLUSH_SECONDS)
+    except TimeoutError as error:
+        raise HTTPException(503, "not on disk yet: ask again") from error
+    except Refusal as refusal:  # of whichever request: an earlier try was stored
+        if refusal.code not in ("conflict", "completed"):
+            raise HTTPException(503, str(refusal)) from refusal
+    return {"action": action}
+
+
+@app.get("/healthz")
+def healthz() -> dict[str, str]:
+    """Whether this process answers. It goes on without its collector: that is no reason to end."""
+    return {"status": "ok"}
+
+
+@app.get("/metrics", response_class=PlainTextResponse)
+def metrics() -> str:
+    return client.stats.prometheus()  # of the worker that answers
