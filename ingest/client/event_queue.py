@@ -457,23 +457,26 @@ class Outbox:
         an instance must be registered first. Raises TimeoutError.
         """
         with self._lock:
-            self._urgent += 1
-            self._filled.notify()
-            try:
-                in_time = self._changed.wait_for(
-                    lambda: (
-                        self.closed
-                        or self.trouble is not None
-                        or (
-                            not self.drafted
-                            and not any(name_of(event) in ids for event in self._flight)
-                            and self._fits_request(self._places(ids, since))
-                        )
-                    ),
-                    max(0.0, deadline - time.monotonic()),
+
+            def ready() -> bool:
+                return (
+                    self.closed
+                    or self.trouble is not None
+                    or (
+                        not self.drafted
+                        and not any(name_of(event) in ids for event in self._flight)
+                        and self._fits_request(self._places(ids, since))
+                    )
                 )
-            finally:
-                self._urgent -= 1
+
+            in_time = ready()
+            if not in_time:  # the thread is not woken, and does not compete, for nothing
+                self._urgent += 1
+                self._filled.notify()
+                try:
+                    in_time = self._changed.wait_for(ready, max(0.0, deadline - time.monotonic()))
+                finally:
+                    self._urgent -= 1
             if self.trouble is not None:
                 raise self.trouble
             if not in_time:

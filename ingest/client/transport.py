@@ -8,21 +8,26 @@ protocol v1 that changes something can be told from its own repetition.
 
 from __future__ import annotations
 
+import errno
+import io
 import random
 import re
 import ssl
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
-import urllib3
-from urllib3.exceptions import HTTPError, NewConnectionError
-from urllib3.util import parse_url
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError
+from urllib3.util import Url, parse_url
 
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import STATUS, CollectorUnavailable, Refusal
@@ -47,9 +52,15 @@ _CHANCE = random.SystemRandom()  # the program's own random state is not ours to
 _IDLE_SECONDS = 50.0  # a connection that rested for longer may have died unnoticed: take a new one
 _CONNECTIONS = 64  # kept open at most; more threads than that open and close their own
 
+_READ, _READ_MOST = 65_536, 1_048_576  # bytes that are asked for at a time
+_LARGEST_HEAD = 65_536
+_LONGEST_LENGTH = 15  # digits of a Content-Length
+
+_AS_IT_IS = "Accept-Encoding: identity"
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 M = TypeVar("M")
+_Reply: TypeAlias = tuple[int, Mapping[str, str], bytes]
 Token: TypeAlias = str | Callable[[], str] | None
 """A bearer token, or what answers the one to send now: so it can be renewed."""
 
@@ -104,8 +115,141 @@ class Backoff:
         return max(own, asked * (1.0 + 0.1 * _CHANCE.random()))
 
 
+class _Connections:
+    """Kept connections to one server; a request and its answer on one of them.
+
+    urllib3 makes them: names, time-outs, TLS. http.client reads answers whose length is not known
+    beforehand (chunks, an end by closing). What is left, a request in one piece and an answer with
+    its Content-Length, is read here: both libraries take more processor time for that than a
+    remote action does in all (`benchmarks/acting.py`).
+    """
+
+    def __init__(self, url: Url, ca: str | Path | None) -> None:
+        self._url, self._ca = url, None if ca is None else str(ca)
+        self._idle: deque[HTTPConnection] = deque(maxlen=_CONNECTIONS)
+        weakref.finalize(self, _close_all, self._idle)
+
+    def close(self) -> None:
+        """Close those that rest; the others close when they are answered."""
+        _close_all(self._idle)
+
+    def exchange(self, request: bytes, timeout: float, *, keep: Callable[[], bool]) -> _Reply:
+        """Send a request, once, and read its answer. Raises OSError, HTTPError, HTTPException."""
+        connection = self._take(timeout)
+        try:
+            sock = connection.sock
+            sock.settimeout(timeout)
+            was_sent = _send(sock, request)
+            status, headers, body, is_open = _read_answer(sock)
+        except BaseException:
+            connection.close()
+            raise
+        if was_sent and is_open and keep() and len(self._idle) < _CONNECTIONS:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return status, headers, body
+
+    def _take(self, timeout: float) -> HTTPConnection:
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # another thread was quicker
+                break
+            if connection.is_connected:
+                return connection
+            connection.close()
+        host, port = (self._url.host or "").strip("[]"), self._url.port
+        if self._url.scheme == "https":
+            connection = HTTPSConnection(host, port, timeout=timeout, ca_certs=self._ca)
+        else:
+            connection = HTTPConnection(host, port, timeout=timeout)
+        try:
+            connection.connect()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _close_all(connections: deque[HTTPConnection]) -> None:
+    while connections:
+        connections.pop().close()
+
+
+def _send(sock: Any, request: bytes) -> bool:
+    """Whether all of it went out; who refuses a body unread closes, and has answered before."""
+    try:
+        sock.sendall(request)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EPROTOTYPE):
+            raise
+        return False
+    return True
+
+
+def _read_answer(sock: Any) -> tuple[int, dict[str, str], bytes, bool]:
+    """Status, headers, body, and whether the connection may be used again."""
+    read = sock.recv(_READ)
+    while (end := read.find(b"\r\n\r\n")) < 0:
+        if len(read) > _LARGEST_HEAD:
+            raise ProtocolError(f"expected a head of at most {_LARGEST_HEAD} bytes")
+        more = sock.recv(_READ)
+        if not more:
+            raise ProtocolError("the connection was closed without an answer")
+        read += more
+    first, *lines = read[:end].decode("latin-1").split("\r\n")
+    version, _, status = first.partition(" ")
+    is_plain = version == "HTTP/1.1" and status[:3].isdecimal() and status[0] != "1"
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        name = name.lower()
+        is_plain &= name != "transfer-encoding" and (
+            name != "content-length" or name not in headers
+        )
+        headers[name] = value.strip()
+    length = "0" if status[:3] in ("204", "304") else headers.get("content-length", "")
+    if not is_plain or not length.isdecimal() or len(length) > _LONGEST_LENGTH:
+        return _read_by_library(sock, read)
+    whole = bytearray(read[end + 4 :])
+    while len(whole) < int(length):
+        more = sock.recv(min(_READ_MOST, int(length) - len(whole)))
+        if not more:
+            raise ProtocolError(f"expected {length} bytes, got {len(whole)} and the end")
+        whole += more
+    is_open = "close" not in headers.get("connection", "").lower() and len(whole) == int(length)
+    return int(status[:3]), headers, bytes(whole[: int(length)]), is_open
+
+
+def _read_by_library(sock: Any, read: bytes) -> tuple[int, dict[str, str], bytes, bool]:
+    """The same by http.client, for any other answer; its connection is not used again."""
+    response = HTTPResponse(_Replay(read, sock), method="POST")  # type: ignore[arg-type]  # it only calls makefile
+    response.begin()
+    return response.status, _lower(dict(response.headers)), response.read(), False
+
+
+class _Replay(io.RawIOBase):
+    """A socket of which some was read: that comes again, then the rest."""
+
+    def __init__(self, read: bytes, sock: Any) -> None:
+        self._read, self._sock = read, sock
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._read[: len(buffer)] or self._sock.recv(len(buffer))
+        self._read = self._read[len(piece) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
 class Transport:
-    """Requests to `address`, by urllib3 or by the session that the caller gives.
+    """Requests to `address`, on connections of its own or by the session that the caller gives.
 
     `timeout` is in seconds and holds for each attempt. `closing` ends every wait between attempts.
     `clock` is one that goes on while the machine sleeps: connections die meanwhile, and nobody says
@@ -127,9 +271,9 @@ class Transport:
             raise ValueError(
                 f"address: expected http://HOST[:PORT] or https://..., got {address!r}"
             )
-        self._base = f"{url.scheme}://{url.netloc}"
+        self._url = url
         self._prefix = (url.path or "").rstrip("/")
-        self.address = self._base + self._prefix
+        self.address = f"{url.scheme}://{url.netloc}{self._prefix}"
         self.timeout = timeout
         self._session = session
         self._headers = {"Accept": wire.MSGPACK, "User-Agent": "headrace"}
@@ -139,28 +283,22 @@ class Transport:
         if ca is not None and session is not None:
             raise ValueError("ca: expected none beside a session, which verifies by its own")
         require_ca(ca)
-        self._trust = {} if ca is None else {"ca_certs": str(ca)}
         self.closing = threading.Event()
         self._clock = clock
         self._used = clock()
-        self._pool = self._new_pool()
-
-    def _new_pool(self) -> urllib3.HTTPConnectionPool:
-        return urllib3.connection_from_url(
-            self._base, maxsize=_CONNECTIONS, retries=False, **self._trust
-        )
+        self._connections = _Connections(url, ca)
 
     def after_fork(self) -> None:
         """In a forked child: never write to the parent's connections."""
         self.closing = threading.Event()
-        self._pool = self._new_pool()
+        self._connections.close()  # the child's copies
         if self._session is not None:
             self._session.close()  # drops the child's copies; a session opens new ones when used
 
     def close(self) -> None:
         """Close the connections of this transport; a given session stays the caller's."""
         self.closing.set()
-        self._pool.close()
+        self._connections.close()
 
     def attempt(
         self,
@@ -206,25 +344,34 @@ class Transport:
                     **({"verify": verify} if isinstance(verify, str) else {}),
                 )
                 return answer.status_code, _lower(answer.headers), answer.content
+            request = self._encoded(method, path, body, headers)
             if abs(self._clock() - self._used) > _IDLE_SECONDS:
-                self._pool = self._new_pool()  # who uses the old one may go on
+                self._connections.close()
             self._used = self._clock()
-            response = self._pool.urlopen(
-                method,
-                self._prefix + path,
-                body=body,
-                headers=headers,
-                timeout=timeout,
-                redirect=False,
-            )
+            reply = self._connections.exchange(request, timeout, keep=self._is_open)
             self._used = self._clock()
-            return response.status, _lower(response.headers), response.data
-        except (HTTPError, OSError) as error:  # the errors of requests are OSErrors
+            return reply
+        except (HTTPError, HTTPException, OSError) as error:  # those of requests are OSErrors
             raise CollectorUnavailable(
                 f"{self.address}: {type(error).__name__}: {error}",
                 maybe_applied=not _never_connected(error),
                 retry_after=_LONGEST_RETRY_AFTER if _is_distrusted(error) else None,
             ) from error
+
+    def _encoded(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> bytes:
+        """A request in one piece. Raises ValueError for what would be more than one header."""
+        lines = [f"{method} {self._prefix}{path} HTTP/1.1", f"Host: {self._url.netloc}", _AS_IT_IS]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if body is not None or method != "GET":
+            lines.append(f"Content-Length: {len(body or b'')}")
+        if any("\n" in line or "\r" in line for line in lines) or lines[0].count(" ") != 2:
+            raise ValueError(f"expected no spaces or line breaks in {path!r:.80} and its headers")
+        return "\r\n".join((*lines, "", "")).encode("latin-1") + (body or b"")
+
+    def _is_open(self) -> bool:
+        return not self.closing.is_set()
 
 
 def require_ca(ca: str | Path | None) -> None:
