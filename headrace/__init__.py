@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from ingest.server.listening import ServeError as ServeError
     from policy.algorithms.bandit import BanditConfig as BanditConfig
     from policy.algorithms.base import AlgorithmConfig as AlgorithmConfig
+    from policy.algorithms.cql import CQLConfig as CQLConfig
     from policy.algorithms.learner import Learner as Learner
     from policy.algorithms.ppo import PPOConfig as PPOConfig
     from policy.algorithms.trainable_policy import TrainablePolicy as TrainablePolicy
@@ -224,6 +225,7 @@ _HOMES = {
     "AlgorithmConfig": "policy.algorithms.base",
     "BanditConfig": "policy.algorithms.bandit",
     "Bootstrap": "policy.ope.intervals",
+    "CQLConfig": "policy.algorithms.cql",
     "Candidate": "storage.weights.manifest",
     "Episodes": "policy.ope.episodes",
     "Estimate": "policy.ope.estimators",

@@ -20,14 +20,18 @@ import typer
 from headrace.cli.options import (
     ROOT,
     Ca,
+    Cluster,
     Json,
     Manifest,
     PolicyId,
     RetryFor,
     Root,
     Seed,
+    Since,
     Token,
+    Until,
     Url,
+    period,
 )
 from headrace.cli.serving import (
     WAIT_SECONDS,
@@ -111,9 +115,19 @@ def freeze(
 def train(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    algorithm: Annotated[str, typer.Option(help="ips, snips or dr.")] = "dr",
+    algorithm: Annotated[str, typer.Option(help="ips, snips, dr or cql.")] = "dr",
     epochs: Annotated[int | None, typer.Option(help="Passes over the log.")] = None,
-    held_out: Annotated[float, typer.Option(help="Share of episodes kept for evaluate.")] = 0.3,
+    evaluation_share: Annotated[
+        float | None,
+        typer.Option(
+            "--evaluation-share",
+            "--held-out",
+            help="Share of episodes kept for evaluate; default: 0.3, with --follow 0.",
+        ),
+    ] = None,
+    cluster: Cluster = None,
+    since: Since = None,
+    until: Until = None,
     action_rule: Annotated[
         str | None,
         typer.Option(
@@ -152,7 +166,7 @@ def train(
     from headrace.output import console, results
     from policy.inference.action_rule import ActionRule
     from policy.jobs.freeze import load_frozen
-    from policy.jobs.train import ALGORITHMS
+    from policy.jobs.train import ALGORITHMS, HELD_OUT
     from policy.jobs.train import train as run
     from policy.jobs.train_once import train_once
 
@@ -160,7 +174,10 @@ def train(
     if follow:
         if action_rule is not None:
             raise ValueError("--action-rule: expected none with --follow, whose PPO samples")
+        if since is not None or until is not None:
+            raise ValueError("--since and --until: expected none with --follow, which reads on")
         settings = {"steps_per_update": steps_per_update, "max_lag": max_lag, "seed": seed}
+        settings |= {"evaluation_share": evaluation_share or 0.0, "cluster": cluster or ""}
         settings |= {"on_conflict": on_conflict, "lease_wait": lease_wait, "resume": resume}
         return _follow(root, policy_id, settings, as_json)
     if algorithm not in ALGORITHMS:
@@ -168,7 +185,9 @@ def train(
     chosen = ALGORITHMS[algorithm]
     settings = {
         "epochs": epochs,
-        "held_out": held_out,
+        "evaluation_share": HELD_OUT if evaluation_share is None else evaluation_share,
+        "cluster": cluster or "",
+        **period(since, until),
         "checkpoint": checkpoint,
         "retry_for": retry_for,
     }
@@ -226,6 +245,9 @@ def evaluate(
     interval: Annotated[str, typer.Option(help="student or bootstrap.")] = "student",
     reward_range: RewardRange = None,
     min_ess: MinEss = 100.0,
+    cluster: Cluster = None,
+    since: Since = None,
+    until: Until = None,
     plot: Annotated[Path | None, typer.Option(help="A PNG of all intervals.")] = None,
     manifest: Manifest = None,
     retry_for: RetryFor = 60.0,
@@ -257,7 +279,9 @@ def evaluate(
             interval=interval,
             reward_range=reward_range,
             min_ess=min_ess,
+            cluster=cluster,
             seed=seed,
+            **period(since, until),
             retry_for=retry_for,
         )
     return console.line(document) if as_json else results.evaluated(document["logs"])
@@ -293,6 +317,9 @@ def publish(
         float | None,
         typer.Option(help="Error to spend over all candidates judged on the same episodes."),
     ] = None,
+    cluster: Cluster = None,
+    since: Since = None,
+    until: Until = None,
     manifest: Manifest = None,
     refused_exit: Annotated[int, typer.Option(help="The status when it is worse.")] = 1,
     url: Url = None,
@@ -321,6 +348,8 @@ def publish(
         gamma=gamma,
         reward_range=reward_range,
         alpha_budget=alpha_budget,
+        cluster=cluster,
+        **period(since, until),
     )
     if url is not None and manifest is not None:
         raise ValueError("--url: expected no --manifest, whose decisions name versions of the root")

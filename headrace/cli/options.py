@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,29 @@ class Command(typer.core.TyperCommand):
                     f"{option.opts[0]}: expected it once, got it {options.count(option)} times"
                 )
         return super().parse_args(ctx, args)
+
+
+def period(since: str | None, until: str | None) -> dict[str, int | None]:
+    """`since` and `until` in microseconds since the epoch; a time without a zone is UTC's.
+
+    Raises ValueError for what is no date of ISO 8601, and for an end that is not after its begin.
+    """
+    found = {"since": _moment("--since", since), "until": _moment("--until", until)}
+    low, high = found["since"], found["until"]
+    if low is not None and high is not None and low >= high:
+        raise ValueError(f"--until: expected a time after --since {since}, got {until}")
+    return found
+
+
+def _moment(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"{option}: expected a date of ISO 8601, got {text!r:.80}") from error
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1_000_000)
 
 
 ROOT = Path("data/run")
@@ -51,6 +75,14 @@ RetryFor = Annotated[
         help="Seconds for which a shard that cannot be read is tried again.",
     ),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(help="tag:NAME: hold out, and judge by, that tag's values, each as one."),
+]
+Since = Annotated[
+    str | None, typer.Option(help="Only episodes that began then or later: 2026-11-23, ...T08:00Z.")
+]
+Until = Annotated[str | None, typer.Option(help="Only episodes that began before.")]
 Json = Annotated[
     bool,
     typer.Option("--json", envvar="HEADRACE_JSON", help="Print one line of JSON instead."),

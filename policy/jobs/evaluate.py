@@ -41,6 +41,7 @@ from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import ACTION_LOGP, REWARDS
 from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
+from storage.reading.shard_reader import Reserve
 from storage.spaces.descriptors import Discrete
 from storage.weights.store import Candidate, Manifest, WeightStore
 
@@ -63,7 +64,10 @@ def evaluate(
     weights: str | int | None = None,
     *,
     split: Split = "held_out",
-    held_out: float | None = None,
+    evaluation_share: float | None = None,
+    cluster: str | None = None,
+    since: int | None = None,
+    until: int | None = None,
     estimators: Sequence[str] | None = None,
     gamma: float = 1.0,
     confidence: float = 0.95,
@@ -84,7 +88,9 @@ def evaluate(
 
     Without `weights`: the live version, against the logging policy alone. `manifest` (stream ->
     ordinal ranges): nothing else is read. `store` is where the weights lie, if not under `root`.
-    `held_out` defaults to the share that the weights say their training held out.
+    `evaluation_share` and `cluster` default to what the weights say that their training reserved;
+    with a cluster the values of its tag are the sample, and an episode's value is that of their
+    mean. `since` and `until` (microseconds of the client's ts) choose episodes by their begin.
     `reward_range` are a step's limits, by default those that the policy's file declares, and never
     from the log: with them the verdict holds at every sample size, without it is approximate.
     `earlier` are decisions (policy.jobs.decisions), so that several looks are known; `alpha_budget`
@@ -96,23 +102,33 @@ def evaluate(
     """
     informing = _Estimating(gamma, confidence, interval, seed, folds)
     limits = reward_range or _declared_range(root, policy_id)
-    rules = Rules(confidence=confidence, gamma=gamma, reward_range=limits, min_ess=min_ess)
     _check_names(split, estimators)
     loaded, live = _load_both(store or WeightStore(root, policy_id), weights)
-    fraction = loaded.held_out if held_out is None else held_out
+    share = loaded.reserve.share if evaluation_share is None else evaluation_share
+    reserve = Reserve(share, loaded.reserve.cluster if cluster is None else cluster)
+    rules = Rules(
+        confidence=confidence,
+        gamma=gamma,
+        reward_range=limits,
+        min_ess=min_ess,
+        unit=f"values of {reserve.cluster}" if reserve.cluster else "episodes",
+    )
     log = read_log(
         root,
         policy_id,
         loaded.policy.spec,
-        share=fraction if split == "held_out" else None,
+        reserve=reserve if split == "held_out" else replace(reserve, share=1.0),
         trained_on=[loaded.lineage, *([live.lineage] if live else [])],
         manifest=manifest,
+        since=since,
+        until=until,
         retry_for=retry_for,
         on_progress=on_progress,
     )
     before = earlier_of(earlier, loaded.candidate, log.rows, len(log.lengths))
     judged = _judged(log, loaded, live, _with_earlier(rules, before, alpha_budget))
-    asked: dict[str, Any] = {"policy_id": policy_id, "split": split, "held_out": fraction}
+    asked: dict[str, Any] = {"policy_id": policy_id, "split": split, "cluster": reserve.cluster}
+    asked["evaluation_share"] = reserve.share
     name = label or f"{policy_id} {str(loaded.name)[:12]}"
     told = informing.found(loaded.policy, log, estimators)
     return EvaluationResult(
@@ -163,7 +179,7 @@ class _Loaded:
 
     name: str | int  # digest or version
     policy: NumpyPolicy
-    held_out: float
+    reserve: Reserve
     lineage: Lineage
     candidate: str  # the digest of what they came from
     version: int | None
@@ -185,10 +201,14 @@ def _load(store: WeightStore, weights: str | int | None) -> _Loaded:
         weights = digest = found.digest
         lineage = store.candidate_lineage(digest)
     policy = NumpyPolicy(PolicySpec.from_json(found.spec), arrays, filter_state=found.filter_state)
-    share = float(found.metrics.get("held_out", HELD_OUT))
-    return _Loaded(
-        weights, policy, share, lineage, digest, weights if isinstance(weights, int) else None
-    )
+    version = weights if isinstance(weights, int) else None
+    return _Loaded(weights, policy, _reserve(found.metrics), lineage, digest, version)
+
+
+def _reserve(metrics: Mapping[str, Any]) -> Reserve:
+    """What a training kept for its judge; earlier releases called the share `held_out`."""
+    share = metrics.get("evaluation_share", metrics.get("held_out", HELD_OUT))
+    return Reserve(float(share), str(metrics.get("cluster", "")))
 
 
 def _load_both(store: WeightStore, weights: str | int | None) -> tuple[_Loaded, _Loaded | None]:
@@ -236,6 +256,8 @@ def _judgement(log: JudgedLog, judged: _Loaded, live: _Loaded | None, rules: Rul
         taken=taken,
         start=spec.action.start if isinstance(spec.action, Discrete) else 0,
         discrete=spec.layout.is_discrete,
+        units=log.units,
+        pass_prob=log.pass_prob,
     )
     if live is not None:
         bars.insert(0, Bar(f"live version {live.version}", _target(live.policy, log)))
@@ -255,9 +277,10 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     whom = "the candidate" if live is None else f"the candidate or live version {live.version}"
     sentence = f"{trained} episodes left out: {whom} was trained on them"
     none = not log.lengths.size
-    if trained and none:
-        sentence += "; nothing was reserved to judge by: train with --held-out"
-    found = [at_most("in_lineage", trained, trained - 1 if trained and none else None, sentence)]
+    found = [at_most("in_lineage", trained, None, sentence)]
+    if not log.reserve.share or (trained and none):
+        sentence = "nothing was reserved: train with --evaluation-share, or use a canary"
+        found.append(at_most("nothing_reserved", 1, 0, sentence, "training sees what it is given"))
     seen = sum(log.excluded.values()) - trained + len(log.lengths)
     lost = log.excluded.get("abandoned", 0) + log.excluded.get("broken", 0)
     share = lost / max(1, seen)
@@ -271,14 +294,23 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
         sentence += ": log actions with action_prob or action_logp"
     source = "chosen here: more than half of the log would not be judged by"
     found.append(at_most("no_propensity", share, MOST_WITHOUT_PROPENSITY, sentence, source))
-    sentence = f"{log.sampled} episodes whose logging was sampled"
-    if log.sampled:
-        sentence += ": pass_prob below 1 does not enter these estimates"
-    found.append(at_most("sampled_log", log.sampled, 0, sentence, "their estimates are biased"))
+    found.append(_sampled_check(log))
     if none:
         sentence = f"no episodes to judge by: {log.left_out()}"
         found.append(at_most("no_episodes", 1, 0, sentence, "nothing says nothing"))
     return found
+
+
+def _sampled_check(log: JudgedLog) -> Diagnostic:
+    """Logging that kept some episodes: by pass_prob, which may differ from episode to episode."""
+    sampled = int((log.pass_prob < 1).sum())
+    sentence = f"{sampled} episodes whose logging was sampled"
+    several = len(np.unique(log.pass_prob)) > 1
+    torn = several and len(np.unique(log.units)) < len(log.units)
+    if torn:
+        sentence += f": {log.reserve.cluster or 'an id'} has several, logged by different chances"
+    source = "the mean of a unit needs all its episodes, or as many of each kind"
+    return at_most("sampled_log", sampled, 0 if torn else None, sentence, source)
 
 
 def _certain_check(log: JudgedLog, policy: NumpyPolicy) -> Diagnostic:
@@ -395,6 +427,8 @@ def _episodes(log: JudgedLog, policy: NumpyPolicy, fitted: CrossFitted | None = 
         v=None if fitted is None else fitted.v,
         excluded=log.excluded,
         densities=not policy.spec.layout.is_discrete,
+        units=log.units,
+        pass_prob=None if (log.pass_prob == 1).all() else log.pass_prob,
     )
 
 

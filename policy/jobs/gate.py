@@ -57,6 +57,9 @@ class Gate:
     gamma: float = 1.0
     reward_range: tuple[float, float] | None = None
     alpha_budget: float | None = None
+    cluster: str | None = None
+    since: int | None = None
+    until: int | None = None
 
 
 def evaluate_once(

@@ -1,10 +1,11 @@
 """The episodes that a candidate is judged by, read from shards, and why the others are not.
 
-log = read_log(root, policy_id, spec, share=0.3, trained_on=[lineage, ...])
+log = read_log(root, policy_id, spec, reserve=Reserve(0.3), trained_on=[lineage, ...])
 log.lengths, log.excluded            # whole episodes with propensities; reason -> episodes
 
 Episodes stand in the order in which the collector received their last step: what was judged before
-comes before what is new, as a bound needs that is looked at several times.
+comes before what is new, as a bound needs that is looked at several times. The episodes of a unit
+(storage.reading.shard_reader.Reserve) stand together.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from storage.experience.sample_batch import (
     concat_samples,
 )
 from storage.reading.ledger import Ledger, Ranges
-from storage.reading.shard_reader import ShardReader, held_out
+from storage.reading.shard_reader import Reserve, ShardReader
 from storage.spaces.descriptors import Discrete
 
 __all__ = ["CERTAIN_LOGP", "JudgedLog", "read_log"]
@@ -57,13 +58,15 @@ class JudgedLog:
     steps: SampleBatch
     flat: npt.NDArray[np.float32]  # (S, D) observations
     lengths: npt.NDArray[np.int64]  # (n,)
+    units: npt.NDArray[np.int64]  # (n,) which unit an episode is of
+    reserve: Reserve
     certain: SampleBatch  # the steps of probability 1, which are left out with their episodes
     certain_flat: npt.NDArray[np.float32]
     candidates: int  # whole episodes with propensities, those with certain steps too
     excluded: Mapping[str, int]  # why -> episodes
     not_read: Mapping[str, int]  # why -> steps
     skipped: Mapping[str, str]  # damaged shard -> why
-    sampled: int  # episodes of which logging kept only some like them (pass_prob below 1)
+    pass_prob: npt.NDArray[np.float64]  # (n,) that an episode was logged
 
     @property
     def one_step(self) -> bool:
@@ -92,28 +95,29 @@ def read_log(
     policy_id: str,
     spec: PolicySpec,
     *,
-    share: float | None,
+    reserve: Reserve,
     trained_on: Sequence[Lineage],
     manifest: Mapping[str, Ranges] | None,
+    since: int | None,
+    until: int | None,
     retry_for: float,
     on_progress: Progress,
 ) -> JudgedLog:
-    """The log in memory; with a `share`, only the episodes that it holds out.
+    """The reserved episodes of the log, in memory.
 
     `trained_on`: lineages (stream -> ordinals) of policies; none of their episodes is judged by.
     """
-
-    def of_split(batch: SampleBatch) -> npt.NDArray[np.bool_]:
-        return np.ones(batch.count, np.bool_) if share is None else held_out(batch, share)
 
     batches: list[SampleBatch] = []
     rows = 0
     with ShardReader(
         root,
         policy_id=policy_id,
-        select=of_split,
+        select=reserve.rows,
         ordinals=manifest,
-        columns=_COLUMNS,
+        since=since,
+        until=until,
+        columns=tuple(dict.fromkeys((*_COLUMNS, *reserve.columns))),
         retry_for=retry_for,
     ) as reader:
         for batch in reader:
@@ -128,8 +132,21 @@ def read_log(
     if not batches:
         none = np.empty((0, spec.flattener.size), np.float32)
         empty, lengths = SampleBatch(), np.empty(0, np.int64)
-        return JudgedLog(empty, none, lengths, empty, none, 0, {}, not_read, skipped, 0)
-    steps, lengths = _by_episode(concat_samples(batches))
+        return JudgedLog(
+            empty,
+            none,
+            lengths,
+            lengths,
+            reserve,
+            empty,
+            none,
+            0,
+            {},
+            not_read,
+            skipped,
+            np.empty(0),
+        )
+    steps, lengths = _by_episode(concat_samples(batches), reserve)
     steps, lengths, excluded = _usable(steps, lengths, trained_on)
     candidates = len(lengths)
     certain = np.zeros(steps.count, np.bool_)
@@ -143,13 +160,15 @@ def read_log(
         steps=steps,
         flat=_flat(spec, steps),
         lengths=lengths,
+        units=_numbered(reserve.units(steps.take(np.cumsum(lengths) - lengths))),
+        reserve=reserve,
         certain=left,
         certain_flat=_flat(spec, left),
         candidates=candidates,
         excluded=excluded,
         not_read=not_read,
         skipped=skipped,
-        sampled=int(_any(steps[PASS_PROB] < 1, lengths).sum()),
+        pass_prob=np.asarray(steps[PASS_PROB], np.float64)[np.cumsum(lengths) - lengths],
     )
 
 
@@ -157,8 +176,15 @@ def _flat(spec: PolicySpec, steps: SampleBatch) -> npt.NDArray[np.float32]:
     return spec.flattener.columns(columns_of(spec.observation, "obs", steps))
 
 
-def _by_episode(steps: SampleBatch) -> tuple[SampleBatch, npt.NDArray[np.int64]]:
-    """(steps by episode and t, length of each episode), episodes as they were received."""
+def _numbered(names: list[str]) -> npt.NDArray[np.int64]:
+    """Equal names by equal numbers, in order of their first appearance."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
+
+
+def _by_episode(steps: SampleBatch, reserve: Reserve) -> tuple[SampleBatch, npt.NDArray[np.int64]]:
+    """(steps by episode and t, length of each episode), episodes as they were received, after the
+    others of their unit."""
     keys = [
         np.unique(steps[STREAM].astype(str), return_inverse=True)[1],
         steps[EPISODE_ORDINAL],
@@ -173,6 +199,8 @@ def _by_episode(steps: SampleBatch) -> tuple[SampleBatch, npt.NDArray[np.int64]]
     lengths = np.diff(np.append(starts, steps.count))
     received = np.maximum.reduceat(steps[RECEIVED][order], starts)
     place = np.argsort(received, kind="stable")
+    units = _numbered(reserve.units(steps.take(order[starts[place]])))
+    place = place[np.argsort(units, kind="stable")]
     begins = np.repeat(starts[place], lengths[place])
     ends = np.cumsum(lengths[place])
     within = np.arange(steps.count) - np.repeat(ends - lengths[place], lengths[place])

@@ -41,7 +41,8 @@ class EvaluationResult:
     weights: str | int  # candidate digest or version
     label: str  # for tables and plots
     split: Split
-    held_out: float  # the share that training held out
+    evaluation_share: float  # of episodes or clusters, that training reserved
+    cluster: str  # what is judged as one: "" an episode, "tag:NAME" a tag's value
     gamma: float
     confidence: float
     reward_range: tuple[float, float] | None  # of a step's reward
@@ -84,7 +85,8 @@ class EvaluationResult:
             "weights": self.weights,
             "label": self.label,
             "split": self.split,
-            "held_out": self.held_out,
+            "evaluation_share": self.evaluation_share,
+            "cluster": self.cluster,
             "gamma": self.gamma,
             "confidence": self.confidence,
             "reward_range": self.reward_range and list(self.reward_range),

@@ -17,7 +17,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -30,7 +30,7 @@ from storage.errors import GenerationConflict, PolicyPinned, WeightsDamaged, Wei
 from storage.experience.interfaces import ReaderState
 from storage.reading.exclusion import SPOILED
 from storage.reading.ledger import Ledger
-from storage.reading.shard_reader import ShardReader
+from storage.reading.shard_reader import Reserve, ShardReader
 from storage.reading.untrained_rows import UntrainedRows, position_without
 from storage.weights.chain import mark_off_chain
 from storage.weights.lease import Lease
@@ -58,6 +58,7 @@ class TrailSettings:
     checkpoint_every: int
     keep_versions: int
     on_conflict: OnConflict
+    reserve: Reserve = field(default_factory=Reserve)
 
     def __post_init__(self) -> None:
         for name in ("checkpoint_every", "keep_versions"):
@@ -298,6 +299,8 @@ class Trail:
                 "algorithm": type(learner.config).__name__,
                 "config": finite(asdict(learner.config)),
                 **finite(metrics),
+                "evaluation_share": self._settings.reserve.share,
+                "cluster": self._settings.reserve.cluster,
                 "chain": self._chain,
                 "update": learner.counts.updates,
                 "rows_trained": learner.counts.rows_trained,

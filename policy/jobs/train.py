@@ -4,7 +4,7 @@
     result.candidate           # digest of weights/default/candidates/{digest}
     result.rows_trained, result.excluded
 
-A fixed share of the episodes is held out (storage.reading.shard_reader.held_out): the same ones
+A fixed share of the episodes is reserved (storage.reading.shard_reader.Reserve): the same ones
 today and next week, for policy.jobs.evaluate to judge by. The same shards, settings and seed give
 the same candidate.
 """
@@ -23,6 +23,7 @@ import torch
 
 from policy.algorithms.bandit import BanditConfig
 from policy.algorithms.base import AlgorithmConfig, default_rule
+from policy.algorithms.cql import CQLConfig
 from policy.algorithms.learner import Learner
 from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.spec import PolicySpec
@@ -34,7 +35,6 @@ from storage.declarations.policy_files import load_declarations
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import (
     EPISODE_ORDINAL,
-    EPS_ID,
     ORDINAL,
     STREAM,
     SampleBatch,
@@ -43,7 +43,7 @@ from storage.experience.sample_batch import (
 )
 from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
-from storage.reading.shard_reader import ShardReader, held_out
+from storage.reading.shard_reader import Reserve, ShardReader
 from storage.weights.manifest import finite
 
 __all__ = [
@@ -64,6 +64,7 @@ ALGORITHMS: Mapping[str, AlgorithmConfig] = {
     "ips": BanditConfig(objective="ips"),
     "snips": BanditConfig(objective="snips"),
     "dr": BanditConfig(objective="dr"),
+    "cql": CQLConfig(),
 }
 """Algorithms by the names that a command line offers, with their default settings."""
 
@@ -81,7 +82,8 @@ class TrainResult:
     policy_id: str
     algorithm: str
     seed: int
-    held_out: float
+    evaluation_share: float  # of episodes, or of clusters, that were reserved
+    cluster: str
     action_rule: Mapping[str, Any]  # by which the candidate acts
     rows_read: int
     rows_trained: int
@@ -104,7 +106,10 @@ def train(
     *,
     spec: PolicySpec | None = None,
     action_rule: ActionRule | None = None,
-    held_out: float = HELD_OUT,
+    evaluation_share: float = HELD_OUT,
+    cluster: str = "",
+    since: int | None = None,
+    until: int | None = None,
     epochs: int | None = None,
     seed: int = 0,
     manifest: Mapping[str, Ranges] | None = None,
@@ -118,10 +123,12 @@ def train(
 
     `spec` defaults to the declared one, or to a default module between the declared (or stored)
     spaces; `action_rule` to the spec's (see `acting_spec`). `epochs` overrides the algorithm's.
-    `manifest` (stream -> ordinal ranges) reads nothing else. Rows are learned from in blocks of at
-    most `block_rows`, in the order of their ordinals, so that memory is bounded; one block
-    sees the whole log. `checkpoint` keeps the learner's state
-    and the reader's position. `threads` are torch's: more than one fights with a collector on the
+    `evaluation_share` of the episodes are left to evaluation; with `cluster` "tag:NAME" that share
+    of the tag's values, each with all its episodes. `manifest` (stream -> ordinal ranges) reads
+    nothing else, `since` and `until` (microseconds of the client's ts) what began then. Rows are
+    learned from in blocks of at most `block_rows`, in the order of their ordinals, so that memory
+    is bounded; one block sees the whole log. `checkpoint` keeps the learner's state and the
+    reader's position. `threads` are torch's: more than one fights with a collector on the
     same machine. A shard that cannot be read is tried again for `retry_for` seconds; a damaged one
     is left out and named in `skipped`.
 
@@ -131,7 +138,8 @@ def train(
     torch.set_num_threads(threads)
     config = _configured(algorithm, epochs)
     wanted = spec or declared_spec(Path(root), policy_id)
-    with _reader(root, policy_id, held_out, manifest, config, retry_for) as reader:
+    reserve, period = Reserve(evaluation_share, cluster), (since, until)
+    with _reader(root, policy_id, reserve, config, retry_for, period, manifest) as reader:
         make = partial(_learner, config=config, action_rule=action_rule, seed=seed)
         learner = None if wanted is None else make(wanted)
         metrics: dict[str, float] = {}
@@ -142,7 +150,7 @@ def train(
             raise NothingToTrainOn(_why_nothing(policy_id, learner, reader))
         if checkpoint is not None:
             learner.save(checkpoint, reader_state=reader.state_dict())
-        result = _result(learner, reader, metrics, policy_id, seed, held_out)
+        result = _result(learner, reader, metrics, policy_id, seed, reserve)
         return replace(result, candidate=_keep(learner, result, root, checkpoint))
 
 
@@ -185,13 +193,14 @@ def _learner(
 def _reader(
     root: Path | str,
     policy_id: str,
-    fraction: float,
-    manifest: Mapping[str, Ranges] | None,
+    reserve: Reserve,
     config: AlgorithmConfig,
     retry_for: float,
+    period: tuple[int | None, int | None],
+    manifest: Mapping[str, Ranges] | None,
 ) -> ShardReader:
     def for_training(batch: SampleBatch) -> npt.NDArray[np.bool_]:
-        return ~held_out(batch, fraction)
+        return ~reserve.rows(batch)
 
     return ShardReader(
         root,
@@ -199,8 +208,10 @@ def _reader(
         batch_size=READ_ROWS,
         select=for_training,
         ordinals=manifest,
-        columns=(EPS_ID, *config.columns),
+        columns=(*reserve.columns, *config.columns),
         retry_for=retry_for,
+        since=period[0],
+        until=period[1],
     )
 
 
@@ -232,7 +243,7 @@ def _result(
     metrics: Mapping[str, float],
     policy_id: str,
     seed: int,
-    fraction: float,
+    reserve: Reserve,
 ) -> TrainResult:
     not_read = dict(reader.stats.excluded)
     return TrainResult(
@@ -240,7 +251,8 @@ def _result(
         policy_id=policy_id,
         algorithm=type(learner.config).__name__,
         seed=seed,
-        held_out=fraction,
+        evaluation_share=reserve.share,
+        cluster=reserve.cluster,
         action_rule=learner.policy.spec.action_rule.to_json(),
         rows_read=learner.counts.rows_read,
         rows_trained=learner.counts.rows_trained,
@@ -263,7 +275,8 @@ def _keep(learner: Learner, result: TrainResult, root: Path | str, checkpoint: P
             "algorithm": result.algorithm,
             "config": finite(asdict(learner.config)),
             "seed": result.seed,
-            "held_out": result.held_out,
+            "evaluation_share": result.evaluation_share,
+            "cluster": result.cluster,
             "rows_trained": result.rows_trained,
             **finite(result.metrics),
         },

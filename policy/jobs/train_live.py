@@ -48,7 +48,7 @@ from storage.declarations.policy_files import load_declarations, save_declaratio
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.sample_batch import EPS_ID, POLICY_VERSION, SampleBatch, concat_samples
 from storage.reading.loading import ROW
-from storage.reading.shard_reader import ShardReader
+from storage.reading.shard_reader import Reserve, ShardReader
 from storage.weights.lease import Lease
 
 __all__ = ["FollowResult", "follow", "set_flow_control"]
@@ -89,6 +89,8 @@ def follow(
     spec: PolicySpec | None = None,
     steps_per_update: int = 256,
     max_lag: int | None = None,
+    evaluation_share: float = 0.0,
+    cluster: str = "",
     publish: bool = True,
     checkpoint_dir: Path | None = None,
     checkpoint_every: int = 10,
@@ -107,6 +109,9 @@ def follow(
     version by more than `max_lag` are left out as "stale". An update takes `steps_per_update` fresh
     steps, or fewer when a collector holds the policy and nothing more can be read.
 
+    `evaluation_share` of the episodes (see `policy.jobs.train.train`) count towards an update, and
+    are left out of it as "reserved"; none by default, because on-policy versions go live unjudged.
+
     Checkpoints lie under `checkpoint_dir` (default `weights/{id}/checkpoints`). With `resume`, the
     job goes on from the latest that is whole; without one, from the weights that are live. Every
     `checkpoint_every` updates versions beyond the newest `keep_versions` are removed. Without
@@ -122,8 +127,9 @@ def follow(
     Raises ValueError for what does not fit, LeaseHeld while another follower trains the policy.
     """
     torch.set_num_threads(threads)
-    settings = _Settings(steps_per_update, max_lag)
-    leaving = TrailSettings(publish, checkpoint_every, keep_versions, on_conflict)
+    reserve = Reserve(evaluation_share, cluster)
+    settings = _Settings(steps_per_update, max_lag, reserve)
+    leaving = TrailSettings(publish, checkpoint_every, keep_versions, on_conflict, reserve)
     config = config or PPOConfig()
     wanted = acting_spec(spec or _declared(root, policy_id), config)
     folder = checkpoint_dir or Path(root) / "weights" / policy_id / "checkpoints"
@@ -137,7 +143,7 @@ def follow(
             )
         stack.callback(lease.release)
         tell = [_event_log(tensorboard, stack), *([on_update] if on_update else [])]
-        reader = stack.enter_context(_reader(root, policy_id, config, steps_per_update))
+        reader = stack.enter_context(_reader(root, policy_id, config, settings))
         learner = Learner(Policy(wanted, seed=seed), config, seed=seed)
         files, patience = CheckpointFiles(folder, lease.fence), Patience(stop, lease.check)
         trail = Trail(learner, reader, store, files, lease, patience, leaving)
@@ -205,6 +211,7 @@ class _Settings:
 
     steps_per_update: int
     max_lag: int | None
+    reserve: Reserve
 
     def __post_init__(self) -> None:
         if self.steps_per_update < 1:
@@ -249,13 +256,17 @@ class _Follower:
     def _gather(self, batch: SampleBatch) -> None:
         mine = np.asarray(batch["source"] == "on_policy", np.bool_)
         stale = mine & self._stale(batch[POLICY_VERSION])
+        reserved = self._settings.reserve.rows(batch)
+        stale &= ~reserved
+        leave = stale | reserved
         batch["_at"] = np.arange(batch.count)
-        used, left_out = self._learner.usable(batch.take(~stale) if stale.any() else batch)
+        used, left_out = self._learner.usable(batch.take(~leave) if leave.any() else batch)
         trained = np.zeros(batch.count, np.bool_)
         trained[used["_at"] if used.count else []] = True
         self._trail.untrained.read(batch, trained)
         self._gathered.append(used)
-        self._left_out.update({**left_out, **({"stale": int(stale.sum())} if stale.any() else {})})
+        own = {"stale": int(stale.sum()), "reserved": int(reserved.sum())}
+        self._left_out.update({**left_out, **{why: n for why, n in own.items() if n}})
         self._fresh += int(mine.sum())  # as the collector counts, which holds clients by it
         if mine.any():
             self._came = time.monotonic()
@@ -383,16 +394,17 @@ def _declared(root: Path | str, policy_id: str) -> PolicySpec:
 
 
 def _reader(
-    root: Path | str, policy_id: str, config: AlgorithmConfig, batch_size: int
+    root: Path | str, policy_id: str, config: AlgorithmConfig, settings: _Settings
 ) -> ShardReader:
+    columns = (*config.columns, "source", EPS_ID, POLICY_VERSION, ROW, *settings.reserve.columns)
     return ShardReader(
         root,
         policy_id=policy_id,
         mode="fragments",
-        batch_size=batch_size,
+        batch_size=settings.steps_per_update,
         follow=True,
         eager=True,  # an update may be due with fewer rows than it takes
-        columns=tuple(dict.fromkeys((*config.columns, "source", EPS_ID, POLICY_VERSION, ROW))),
+        columns=tuple(dict.fromkeys(columns)),
     )
 
 

@@ -60,7 +60,8 @@ class Comparison:
     error: float  # that one end of the interval may fail with
     bound: Bound
     method: str  # of the differences: dr, ips, pdis
-    n: int  # episodes
+    n: int  # episodes, or units of them
+    unit: str  # "episodes", or what counts as one: "values of user"
     limits: tuple[float, float] | None  # of one episode's difference, where they are known
     missing: int | None  # about so many more episodes to tell a difference of this size
 
@@ -82,6 +83,7 @@ class Comparison:
             "bound": self.bound,
             "method": self.method,
             "n": self.n,
+            "unit": self.unit,
             "limits": self.limits and [_plain(end) for end in self.limits],
             "missing": self.missing,
         }
@@ -93,31 +95,35 @@ def compare(
     bar: str,
     error: float,
     looks: int = 0,
+    unit: str = "episodes",
 ) -> Comparison:
     """Judge by an interval of which each end fails with a probability of at most `error`.
 
-    `looks`: how often this candidate was judged before, on fewer episodes of the same log.
+    `looks`: how often this candidate was judged before, on fewer episodes of the same log. Units
+    of several episodes grow between looks, so that no sequence holds: each look has a share of the
+    error.
     """
     values, n = differences.values, differences.values.size
     limited = math.isfinite(differences.least) or math.isfinite(differences.most)
-    bound: Bound = ("sequence" if looks else "betting") if limited else "student"
-    spent = error * ((1 - FIRST_LOOK) if looks else FIRST_LOOK)
+    sequence = limited and looks > 0 and not differences.clustered
+    bound: Bound = ("sequence" if sequence else "betting") if limited else "student"
+    spent = error * FIRST_LOOK
+    if looks:
+        spent = error * (1 - FIRST_LOOK) * (1.0 if sequence else 0.5**looks)
     if limited:
         low = betting_interval(
             differences.lower,
             limits=(differences.least, math.inf),
             error=spent,
-            sequence=looks > 0,
+            sequence=sequence,
         )[0]
         high = betting_interval(
             differences.upper,
             limits=(-math.inf, differences.most),
             error=spent,
-            sequence=looks > 0,
+            sequence=sequence,
         )[1]
     else:
-        # There is no sequence without limits: each look gets half of what is left.
-        spent = error * (FIRST_LOOK if not looks else (1 - FIRST_LOOK) * 0.5**looks)
         low, high = skewed_t_interval(values, spent)
     stderr = float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else math.inf
     found = Comparison(
@@ -130,6 +136,7 @@ def compare(
         bound=bound,
         method=differences.method,
         n=n,
+        unit=unit,
         limits=(differences.least, differences.most) if limited else None,
         missing=None,
     )

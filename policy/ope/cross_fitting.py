@@ -28,7 +28,7 @@ IntArray = npt.NDArray[np.int64]
 
 MOST_FITS = 200
 CLOSE = 1e-3  # of the largest target: less is no news
-FIRST_SHARE = 32  # of the rows, one in so many is scored without a model
+FIRST_ROWS = 64  # are scored without a model
 
 
 class CrossFitted(NamedTuple):
@@ -94,26 +94,40 @@ def score_by_earlier(
     targets: Sequence[npt.ArrayLike],
     *,
     start: float,
+    units: npt.ArrayLike | None = None,
 ) -> tuple[FloatArray, list[FloatArray]]:
     """(q of the actions taken (n,), v (n,) of each target), row i by rows before i alone.
 
     One-step decisions in the order that they came in: obs (n, *obs), actions, rewards (n,), each
-    target's probabilities (n, A). The first 1/32 have no model and get `start`; each later stretch
-    is as long as all before it, whose model scores it. Karampatziakis, Mineiro & Ramdas 2021,
-    section 5.2, with predictable control variates.
+    target's probabilities (n, A). The first 64 have no model and get `start`; each later stretch
+    is as long as all before it, whose model scores it: the same one however many rows follow, as a
+    bound needs that is looked at several times. Karampatziakis, Mineiro & Ramdas 2021, section 5.2,
+    with predictable control variates. `units` (n,): rows of one unit, which stand together, are
+    scored by one model.
     """
     given, taken, earned = np.asarray(obs), np.asarray(actions), np.asarray(rewards, np.float64)
     n = len(taken)
     q, values = np.full(n, start), [np.full(n, start) for _ in targets]
-    begin = -(-n // FIRST_SHARE)
+    begins = np.append(np.arange(n) if units is None else _first_rows(np.asarray(units)), n)
+
+    def boundary(row: int) -> int:
+        """The first row from there on that begins a unit."""
+        return int(begins[np.searchsorted(begins, min(row, n))])
+
+    begin = boundary(FIRST_ROWS)
     while begin < n:
-        known, rows = slice(0, begin), slice(begin, min(n, 2 * begin))
+        known, rows = slice(0, begin), slice(begin, boundary(2 * begin))
         model = make_model().fit(given[known], taken[known], earned[known])
         q[rows] = model.q(given[rows], taken[rows])
         for v, probs in zip(values, targets, strict=True):
             v[rows] = expected_value(model, given[rows], np.asarray(probs)[rows])
         begin = rows.stop
     return q, values
+
+
+def _first_rows(units: IntArray) -> IntArray:
+    """Where each unit begins; units (n,) of which equal ones stand together."""
+    return np.flatnonzero(np.append(True, np.diff(units) != 0))[: len(units)]
 
 
 @dataclass(frozen=True)

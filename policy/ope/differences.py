@@ -14,12 +14,19 @@ number has limits. A is the number of actions, S of steps, n of episodes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Differences", "Scores", "one_step_differences", "per_decision_differences"]
+__all__ = [
+    "Differences",
+    "Scores",
+    "one_step_differences",
+    "per_decision_differences",
+    "per_unit",
+    "scaled",
+]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -42,6 +49,7 @@ class Differences:
     least: float
     upper: FloatArray  # (n,) each <= most
     most: float
+    clustered: bool = False  # a number is the mean of several episodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +141,50 @@ def per_decision_differences(
     least = -furthest(min(floor - below, 0.0), max(ceiling - below, 0.0))
     most = furthest(-max(ceiling - above, 0.0), -min(floor - above, 0.0))
     return Differences("pdis", values, less(below), least, less(above), most)
+
+
+def per_unit(found: Differences, starts: IntArray) -> Differences:
+    """One number for the episodes from each start to the next: their mean, with the same limits.
+
+    So every unit counts alike, however many episodes it has.
+    """
+    n = found.values.size
+    if starts.size == n:
+        return found
+    sizes = np.diff(np.append(starts, n))
+
+    def mean(numbers: FloatArray) -> FloatArray:
+        means: FloatArray = np.add.reduceat(numbers, starts) / sizes
+        return means
+
+    return replace(
+        found,
+        values=mean(found.values),
+        lower=mean(found.lower),
+        upper=mean(found.upper),
+        clustered=True,
+    )
+
+
+def scaled(found: Differences, pass_prob: FloatArray | None) -> Differences:
+    """Numbers for episodes of which an episode was logged with `pass_prob` (n,), known before.
+
+    By p_min / p each is within the same limits, and its mean has the sign of the difference over
+    all episodes, logged or not: Horvitz & Thompson 1952. All is divided by the mean of p_min / p,
+    so that it is about the size of the difference too.
+    """
+    if pass_prob is None or pass_prob.size == 0 or bool((pass_prob == pass_prob[0]).all()):
+        return found
+    share = pass_prob.min() / pass_prob
+    by, scale = share / share.mean(), float(share.mean())
+    return replace(
+        found,
+        values=by * found.values,
+        lower=by * found.lower,
+        upper=by * found.upper,
+        least=(1 + ROUNDING) * found.least / scale,
+        most=(1 + ROUNDING) * found.most / scale,
+    )
 
 
 def _total(gamma: float, horizon: int, weight: float) -> float:

@@ -48,6 +48,8 @@ class Episodes:
     q: FloatArray | None = None  # (S,) modelled value of the action taken
     v: FloatArray | None = None  # (S,) modelled value of the state under the target policy
     excluded: Mapping[str, int] = field(default_factory=dict)  # reason -> episodes left out
+    units: IntArray | None = None  # (n,) which unit an episode is of; those of one stand together
+    pass_prob: FloatArray | None = None  # (n,) in (0, 1]: that the episode was logged; None: 1
 
     @classmethod
     def from_flat(
@@ -63,13 +65,17 @@ class Episodes:
         leave_out: Sequence[str] = NOT_WHOLE,
         excluded: Mapping[str, int] | None = None,
         densities: bool = False,
+        units: npt.ArrayLike | None = None,
+        pass_prob: npt.ArrayLike | None = None,
     ) -> Episodes:
         """Check flat arrays (S,) and leave out the episodes that are not whole.
 
         `ended` says how each of the n episodes ended (None: it still goes on, "unfinished"); those
         whose word is in `leave_out` are excluded and counted. `excluded` adds episodes that the
         caller left out before. `densities=True` lets logp exceed 0, as densities of continuous
-        actions do. Raises ValueError that names the episode and step of the first bad number.
+        actions do. `units` (n,): episodes with one number, which stand together, are one
+        sample to an interval. `pass_prob` (n,): how likely it was that an episode is logged. Raises
+        ValueError that names the episode and step of the first bad number.
         """
         sizes = _lengths(lengths)
         total = int(sizes.sum())
@@ -86,6 +92,8 @@ class Episodes:
             column("q", q),
             column("v", v),
             dict(excluded or {}),
+            None if units is None else np.asarray(units, np.int64),
+            None if pass_prob is None else np.asarray(pass_prob, np.float64),
         )
         _check_numbers(episodes, np.inf if densities else TOLERANCE)
         return episodes if ended is None else _leave_out(episodes, ended, leave_out)
@@ -199,7 +207,16 @@ class Episodes:
             None if self.q is None else self.q[rows],
             None if self.v is None else self.v[rows],
             {**self.excluded, reason: count},
+            None if self.units is None else self.units[~leave],
+            None if self.pass_prob is None else self.pass_prob[~leave],
         )
+
+    @property
+    def unit_starts(self) -> IntArray:
+        """The first episode of each unit; without units every episode is one."""
+        if self.units is None:
+            return np.arange(self.n)
+        return np.flatnonzero(np.append(True, np.diff(self.units) != 0))[: self.n]
 
 
 def running_sums(values: FloatArray, lengths: IntArray) -> FloatArray:

@@ -284,16 +284,20 @@ def _estimate(
     name: str, data: Episodes, sums: Resampled, interval: Interval, weights: FloatArray
 ) -> Estimate:
     """Put a value, its standard error and its interval together. weights (n,)."""
-    n = data.n
+    n, starts = data.n, data.unit_starts
+    if data.pass_prob is not None:  # one logged with p stands for 1 / p: Horvitz & Thompson 1952
+        sums, weights = sums.weighed(1 / data.pass_prob), weights / data.pass_prob
     value = float(sums.value(np.ones((1, n)))[0])
-    spread = sums.influence()
-    # n (n - 1) for ratios too: with equal weights their error is then that of a plain mean.
-    stderr = float(np.sqrt(spread @ spread / (n * (n - 1)))) if n > 1 else np.inf
+    spread, units = np.add.reduceat(sums.influence(), starts), len(starts)
+    # For ratios too: with equal weights their error is then that of a plain mean. Of units it is
+    # Liang & Zeger 1986, eq. 11, with the factor u / (u - 1).
+    scale = n * n * (units - 1) / units
+    stderr = float(np.sqrt(spread @ spread / scale)) if units > 1 else np.inf
     return Estimate(
         name=name,
         value=value,
         stderr=stderr,
-        interval=interval.around(sums, value, stderr),
+        interval=interval.around(sums, value, stderr, starts),
         level=interval.level,
         ess=_effective(weights),
         n=n,

@@ -10,7 +10,7 @@ standard error of a ratio of sums. Pure: randomness enters as a Generator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -39,14 +39,26 @@ class Resampled(Protocol):
     def influence(self) -> FloatArray:
         """(n,) of each episode on the estimate, of mean 0: value ~ truth + mean(influence)."""
 
+    def weighed(self, by: FloatArray) -> Resampled:
+        """The same with each episode counted `by` (n,) times."""
+
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """mean(base) + sum(numerator) / sum(denominator); either part may be missing."""
+    """mean(base) + sum(numerator) / sum(denominator); either part may be missing.
+
+    With `by` (n,) the mean is a weighted one: sum(by base) / sum(by).
+    """
 
     base: FloatArray | None = None  # (n,)
     numerator: FloatArray | None = None  # (n,)
     denominator: FloatArray | None = None  # (n,)
+    by: FloatArray | None = None  # (n,)
+
+    def weighed(self, by: FloatArray) -> Sums:
+        numerator = None if self.numerator is None else by * self.numerator
+        denominator = None if self.denominator is None else by * self.denominator
+        return Sums(self.base, numerator, denominator, by)
 
     @property
     def n(self) -> int:
@@ -56,7 +68,10 @@ class Sums:
     def value(self, counts: FloatArray) -> FloatArray:
         total = np.zeros(counts.shape[0])
         if self.base is not None:
-            total += counts @ self.base / self.n
+            if self.by is None:
+                total += counts @ self.base / self.n
+            else:
+                total += counts @ (self.by * self.base) / (counts @ self.by)
         if self.numerator is not None and self.denominator is not None:
             total += _divided(counts @ self.numerator, counts @ self.denominator)
         return total
@@ -69,7 +84,11 @@ class Sums:
         """
         total = np.zeros(self.n)
         if self.base is not None:
-            total += self.base - self.base.mean()
+            if self.by is None:
+                total += self.base - self.base.mean()
+            else:
+                mean = (self.by @ self.base) / self.by.sum()
+                total += self.by * (self.base - mean) / self.by.mean()
         if self.numerator is not None and self.denominator is not None:
             ratio = self.numerator.sum() / self.denominator.sum()
             total += (self.numerator - ratio * self.denominator) / self.denominator.mean()
@@ -84,6 +103,9 @@ class PerStepSums:
     rewards: FloatArray  # (S,)
     lengths: IntArray  # (n,)
     gamma: float
+
+    def weighed(self, by: FloatArray) -> PerStepSums:
+        return replace(self, weights=self.weights * np.repeat(by, self.lengths))
 
     @property
     def n(self) -> int:
@@ -141,11 +163,15 @@ class StudentT:
     def __post_init__(self) -> None:
         _check_level(self.level)
 
-    def around(self, sums: Resampled, value: float, stderr: float) -> tuple[float, float]:
-        """(low, high); unbounded when stderr is not finite (one episode)."""
+    def around(
+        self, sums: Resampled, value: float, stderr: float, starts: IntArray | None = None
+    ) -> tuple[float, float]:
+        """(low, high); unbounded when stderr is not finite (one unit). `starts`: the first episode
+        of each unit; by default each episode is one."""
         if not np.isfinite(stderr):
             return -np.inf, np.inf
-        half = stderr * float(stdtrit(sums.n - 1, 0.5 + self.level / 2))
+        units = sums.n if starts is None else len(starts)
+        half = stderr * float(stdtrit(units - 1, 0.5 + self.level / 2))
         return value - half, value + half
 
 
@@ -167,13 +193,21 @@ class Bootstrap:
         if self.resamples < 1:
             raise ValueError(f"resamples: expected at least 1, got {self.resamples}")
 
-    def around(self, sums: Resampled, value: float, stderr: float) -> tuple[float, float]:
-        """(low, high); unbounded when stderr is not finite (one episode)."""
+    def around(
+        self, sums: Resampled, value: float, stderr: float, starts: IntArray | None = None
+    ) -> tuple[float, float]:
+        """As `StudentT.around`; whole units are drawn."""
         if not np.isfinite(stderr):
             return -np.inf, np.inf
+        begins = np.arange(sums.n) if starts is None else starts
+        sizes = np.diff(np.append(begins, sums.n))
         at_once = max(1, CELLS // sums.n)
         chunks = [
-            sums.value(self._counts(min(at_once, self.resamples - done), sums.n))
+            sums.value(
+                np.repeat(
+                    self._counts(min(at_once, self.resamples - done), len(sizes)), sizes, axis=1
+                )
+            )
             for done in range(0, self.resamples, at_once)
         ]
         values, tail = np.concatenate(chunks), (1 - self.level) / 2

@@ -41,6 +41,8 @@ from policy.ope.differences import (
     Scores,
     one_step_differences,
     per_decision_differences,
+    per_unit,
+    scaled,
 )
 from policy.ope.episodes import running_sums
 from policy.ope.value_models import BoundedRewardModel, LinearRewardModel
@@ -65,6 +67,7 @@ class Judged:
     taken: IntArray | None = None  # (S,) logged actions counted from 0; None: not Discrete
     start: int = 0  # the first action's name
     discrete: bool = True  # propensities are probabilities, not densities
+    units: IntArray | None = None  # (n,) which unit an episode is of; those of one stand together
 
     @property
     def one_step(self) -> bool:
@@ -73,6 +76,16 @@ class Judged:
     @property
     def starts(self) -> IntArray:
         return np.cumsum(self.lengths) - self.lengths
+
+    pass_prob: FloatArray | None = None  # (n,) that an episode was logged at all; None: 1
+
+    @property
+    def unit_starts(self) -> IntArray:
+        """The first episode of each unit; without units every episode is one."""
+        n = self.lengths.size
+        if self.units is None:
+            return np.arange(n)
+        return np.flatnonzero(np.append(True, np.diff(self.units) != 0))[:n]
 
     @property
     def returns(self) -> FloatArray:
@@ -106,6 +119,7 @@ class Rules:
     reward_range: tuple[float, float] | None = None  # of a step's reward: known, never from data
     min_ess: float = 100.0
     looks: int = 0  # earlier ones at this candidate, on fewer episodes
+    unit: str = "episodes"  # what `Judged.units` are
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
@@ -177,7 +191,9 @@ class Evidence:
             return combined([], [*counted, *in_range])
         comparisons, tails = [], []
         for bar, found in zip(self._bars, self._differences(rules), strict=True):
-            compared = compare(found, bar=bar.name, error=rules.error, looks=rules.looks)
+            compared = compare(
+                found, bar=bar.name, error=rules.error, looks=rules.looks, unit=rules.unit
+            )
             comparisons.append(compared)
             squares = (found.values - found.values.mean()) ** 2
             threshold = MOST_OF_VARIANCE if compared.approximate else None
@@ -192,7 +208,14 @@ class Evidence:
         if key not in self._found:
             largest = _largest_weight(self._data)
             self._found[key] = [
-                _differences(self._data, self._candidate, bar, rules, largest) for bar in self._bars
+                per_unit(
+                    scaled(
+                        _differences(self._data, self._candidate, bar, rules, largest),
+                        self._data.pass_prob,
+                    ),
+                    self._data.unit_starts,
+                )
+                for bar in self._bars
             ]
         return self._found[key]
 
@@ -233,7 +256,7 @@ def _told(one: Comparison) -> str:
         return text
     if one.missing is None:
         return f"{text}: more episodes will hardly tell; use a canary"
-    return f"{text}: about {one.missing:,} more episodes, if the difference is what it seems"
+    return f"{text}: about {one.missing:,} more {one.unit}, if the difference is what it seems"
 
 
 # --- the differences -------------------------------------------------------------------------
@@ -318,6 +341,7 @@ def _scores(data: Judged, candidate: Target, bar: Target | None, rules: Rules) -
         data.rewards,
         targets,
         start=start,
+        units=data.units,
     )
     return Scores(q, values[0], None if bar is None else values[1])
 
@@ -329,18 +353,19 @@ class _Checked:
     """The checks of the candidate, or with a prefix of a bar that is weighed like it."""
 
     def __init__(self, prefix: str, data: Judged, policy: Target, place: IntArray | None) -> None:
-        self._prefix, self._returns = prefix, data.returns
+        self._prefix, self._returns, self._starts = prefix, data.returns, data.unit_starts
         self._own: list[Diagnostic] = []
         if data.taken is not None and policy.probs is not None and place is not None:
             self._own.append(action_support(data.taken, policy.probs, start=data.start))
             self._own.append(context_support(place, data.taken, policy.probs))
         self._own.append(mean_weight(_ratios(data, policy), _largest_weight(data)))
         self._whole = _weights(data, policy)[np.cumsum(data.lengths) - 1]
-        what = "importance weight"
-        self._own.append(largest_share("largest_weight", self._whole, MOST_OF_WEIGHT, what))
+        what, of_units = "importance weight", np.add.reduceat(self._whole, self._starts)
+        self._own.append(largest_share("largest_weight", of_units, MOST_OF_WEIGHT, what))
+        self._ess = effective_number(of_units)
 
     def __call__(self, rules: Rules, approximate: bool) -> list[Diagnostic]:
-        ess = effective_number(self._whole)
+        ess = self._ess
         words = f"effective sample size: expected {rules.min_ess:g} or more, got {ess:.1f}"
         enough = at_least("effective_sample_size", ess, rules.min_ess, words, "min_ess")
         threshold = LEAST_EVENTS if approximate else None

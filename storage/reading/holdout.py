@@ -3,12 +3,18 @@
 The episode's id decides, so that a log that is imported again into another collector is split in
 the same way, and all parts of an episode fall on one side. A salt makes choices independent: what
 is sampled for logging, or acted on by a canary, falls into the split as everything else does.
+
+Where several episodes are alike because they are one user's, the value of a tag decides instead
+(`Reserve`), and all of a user's episodes fall on one side.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import overload
 
 import numpy as np
@@ -18,6 +24,9 @@ from storage.experience.episode import Episode
 from storage.experience.sample_batch import EPS_ID, SampleBatch
 
 Mask = npt.NDArray[np.bool_]
+
+TAG = "tag:"
+TAGS = "tags"
 
 SPLIT, SAMPLING, CANARY = "", "sampling", "canary"
 """The salts in use: of the held-out split, which is frozen, of sampled logging, of canaries."""
@@ -61,3 +70,49 @@ def held_out(source: SampleBatch | Episode, fraction: float, *, salt: str = SPLI
         return hash_fraction(salt, source.episode_id) < fraction
     mask: Mask = hash_fractions(salt, source[EPS_ID].tolist()) < fraction
     return mask
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """The share of episodes that training leaves to the judge, and what is held out as one.
+
+    `cluster` is "" for the episode, or "tag:NAME": the value of that tag, and for an episode
+    without it the episode. Raises ValueError for a share outside [0, 1] and any other cluster.
+    """
+
+    share: float = 0.0
+    cluster: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.share <= 1.0:
+            raise ValueError(f"evaluation_share: expected 0 to 1, got {self.share!r:.80}")
+        if self.cluster and (not self.cluster.startswith(TAG) or self.cluster == TAG):
+            raise ValueError(f"cluster: expected tag:NAME, got {self.cluster!r:.80}")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What a batch needs for `units`."""
+        return (EPS_ID, TAGS) if self.cluster else (EPS_ID,)
+
+    def units(self, batch: SampleBatch) -> list[str]:
+        """(N,) the unit of each row."""
+        episodes: list[str] = batch[EPS_ID].tolist()
+        if not self.cluster:
+            return episodes
+        name = self.cluster.removeprefix(TAG)
+        tags = batch[TAGS].tolist()
+        return [_tag(text, name) or own for text, own in zip(tags, episodes, strict=True)]
+
+    def rows(self, batch: SampleBatch) -> Mask:
+        """(N,) which rows are reserved."""
+        if self.share in (0.0, 1.0):
+            return np.full(batch.count, self.share == 1.0)
+        mask: Mask = hash_fractions(SPLIT, self.units(batch)) < self.share
+        return mask
+
+
+@lru_cache(maxsize=4096)
+def _tag(text: str, name: str) -> str | None:
+    """The value of a tag in a row's tags, a JSON object of strings."""
+    value: str | None = json.loads(text).get(name)
+    return value

@@ -38,7 +38,7 @@ from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
 from storage.reading.adapters import episode_of
 from storage.reading.exclusion import Excluded, LeftOut, ReaderStats
-from storage.reading.holdout import held_out
+from storage.reading.holdout import Reserve, held_out
 from storage.reading.ledger import Ledger, Ranges
 from storage.reading.loading import (
     DEFAULT_COLUMNS,
@@ -67,6 +67,7 @@ __all__ = [
     "ReaderError",
     "ReaderState",
     "ReaderStats",
+    "Reserve",
     "ShardReader",
     "held_out",
     "read_position",

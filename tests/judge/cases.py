@@ -108,6 +108,36 @@ def _steps(
     )
 
 
+def users(name: str, n: int, each: int, *, known: bool = True, **more: object) -> Case:
+    """n episodes, `each` of one user, to whom the first action is worth .95 or .05, as it falls.
+
+    All actions earn .5. Unless it is `known` which episodes are a user's, each counts by itself.
+    """
+
+    def make(rng: np.random.Generator) -> tuple[Judged, Target, Bar]:
+        taken, unit = rng.integers(4, size=n), np.arange(n) // each
+        taste = rng.choice([-0.45, 0.45], size=n // each)[unit]
+        data = Judged(
+            rewards=_bernoulli(rng, 0.5 + taste * (taken == 0)),
+            lengths=np.ones(n, np.int64),
+            behaviour_logp=np.full(n, np.log(0.25)),
+            flat=rng.normal(size=(n, 1)),
+            taken=taken,
+            units=unit if known else None,
+        )
+        candidate = Target(np.log(CANDIDATE[taken]), np.broadcast_to(CANDIDATE, (n, 4)))
+        return data, candidate, Bar("log")
+
+    return Case(
+        name=name,
+        n=n,
+        difference=0.0,
+        make=make,
+        reward_range=(0.0, 1.0),
+        **more,  # type: ignore[arg-type]  # fields of Case
+    )
+
+
 def _bernoulli(rng: np.random.Generator, means: FloatArray) -> FloatArray:
     return (rng.random(means.size) < means).astype(np.float64)
 
@@ -151,6 +181,7 @@ def equal_or_worse() -> Iterator[Case]:
                 mean = sign / (shape - 1)
                 name = f"Pareto {shape} {word} equal, 10,000"
                 yield _one_step(name, 10_000, mean, mean, _pareto(shape, sign), None, bar)
+    yield users("users of 20 equal, 10,000", 10_000, 20, sound=True, normal=True)
     yield _steps("10 steps equal, 1,000", 1000, 10, 0.0)
     yield _steps("10 steps equal, 10,000", 10_000, 10, 0.0, sound=True, normal=True)
     yield _steps("10 steps worse by 5 %, 10,000", 10_000, 10, -0.104)

@@ -66,9 +66,9 @@ def test_estimates_cover_the_known_value_of_a_known_policy(bandit_log, tmp_path)
 def test_it_judges_by_the_episodes_that_training_held_out(bandit_log, tmp_path):
     """The share stands in the candidate: trained + evaluated episodes make the whole log."""
     bandit_log(2000).write(tmp_path)
-    trained = train(tmp_path, "default", BanditConfig(lr=3e-3), held_out=0.4)
+    trained = train(tmp_path, "default", BanditConfig(lr=3e-3), evaluation_share=0.4)
     result = evaluate(tmp_path, "default", trained.candidate)
-    assert result.held_out == 0.4
+    assert result.evaluation_share == 0.4
     assert result.episodes == trained.rows_held_out
     assert result.episodes + trained.rows_trained == 2000
     assert result.not_read == {"other_split": trained.rows_trained}

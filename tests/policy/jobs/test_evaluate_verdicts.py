@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policy.algorithms.bandit import BanditConfig
 from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.decisions import load_decisions
 from policy.jobs.evaluate import evaluate
 from policy.jobs.gate import WITHOUT_EXPLORATION, Gate, publish
+from policy.jobs.train import train
 from policy.networks.policy import Policy
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -36,7 +40,8 @@ def log_episodes(
     probs: np.ndarray,
     *,
     first: int = 0,
-    pass_prob: float = 1.0,
+    pass_prob: Any = 1.0,
+    tags: Sequence[str] = (),
 ) -> None:
     """Shards of episodes, each a row of (n, T, ...) arrays, with ordinals from `first` on."""
     save_declaration(root, PolicyDeclaration(observation=SPACES[0], action=SPACES[1]))
@@ -54,7 +59,8 @@ def log_episodes(
             action_logp=np.log(probs[i]).tobytes(),
             policy_version=np.full(steps, -1).tobytes(),
             source=b"\1" * steps,
-            pass_prob=np.full(steps, pass_prob).tobytes(),
+            pass_prob=np.full(steps, np.broadcast_to(pass_prob, len(actions))[i]).tobytes(),
+            tags=tags[i] if tags else "{}",
             ts=np.full(steps, first + i).tobytes(),
             received_ts=np.full(steps, first + i).tobytes(),
             ended="terminated",
@@ -198,15 +204,62 @@ def test_a_greedy_log_is_left_out_by_name(tmp_path: Path) -> None:
     assert "2000 episodes (66.7%) with steps of probability 1" in " ".join(result.judgement.reasons)
 
 
-def test_sampled_logging_is_refused(tmp_path: Path) -> None:
-    """What pass_prob kept is no fair sample of the episodes, and no estimate weighs it yet."""
-    rng, n = np.random.default_rng(5), 1000
+@pytest.mark.parametrize("weighed", [True, False])
+def test_sampled_logging_is_weighed(tmp_path: Path, weighed: bool) -> None:
+    """Action 0 is good where a tenth is logged, and bad where all is: over all episodes good."""
+    rng, n = np.random.default_rng(5), 30_000
+    rare = rng.random(n) < 0.5
+    kept = ~rare | (rng.random(n) < 0.1)
     actions = rng.integers(4, size=(n, 1))
-    given = (rng.normal(size=(n, 1, 2)), actions, rng.random((n, 1)), np.full((n, 1), 0.25))
-    log_episodes(tmp_path, *given, pass_prob=0.5)
-    result = evaluate(tmp_path, "default", stored(tmp_path, np.zeros(4)), split="all")
-    assert result.judgement.verdict == "cannot tell"
-    assert "pass_prob" in " ".join(result.judgement.reasons)
+    mean = 0.5 + np.where(rare, 0.4, -0.2)[:, None] * (actions == 0)
+    rewards = (rng.random((n, 1)) < mean).astype(np.float64)
+    given = (rng.normal(size=(n, 1, 2)), actions, rewards, np.full((n, 1), 0.25))
+    pass_prob = np.where(rare & weighed, 0.1, 1.0)[kept]
+    log_episodes(tmp_path, *(column[kept] for column in given), pass_prob=pass_prob)
+    digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
+    result = evaluate(tmp_path, "default", digest, split="all", reward_range=(0.0, 1.0))
+    assert result.judgement.verdict == ("better" if weighed else "worse")
+    if weighed:
+        truth = 0.5 + 0.97 * 0.1
+        for name in ("ips", "snips", "dr"):
+            assert abs(result.estimate(name).value - truth) < 4 * result.estimate(name).stderr
+        assert abs(result.judgement.comparisons[0].difference - 0.072) < 0.1
+
+
+def test_users_are_held_out_and_judged_whole(tmp_path: Path) -> None:
+    """By a tag that the training names: none is on both sides, and each is one number."""
+    rng, n = np.random.default_rng(8), 4000
+    actions = rng.integers(4, size=(n, 1))
+    rewards = (rng.random((n, 1)) < np.array([0.8, 0.4, 0.4, 0.4])[actions]).astype(np.float64)
+    tags = [json.dumps({"user": f"u{i % 200}"}) for i in range(n)]
+    given = (rng.normal(size=(n, 1, 2)), actions, rewards, np.full((n, 1), 0.25))
+    log_episodes(tmp_path, *given, tags=tags)
+    trained = train(tmp_path, "default", BanditConfig(lr=1e-2, epochs=3), cluster="tag:user")
+    assert trained.rows_trained % 20 == trained.rows_held_out % 20 == 0
+    result = evaluate(tmp_path, "default", trained.candidate, reward_range=(0.0, 1.0), min_ess=30)
+    assert (result.episodes, result.cluster) == (trained.rows_held_out, "tag:user")
+    (found,) = result.judgement.comparisons
+    assert (found.n, found.unit) == (trained.rows_held_out // 20, "values of tag:user")
+
+
+def test_episodes_of_a_period_are_chosen(tmp_path: Path) -> None:
+    """By training and by judging: since <= ts < until."""
+    uniform_log(tmp_path, [0.8, 0.4, 0.4, 0.4], n=2000)
+    trained = train(tmp_path, "default", BanditConfig(epochs=1), until=1000)
+    assert trained.rows_trained + trained.rows_held_out == 1000
+    later = evaluate(tmp_path, "default", trained.candidate, split="all", since=1000)
+    assert (later.episodes, later.excluded) == (1000, {})
+
+
+def test_nothing_reserved_cannot_be_judged(tmp_path: Path) -> None:
+    """Training that keeps nothing leaves nothing to judge by, whatever the hash says later."""
+    uniform_log(tmp_path, [0.8, 0.4, 0.4, 0.4], n=400)
+    trained = train(tmp_path, "default", BanditConfig(epochs=1), evaluation_share=0.0)
+    found = evaluate(tmp_path, "default", trained.candidate).judgement
+    assert found.verdict == "cannot tell"
+    assert any(
+        reason.startswith("nothing_reserved: nothing was reserved") for reason in found.reasons
+    )
 
 
 def test_nothing_that_was_trained_on_is_judged_by(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_shards_become_a_candidate_and_every_row_is_accounted_for(bandit_log, tm
     candidate, weights = WeightStore(tmp_path, "default").load_candidate(result.candidate)
     spec = PolicySpec.from_json(candidate.spec)
     assert {name: a.shape for name, a in weights.items()} == spec.weight_shapes()
-    assert candidate.metrics["held_out"] == 0.3
+    assert candidate.metrics["evaluation_share"] == 0.3
 
 
 def test_the_same_log_gives_the_same_candidate_however_it_is_cut(bandit_log, tmp_path):
@@ -64,7 +64,7 @@ def test_a_manifest_is_all_that_is_read(bandit_log, tmp_path):
     with ShardReader(tmp_path, policy_id="default") as reader:
         stream = next(iter(reader))["stream"][0]
     result = train(
-        tmp_path, "default", CONFIG, held_out=0.0, manifest={stream: [[10, 19], [200, 249]]}
+        tmp_path, "default", CONFIG, evaluation_share=0.0, manifest={stream: [[10, 19], [200, 249]]}
     )
     assert result.lineage == {stream: [[10, 19], [200, 249]]}
     assert result.rows_trained == 60
@@ -78,7 +78,7 @@ def test_blocks_bound_memory_and_lose_no_row(bandit_log, tmp_path):
         tmp_path,
         "default",
         BanditConfig(),
-        held_out=0.0,
+        evaluation_share=0.0,
         epochs=1,
         block_rows=4096,
         on_progress=lambda *args: told.append(args),

@@ -21,6 +21,8 @@ from policy.jobs.train_live import follow, set_flow_control
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.experience.episode import Part
+from storage.experience.sample_batch import SampleBatch
+from storage.reading.holdout import Reserve
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
 
@@ -297,3 +299,20 @@ def test_tensorboard_reads_what_each_update_said(root, tmp_path):
     assert [(e.step, e.value) for e in lags] == [
         (m["rows_trained"], m["policy_lag_mean"]) for m in told
     ]
+
+
+def test_reserved_rows_count_and_are_left_out_by_name(root):
+    """An update of 100 read rows trains on fewer; what was reserved is in no lineage, and the
+    version says so to its judge."""
+    write(root, *(part(i, version=1) for i in range(20)))
+    result, _ = run(root, 2, evaluation_share=0.4)
+    assert (result.updates, result.rows_read) == (2, 200)
+    assert result.excluded == {"reserved": 200 - result.rows_trained}
+    store = WeightStore(root, "default")
+    assert store.manifest(3).metrics["evaluation_share"] == 0.4
+    trained = {n for a, b in store.lineage(3)[STREAM].ranges() for n in range(a, b + 1)}
+    reserve = Reserve(0.4)
+    for i in range(20):
+        batch = SampleBatch(eps_id=np.array([f"e{i}"], object))
+        assert reserve.rows(batch)[0] == (i not in trained)
+    assert 0 < len(trained) < 20

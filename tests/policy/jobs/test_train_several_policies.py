@@ -116,7 +116,9 @@ def test_the_training_job_reads_one_policys_tracks(tmp_path, policy_id):
             for t, name in enumerate(agents)
         )
     )
-    found = train(log.root, policy_id, BanditConfig(objective="ips"), held_out=0.0, epochs=1)
+    found = train(
+        log.root, policy_id, BanditConfig(objective="ips"), evaluation_share=0.0, epochs=1
+    )
     assert (found.rows_trained, found.policy_id) == (30, policy_id)
     assert sum(found.not_read.values()) == 60
     assert [path.name for path in (log.root / "weights").iterdir()] == [policy_id]

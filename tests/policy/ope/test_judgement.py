@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from policy.ope.judgement import Bar, Judged, Rules, Target, judge
-from tests.judge.cases import equal_or_worse, power
+from tests.judge.cases import equal_or_worse, power, users
 from tests.judge.tally import Tally, tallied
 
 REPETITIONS = 200
@@ -19,6 +19,7 @@ SHORT = (
     "failures 0.03 equal, 1,000, log",
     "failures .03 worse, 3,000, rival",
     "Pareto 1.5 costs equal, 10,000, log",
+    "users of 20 equal, 10,000",
     "10 steps equal, 1,000",
     "binary .5 +40 %, 1,000, log",
     "binary .5 +10 %, 3,000, log",
@@ -32,6 +33,12 @@ def test_the_judge_is_wrong_no_more_often_than_it_says(name: str) -> None:
     """False `better`, coverage, power and refusals of sound logs, by every bound of the case."""
     for tally in tallied(CASES[name], REPETITIONS, seed=7):
         assert list(tally.failures()) == [], tally.bound
+
+
+def test_a_user_is_the_unit_or_the_calls_are_wrong() -> None:
+    """20 episodes of a user are no 20 samples: by episode the same log is called too often."""
+    (tally,) = tallied(users("by episode", 10_000, 20, known=False), 100, 7, only=["student"])
+    assert any("false better" in one for one in tally.failures())
 
 
 def coarse_root(surplus, least, mean):

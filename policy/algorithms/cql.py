@@ -1,0 +1,193 @@
+"""Learning action values from logged steps, offline: conservative Q-learning for discrete actions.
+
+What `pi` says of an observation s are values Q(s, a), one an action. For a row s, a, r and the next
+observation s', minimise over minibatches of B rows
+
+    L = 1/B sum 1/2 (Q(s, a) - y)^2 + alpha 1/B sum [log sum_a' exp Q(s, a') - Q(s, a)]
+    y = r + gamma Q'(s', argmax_a' Q(s', a'))       (y = r where the episode terminated)
+
+Kumar et al. 2020, Conservative Q-Learning for Offline Reinforcement Learning, eq. 4: the second
+term keeps actions that were rarely logged from being taken for good ones. Q' are weights of up to
+`target_every` steps before (Mnih et al. 2015), and the action is chosen by Q itself (van Hasselt,
+Guez & Silver 2016). No propensities are needed, and none are corrected for.
+
+Values are no logits: a policy that samples from their softmax acts almost at random where they are
+close. So what is learned here acts epsilon-greedy unless it is told otherwise. A row that is
+neither terminated nor has a next observation is left out.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policy.algorithms.base import RowsLeftOut, require_columns
+from policy.algorithms.passes import (
+    minibatches,
+    require_at_least,
+    require_not_negative,
+    require_positive,
+)
+from policy.inference.action_rule import ActionRule
+from policy.networks.policy import Policy
+from policy.progress import Progress, no_progress
+from storage.experience.sample_batch import (
+    HAS_NEXT_OBS,
+    NEXT_OBS,
+    REWARDS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    SampleBatch,
+)
+from storage.spaces.descriptors import Discrete
+
+__all__ = ["CQL", "CQLConfig"]
+
+_TO_LEARN = ("obs", "actions", REWARDS, TERMINATEDS, NEXT_OBS, HAS_NEXT_OBS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CQLConfig:
+    """How to learn. Raises ValueError for settings that make no sense.
+
+    `alpha` weighs caution against reward: its size is that of a reward.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = (*_TO_LEARN, TRUNCATEDS)
+    action_rule: ClassVar[ActionRule] = ActionRule("epsilon_greedy")
+    gamma: float = 0.99
+    alpha: float = 1.0
+    epochs: int = 10
+    minibatch: int = 256
+    lr: float = 1e-3
+    target_every: int = 200
+    max_grad_norm: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise ValueError(f"gamma: expected 0 to 1, got {self.gamma!r}")
+        require_at_least(self, 1, "epochs", "minibatch", "target_every")
+        require_positive(self, "lr", "max_grad_norm")
+        require_not_negative(self, "alpha")
+
+    def build(self, policy: Policy) -> CQL:
+        return CQL(policy, self)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A batch as tensors; N rows."""
+
+    observed: Tensor  # (N, D)
+    following: Tensor  # (N, D), zeros where nothing follows
+    actions: Tensor  # (N,) counted from 0
+    rewards: Tensor  # (N,)
+    goes_on: Tensor  # (N,) 1 where a next observation bootstraps, else 0
+
+    def take(self, index: Tensor) -> _Rows:
+        return _Rows(
+            self.observed[index],
+            self.following[index],
+            self.actions[index],
+            self.rewards[index],
+            self.goes_on[index],
+        )
+
+
+class CQL:
+    """Updates a policy's `pi`, whose outputs are action values (policy.algorithms.learner runs it).
+
+    Every batch is learned from for `epochs` passes in random order, so that it should be as much of
+    the log as memory holds.
+    """
+
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "td_error", "gap", "mean_value")
+
+    def __init__(self, policy: Policy, config: CQLConfig) -> None:
+        if not isinstance(policy.spec.action, Discrete):
+            raise ValueError(f"cql: expected a Discrete action space, got {policy.spec.action}")
+        self.policy = policy
+        self.config = config
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            policy.module.parameters(), lr=config.lr
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: each batch begins anew, its first targets by the weights that it finds."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        return None
+
+    def left_out(self, batch: SampleBatch) -> RowsLeftOut:
+        """(N,) which rows can't be learned from, by reason. Raises ValueError for a batch without
+        the columns that learning needs."""
+        require_columns(batch, _TO_LEARN, "cql")
+        return {"no_next_obs": ~(batch[TERMINATEDS] | batch[HAS_NEXT_OBS])}
+
+    def update(
+        self,
+        batch: SampleBatch,
+        rng: np.random.Generator,
+        on_progress: Progress = no_progress,
+    ) -> dict[str, float]:
+        """Learn from a batch of usable rows; the order of its rows means nothing.
+
+        Metrics are those of the last step: `gap` is the second term of the loss without alpha.
+        Raises FloatingPointError when the loss is not finite.
+        """
+        rows, config = self._rows(batch), self.config
+        total = config.epochs * math.ceil(batch.count / config.minibatch)
+        target, metrics = copy.deepcopy(self.policy.module), {}
+        passes = minibatches(batch.count, config.minibatch, config.epochs, rng, self.policy.device)
+        for done, index in enumerate(passes, 1):
+            metrics = self._step(rows.take(index), target)
+            if done % config.target_every == 0:
+                target.load_state_dict(self.policy.module.state_dict())
+            on_progress("training", done, total)
+        return metrics
+
+    def _step(self, rows: _Rows, target: torch.nn.Module) -> dict[str, float]:
+        module = self.policy.module
+        values = module.dist_inputs(rows.observed)
+        taken = values.gather(1, rows.actions[:, None])[:, 0]
+        with torch.no_grad():
+            best = module.dist_inputs(rows.following).argmax(dim=1, keepdim=True)
+            later = target.dist_inputs(rows.following).gather(1, best)[:, 0]  # type: ignore[operator]
+            wanted = rows.rewards + self.config.gamma * rows.goes_on * later
+        error, gap = (taken - wanted), torch.logsumexp(values, dim=1) - taken
+        loss = 0.5 * error.square().mean() + self.config.alpha * gap.mean()
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"cql: the loss became {loss.item()}; try a smaller lr")
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), self.config.max_grad_norm)
+        self.optimizer.step()
+        return {
+            "loss": float(loss.item()),
+            "td_error": float(error.detach().abs().mean()),
+            "gap": float(gap.detach().mean()),
+            "mean_value": float(taken.detach().mean()),
+        }
+
+    def _rows(self, batch: SampleBatch) -> _Rows:
+        policy, space = self.policy, self.policy.spec.action
+        if not isinstance(space, Discrete):
+            raise TypeError(f"expected a Discrete action space, got {space}")
+        device = policy.device
+        goes_on = np.asarray(~batch[TERMINATEDS] & batch[HAS_NEXT_OBS], np.float32)
+        taken = np.asarray(batch["actions"], np.int64) - space.start
+        return _Rows(
+            policy.observe(policy.flat_observations(batch)),
+            policy.observe(policy.flat_observations(batch, NEXT_OBS)),
+            torch.from_numpy(taken).to(device),
+            torch.from_numpy(np.asarray(batch[REWARDS], np.float32)).to(device),
+            torch.from_numpy(goes_on).to(device),
+        )

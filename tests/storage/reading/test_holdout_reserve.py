@@ -1,0 +1,47 @@
+"""Laws of what training leaves to the judge: whole clusters, the same ones for ever."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from storage.experience.sample_batch import SampleBatch
+from storage.reading.holdout import Reserve, held_out
+
+
+def users(n: int = 2_000) -> SampleBatch:
+    """Ten rows of ten episodes a user; every third user has no tag."""
+    rows = [(f"e{i}", f'{{"plan":"a","user":"u{i // 10}"}}') for i in range(n)]
+    tags = [text if i // 10 % 3 else "{}" for i, (_, text) in enumerate(rows)]
+    return SampleBatch(eps_id=np.array([e for e, _ in rows], object), tags=np.array(tags, object))
+
+
+def test_an_episode_is_the_unit_by_default() -> None:
+    """As it always was, so that a log is split as it was split."""
+    batch = users()
+    assert (Reserve(0.3).rows(batch) == held_out(batch, 0.3)).all()
+    assert Reserve(0.3).columns == ("eps_id",)
+    assert not Reserve(0.0).rows(batch).any()
+    assert Reserve(1.0).rows(batch).all()
+
+
+def test_a_cluster_is_reserved_whole() -> None:
+    """All episodes of a user on one side; those without the tag by themselves."""
+    batch, reserve = users(), Reserve(0.3, "tag:user")
+    rows = reserve.rows(batch).reshape(-1, 10)
+    tagged = np.arange(200) % 3 != 0
+    assert set(rows[tagged].sum(axis=1)) == {0, 10}
+    assert 0.2 < rows[tagged].mean() < 0.4
+    assert len(set(rows[~tagged].sum(axis=1))) > 2
+    assert reserve.columns == ("eps_id", "tags")
+    assert (Reserve(0.5, "tag:user").rows(batch) | ~reserve.rows(batch)).all()
+
+
+@pytest.mark.parametrize(
+    ("share", "cluster", "told"),
+    [(1.5, "", "evaluation_share"), (0.3, "user", "tag:NAME"), (0.3, "tag:", "tag:NAME")],
+)
+def test_what_names_no_split_is_refused(share: float, cluster: str, told: str) -> None:
+    """By name."""
+    with pytest.raises(ValueError, match=told):
+        Reserve(share, cluster)
