@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import queue
+import threading
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
 from ingest.protocol.messages import Dropped
+from storage.declarations.dropped_steps import Lost, read_dropped, say_dropped
+
+log = logging.getLogger("headrace.collector")
+
+_WRITE_SECONDS = 1.0
 
 _INSTANCES = 10_000  # of so many it is known what they have told
 
@@ -40,3 +51,44 @@ class DroppedByClients:
         self._told[instance] = told
         if len(self._told) > _INSTANCES:
             self._told.popitem(last=False)
+
+    def by_instance(self) -> dict[str, Lost]:
+        """Of the last instances that dropped anything."""
+        told = self._told.items()
+        return {name: Lost(one.episodes, one.steps) for name, one in told if one != Dropped()}
+
+    def restore(self, told: Mapping[str, Lost]) -> None:
+        """Take up what was known before a restart."""
+        for name, one in told.items():
+            self.note(name, Dropped(episodes=one.episodes, steps=one.steps))
+
+
+class DroppedRecord:
+    """Keeps the file of what clients dropped, by which a judge knows how much is missing.
+
+    A root that does not answer must not stop the event loop: a thread writes, and nobody waits
+    for it.
+    """
+
+    def __init__(self, dropped: DroppedByClients, root: Path, name: Callable[[], str]) -> None:
+        self._dropped, self._root, self._name = dropped, root, name
+        self._changes: queue.SimpleQueue[dict[str, Lost]] = queue.SimpleQueue()
+
+    async def follow(self) -> None:
+        """Note what changes, until cancelled."""
+        self._dropped.restore(read_dropped(self._root, self._name()))
+        threading.Thread(target=self._write, name="headrace-dropped", daemon=True).start()
+        said = self._dropped.by_instance()
+        while True:
+            await asyncio.sleep(_WRITE_SECONDS)
+            if (now := self._dropped.by_instance()) != said:
+                said = now
+                self._changes.put(now)
+
+    def _write(self) -> None:
+        while True:
+            told = self._changes.get()
+            try:
+                say_dropped(self._root, self._name(), told)
+            except OSError as error:
+                log.warning("what clients dropped cannot be noted: %s", error)

@@ -29,6 +29,7 @@ from ingest.collector.collector import Collector
 from ingest.collector.flow_control import FlowControl
 from ingest.collector.held_record import HeldRecord
 from ingest.collector.part_feed import Tap
+from ingest.collector.statistics import DroppedRecord
 from ingest.collector.stores import Stores, stores_under
 from ingest.collector.trainer_watch import TrainerWatch
 from ingest.server.listening import Access, Listening, ServeError, bind, starting
@@ -173,7 +174,9 @@ class Server:
         if root is None:
             return None
         watch = TrainerWatch(root, self.collector.policies)
-        self._following += [HeldRecord(self.collector, root), watch]
+        collector = self.collector
+        dropped = DroppedRecord(collector.dropped, root, lambda: collector.collector_id)
+        self._following += [HeldRecord(collector, root), dropped, watch]
         return watch
 
     @property

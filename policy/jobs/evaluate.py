@@ -287,6 +287,7 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     sentence = f"{lost} episodes ({share:.1%}) were abandoned or broken: nobody saw their end"
     source = "chosen here: such a loss, if it depends on the action, moves a value as much"
     found.append(at_most("lost_episodes", share, MOST_LOST, sentence, source))
+    found.append(_dropped_check(log))
     unknown = log.excluded.get("no_propensity", 0)
     share = unknown / max(1, seen)
     sentence = f"{unknown} episodes ({share:.1%}) without a propensity"
@@ -299,6 +300,15 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
         sentence = f"no episodes to judge by: {log.left_out()}"
         found.append(at_most("no_episodes", 1, 0, sentence, "nothing says nothing"))
     return found
+
+
+def _dropped_check(log: JudgedLog) -> Diagnostic:
+    """What clients told that they did not log, beside all that the shards hold."""
+    steps, episodes = log.dropped.steps, log.dropped.episodes
+    share = steps / max(1, steps + log.shard_rows)
+    sentence = f"{steps} steps ({share:.1%}) of {episodes} episodes were dropped by full clients"
+    source = "chosen here, as lost_episodes: a full client is busy, which may go with rewards"
+    return at_most("client_dropped", share, MOST_LOST, sentence, source)
 
 
 def _sampled_check(log: JudgedLog) -> Diagnostic:

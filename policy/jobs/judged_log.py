@@ -20,6 +20,7 @@ import numpy.typing as npt
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
 from policy.progress import Progress
+from storage.declarations.dropped_steps import Lost, dropped_steps
 from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import (
     ACTION_LOGP,
@@ -67,6 +68,8 @@ class JudgedLog:
     not_read: Mapping[str, int]  # why -> steps
     skipped: Mapping[str, str]  # damaged shard -> why
     pass_prob: npt.NDArray[np.float64]  # (n,) that an episode was logged
+    shard_rows: int  # steps of all episodes in the shards, judged by or not
+    dropped: Lost  # what clients did not log, as they told the collectors of this root
 
     @property
     def one_step(self) -> bool:
@@ -129,6 +132,8 @@ def read_log(
             for why, n in reader.stats.excluded.items()
         }
         skipped = dict(reader.stats.excluded_shards)
+    rows += sum(not_read.values())
+    dropped = dropped_steps(Path(root))
     if not batches:
         none = np.empty((0, spec.flattener.size), np.float32)
         empty, lengths = SampleBatch(), np.empty(0, np.int64)
@@ -145,6 +150,8 @@ def read_log(
             not_read,
             skipped,
             np.empty(0),
+            rows,
+            dropped,
         )
     steps, lengths = _by_episode(concat_samples(batches), reserve)
     steps, lengths, excluded = _usable(steps, lengths, trained_on)
@@ -168,6 +175,8 @@ def read_log(
         excluded=excluded,
         not_read=not_read,
         skipped=skipped,
+        shard_rows=rows,
+        dropped=dropped,
         pass_prob=np.asarray(steps[PASS_PROB], np.float64)[np.cumsum(lengths) - lengths],
     )
 

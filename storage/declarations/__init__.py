@@ -3,4 +3,11 @@
 Knows spaces, files, and the name of the default policy; nothing of journals or shards.
 """
 
-__all__ = ["declaration", "held_policies", "mapping_functions", "policy_files", "redaction_rules"]
+__all__ = [
+    "declaration",
+    "dropped_steps",
+    "held_policies",
+    "mapping_functions",
+    "policy_files",
+    "redaction_rules",
+]

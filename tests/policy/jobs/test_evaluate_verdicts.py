@@ -21,6 +21,7 @@ from policy.jobs.gate import WITHOUT_EXPLORATION, Gate, publish
 from policy.jobs.train import train
 from policy.networks.policy import Policy
 from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.dropped_steps import Lost, say_dropped
 from storage.declarations.policy_files import save_declaration
 from storage.experience.episode import Part
 from storage.shards.shard import ShardWriter
@@ -249,6 +250,18 @@ def test_episodes_of_a_period_are_chosen(tmp_path: Path) -> None:
     assert trained.rows_trained + trained.rows_held_out == 1000
     later = evaluate(tmp_path, "default", trained.candidate, split="all", since=1000)
     assert (later.episodes, later.excluded) == (1000, {})
+
+
+def test_what_clients_dropped_is_counted(tmp_path: Path) -> None:
+    """Episodes that were never logged leave no rows: their clients' counts tell."""
+    uniform_log(tmp_path, [0.8, 0.4, 0.4, 0.4], n=1900)
+    digest = stored(tmp_path, probabilities(0.97, 0.01, 0.01, 0.01))
+    for steps, verdict in ((90, "better"), (110, "cannot tell")):
+        say_dropped(tmp_path, "0123456789ab", {"client": Lost(episodes=40, steps=steps)})
+        found = evaluate(tmp_path, "default", digest, split="all").judgement
+        (check,) = (one for one in found.diagnostics if one.name == "client_dropped")
+        assert (found.verdict, check.passed) == (verdict, verdict == "better")
+        assert check.sentence.startswith(f"{steps} steps (")
 
 
 def test_nothing_reserved_cannot_be_judged(tmp_path: Path) -> None:
