@@ -17,28 +17,31 @@ done is what its action rule says.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
 from policy.jobs.decisions import Document, Earlier, earlier_of
-from policy.jobs.judged_log import JudgedLog, Lineage, read_log
+from policy.jobs.judged_log import JudgedBlock, JudgedLog, Lineage
+from policy.jobs.judged_sample import Sample, Taken, ahead
 from policy.jobs.report import HELD_OUT, EvaluationError, EvaluationResult, Split
+from policy.jobs.scratch import Scratch
 from policy.ope.cross_fitting import CrossFitted, cross_fit
 from policy.ope.diagnostics import Diagnostic, at_most
 from policy.ope.estimators import ESTIMATORS, Bootstrap, Episodes, Estimate, Interval, StudentT
-from policy.ope.judgement import Bar, Judged, Judgement, Rules, Target, combined, judge
+from policy.ope.judgement import Evidence, Judged, Judgement, Rules, Target
 from policy.ope.value_models import LinearRewardModel
 from policy.progress import Progress, no_progress
 from storage.declarations.policy_files import load_declarations
 from storage.experience.episode import DEFAULT_POLICY
-from storage.experience.sample_batch import ACTION_LOGP, REWARDS
+from storage.experience.sample_batch import ACTION_LOGP, REWARDS, SampleBatch
 from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve
@@ -113,40 +116,47 @@ def evaluate(
         min_ess=min_ess,
         unit=f"values of {reserve.cluster}" if reserve.cluster else "episodes",
     )
-    log = read_log(
-        root,
-        policy_id,
+    log = JudgedLog(
         loaded.policy.spec,
-        reserve=reserve if split == "held_out" else replace(reserve, share=1.0),
-        trained_on=[loaded.lineage, *([live.lineage] if live else [])],
-        manifest=manifest,
-        since=since,
-        until=until,
-        retry_for=retry_for,
-        on_progress=on_progress,
+        reserve if split == "held_out" else replace(reserve, share=1.0),
+        [loaded.lineage, *([live.lineage] if live else [])],
     )
-    before = earlier_of(earlier, loaded.candidate, log.rows, len(log.lengths))
-    judged = _judged(log, loaded, live, _with_earlier(rules, before, alpha_budget))
     asked: dict[str, Any] = {"policy_id": policy_id, "split": split, "cluster": reserve.cluster}
-    asked["evaluation_share"] = reserve.share
-    name = label or f"{policy_id} {str(loaded.name)[:12]}"
-    told = informing.found(loaded.policy, log, estimators)
-    return EvaluationResult(
-        weights=loaded.name, label=name, **asked, **before._asdict(), **judged, **told
-    )
+    asked |= {"evaluation_share": reserve.share, "weights": loaded.name}
+    asked["label"] = label or f"{policy_id} {str(loaded.name)[:12]}"
+    with Scratch() as scratch:
+        gathered = _Gathered(log, loaded, live, rules, scratch)
+        gathered.read(
+            log.blocks(
+                root,
+                policy_id,
+                manifest=manifest,
+                since=since,
+                until=until,
+                retry_for=retry_for,
+                on_progress=on_progress,
+            )
+        )
+        before = earlier_of(earlier, loaded.candidate, log.rows, log.episodes)
+        rules = _with_earlier(rules, before, alpha_budget, in_order=len(log.rows) < 2)
+        judged = _judged(log, live, rules, gathered.judged(rules))
+    told = informing.found(loaded.policy, gathered.sample, log, estimators)
+    return EvaluationResult(**asked, **before._asdict(), **judged, **told)
 
 
-def _judged(log: JudgedLog, loaded: _Loaded, live: _Loaded | None, rules: Rules) -> dict[str, Any]:
+def _judged(
+    log: JudgedLog, live: _Loaded | None, rules: Rules, judgement: Judgement
+) -> dict[str, Any]:
     """The fields of a result that say what was judged, by what, and how it came out."""
     return {
         "gamma": rules.gamma,
         "confidence": rules.confidence,
         "reward_range": rules.reward_range,
         "live": None if live is None else live.version,
-        "judgement": _judgement(log, loaded, live, rules),
-        "episodes": len(log.lengths),
+        "judgement": judgement,
+        "episodes": log.episodes,
         "rows": log.rows,
-        "excluded": log.excluded,
+        "excluded": dict(log.excluded),
         "not_read": log.not_read,
         "skipped": log.skipped,
     }
@@ -158,9 +168,9 @@ def _declared_range(root: Path | str, policy_id: str) -> tuple[float, float] | N
     return None if declaration is None else declaration.reward_range
 
 
-def _with_earlier(rules: Rules, before: Earlier, budget: float | None) -> Rules:
+def _with_earlier(rules: Rules, before: Earlier, budget: float | None, *, in_order: bool) -> Rules:
     confidence = rules.confidence if budget is None else _spent(budget, before.others + 1)
-    return replace(rules, looks=before.looks, confidence=confidence)
+    return replace(rules, looks=before.looks, confidence=confidence, in_order=in_order)
 
 
 def _spent(budget: float, number: int) -> float:
@@ -229,44 +239,99 @@ def _live_bar(store: WeightStore, judged: _Loaded) -> _Loaded | None:
 # --- the judgement ---------------------------------------------------------------------------
 
 
-def _judgement(log: JudgedLog, judged: _Loaded, live: _Loaded | None, rules: Rules) -> Judgement:
-    counted = [*_counted(log, live), _certain_check(log, judged.policy)]
-    spec = judged.policy.spec
+class _Gathered:
+    """Reads a log once: evidence of it, a sample for the estimates, and what is left out.
+
+    Blocks are prepared, and policies asked, by several threads; the sums are in order.
+    """
+
+    def __init__(
+        self,
+        log: JudgedLog,
+        judged: _Loaded,
+        live: _Loaded | None,
+        rules: Rules,
+        scratch: Scratch,
+    ) -> None:
+        self._log, self._policy, self._live = log, judged.policy, live
+        self._told, self._bar = _comparable(judged.policy.spec, live)
+        names = ["the logging policy"]
+        if self._bar is not None and live is not None:
+            names.insert(0, f"live version {live.version}")
+        self._evidence = Evidence(names, rules, scratch.column)
+        self._certain = self._kept = 0.0  # steps of probability 1; the candidate's share of them
+        self.sample = Sample()
+
+    def read(self, batches: Iterable[SampleBatch]) -> None:
+        for block, candidate, bar, kept in ahead(self._asked, batches):
+            units = self._log.note(block)
+            self._certain, self._kept = self._certain + block.certain.count, self._kept + kept
+            self.sample.add(block, units)
+            if candidate is None or not block.lengths.size:
+                continue
+            policies = [None] if bar is None else [bar, None]
+            self._evidence.add(self._data(block, units), candidate, policies)
+
+    def judged(self, rules: Rules) -> Judgement:
+        apart = max(0.0, 1 - self._kept / self._certain) if self._certain else 0.0
+        counted = [*_counted(self._log, self._live), _certain_check(self._log, apart), *self._told]
+        return self._evidence.judged(rules, counted)
+
+    def _asked(self, batch: SampleBatch) -> tuple[JudgedBlock, Target | None, Target | None, float]:
+        """(block, the candidate, the live version, the candidate's share of certain steps)."""
+        block, policy, kept = self._log.prepared(batch), self._policy, 0.0
+        if not policy.spec.has_propensity:
+            return block, None, None, 0.0
+        if block.certain.count:
+            actions = columns_of(policy.spec.action, "actions", block.certain)
+            flat = policy.flatten(columns_of(policy.spec.observation, "obs", block.certain))
+            kept = float(np.exp(policy.logp(flat, actions)).sum())
+        bar = None if self._bar is None else _target(self._bar, block)
+        return block, _target(policy, block), bar, kept
+
+    def _data(self, block: JudgedBlock, units: npt.NDArray[np.int64] | None) -> Judged:
+        space = self._policy.spec.action
+        start = space.start if isinstance(space, Discrete) else 0
+        taken = None
+        if isinstance(space, Discrete):
+            taken = block.steps["actions"].astype(np.int64) - start
+        return Judged(
+            rewards=np.asarray(block.steps[REWARDS], np.float64),
+            lengths=block.lengths,
+            behaviour_logp=np.asarray(block.steps[ACTION_LOGP], np.float64),
+            flat=block.flat,
+            taken=taken,
+            start=start,
+            discrete=self._policy.spec.layout.is_discrete,
+            units=units,
+            pass_prob=block.pass_prob,
+        )
+
+
+def _comparable(
+    spec: PolicySpec, live: _Loaded | None
+) -> tuple[list[Diagnostic], NumpyPolicy | None]:
+    """(why there is nothing to compare, the live policy if it is a bar)."""
+    told = []
     if not spec.has_propensity:
-        counted.append(at_most("no_density", 1, 0, f"the candidate's {_NO_DENSITY}: use a canary"))
-    if live is not None and live.policy.spec.action != spec.action:
-        sentence = f"live version {live.version} has another action space: use a canary"
-        counted.append(at_most("live_action_space", 1, 0, sentence))
-        live = None
-    elif live is not None and not live.policy.spec.has_propensity:
-        sentence = f"live version {live.version}: its {_NO_DENSITY}: use a canary"
-        counted.append(at_most("live_no_density", 1, 0, sentence))
-        live = None
-    bars = [Bar("the logging policy")]
-    if not log.lengths.size or not spec.has_propensity:
-        return combined([], counted)
-    taken = None
-    if isinstance(spec.action, Discrete):
-        taken = log.steps["actions"].astype(np.int64) - spec.action.start
-    data = Judged(
-        rewards=np.asarray(log.steps[REWARDS], np.float64),
-        lengths=log.lengths,
-        behaviour_logp=np.asarray(log.steps[ACTION_LOGP], np.float64),
-        flat=log.flat,
-        taken=taken,
-        start=spec.action.start if isinstance(spec.action, Discrete) else 0,
-        discrete=spec.layout.is_discrete,
-        units=log.units,
-        pass_prob=log.pass_prob,
-    )
-    if live is not None:
-        bars.insert(0, Bar(f"live version {live.version}", _target(live.policy, log)))
-    return judge(data, _target(judged.policy, log), bars, rules, counted)
+        told.append(at_most("no_density", 1, 0, f"the candidate's {_NO_DENSITY}: use a canary"))
+    if live is None:
+        return told, None
+    who = f"live version {live.version}"
+    if live.policy.spec.action != spec.action:
+        sentence = f"{who} has another action space: use a canary"
+        return [*told, at_most("live_action_space", 1, 0, sentence)], None
+    if not live.policy.spec.has_propensity:
+        sentence = f"{who}: its {_NO_DENSITY}: use a canary"
+        return [*told, at_most("live_no_density", 1, 0, sentence)], None
+    return told, live.policy
 
 
-def _target(policy: NumpyPolicy, log: JudgedLog) -> Target:
-    actions = columns_of(policy.spec.action, "actions", log.steps)
-    flat = policy.flatten(columns_of(policy.spec.observation, "obs", log.steps))
+def _target(policy: NumpyPolicy, block: JudgedBlock) -> Target:
+    if not block.lengths.size:
+        return Target(np.empty(0))
+    actions = columns_of(policy.spec.action, "actions", block.steps)
+    flat = policy.flatten(columns_of(policy.spec.observation, "obs", block.steps))
     discrete = isinstance(policy.spec.action, Discrete)
     return Target(policy.logp(flat, actions), policy.probabilities(flat) if discrete else None)
 
@@ -276,12 +341,12 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     trained = log.excluded.get("in_lineage", 0)
     whom = "the candidate" if live is None else f"the candidate or live version {live.version}"
     sentence = f"{trained} episodes left out: {whom} was trained on them"
-    none = not log.lengths.size
+    none = not log.episodes
     found = [at_most("in_lineage", trained, None, sentence)]
     if not log.reserve.share or (trained and none):
         sentence = "nothing was reserved: train with --evaluation-share, or use a canary"
         found.append(at_most("nothing_reserved", 1, 0, sentence, "training sees what it is given"))
-    seen = sum(log.excluded.values()) - trained + len(log.lengths)
+    seen = sum(log.excluded.values()) - trained + log.episodes
     lost = log.excluded.get("abandoned", 0) + log.excluded.get("broken", 0)
     share = lost / max(1, seen)
     sentence = f"{lost} episodes ({share:.1%}) were abandoned or broken: nobody saw their end"
@@ -313,26 +378,19 @@ def _dropped_check(log: JudgedLog) -> Diagnostic:
 
 def _sampled_check(log: JudgedLog) -> Diagnostic:
     """Logging that kept some episodes: by pass_prob, which may differ from episode to episode."""
-    sampled = int((log.pass_prob < 1).sum())
-    sentence = f"{sampled} episodes whose logging was sampled"
-    several = len(np.unique(log.pass_prob)) > 1
-    torn = several and len(np.unique(log.units)) < len(log.units)
-    if torn:
-        sentence += f": {log.reserve.cluster or 'an id'} has several, logged by different chances"
+    sentence = f"{log.sampled} episodes whose logging was sampled"
+    if log.torn:
+        sentence += f": a value of {log.reserve.cluster} has several, logged by different chances"
     source = "the mean of a unit needs all its episodes, or as many of each kind"
-    return at_most("sampled_log", sampled, 0 if torn else None, sentence, source)
+    return at_most("sampled_log", log.sampled, 0 if log.torn else None, sentence, source)
 
 
-def _certain_check(log: JudgedLog, policy: NumpyPolicy) -> Diagnostic:
+def _certain_check(log: JudgedLog, apart: float) -> Diagnostic:
     """Steps of probability 1: where the candidate does something else, nobody knows what follows.
 
-    Its value is the share of the log's episodes times the candidate's probability of doing so.
+    `apart` is how often it does; the value is that times the share of the log's episodes.
     """
-    episodes, apart = log.excluded.get("certain", 0), 0.0
-    if log.certain.count:
-        actions = columns_of(policy.spec.action, "actions", log.certain)
-        flat = policy.flatten(columns_of(policy.spec.observation, "obs", log.certain))
-        apart = max(0.0, 1 - float(np.exp(policy.logp(flat, actions)).mean()))
+    episodes = log.excluded.get("certain", 0)
     share = episodes / max(1, log.candidates)
     sentence = f"{episodes} episodes ({share:.1%}) with steps of probability 1 are left out"
     if episodes:
@@ -361,21 +419,22 @@ class _Estimating:
         self._interval()  # refuses a confidence outside (0, 1)
 
     def found(
-        self, policy: NumpyPolicy, log: JudgedLog, names: Sequence[str] | None
+        self, policy: NumpyPolicy, sample: Sample, log: JudgedLog, names: Sequence[str] | None
     ) -> dict[str, Any]:
         """The fields of a result that inform."""
-        target, unavailable = self.all(policy, log, names)
+        names = _fitting(policy.spec, log) if names is None else names
+        taken = sample.taken(log.excluded)
+        target, unavailable = self.all(policy, taken, names)
         behaviour = None
-        if log.lengths.size:
-            behaviour = self.one("v_behavior", _episodes(log, policy))
+        if taken is not None:
+            behaviour = self.one("v_behavior", _episodes(taken, policy))
         return {"target": tuple(target), "behaviour": behaviour, "unavailable": unavailable}
 
     def all(
-        self, policy: NumpyPolicy, log: JudgedLog, names: Sequence[str] | None
+        self, policy: NumpyPolicy, log: Taken | None, names: Sequence[str]
     ) -> tuple[list[Estimate], dict[str, str]]:
         """(estimates, estimator -> why there is none)."""
-        names = _fitting(policy.spec, log) if names is None else names
-        if not log.lengths.size:
+        if log is None:
             return [], dict.fromkeys(names, "no episodes to judge by")
         if not policy.spec.has_propensity:
             return [], dict.fromkeys(names, _NO_DENSITY)
@@ -402,7 +461,7 @@ class _Estimating:
             return StudentT(self.confidence)
         return Bootstrap(np.random.default_rng(self.seed), self.confidence)
 
-    def _fit(self, policy: NumpyPolicy, log: JudgedLog) -> tuple[CrossFitted | None, str]:
+    def _fit(self, policy: NumpyPolicy, log: Taken) -> tuple[CrossFitted | None, str]:
         """q and v cross-fitted over the episodes, or why there are none."""
         space = policy.spec.action
         if not isinstance(space, Discrete):
@@ -424,7 +483,7 @@ class _Estimating:
         ), ""
 
 
-def _episodes(log: JudgedLog, policy: NumpyPolicy, fitted: CrossFitted | None = None) -> Episodes:
+def _episodes(log: Taken, policy: NumpyPolicy, fitted: CrossFitted | None = None) -> Episodes:
     """The log with the target policy's logp, if it has one, and q and v of a fitted model."""
     actions = columns_of(policy.spec.action, "actions", log.steps)
     known = policy.spec.has_propensity

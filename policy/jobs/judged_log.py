@@ -1,16 +1,19 @@
-"""The episodes that a candidate is judged by, read from shards, and why the others are not.
+"""The episodes that a candidate is judged by, read from shards block by block, and why the others
+are not.
 
-log = read_log(root, policy_id, spec, reserve=Reserve(0.3), trained_on=[lineage, ...])
-log.lengths, log.excluded            # whole episodes with propensities; reason -> episodes
+    log = JudgedLog(spec, Reserve(0.3), trained_on=[lineage, ...])
+    for block in log.blocks(root, policy_id, ...):   # whole episodes with propensities
+        ...
+    log.excluded                                     # reason -> episodes, when all are read
 
-Episodes stand in the order in which the collector received their last step: what was judged before
-comes before what is new, as a bound needs that is looked at several times. The episodes of a unit
-(storage.reading.shard_reader.Reserve) stand together.
+Episodes stand in the order of their ordinals: in one stream, what was judged before comes before
+what is new, as a bound needs that is looked at several times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,59 +35,160 @@ from storage.experience.sample_batch import (
     STREAM,
     SampleBatch,
     T,
-    concat_samples,
 )
 from storage.reading.ledger import Ledger, Ranges
-from storage.reading.shard_reader import Reserve, ShardReader
+from storage.reading.shard_reader import EndOfInput, Reserve, ShardReader
 from storage.spaces.descriptors import Discrete
 
-__all__ = ["CERTAIN_LOGP", "JudgedLog", "read_log"]
+__all__ = ["CERTAIN_LOGP", "JudgedBlock", "JudgedLog"]
 
 Lineage = Mapping[str, RangeSet]
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
 
-PASS_PROB, RECEIVED = "pass_prob", "received_ts"
-_COLUMNS = (
-    EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, AGENT_ID, "ended", PASS_PROB, RECEIVED,
-)  # fmt: skip
+PASS_PROB = "pass_prob"
+_COLUMNS = (EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, AGENT_ID, "ended", PASS_PROB)
 
 CERTAIN_LOGP = -1e-12
 """Above it a propensity is 1: the logging policy did not choose, and no other action was possible.
 """
+BLOCK_ROWS = 1 << 16
+BLOCK_CELLS = 1 << 22  # numbers of a block's observations
 
 
 @dataclass(frozen=True, eq=False)
-class JudgedLog:
+class JudgedBlock:
     """Whole episodes with propensities: their steps one behind the other, S in all."""
 
     steps: SampleBatch
     flat: npt.NDArray[np.float32]  # (S, D) observations
-    lengths: npt.NDArray[np.int64]  # (n,)
-    units: npt.NDArray[np.int64]  # (n,) which unit an episode is of
-    reserve: Reserve
+    lengths: IntArray  # (n,)
+    names: list[str]  # (n,) of the unit that each episode is of
     certain: SampleBatch  # the steps of probability 1, which are left out with their episodes
     certain_flat: npt.NDArray[np.float32]
-    candidates: int  # whole episodes with propensities, those with certain steps too
     excluded: Mapping[str, int]  # why -> episodes
-    not_read: Mapping[str, int]  # why -> steps
-    skipped: Mapping[str, str]  # damaged shard -> why
-    pass_prob: npt.NDArray[np.float64]  # (n,) that an episode was logged
-    shard_rows: int  # steps of all episodes in the shards, judged by or not
-    dropped: Lost  # what clients did not log, as they told the collectors of this root
 
     @property
-    def one_step(self) -> bool:
-        return bool((self.lengths == 1).all())
+    def starts(self) -> IntArray:
+        return np.cumsum(self.lengths) - self.lengths
 
     @property
-    def rows(self) -> dict[str, list[int]]:
-        """Stream -> first and last ordinal that is judged by."""
-        found: dict[str, list[int]] = {}
-        if self.steps.count:
-            streams = self.steps[STREAM].astype(str)
-            for stream in np.unique(streams):
-                ordinals = self.steps[ORDINAL][streams == stream]
-                found[str(stream)] = [int(ordinals.min()), int(ordinals.max())]
-        return found
+    def pass_prob(self) -> npt.NDArray[np.float64]:
+        """(n,) that an episode was logged."""
+        return np.asarray(self.steps[PASS_PROB], np.float64)[self.starts]
+
+
+class JudgedLog:
+    """Which episodes are judged by, and what was counted of all of them when they are read."""
+
+    def __init__(self, spec: PolicySpec, reserve: Reserve, trained_on: Sequence[Lineage]) -> None:
+        """`trained_on`: lineages of policies; none of their episodes is judged by."""
+        self.reserve, self._spec, self._trained_on = reserve, spec, trained_on
+        self.episodes = self.candidates = 0  # judged by; with those that have certain steps
+        self.excluded: Counter[str] = Counter()  # why -> episodes
+        self.not_read: dict[str, int] = {}  # why -> steps
+        self.skipped: dict[str, str] = {}  # damaged shard -> why
+        self.rows: dict[str, list[int]] = {}  # stream -> first and last ordinal that is judged by
+        self.shard_rows = 0  # steps of all episodes in the shards, judged by or not
+        self.dropped = Lost(0, 0)  # what clients did not log, as they told this root's collectors
+        self.one_step = True
+        self.sampled = 0  # episodes of which logging kept only some like them
+        self._chances = (1.0, 0.0)  # the least and the largest pass_prob
+        self._units: dict[str, int] = {}
+
+    @property
+    def torn(self) -> bool:
+        """Whether a unit has several episodes, and they were logged by different chances."""
+        several = self._chances[0] < self._chances[1]
+        return several and bool(self._units) and len(self._units) < self.episodes
+
+    def blocks(
+        self,
+        root: Path | str,
+        policy_id: str,
+        *,
+        manifest: Mapping[str, Ranges] | None,
+        since: int | None,
+        until: int | None,
+        retry_for: float,
+        on_progress: Progress,
+    ) -> Iterator[SampleBatch]:
+        """Whole episodes as they were logged; `prepared` and `note` make something of them."""
+        rows = 0
+        self.dropped = dropped_steps(Path(root))
+        size = self._spec.flattener.size
+        with ShardReader(
+            root,
+            policy_id=policy_id,
+            mode="episodes",
+            batch_size=max(1, min(BLOCK_ROWS, BLOCK_CELLS // max(1, size))),
+            select=self.reserve.rows,
+            ordinals=manifest,
+            since=since,
+            until=until,
+            incomplete=True,
+            columns=tuple(dict.fromkeys((*_COLUMNS, *self.reserve.columns))),
+            retry_for=retry_for,
+        ) as reader:
+            while True:
+                try:
+                    batch = reader.next()
+                except EndOfInput:
+                    break
+                rows += batch.count
+                on_progress("reading", rows, None)
+                yield batch
+            self.not_read = {
+                ("other_split" if why == "select" else why): n
+                for why, n in reader.stats.excluded.items()
+            }
+            self.skipped = dict(reader.stats.excluded_shards)
+        self.shard_rows = rows + sum(self.not_read.values())
+
+    def prepared(self, steps: SampleBatch) -> JudgedBlock:
+        """What is judged by of a batch; several threads may ask at a time."""
+        spec = self._spec
+        steps, lengths, excluded = _usable(steps, _lengths(steps), self._trained_on)
+        certain = np.zeros(steps.count, np.bool_)
+        if not isinstance(spec.action, Discrete) or spec.action.n > 1:
+            certain = np.asarray(steps[ACTION_LOGP] >= CERTAIN_LOGP) & spec.layout.is_discrete
+        left = steps.take(certain)
+        steps, lengths, gone = _without(steps, lengths, _any(certain, lengths))
+        if gone:
+            excluded["certain"] = gone
+        return JudgedBlock(
+            steps=steps,
+            flat=_flat(spec, steps),
+            lengths=lengths,
+            names=self.reserve.units(steps.take(np.cumsum(lengths) - lengths)),
+            certain=left,
+            certain_flat=_flat(spec, left),
+            excluded=excluded,
+        )
+
+    def note(self, block: JudgedBlock) -> IntArray | None:
+        """Count a block; the number (n,) of each episode's unit, None where each is its own."""
+        self.episodes += len(block.lengths)
+        self.excluded.update(block.excluded)
+        self.candidates += len(block.lengths) + block.excluded.get("certain", 0)
+        if not block.lengths.size:
+            return None
+        self.one_step &= bool((block.lengths == 1).all())
+        streams = block.steps[STREAM].astype(str)
+        for stream in np.unique(streams):
+            ordinals = block.steps[ORDINAL][streams == stream]
+            first, last = self.rows.get(str(stream), [2**63 - 1, -1])
+            self.rows[str(stream)] = [
+                min(first, int(ordinals.min())),
+                max(last, int(ordinals.max())),
+            ]
+        chances, (low, high) = block.pass_prob, self._chances
+        self.sampled += int((chances < 1).sum())
+        self._chances = min(low, float(chances.min())), max(high, float(chances.max()))
+        if not self.reserve.cluster:
+            return None
+        known = self._units
+        return np.array([known.setdefault(name, len(known)) for name in block.names], np.int64)
 
     def left_out(self) -> str:
         """What was not used, in words."""
@@ -93,127 +197,17 @@ class JudgedLog:
         return ", ".join([*counts, *self.skipped.values()]) or "none were found"
 
 
-def read_log(
-    root: Path | str,
-    policy_id: str,
-    spec: PolicySpec,
-    *,
-    reserve: Reserve,
-    trained_on: Sequence[Lineage],
-    manifest: Mapping[str, Ranges] | None,
-    since: int | None,
-    until: int | None,
-    retry_for: float,
-    on_progress: Progress,
-) -> JudgedLog:
-    """The reserved episodes of the log, in memory.
-
-    `trained_on`: lineages (stream -> ordinals) of policies; none of their episodes is judged by.
-    """
-
-    batches: list[SampleBatch] = []
-    rows = 0
-    with ShardReader(
-        root,
-        policy_id=policy_id,
-        select=reserve.rows,
-        ordinals=manifest,
-        since=since,
-        until=until,
-        columns=tuple(dict.fromkeys((*_COLUMNS, *reserve.columns))),
-        retry_for=retry_for,
-    ) as reader:
-        for batch in reader:
-            batches.append(batch)
-            rows += batch.count
-            on_progress("reading", rows, None)
-        not_read = {
-            ("other_split" if why == "select" else why): n
-            for why, n in reader.stats.excluded.items()
-        }
-        skipped = dict(reader.stats.excluded_shards)
-    rows += sum(not_read.values())
-    dropped = dropped_steps(Path(root))
-    if not batches:
-        none = np.empty((0, spec.flattener.size), np.float32)
-        empty, lengths = SampleBatch(), np.empty(0, np.int64)
-        return JudgedLog(
-            empty,
-            none,
-            lengths,
-            lengths,
-            reserve,
-            empty,
-            none,
-            0,
-            {},
-            not_read,
-            skipped,
-            np.empty(0),
-            rows,
-            dropped,
-        )
-    steps, lengths = _by_episode(concat_samples(batches), reserve)
-    steps, lengths, excluded = _usable(steps, lengths, trained_on)
-    candidates = len(lengths)
-    certain = np.zeros(steps.count, np.bool_)
-    if not isinstance(spec.action, Discrete) or spec.action.n > 1:
-        certain = np.asarray(steps[ACTION_LOGP] >= CERTAIN_LOGP) & spec.layout.is_discrete
-    left = steps.take(certain)
-    steps, lengths, gone = _without(steps, lengths, _any(certain, lengths))
-    if gone:
-        excluded["certain"] = gone
-    return JudgedLog(
-        steps=steps,
-        flat=_flat(spec, steps),
-        lengths=lengths,
-        units=_numbered(reserve.units(steps.take(np.cumsum(lengths) - lengths))),
-        reserve=reserve,
-        certain=left,
-        certain_flat=_flat(spec, left),
-        candidates=candidates,
-        excluded=excluded,
-        not_read=not_read,
-        skipped=skipped,
-        shard_rows=rows,
-        dropped=dropped,
-        pass_prob=np.asarray(steps[PASS_PROB], np.float64)[np.cumsum(lengths) - lengths],
-    )
-
-
 def _flat(spec: PolicySpec, steps: SampleBatch) -> npt.NDArray[np.float32]:
     return spec.flattener.columns(columns_of(spec.observation, "obs", steps))
 
 
-def _numbered(names: list[str]) -> npt.NDArray[np.int64]:
-    """Equal names by equal numbers, in order of their first appearance."""
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
-
-
-def _by_episode(steps: SampleBatch, reserve: Reserve) -> tuple[SampleBatch, npt.NDArray[np.int64]]:
-    """(steps by episode and t, length of each episode), episodes as they were received, after the
-    others of their unit."""
-    keys = [
-        np.unique(steps[STREAM].astype(str), return_inverse=True)[1],
-        steps[EPISODE_ORDINAL],
-        np.unique(steps[AGENT_ID].astype(str), return_inverse=True)[1],
-    ]
-    order = np.lexsort((steps[T], *reversed(keys)))
-    first = np.zeros(steps.count, np.bool_)
-    first[0] = True
-    for key in keys:
-        first[1:] |= np.diff(key[order]) != 0
-    starts = np.flatnonzero(first)
-    lengths = np.diff(np.append(starts, steps.count))
-    received = np.maximum.reduceat(steps[RECEIVED][order], starts)
-    place = np.argsort(received, kind="stable")
-    units = _numbered(reserve.units(steps.take(order[starts[place]])))
-    place = place[np.argsort(units, kind="stable")]
-    begins = np.repeat(starts[place], lengths[place])
-    ends = np.cumsum(lengths[place])
-    within = np.arange(steps.count) - np.repeat(ends - lengths[place], lengths[place])
-    return steps.take(order[begins + within]), lengths[place]
+def _lengths(steps: SampleBatch) -> IntArray:
+    """(n,) rows of each episode, or of each agent's track; they stand one behind the other."""
+    begins = np.zeros(steps.count, np.bool_)
+    begins[:1] = True
+    for name in (STREAM, EPISODE_ORDINAL, AGENT_ID):
+        begins[1:] |= steps[name][1:] != steps[name][:-1]
+    return np.diff(np.append(np.flatnonzero(begins), steps.count))
 
 
 def _usable(

@@ -11,7 +11,8 @@ confidence sequences, section 4, for weighted rewards.
 The bound needs each number's range, from outside of the data: an observed maximum voids it. It does
 not need a variance, many events, or a normal limit. The wealth falls as m grows, so that the bound
 is a root, found by bracketing; a grid of candidates for m would miss it where its step is wide.
-Pure: the bets depend on the numbers before them alone, in the order given.
+Pure: the bets depend on the numbers before them alone, in the order given. Numbers may come as a
+column (policy.ope.columns), which is read block by block.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
+
+from policy.ope.columns import Column, Numbers, column_of, combined, ends, moments
 
 __all__ = ["betting_interval", "wealth_against"]
 
@@ -35,7 +38,7 @@ FIRST_VARIANCE = 0.01
 
 
 def betting_interval(
-    values: FloatArray,
+    values: Numbers,
     *,
     limits: tuple[float, float],
     error: float,
@@ -55,39 +58,40 @@ def betting_interval(
     least, most = limits
     if not least < most:
         raise ValueError(f"limits: expected low < high, got {limits}")
-    numbers = np.asarray(values, np.float64)
+    numbers = column_of(values)
     if numbers.size == 0:
         return -math.inf, math.inf
-    if not (numbers >= least).all() or not (numbers <= most).all():
-        found = (float(numbers.min()), float(numbers.max()))
+    found = ends(numbers)
+    if not (found[0] >= least and found[1] <= most):
         raise ValueError(f"values: expected numbers in {limits}, got {found}")
-    low = _lower(numbers, least, error, sequence)
+    low, high = -math.inf, math.inf
+    if math.isfinite(least):
+        low = _lower(numbers, least, error, sequence)
     # Nothing is above the upper limit, and the mean of the numbers turned round is bounded alike.
-    high = -_lower(-numbers, -most, error, sequence)
+    if math.isfinite(most):
+        high = -_lower(combined(np.negative, numbers), -most, error, sequence)
     return max(low, least), min(high, most)
 
 
 def wealth_against(
-    values: FloatArray, mean: float, *, least: float, error: float, sequence: bool = False
+    values: Numbers, mean: float, *, least: float, error: float, sequence: bool = False
 ) -> float:
     """The log of the wealth after betting that the mean of `values` is above `mean`.
 
     Every number is `least` or more. Above log(1 / error) the mean is above `mean`, but for an
     error. With `sequence` it is the highest wealth on the way.
     """
-    bets = _bets(np.asarray(values, np.float64), least, error, sequence)
-    return _log_wealth(np.asarray(values, np.float64), bets, mean, least, sequence)
+    numbers = column_of(values)
+    return _log_wealth(numbers, _bets(numbers, least, error, sequence), mean, least, sequence)
 
 
-def _lower(values: FloatArray, least: float, error: float, sequence: bool) -> float:
-    if not math.isfinite(least):
-        return -math.inf
+def _lower(values: Column, least: float, error: float, sequence: bool) -> float:
     bets, threshold = _bets(values, least, error, sequence), math.log(1 / error)
 
     def surplus(mean: float) -> float:
         return _log_wealth(values, bets, mean, least, sequence) - threshold
 
-    return _root(surplus, least, float(values.mean()))
+    return _root(surplus, least, moments(values)[0])
 
 
 def _root(surplus: Callable[[float], float], least: float, mean: float) -> float:
@@ -103,26 +107,33 @@ def _root(surplus: Callable[[float], float], least: float, mean: float) -> float
     return root
 
 
-def _bets(values: FloatArray, least: float, error: float, sequence: bool) -> FloatArray:
+def _bets(values: Column, least: float, error: float, sequence: bool) -> Column:
     """(n,) stakes per unit: sqrt(2 log(1/error) / (variance n)), each from the numbers before it.
 
     Waudby-Smith & Ramdas 2024, eq. 15 (n for one look; t log(1 + t) at step t for a sequence) and
     eq. 26 for the variance.
     """
-    n = values.size
-    count = np.arange(1, n + 1, dtype=np.float64)
-    means = np.cumsum(values) / count
+    bets = values.like()
     first = FIRST_VARIANCE * least**2 if least else FIRST_VARIANCE
-    spread = (first + np.cumsum((values - means) ** 2)) / count
-    variance = np.concatenate(([first], spread[:-1]))
-    times = count * np.log1p(count) if sequence else float(n)
-    stakes: FloatArray = np.sqrt(2 * math.log(1 / error) / (variance * times))
-    return stakes
+    known, total, squares, variance = 0, 0.0, 0.0, first
+    for block in values.blocks():
+        count = np.arange(known + 1, known + block.size + 1, dtype=np.float64)
+        sums = total + np.cumsum(block)
+        spread = squares + np.cumsum((block - sums / count) ** 2)
+        variances = np.concatenate(([variance], ((first + spread) / count)[:-1]))
+        times = count * np.log1p(count) if sequence else float(values.size)
+        bets.append(np.sqrt(2 * math.log(1 / error) / (variances * times)))
+        known, total, squares = known + block.size, float(sums[-1]), float(spread[-1])
+        variance = (first + squares) / known
+    return bets
 
 
-def _log_wealth(
-    values: FloatArray, bets: FloatArray, mean: float, least: float, sequence: bool
-) -> float:
-    stakes = np.minimum(bets, LARGEST_STAKE / (mean - least))
-    gains = np.log1p(stakes * (values - mean))
-    return float(np.cumsum(gains).max()) if sequence else float(gains.sum())
+def _log_wealth(values: Column, bets: Column, mean: float, least: float, sequence: bool) -> float:
+    total, highest = 0.0, -math.inf
+    most = LARGEST_STAKE / (mean - least)
+    for block, stakes in zip(values.blocks(), bets.blocks(), strict=True):
+        gains = np.log1p(np.minimum(stakes, most) * (block - mean))
+        if sequence:
+            highest = max(highest, total + float(np.cumsum(gains).max()))
+        total += float(gains.sum())
+    return highest if sequence else total

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
 from policy.ope.betting import LARGEST_STAKE, betting_interval
+from policy.ope.columns import Numbers, column_of, moments
 from policy.ope.differences import Differences
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "skewed_t_interval",
 ]
 
-FloatArray = npt.NDArray[np.float64]
 Verdict: TypeAlias = Literal["better", "worse", "cannot tell"]
 Bound: TypeAlias = Literal["betting", "sequence", "student"]
 
@@ -99,13 +98,14 @@ def compare(
 ) -> Comparison:
     """Judge by an interval of which each end fails with a probability of at most `error`.
 
-    `looks`: how often this candidate was judged before, on fewer episodes of the same log. Units
-    of several episodes grow between looks, so that no sequence holds: each look has a share of the
-    error.
+    `looks`: how often this candidate was judged before, on fewer episodes of the same log. Where
+    more episodes would change the numbers or their order, as of units that grow, no sequence holds:
+    each look has a share of the error.
     """
-    values, n = differences.values, differences.values.size
+    values = column_of(differences.values)
+    n, (mean, variance, _) = values.size, moments(values)
     limited = math.isfinite(differences.least) or math.isfinite(differences.most)
-    sequence = limited and looks > 0 and not differences.clustered
+    sequence = limited and looks > 0 and differences.in_order
     bound: Bound = ("sequence" if sequence else "betting") if limited else "student"
     spent = error * FIRST_LOOK
     if looks:
@@ -125,11 +125,11 @@ def compare(
         )[1]
     else:
         low, high = skewed_t_interval(values, spent)
-    stderr = float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else math.inf
+    stderr = math.sqrt(variance / (n - 1)) if n > 1 else math.inf
     found = Comparison(
         bar=bar,
         verdict=BETTER if low > 0 else WORSE if high < 0 else CANNOT_TELL,
-        difference=float(values.mean()),
+        difference=mean,
         stderr=stderr,
         interval=(low, high),
         error=spent,
@@ -143,7 +143,7 @@ def compare(
     return replace(found, missing=_missing(found)) if found.verdict == CANNOT_TELL else found
 
 
-def skewed_t_interval(values: FloatArray, error: float) -> tuple[float, float]:
+def skewed_t_interval(values: Numbers, error: float) -> tuple[float, float]:
     """Student's t for the mean, corrected for skewness; each end fails with about `error`.
 
     Hall 1992, On the removal of skewness by transformation, section 2: with a = skewness / sqrt(n),
@@ -153,13 +153,11 @@ def skewed_t_interval(values: FloatArray, error: float) -> tuple[float, float]:
     n = values.size
     if n < 2:
         return -math.inf, math.inf
-    center = float(values.mean())
-    apart = values - center
-    variance = float(apart @ apart) / n
+    center, variance, third = moments(column_of(values))
     if variance == 0:
         return center, center
     stderr = math.sqrt(variance / (n - 1))
-    a = float((apart**3).mean()) / variance**1.5 / math.sqrt(n)
+    a = third / variance**1.5 / math.sqrt(n)
     quantile = float(stdtrit(n - 1, 1 - error))
     return (
         center - stderr * _inverse_hall(quantile, a),

@@ -5,22 +5,27 @@ episodes of one step it knows the reward; in longer ones it is fitted again and 
 of each step plus what its last fit says that the target policy gets from the next one: fitted Q
 evaluation.
 
-`score_by_earlier` scores decisions of one step by models that were fitted on the rows before
-them, as a bound needs that is looked at several times, or that bets on one row after the other.
+`EarlierScores` scores decisions of one step by models that were fitted on the rows before them, as
+a bound needs that is looked at several times, or that bets on one row after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from policy.ope.value_models import RewardModel, expected_value
+from policy.ope.value_models import (
+    BoundedRewardModel,
+    LinearRewardModel,
+    RewardModel,
+    expected_value,
+)
 
-__all__ = ["CrossFitted", "cross_fit", "score_by_earlier"]
+__all__ = ["CrossFitted", "EarlierScores", "cross_fit"]
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -86,48 +91,63 @@ def cross_fit(
     return CrossFitted(q, v, fold)
 
 
-def score_by_earlier(
-    make_model: Callable[[], RewardModel],
-    obs: npt.ArrayLike,
-    actions: npt.ArrayLike,
-    rewards: npt.ArrayLike,
-    targets: Sequence[npt.ArrayLike],
-    *,
-    start: float,
-    units: npt.ArrayLike | None = None,
-) -> tuple[FloatArray, list[FloatArray]]:
-    """(q of the actions taken (n,), v (n,) of each target), row i by rows before i alone.
+class EarlierScores:
+    """q and v of one-step decisions by a linear model of the rows before them, block by block.
 
-    One-step decisions in the order that they came in: obs (n, *obs), actions, rewards (n,), each
-    target's probabilities (n, A). The first 64 have no model and get `start`; each later stretch
-    is as long as all before it, whose model scores it: the same one however many rows follow, as a
-    bound needs that is looked at several times. Karampatziakis, Mineiro & Ramdas 2021, section 5.2,
-    with predictable control variates. `units` (n,): rows of one unit, which stand together, are
-    scored by one model.
+    The first 64 rows have no model: q and v are the middle of the limits, or without limits the
+    mean of their rewards. Each later stretch is as long as all before it, whose model scores it:
+    the same one however many rows follow, as a bound needs that is looked at several times. Values
+    are kept within the limits, without any within the rewards that the model has seen.
+    Karampatziakis, Mineiro & Ramdas 2021, section 5.2, with predictable control variates.
     """
-    given, taken, earned = np.asarray(obs), np.asarray(actions), np.asarray(rewards, np.float64)
-    n = len(taken)
-    q, values = np.full(n, start), [np.full(n, start) for _ in targets]
-    begins = np.append(np.arange(n) if units is None else _first_rows(np.asarray(units)), n)
 
-    def boundary(row: int) -> int:
-        """The first row from there on that begins a unit."""
-        return int(begins[np.searchsorted(begins, min(row, n))])
+    def __init__(self, actions: int, limits: tuple[float, float] | None) -> None:
+        self._sums = LinearRewardModel(actions)
+        self._limits, self._seen = limits, (np.inf, -np.inf)
+        self._model: BoundedRewardModel | None = None
+        self._rows, self._due = 0, FIRST_ROWS  # a model is fitted when so many rows are there
 
-    begin = boundary(FIRST_ROWS)
-    while begin < n:
-        known, rows = slice(0, begin), slice(begin, boundary(2 * begin))
-        model = make_model().fit(given[known], taken[known], earned[known])
-        q[rows] = model.q(given[rows], taken[rows])
-        for v, probs in zip(values, targets, strict=True):
-            v[rows] = expected_value(model, given[rows], np.asarray(probs)[rows])
-        begin = rows.stop
-    return q, values
+    def scored(
+        self,
+        obs: npt.NDArray[np.floating[Any]],
+        actions: IntArray,
+        rewards: FloatArray,
+        targets: Sequence[FloatArray],
+    ) -> tuple[FloatArray, list[FloatArray]]:
+        """(q of the actions taken (n,), v (n,) of each target), for the next n rows.
 
+        obs (n, *obs), actions counted from 0, rewards (n,), each target's probabilities (n, A).
+        """
+        n = len(actions)
+        q, values = np.empty(n), [np.empty(n) for _ in targets]
+        begin = 0
+        while begin < n:
+            rows = slice(begin, min(n, begin + self._due - self._rows))
+            if self._model is None:
+                q[rows] = self._start(rewards[rows])
+                for v in values:
+                    v[rows] = q[rows]
+            else:
+                q[rows] = self._model.q(obs[rows], actions[rows])
+                for v, probs in zip(values, targets, strict=True):
+                    v[rows] = expected_value(self._model, obs[rows], probs[rows])
+            self._learn(obs[rows], actions[rows], rewards[rows])
+            begin = rows.stop
+        return q, values
 
-def _first_rows(units: IntArray) -> IntArray:
-    """Where each unit begins; units (n,) of which equal ones stand together."""
-    return np.flatnonzero(np.append(True, np.diff(units) != 0))[: len(units)]
+    def _start(self, rewards: FloatArray) -> float:
+        return float(rewards.mean()) if self._limits is None else sum(self._limits) / 2
+
+    def _learn(
+        self, obs: npt.NDArray[np.floating[Any]], actions: IntArray, rewards: FloatArray
+    ) -> None:
+        self._sums.add(obs, actions, rewards)
+        low, high = self._seen
+        self._seen = min(low, float(rewards.min())), max(high, float(rewards.max()))
+        self._rows += len(actions)
+        if self._rows == self._due:
+            self._model = BoundedRewardModel(self._sums.solved(), self._limits or self._seen)
+            self._due *= 2
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What an interval cannot see of its own data: named checks, each with a threshold and its source.
 
-    found = [action_support(...), context_support(...), mean_weight(...), ...]
+    found = [*support.checks(0), mean_weight(...), largest_share(...), ...]
     [one.sentence for one in found if not one.passed]
 
 A check that fails turns a verdict into "cannot tell", and never into "worse": it says that these
@@ -11,24 +11,24 @@ actions, n of episodes. Pure.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from policy.ope.betting import wealth_against
+from policy.ope.columns import Numbers, column_of, combined, moments
 
 __all__ = [
     "Diagnostic",
-    "action_support",
+    "Support",
     "at_least",
     "at_most",
-    "context_support",
     "effective_number",
     "largest_share",
     "mean_weight",
-    "neighbourhoods",
     "reward_events",
 ]
 
@@ -45,6 +45,8 @@ MOST_OF_WEIGHT = 0.1
 
 ROWS_AN_ACTION = 50  # in a neighbourhood
 MOST_HALVINGS = 4
+SAMPLE_CELLS = 1 << 22  # numbers of the rows that neighbourhoods are cut by: 32 MB
+MOST_COMMON_OF = 1 << 16  # so many returns say which one is the most common
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +101,71 @@ def _diagnostic(
     )
 
 
-def action_support(taken: IntArray, probs: FloatArray, *, start: int = 0) -> Diagnostic:
-    """The candidate's probability of actions that were never logged.
+class Support:
+    """What actions were logged, and what policies take that was not, over rows added in blocks.
 
-    taken (S,) counted from 0, probs (S, A) of the candidate; `start` is the first action's name.
+    Near an observation: among rows of its neighbourhood, one of up to 16 with 50 rows an action or
+    more, by the median cuts of a k-d tree (Friedman, Bentley & Finkel 1977, section 3) through the
+    first rows, as many as fit into `SAMPLE_CELLS`.
+    """
+
+    def __init__(self, actions: int, policies: int, *, start: int = 0) -> None:
+        self._actions, self._start = actions, start
+        self._logged = np.zeros(actions, np.int64)
+        self._mass = np.zeros((policies, actions))
+        self._waiting: list[tuple[FloatArray, IntArray, Sequence[FloatArray]]] = []
+        self._rows = 0
+        self._tree: _Tree | None = None
+        self._seen = np.zeros((1 << MOST_HALVINGS, actions), np.bool_)
+        self._near = np.zeros((policies, 1 << MOST_HALVINGS, actions))
+
+    def add(
+        self, flat: npt.NDArray[np.floating[Any]], taken: IntArray, probs: Sequence[FloatArray]
+    ) -> None:
+        """flat (S, D), taken (S,) counted from 0, probs (S, A) of each policy."""
+        self._logged += np.bincount(taken, minlength=self._actions)
+        self._rows += len(taken)
+        for mass, own in zip(self._mass, probs, strict=True):
+            mass += own.sum(axis=0)
+        if self._tree is not None:
+            return self._place(flat, taken, probs)
+        self._waiting.append((np.asarray(flat, np.float64), taken, probs))
+        if self._rows * (flat.shape[1] + self._mass.size) >= SAMPLE_CELLS:
+            self._plant()
+        return None
+
+    def checks(self, policy: int) -> list[Diagnostic]:
+        """Of one of the policies, by its number."""
+        if self._tree is None and self._waiting:
+            self._plant()
+        mass = np.where(self._logged > 0, 0.0, self._mass[policy] / max(1, self._rows))
+        lost = float(np.where(self._seen, 0.0, self._near[policy]).sum() / max(1, self._rows))
+        places = int(self._seen.any(axis=1).sum())
+        return [_action_support(mass, self._start), _context_support(lost, places)]
+
+    def _plant(self) -> None:
+        rows = np.concatenate([flat for flat, _, _ in self._waiting])
+        self._tree = _grown(rows, ROWS_AN_ACTION * self._actions, MOST_HALVINGS)
+        for flat, taken, probs in self._waiting:
+            self._place(flat, taken, probs)
+        self._waiting = []
+
+    def _place(
+        self, flat: npt.NDArray[np.floating[Any]], taken: IntArray, probs: Sequence[FloatArray]
+    ) -> None:
+        place = np.zeros(len(taken), np.int64)
+        _descend(self._tree, np.asarray(flat, np.float64), np.arange(len(taken)), place, 1)
+        self._seen[place, taken] = True
+        there = (place == np.arange(len(self._seen))[:, None]).astype(np.float64)
+        for near, own in zip(self._near, probs, strict=True):
+            near += there @ own
+
+
+def _action_support(mass: FloatArray, start: int) -> Diagnostic:
+    """The candidate's probability (A,) of actions that were never logged, 0 for the others.
+
     Nothing is known of such an action's reward, whatever the effective sample size.
     """
-    logged = np.bincount(taken, minlength=probs.shape[1]) > 0
-    mass = np.where(logged, 0.0, probs.mean(axis=0))
     lost = float(mass.sum())
     sentence = "every action that the candidate takes was logged"
     if lost > 0:
@@ -126,20 +185,11 @@ def action_support(taken: IntArray, probs: FloatArray, *, start: int = 0) -> Dia
     )
 
 
-def context_support(place: IntArray, taken: IntArray, probs: FloatArray) -> Diagnostic:
-    """The candidate's probability of actions that were never logged near the same observation.
-
-    place (S,) of `neighbourhoods`, taken (S,), probs (S, A).
-    """
-    count = int(place.max()) + 1
-    seen = np.zeros((count, probs.shape[1]), np.bool_)
-    seen[place, taken] = True
-    lost = 0.0
-    if not seen.all():
-        lost = float(np.where(seen[place], 0.0, probs).sum() / len(taken))
+def _context_support(lost: float, places: int) -> Diagnostic:
+    """The candidate's probability of actions that were never logged near the same observation."""
     sentence = f"{lost:.1%} of the candidate's actions were never logged near the same observation"
     if lost > MOST_UNSUPPORTED_NEAR:
-        sentence += f" ({count} neighbourhoods); log more of them, or use a canary"
+        sentence += f" ({places} neighbourhoods); log more of them, or use a canary"
     return at_most(
         "unsupported_near",
         lost,
@@ -149,40 +199,49 @@ def context_support(place: IntArray, taken: IntArray, probs: FloatArray) -> Diag
     )
 
 
-def neighbourhoods(flat: npt.NDArray[np.floating[Any]], actions: int) -> IntArray:
-    """(S,) number of each row's neighbourhood; flat (S, D) observations.
+@dataclass(frozen=True)
+class _Cut:
+    """Rows whose feature is above the threshold (or at it) go to `above`."""
 
-    Each has 50 rows an action or more, if there are so many: the median cuts of a k-d tree.
-    Friedman, Bentley & Finkel 1977, section 3.
-    """
-    rows = np.asarray(flat, np.float64)
-    place = np.zeros(len(rows), np.int64)
-    groups, least = [np.arange(len(rows))], ROWS_AN_ACTION * actions
-    for _ in range(MOST_HALVINGS):
-        halves = [half for group in groups for half in _halved(rows, group, least)]
-        if len(halves) == len(groups):
-            break
-        groups = halves
-    for number, group in enumerate(groups):
-        place[group] = number
-    return place
+    feature: int
+    threshold: float
+    at_too: bool
+    below: _Tree
+    above: _Tree
+
+    def is_above(self, column: FloatArray) -> BoolArray:
+        found: BoolArray = column >= self.threshold if self.at_too else column > self.threshold
+        return found
 
 
-def _halved(flat: FloatArray, group: IntArray, least: int) -> list[IntArray]:
-    if len(group) < 2 * least or flat.shape[1] == 0:
-        return [group]
-    own = flat[group]
-    for feature in np.argsort(-own.std(axis=0), kind="stable")[:4]:
-        column = own[:, feature]
-        above = column > np.median(column)
-        if not above.any():  # the median is the largest: of two values the common one
-            above = column >= np.median(column)
-        if least <= above.sum() <= len(group) - least:
-            return [group[~above], group[above]]
-    return [group]
+_Tree: TypeAlias = "_Cut | None"
 
 
-def mean_weight(ratios: FloatArray, largest: float) -> Diagnostic:
+def _grown(rows: FloatArray, least: int, depth: int) -> _Tree:
+    if depth == 0 or len(rows) < 2 * least or rows.shape[1] == 0:
+        return None
+    for feature in np.argsort(-rows.std(axis=0), kind="stable")[:4]:
+        column = rows[:, feature]
+        median = float(np.median(column))
+        at_too = not (column > median).any()  # the median is the largest: of two values the common
+        above = column >= median if at_too else column > median
+        if least <= above.sum() <= len(rows) - least:
+            sides = (_grown(rows[side], least, depth - 1) for side in (~above, above))
+            return _Cut(int(feature), median, at_too, *sides)
+    return None
+
+
+def _descend(tree: _Tree, flat: FloatArray, rows: IntArray, place: IntArray, bit: int) -> None:
+    """Number the neighbourhood of each row."""
+    if tree is None or not len(rows):
+        return
+    above = tree.is_above(flat[rows, tree.feature])
+    place[rows[above]] += bit
+    _descend(tree.below, flat, rows[~above], place, 2 * bit)
+    _descend(tree.above, flat, rows[above], place, 2 * bit)
+
+
+def mean_weight(ratios: Numbers, largest: float) -> Diagnostic:
     """Whether the ratios candidate / logging policy (S,) have mean 1, as they must at every step.
 
     They do when each action's propensity is what was logged, and when the logging policy might have
@@ -191,13 +250,16 @@ def mean_weight(ratios: FloatArray, largest: float) -> Diagnostic:
     also over many steps: given what came before, the mean is 1 at every one.
     """
     threshold = math.log(1 / WEIGHT_ERROR)
-    value = float(ratios.mean())
-    above = wealth_against(ratios, 1.0, least=0.0, error=WEIGHT_ERROR) > threshold
+    column = column_of(ratios)
+    value = moments(column)[0]
+    above = wealth_against(column, 1.0, least=0.0, error=WEIGHT_ERROR) > threshold
     below = (
         math.isfinite(largest)
         and largest > 1
         and (
-            wealth_against(-ratios, -1.0, least=-largest * (1 + 1e-6), error=WEIGHT_ERROR)
+            wealth_against(
+                combined(np.negative, column), -1.0, least=-largest * (1 + 1e-6), error=WEIGHT_ERROR
+            )
             > threshold
         )
     )
@@ -223,10 +285,12 @@ def mean_weight(ratios: FloatArray, largest: float) -> Diagnostic:
     )
 
 
-def largest_share(name: str, numbers: FloatArray, threshold: float | None, what: str) -> Diagnostic:
+def largest_share(name: str, numbers: Numbers, threshold: float | None, what: str) -> Diagnostic:
     """The largest of n numbers >= 0 over their sum: one that decides is no sample."""
-    total = float(numbers.sum())
-    share = float(numbers.max()) / total if total > 0 else 0.0
+    total = most = 0.0
+    for block in column_of(numbers).blocks():
+        total, most = total + float(block.sum()), max(most, float(block.max()))
+    share = most / total if total > 0 else 0.0
     sentence = f"the largest {what} is {share:.1%} of their sum"
     if threshold is not None and share > threshold:
         sentence += ": a single episode decides; more episodes, or a canary"
@@ -235,21 +299,19 @@ def largest_share(name: str, numbers: FloatArray, threshold: float | None, what:
     )
 
 
-def reward_events(
-    returns: FloatArray, weights: FloatArray, *, threshold: float | None
-) -> Diagnostic:
+def reward_events(returns: Numbers, weights: Numbers, *, threshold: float | None) -> Diagnostic:
     """How many episodes say something of the reward where the policies act: an effective number.
 
     Events are the returns that differ from the most common one; each counts by its weight,
     (sum w)^2 / sum w^2 (Kish 1965). returns, weights (n,). A normal limit needs them.
     """
-    values, which = np.unique(returns, return_inverse=True)
-    common = int(np.bincount(which).argmax()) if values.size else 0
-    happened = which != common if np.bincount(which)[common] > 1 else np.ones(len(which), np.bool_)
-    number = effective_number(weights[happened])
+    column, weighed = column_of(returns), column_of(weights)
+    common = _most_common(next(column.blocks(), np.empty(0)))
+    happened = combined(lambda w, r: np.where(r == common, 0.0, w), weighed, column)
+    number = effective_number(happened)
     sentence = f"{number:.0f} reward events where the policy acts as it was logged"
     if threshold is not None and number < threshold:
-        more = len(returns) * (threshold / number - 1) if number > 0 else math.inf
+        more = column.size * (threshold / number - 1) if number > 0 else math.inf
         hint = f"about {_rounded(more):,} more episodes" if math.isfinite(more) else "more episodes"
         sentence += f", of {threshold:.0f} needed: {hint}, or a reward_range"
     return at_least(
@@ -261,13 +323,25 @@ def reward_events(
     )
 
 
-def effective_number(weights: FloatArray) -> float:
+def _most_common(returns: FloatArray) -> float:
+    """Among the first returns; nan where none comes twice."""
+    values, counts = np.unique(returns[:MOST_COMMON_OF], return_counts=True)
+    if not values.size or counts.max() < 2:
+        return math.nan
+    return float(values[counts.argmax()])
+
+
+def effective_number(weights: Numbers) -> float:
     """Kish 1965: (sum w)^2 / sum w^2; 0 without any weight."""
-    largest = float(weights.max()) if weights.size else 0.0
+    column = column_of(weights)
+    largest = max((float(block.max()) for block in column.blocks()), default=0.0)
     if largest == 0:
         return 0.0
-    shares = weights / largest
-    return float(shares.sum() ** 2 / (shares @ shares))
+    total = squares = 0.0
+    for block in column.blocks():
+        shares = block / largest
+        total, squares = total + float(shares.sum()), squares + float(shares @ shares)
+    return total**2 / squares
 
 
 def _rounded(number: float) -> int:

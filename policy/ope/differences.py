@@ -14,18 +14,21 @@ number has limits. A is the number of actions, S of steps, n of episodes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from policy.ope.columns import Column, Numbers, column_of, combined, whole
+
 __all__ = [
     "Differences",
     "Scores",
+    "bounded_per_decision",
     "one_step_differences",
+    "one_step_limit",
     "per_decision_differences",
-    "per_unit",
-    "scaled",
+    "per_decision_terms",
 ]
 
 FloatArray = npt.NDArray[np.float64]
@@ -44,12 +47,30 @@ class Differences:
     """
 
     method: str  # "dr", "ips", "pdis"
-    values: FloatArray  # (n,)
-    lower: FloatArray  # (n,) each >= least
+    values: Numbers  # (n,)
+    lower: Numbers  # (n,) each >= least
     least: float
-    upper: FloatArray  # (n,) each <= most
+    upper: Numbers  # (n,) each <= most
     most: float
-    clustered: bool = False  # a number is the mean of several episodes
+    in_order: bool = True  # of more episodes they are these, and more behind them
+
+    def scaled(self, numbers: float, limits: float) -> Differences:
+        """Numbers times one factor, limits times another one, both above 0."""
+        if numbers == limits == 1:
+            return self
+
+        def times(column: Numbers) -> Column:
+            return combined(lambda block: block * numbers, column_of(column))
+
+        return Differences(
+            self.method,
+            times(self.values),
+            times(self.lower),
+            self.least * limits,
+            times(self.upper),
+            self.most * limits,
+            self.in_order,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +89,7 @@ def one_step_differences(
     rewards: FloatArray,
     weights: FloatArray,
     bar_weights: FloatArray | None,
-    scores: Scores | None,
+    scores: Scores,
     *,
     reward_range: Range | None = None,
     largest_weight: float = math.inf,
@@ -77,26 +98,22 @@ def one_step_differences(
 
     Dudik, Langford & Li 2011, section 2, for the candidate less the same for the bar. rewards,
     weights, bar_weights (n,); no bar_weights: the logging policy itself, of weight 1, whose bar_v
-    helps where it is known. Without scores q is a constant, the middle of the range or 0: weighted
-    rewards. `largest_weight` is 1 or more.
+    helps where it is known. `largest_weight` is 1 or more.
     """
-    if scores is None:
-        constant = 0.0 if reward_range is None else sum(reward_range) / 2
-        q = v = np.full_like(rewards, constant)
-        bar_v: FloatArray | None = q
-    else:
-        q, v, bar_v = scores.q, scores.v, scores.bar_v
+    q, v, bar_v = scores.q, scores.v, scores.bar_v
     other = np.ones_like(weights) if bar_weights is None else bar_weights
     values = v - (q if bar_v is None else bar_v) + (weights - other) * (rewards - q)
-    least, most = -math.inf, math.inf
-    if reward_range is not None and math.isfinite(largest_weight):
-        width = reward_range[1] - reward_range[0]
-        # With bar_v = q and w' = 1 it is v - r + w (r - q), linear in each: its ends are corners.
-        most = width * max(1.0, largest_weight) + (0.0 if bar_v is None else width)
-        most *= 1 + ROUNDING
-        least = -most
-    method = "ips" if scores is None else "dr"
-    return Differences(method, values, values, least, values, most)
+    most = one_step_limit(reward_range, largest_weight, known=bar_v is not None)
+    return Differences("dr", values, values, -most, values, most)
+
+
+def one_step_limit(reward_range: Range | None, largest_weight: float, *, known: bool) -> float:
+    """How far from 0 a number of `one_step_differences` can be; `known`: the bar's v is."""
+    if reward_range is None or not math.isfinite(largest_weight):
+        return math.inf
+    width = reward_range[1] - reward_range[0]
+    # With bar_v = q and w' = 1 it is v - r + w (r - q), linear in each: its ends are corners.
+    return (width * max(1.0, largest_weight) + (width if known else 0.0)) * (1 + ROUNDING)
 
 
 def per_decision_differences(
@@ -111,80 +128,74 @@ def per_decision_differences(
 ) -> Differences:
     """sum_t g^t (w_t - w'_t) r_t of each episode. Precup, Sutton & Singh 2000, section 4 (PDIS).
 
-    rewards, weights, bar_weights (S,): products of ratios up to and including each step. When all
-    episodes are equally long, a constant may be taken off every reward, which both policies earn
-    alike; then the limit on the candidate's side is free of the largest weight. The horizon is
-    that of the longest episode.
+    rewards, weights, bar_weights (S,): products of ratios up to and including each step.
     """
+    values, apart = per_decision_terms(rewards, weights, bar_weights, lengths, gamma)
+    found = bounded_per_decision(
+        column_of(values),
+        column_of(apart),
+        (int(lengths.min()), int(lengths.max())),
+        gamma=gamma,
+        reward_range=reward_range,
+        largest_weight=largest_weight,
+        against_log=bar_weights is None,
+    )
+    ends = whole(column_of(found.lower)), whole(column_of(found.upper))
+    return Differences("pdis", values, ends[0], found.least, ends[1], found.most)
+
+
+def per_decision_terms(
+    rewards: FloatArray,
+    weights: FloatArray,
+    bar_weights: FloatArray | None,
+    lengths: IntArray,
+    gamma: float,
+) -> tuple[FloatArray, FloatArray]:
+    """(n,) sum_t g^t (w_t - w'_t) r_t, and (n,) the same of rewards of 1."""
     starts = np.cumsum(lengths) - lengths
     t = np.arange(rewards.size) - np.repeat(starts, lengths)
     other = np.ones_like(weights) if bar_weights is None else bar_weights
     apart = gamma ** t.astype(np.float64) * (weights - other)
+    return np.add.reduceat(apart * rewards, starts), np.add.reduceat(apart, starts)
 
-    def less(constant: float) -> FloatArray:
-        return np.add.reduceat(apart * (rewards - constant), starts)
 
-    values = less(0.0)
+def bounded_per_decision(
+    values: Column,
+    apart: Column,
+    lengths: tuple[int, int],
+    *,
+    gamma: float,
+    reward_range: Range | None,
+    largest_weight: float,
+    against_log: bool,
+) -> Differences:
+    """The differences whose terms (n,) are those of `per_decision_terms`, with their limits.
+
+    When all episodes are equally long, a constant may be taken off every reward, which both
+    policies earn alike; then the limit on the candidate's side is free of the largest weight.
+    `lengths` are the shortest and the longest episode: the horizon is that of the longest.
+    `against_log`: the bar's weights are 1.
+    """
     if reward_range is None:
         return Differences("pdis", values, values, -math.inf, values, math.inf)
-    horizon = int(lengths.max())
     floor, ceiling = reward_range
-    alike = bool((lengths == horizon).all())
+    alike = lengths[0] == lengths[1]
     below, above = (min(floor, 0.0), max(ceiling, 0.0)) if alike else (0.0, 0.0)
-    own = _total(gamma, horizon, largest_weight)
-    bars = _total(gamma, horizon, 1.0 if bar_weights is None else largest_weight)
+    own = _total(gamma, lengths[1], largest_weight)
+    bars = _total(gamma, lengths[1], 1.0 if against_log else largest_weight)
 
     def furthest(low: float, high: float) -> float:
         """The most that two policies can differ by in one direction: one earns, one pays."""
         return (1 + ROUNDING) * (_times(-low, own) + _times(high, bars))
 
+    def less(constant: float) -> Column:
+        if constant == 0:
+            return values
+        return combined(lambda earned, one: earned - constant * one, values, apart)
+
     least = -furthest(min(floor - below, 0.0), max(ceiling - below, 0.0))
     most = furthest(-max(ceiling - above, 0.0), -min(floor - above, 0.0))
     return Differences("pdis", values, less(below), least, less(above), most)
-
-
-def per_unit(found: Differences, starts: IntArray) -> Differences:
-    """One number for the episodes from each start to the next: their mean, with the same limits.
-
-    So every unit counts alike, however many episodes it has.
-    """
-    n = found.values.size
-    if starts.size == n:
-        return found
-    sizes = np.diff(np.append(starts, n))
-
-    def mean(numbers: FloatArray) -> FloatArray:
-        means: FloatArray = np.add.reduceat(numbers, starts) / sizes
-        return means
-
-    return replace(
-        found,
-        values=mean(found.values),
-        lower=mean(found.lower),
-        upper=mean(found.upper),
-        clustered=True,
-    )
-
-
-def scaled(found: Differences, pass_prob: FloatArray | None) -> Differences:
-    """Numbers for episodes of which an episode was logged with `pass_prob` (n,), known before.
-
-    By p_min / p each is within the same limits, and its mean has the sign of the difference over
-    all episodes, logged or not: Horvitz & Thompson 1952. All is divided by the mean of p_min / p,
-    so that it is about the size of the difference too.
-    """
-    if pass_prob is None or pass_prob.size == 0 or bool((pass_prob == pass_prob[0]).all()):
-        return found
-    share = pass_prob.min() / pass_prob
-    by, scale = share / share.mean(), float(share.mean())
-    return replace(
-        found,
-        values=by * found.values,
-        lower=by * found.lower,
-        upper=by * found.upper,
-        least=(1 + ROUNDING) * found.least / scale,
-        most=(1 + ROUNDING) * found.most / scale,
-    )
 
 
 def _total(gamma: float, horizon: int, weight: float) -> float:

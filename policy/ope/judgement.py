@@ -11,41 +11,39 @@ number of steps, n of episodes, A of actions. Pure: arrays in, a judgement out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from policy.ope.columns import Column, MemoryColumn, column_of, whole
+from policy.ope.columns import combined as _apply
 from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Comparison, Verdict, compare
-from policy.ope.cross_fitting import score_by_earlier
+from policy.ope.cross_fitting import EarlierScores
 from policy.ope.diagnostics import (
     LEAST_EVENTS,
     MOST_OF_VARIANCE,
     MOST_OF_WEIGHT,
     Diagnostic,
-    action_support,
+    Support,
     at_least,
     at_most,
-    context_support,
     effective_number,
     largest_share,
     mean_weight,
-    neighbourhoods,
     reward_events,
 )
 from policy.ope.differences import (
     Differences,
     Scores,
+    bounded_per_decision,
     one_step_differences,
-    per_decision_differences,
-    per_unit,
-    scaled,
+    one_step_limit,
+    per_decision_terms,
 )
 from policy.ope.episodes import running_sums
-from policy.ope.value_models import BoundedRewardModel, LinearRewardModel
 
 __all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "Target", "combined", "judge"]
 
@@ -53,6 +51,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 MOST_LOG_WEIGHT = 300.0  # a weight of 1e130: its square is a number still
+MODEL_CELLS = 1 << 25  # numbers of a reward model: 256 MB
 SAME_LOGP = 1e-4  # a float32 log-probability, computed twice
 
 
@@ -67,7 +66,7 @@ class Judged:
     taken: IntArray | None = None  # (S,) logged actions counted from 0; None: not Discrete
     start: int = 0  # the first action's name
     discrete: bool = True  # propensities are probabilities, not densities
-    units: IntArray | None = None  # (n,) which unit an episode is of; those of one stand together
+    units: IntArray | None = None  # (n,) which unit an episode is of, counted from 0
 
     @property
     def one_step(self) -> bool:
@@ -78,14 +77,6 @@ class Judged:
         return np.cumsum(self.lengths) - self.lengths
 
     pass_prob: FloatArray | None = None  # (n,) that an episode was logged at all; None: 1
-
-    @property
-    def unit_starts(self) -> IntArray:
-        """The first episode of each unit; without units every episode is one."""
-        n = self.lengths.size
-        if self.units is None:
-            return np.arange(n)
-        return np.flatnonzero(np.append(True, np.diff(self.units) != 0))[:n]
 
     @property
     def returns(self) -> FloatArray:
@@ -107,7 +98,6 @@ class Bar:
 
     name: str
     policy: Target | None = None
-    logged: bool = False  # the policy is the logging policy: its weights are 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +110,7 @@ class Rules:
     min_ess: float = 100.0
     looks: int = 0  # earlier ones at this candidate, on fewer episodes
     unit: str = "episodes"  # what `Judged.units` are
+    in_order: bool = True  # a later look adds episodes behind those of earlier ones
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
@@ -173,60 +164,147 @@ def judge(
 
     A bar's policy that gives the logged actions their logged propensities is the logging policy.
     """
-    return Evidence(data, candidate, bars).judged(rules, counted)
+    evidence = Evidence([bar.name for bar in bars], rules)
+    evidence.add(data, candidate, [bar.policy for bar in bars])
+    return evidence.judged(rules, counted)
 
 
 class Evidence:
-    """What episodes say of a candidate and its bars, computed once, to be judged by any rules."""
+    """What episodes say of a candidate and its bars, gathered block by block, judged at the end.
 
-    def __init__(self, data: Judged, candidate: Target, bars: Sequence[Bar]) -> None:
-        self._data, self._candidate = data, candidate
-        self._bars = _merged(data, bars) if data.lengths.size else []
-        self._found: dict[Any, list[Differences]] = {}
+    Of an episode some numbers are kept, in columns of the kind of `column`; of a step one for each
+    policy that is weighed. All else is sums: memory does not grow with the log, but with units.
+    Range, discount and units of the rules are those of `judged` too.
+    """
+
+    def __init__(
+        self, bars: Sequence[str], rules: Rules, column: Callable[[], Column] = MemoryColumn
+    ) -> None:
+        self._range, self._gamma = rules.reward_range, rules.gamma
+        self._column = column
+        self._bars = [_Bar(name, column) for name in bars]
+        self._weighed: dict[int, _Weighed] = {}  # 0 is the candidate, k bar k - 1
+        self._scores: EarlierScores | None = None
+        self._support: Support | None = None
+        self._returns = column()
+        self._steps = _Steps()
+        self._one_step = self._discrete = True
+        self._scored = True  # all blocks have a reward model's view
+
+    def add(self, data: Judged, candidate: Target, policies: Sequence[Target | None]) -> None:
+        """The next whole episodes, and what the candidate and each bar's policy say of them."""
+        if not data.lengths.size:
+            return
+        self._steps.add(data, self._range)
+        self._one_step &= data.one_step
+        self._discrete &= data.discrete
+        by = np.ones(data.lengths.size) if data.pass_prob is None else 1 / data.pass_prob
+        weights, scores = _weights(data, candidate), self._view(data, candidate, policies)
+        self._weigh(0, "", data, candidate, weights, by)
+        self._returns.append(data.returns)
+        for number, (bar, policy) in enumerate(zip(self._bars, policies, strict=True), 1):
+            others = bar.weights(data, policy)
+            if policy is not None:
+                same = np.ones_like(weights) if others is None else others
+                self._weigh(number, "live_", data, policy, same, by)
+            view = None if scores is None else scores[number - 1]
+            bar.add(data, weights, others, view, self._gamma, by)
+        if data.taken is not None and candidate.probs is not None:
+            known = [candidate, *(one for one in policies if one is not None)]
+            self._see(data, data.taken, [one.probs for one in known if one.probs is not None])
 
     def judged(self, rules: Rules, counted: Sequence[Diagnostic] = ()) -> Judgement:
         """The judgement by these rules; see `judge`."""
-        in_range = _range_check(self._data, rules)
-        if not self._bars or not all(one.passed for one in in_range):
+        in_range = self._steps.range_check(rules.reward_range)
+        bars = _merged(self._bars) if self._steps.episodes else []
+        if not bars or not all(one.passed for one in in_range):
             return combined([], [*counted, *in_range])
         comparisons, tails = [], []
-        for bar, found in zip(self._bars, self._differences(rules), strict=True):
+        for bar in bars:
+            found = bar.differences(self._steps, self._plan())
+            found = replace(found, in_order=found.in_order and rules.in_order)
             compared = compare(
                 found, bar=bar.name, error=rules.error, looks=rules.looks, unit=rules.unit
             )
             comparisons.append(compared)
-            squares = (found.values - found.values.mean()) ** 2
+            values = column_of(found.values)
+            center = compared.difference
+            squares = _apply(lambda block, c=center: (block - c) ** 2, values)
             threshold = MOST_OF_VARIANCE if compared.approximate else None
             what = f"squared deviation from the mean difference to {bar.name}"
             tails.append(largest_share("heavy_tails", squares, threshold, what))
         approximate = any(one.approximate for one in comparisons)
-        checks = [one for checked in self._checked for one in checked(rules, approximate)]
+        checks = [
+            one
+            for number, weighed in self._weighed.items()
+            if number == 0 or (self._bars[number - 1] in bars and not self._bars[number - 1].logged)
+            for one in self._checks(number, weighed, rules, approximate)
+        ]
         return combined(comparisons, [*counted, *in_range, *checks, *tails])
 
-    def _differences(self, rules: Rules) -> list[Differences]:
-        key = (rules.reward_range, rules.gamma)
-        if key not in self._found:
-            largest = _largest_weight(self._data)
-            self._found[key] = [
-                per_unit(
-                    scaled(
-                        _differences(self._data, self._candidate, bar, rules, largest),
-                        self._data.pass_prob,
-                    ),
-                    self._data.unit_starts,
-                )
-                for bar in self._bars
-            ]
-        return self._found[key]
+    # what is kept of a block
 
-    @cached_property
-    def _checked(self) -> list[_Checked]:
-        weighed = [("", self._candidate)]
-        weighed += [("live_", one.policy) for one in self._bars if one.policy and not one.logged]
-        place = None
-        if self._data.taken is not None and self._candidate.probs is not None:
-            place = neighbourhoods(self._data.flat, self._candidate.probs.shape[1])
-        return [_Checked(prefix, self._data, policy, place) for prefix, policy in weighed]
+    def _view(
+        self, data: Judged, candidate: Target, policies: Sequence[Target | None]
+    ) -> list[Scores] | None:
+        """A model's view of the episodes for each bar, where all are one step and Discrete.
+
+        Units go on through the log: a model of the rows before would know an episode's own unit,
+        so that with a range, where the bound is exact, there is none.
+        """
+        self._scored &= data.taken is not None and self._one_step
+        if data.taken is None or not self._scored:
+            return None
+        known = [one.probs for one in (candidate, *policies) if one and one.probs is not None]
+        actions = 0 if candidate.probs is None else candidate.probs.shape[1]
+        clustered = data.units is not None and self._range is not None
+        if not actions or clustered or actions * (data.flat.shape[1] + 1) ** 2 > MODEL_CELLS:
+            self._scored = False
+            return None
+        self._scores = self._scores or EarlierScores(actions, self._range)
+        q, (v, *rest) = self._scores.scored(data.flat, data.taken, data.rewards, known)
+        of_bars = iter(rest)
+        return [Scores(q, v, next(of_bars) if one else None) for one in policies]
+
+    def _weigh(
+        self,
+        number: int,
+        prefix: str,
+        data: Judged,
+        policy: Target,
+        weights: FloatArray,
+        by: FloatArray,
+    ) -> None:
+        if number not in self._weighed:
+            self._weighed[number] = _Weighed(prefix, self._column)
+        self._weighed[number].add(data, _ratios(data, policy), weights, by)
+
+    def _see(self, data: Judged, taken: IntArray, probs: Sequence[FloatArray]) -> None:
+        if self._support is None:
+            self._support = Support(probs[0].shape[1], len(probs), start=data.start)
+        self._support.add(data.flat, taken, probs)
+
+    # what comes of it
+
+    def _plan(self) -> _Plan:
+        return _Plan(
+            one_step=self._one_step,
+            scored=self._scored,
+            reward_range=self._range if self._discrete else None,
+            largest=self._steps.largest_weight if self._discrete else math.inf,
+            gamma=self._gamma,
+        )
+
+    def _checks(
+        self, number: int, weighed: _Weighed, rules: Rules, approximate: bool
+    ) -> list[Diagnostic]:
+        found = []
+        if self._support is not None:
+            order = [one for one in self._weighed if one <= number]
+            found += self._support.checks(len(order) - 1)
+        largest = self._steps.largest_weight if self._discrete else math.inf
+        found += weighed.checks(rules, self._returns, largest, approximate)
+        return [_named(one, weighed.prefix) for one in found] if weighed.prefix else found
 
 
 def combined(comparisons: Sequence[Comparison], diagnostics: Sequence[Diagnostic]) -> Judgement:
@@ -262,23 +340,166 @@ def _told(one: Comparison) -> str:
 # --- the differences -------------------------------------------------------------------------
 
 
-def _merged(data: Judged, bars: Sequence[Bar]) -> list[Bar]:
+class _Kept:
+    """A number of each episode, or the mean of those of each unit."""
+
+    def __init__(self, column: Callable[[], Column]) -> None:
+        self._column = column()
+        self._sums, self._counts = np.empty(0), np.empty(0)
+        self.by_unit = False
+
+    def add(self, numbers: FloatArray, units: IntArray | None) -> None:
+        if units is None:
+            return self._column.append(numbers)
+        self.by_unit = True
+        new = max(0, int(units.max()) + 1 - self._sums.size)
+        self._sums, self._counts = (np.pad(one, (0, new)) for one in (self._sums, self._counts))
+        np.add.at(self._sums, units, numbers)
+        np.add.at(self._counts, units, 1.0)
+        return None
+
+    def means(self) -> Column:
+        return column_of(self._sums / self._counts) if self.by_unit else self._column
+
+    def sums(self) -> Column:
+        return column_of(self._sums) if self.by_unit else self._column
+
+    @property
+    def several(self) -> bool:
+        """Whether a unit has more than one episode."""
+        return self.by_unit and bool((self._counts > 1).any())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """How differences become numbers with limits, which the whole log decides."""
+
+    one_step: bool
+    scored: bool
+    reward_range: tuple[float, float] | None
+    largest: float  # importance weight of a step
+    gamma: float
+
+
+class _Bar:
+    """One bar's differences: doubly robust ones while episodes are one step, and per decision."""
+
+    def __init__(self, name: str, column: Callable[[], Column]) -> None:
+        self.name = name
+        self.logged = True  # its weights are 1 on all that was added
+        self._known = False  # it has a policy
+        self._robust, self._values, self._apart = (_Kept(column) for _ in range(3))
+
+    def weights(self, data: Judged, policy: Target | None) -> FloatArray | None:
+        """None where they are 1: the policy made these episodes."""
+        if policy is None:
+            return None
+        self._known = True
+        if bool((np.abs(policy.logp - data.behaviour_logp) < SAME_LOGP).all()):
+            return None
+        self.logged = False
+        return _weights(data, policy)
+
+    def add(
+        self,
+        data: Judged,
+        weights: FloatArray,
+        others: FloatArray | None,
+        scores: Scores | None,
+        gamma: float,
+        by: FloatArray,
+    ) -> None:
+        values, apart = per_decision_terms(data.rewards, weights, others, data.lengths, gamma)
+        self._values.add(by * values, data.units)
+        self._apart.add(by * apart, data.units)
+        if scores is not None:
+            robust = one_step_differences(data.rewards, weights, others, scores)
+            self._robust.add(by * whole(column_of(robust.values)), data.units)
+
+    def differences(self, steps: _Steps, plan: _Plan) -> Differences:
+        """One logged with p stands for 1 / p (Horvitz & Thompson 1952): numbers over all episodes,
+        by the mean of 1 / p in the log, have the sign of the difference, and its size nearly."""
+        if plan.one_step and plan.scored:
+            found = self._of_model(plan)
+        elif plan.one_step:
+            found = self._of_constant(plan)
+        else:
+            found = bounded_per_decision(
+                self._values.means(),
+                self._apart.means(),
+                (steps.shortest, steps.longest),
+                gamma=plan.gamma,
+                reward_range=plan.reward_range,
+                largest_weight=plan.largest,
+                against_log=self.logged,
+            )
+        mean = steps.by / steps.episodes
+        found = found.scaled(1 / mean, steps.most_by / mean)
+        return replace(found, in_order=not self._values.several)
+
+    def _of_model(self, plan: _Plan) -> Differences:
+        values = self._robust.means()
+        most = one_step_limit(plan.reward_range, plan.largest, known=self._known)
+        return Differences("dr", values, values, -most, values, most)
+
+    def _of_constant(self, plan: _Plan) -> Differences:
+        """(w - w') (r - c): weighted rewards, less the middle of their range."""
+        values = self._values.means()
+        if plan.reward_range is not None:
+            middle = sum(plan.reward_range) / 2
+            apart = self._apart.means()
+            values = _apply(lambda earned, one: earned - middle * one, values, apart)
+        most = one_step_limit(plan.reward_range, plan.largest, known=False)
+        return Differences("ips", values, values, -most, values, most)
+
+
+class _Steps:
+    """What is the same for all bars: counts, and the ends of rewards, lengths and propensities."""
+
+    def __init__(self) -> None:
+        self.episodes = self._outside = 0
+        self.shortest, self.longest = 2**62, 0
+        self.by = self.most_by = 0.0
+        self._lowest = math.inf  # logged logp
+        self._rewards = (math.inf, -math.inf)
+
+    def add(self, data: Judged, limits: tuple[float, float] | None) -> None:
+        self.episodes += data.lengths.size
+        self.shortest = min(self.shortest, int(data.lengths.min()))
+        self.longest = max(self.longest, int(data.lengths.max()))
+        by = np.ones(data.lengths.size) if data.pass_prob is None else 1 / data.pass_prob
+        self.by, self.most_by = self.by + float(by.sum()), max(self.most_by, float(by.max()))
+        self._lowest = min(self._lowest, float(data.behaviour_logp.min()))
+        low, high = self._rewards
+        self._rewards = min(low, float(data.rewards.min())), max(high, float(data.rewards.max()))
+        if limits is not None:
+            outside = (data.rewards < limits[0]) | (data.rewards > limits[1])
+            self._outside += int(outside.sum())
+
+    @property
+    def largest_weight(self) -> float:
+        """1 / the lowest logged propensity, which no step's ratio can exceed."""
+        return math.exp(-self._lowest)
+
+    def range_check(self, limits: tuple[float, float] | None) -> list[Diagnostic]:
+        if limits is None or not self.episodes:
+            return []
+        low, high = limits
+        sentence = f"{self._outside} rewards outside of the declared range {low:g} to {high:g}"
+        if self._outside:
+            least, most = self._rewards
+            sentence += f", from {least:g} to {most:g}: mend the range"
+        source = "the range is a promise"
+        return [at_most("rewards_outside_range", self._outside, 0, sentence, source)]
+
+
+def _merged(bars: Sequence[_Bar]) -> list[_Bar]:
     """The bars, less a logging policy that another one is as well."""
-    found: list[Bar] = []
+    found: list[_Bar] = []
     for bar in bars:
-        same = bar.policy is None or bool(
-            (np.abs(bar.policy.logp - data.behaviour_logp) < SAME_LOGP).all()
-        )
-        if not (same and any(one.logged for one in found)):
-            found.append(replace(bar, logged=same))
+        if not (bar.logged and any(one.logged for one in found)):
+            found.append(bar)
     return found
-
-
-def _largest_weight(data: Judged) -> float:
-    """1 / the lowest logged propensity, which no step's ratio can exceed; inf for densities."""
-    if not data.discrete:
-        return math.inf
-    return float(np.exp(-data.behaviour_logp.min()))
 
 
 def _ratios(data: Judged, policy: Target) -> FloatArray:
@@ -296,101 +517,38 @@ def _weights(data: Judged, policy: Target) -> FloatArray:
     return weights
 
 
-def _differences(
-    data: Judged, candidate: Target, bar: Bar, rules: Rules, largest: float
-) -> Differences:
-    weights = _weights(data, candidate)
-    known = None if bar.logged else bar.policy
-    bar_weights = None if known is None else _weights(data, known)
-    if data.one_step:
-        return one_step_differences(
-            data.rewards,
-            weights,
-            bar_weights,
-            _scores(data, candidate, bar.policy, rules),
-            reward_range=rules.reward_range,
-            largest_weight=largest,
-        )
-    return per_decision_differences(
-        data.rewards,
-        weights,
-        bar_weights,
-        data.lengths,
-        gamma=rules.gamma,
-        reward_range=rules.reward_range,
-        largest_weight=largest,
-    )
-
-
-def _scores(data: Judged, candidate: Target, bar: Target | None, rules: Rules) -> Scores | None:
-    """q and v of a linear model that was fitted on earlier rows, where actions are Discrete."""
-    if data.taken is None or candidate.probs is None:
-        return None
-    actions, targets = candidate.probs.shape[1], [candidate.probs]
-    if bar is not None:
-        if bar.probs is None:
-            return None
-        targets.append(bar.probs)
-    # Without a range a constant from the log itself: the interval is approximate anyway.
-    limits = rules.reward_range
-    start = float(data.rewards.mean()) if limits is None else sum(limits) / 2
-    q, values = score_by_earlier(
-        lambda: BoundedRewardModel(LinearRewardModel(actions), limits),
-        data.flat,
-        data.taken,
-        data.rewards,
-        targets,
-        start=start,
-        units=data.units,
-    )
-    return Scores(q, values[0], None if bar is None else values[1])
-
-
 # --- the checks ------------------------------------------------------------------------------
 
 
-class _Checked:
-    """The checks of the candidate, or with a prefix of a bar that is weighed like it."""
+class _Weighed:
+    """The weights of the candidate, or with a prefix of a bar that is weighed like it."""
 
-    def __init__(self, prefix: str, data: Judged, policy: Target, place: IntArray | None) -> None:
-        self._prefix, self._returns, self._starts = prefix, data.returns, data.unit_starts
-        self._own: list[Diagnostic] = []
-        if data.taken is not None and policy.probs is not None and place is not None:
-            self._own.append(action_support(data.taken, policy.probs, start=data.start))
-            self._own.append(context_support(place, data.taken, policy.probs))
-        self._own.append(mean_weight(_ratios(data, policy), _largest_weight(data)))
-        self._whole = _weights(data, policy)[np.cumsum(data.lengths) - 1]
-        what, of_units = "importance weight", np.add.reduceat(self._whole, self._starts)
-        self._own.append(largest_share("largest_weight", of_units, MOST_OF_WEIGHT, what))
-        self._ess = effective_number(of_units)
+    def __init__(self, prefix: str, column: Callable[[], Column]) -> None:
+        self.prefix = prefix
+        self._ratios, self._whole = column(), column()
+        self._of_units = _Kept(column)
 
-    def __call__(self, rules: Rules, approximate: bool) -> list[Diagnostic]:
-        ess = self._ess
+    def add(self, data: Judged, ratios: FloatArray, weights: FloatArray, by: FloatArray) -> None:
+        self._ratios.append(ratios)
+        last = by * weights[np.cumsum(data.lengths) - 1]
+        self._whole.append(last)
+        if data.units is not None:
+            self._of_units.add(last, data.units)
+
+    def checks(
+        self, rules: Rules, returns: Column, largest: float, approximate: bool
+    ) -> list[Diagnostic]:
+        of_units = self._of_units.sums() if self._of_units.by_unit else self._whole
+        ess = effective_number(of_units)
         words = f"effective sample size: expected {rules.min_ess:g} or more, got {ess:.1f}"
-        enough = at_least("effective_sample_size", ess, rules.min_ess, words, "min_ess")
         threshold = LEAST_EVENTS if approximate else None
-        events = reward_events(self._returns, self._whole, threshold=threshold)
-        found = [*self._own, enough, events]
-        return [_named(one, self._prefix) for one in found] if self._prefix else found
+        return [
+            mean_weight(self._ratios, largest),
+            largest_share("largest_weight", of_units, MOST_OF_WEIGHT, "importance weight"),
+            at_least("effective_sample_size", ess, rules.min_ess, words, "min_ess"),
+            reward_events(returns, self._whole, threshold=threshold),
+        ]
 
 
 def _named(one: Diagnostic, prefix: str) -> Diagnostic:
-    return Diagnostic(
-        name=prefix + one.name,
-        value=one.value,
-        threshold=one.threshold,
-        passed=one.passed,
-        sentence=f"live version: {one.sentence}",
-        source=one.source,
-    )
-
-
-def _range_check(data: Judged, rules: Rules) -> list[Diagnostic]:
-    if rules.reward_range is None or not data.rewards.size:
-        return []
-    low, high = rules.reward_range
-    outside = int(((data.rewards < low) | (data.rewards > high)).sum())
-    sentence = f"{outside} rewards outside of the declared range {low:g} to {high:g}"
-    if outside:
-        sentence += f", from {data.rewards.min():g} to {data.rewards.max():g}: mend the range"
-    return [at_most("rewards_outside_range", outside, 0, sentence, "the range is a promise")]
+    return replace(one, name=prefix + one.name, sentence=f"live version: {one.sentence}")

@@ -119,20 +119,44 @@ class LinearRewardModel:
         self.n_actions = n_actions
         self.start = start
         self.l2 = l2
+        self._moments: _Moments | None = None
         self._center = np.empty(0)  # (F,)
         self._scale = np.empty(0)  # (F,)
         self._coefficients: FloatArray | None = None  # (A, F + 1), the intercept last
 
     def fit(self, obs: npt.ArrayLike, actions: npt.ArrayLike, rewards: npt.ArrayLike) -> Self:
+        self._moments = None
+        return self.add(obs, actions, rewards).solved()
+
+    def add(self, obs: npt.ArrayLike, actions: npt.ArrayLike, rewards: npt.ArrayLike) -> Self:
+        """More rows, of which sums are kept: `solved` then gives what `fit` gives of all of them.
+
+        Memory is A (F + 1)^2 numbers, whatever the rows.
+        """
         index = _action_index(actions, self.n_actions, self.start)
         reward = _numbers("rewards", rewards, (len(index),))
         features = _features(obs, len(index))
-        if len(index) == 0:
-            raise ValueError("expected at least one row to fit, got none")
-        self._center, spread = features.mean(axis=0), features.std(axis=0)
-        # A constant column carries no information: its centred values are 0 at any scale.
-        self._scale = np.where(spread > 1e-12 * np.abs(self._center), spread, 1.0)
-        self._coefficients = self._solve(self._design(features), index, reward)
+        if self._moments is None:
+            if len(index) == 0:
+                raise ValueError("expected at least one row to fit, got none")
+            self._moments = _Moments(features, self.n_actions)
+        self._moments.add(features, index, reward)
+        return self
+
+    def solved(self) -> Self:
+        """Fit to all rows that were added."""
+        if self._moments is None:
+            raise ValueError("this model has not been fitted yet: call fit(obs, actions, rewards)")
+        self._center, self._scale, grams, sides = self._moments.standardised()
+        penalty = self.l2 * np.eye(grams.shape[1])
+        free = penalty.copy()
+        free[-1, -1] = 0.0
+        pooled = np.linalg.solve(grams.sum(axis=0) + free, sides.sum(axis=0))
+        coefficients = np.tile(pooled, (self.n_actions, 1))
+        for action, (gram, side) in enumerate(zip(grams, sides, strict=True)):
+            if gram[-1, -1] > 0:  # rows of the action
+                coefficients[action] += np.linalg.solve(gram + penalty, side - gram @ pooled)
+        self._coefficients = coefficients
         return self
 
     def q(self, obs: npt.ArrayLike, actions: npt.ArrayLike) -> FloatArray:
@@ -145,25 +169,9 @@ class LinearRewardModel:
         values: FloatArray = self._design(self._known(obs)) @ coefficients.T
         return values
 
-    def _solve(self, design: FloatArray, index: IntArray, reward: FloatArray) -> FloatArray:
-        """(A, F + 1) coefficients; design (n, F + 1), index (n,) of actions."""
-        penalty = self.l2 * np.eye(design.shape[1])
-        free = penalty.copy()
-        free[-1, -1] = 0.0
-        pooled = np.linalg.solve(design.T @ design + free, design.T @ reward)
-        residual = reward - design @ pooled
-        coefficients = np.tile(pooled, (self.n_actions, 1))
-        order = np.argsort(index, kind="stable")
-        ends = np.cumsum(np.bincount(index, minlength=self.n_actions))
-        for action, rows in enumerate(np.split(order, ends[:-1])):
-            own = design[rows]
-            coefficients[action] += np.linalg.solve(own.T @ own + penalty, own.T @ residual[rows])
-        return coefficients
-
     def _design(self, features: FloatArray) -> FloatArray:
         """(n, F + 1): scaled features and a column of ones."""
-        scaled = (features - self._center) / self._scale
-        return np.column_stack([scaled, np.ones(len(features))])
+        return _with_ones((features - self._center) / self._scale)
 
     def _known(self, obs: npt.ArrayLike, rows: int | None = None) -> FloatArray:
         features = _features(obs, rows)
@@ -173,6 +181,60 @@ class LinearRewardModel:
                 f"got {features.shape[1]}"
             )
         return features
+
+
+class _Moments:
+    """Sums over rows by action: Z^T Z (A, F + 1, F + 1) and Z^T r (A, F + 1).
+
+    Z are features less the mean of the first rows, over their spread, and a column of ones: so that
+    sums of squares lose no digits to a mean that is far from 0.
+    """
+
+    def __init__(self, first: FloatArray, actions: int) -> None:
+        self._shift = first.mean(axis=0)
+        self._width = _spread(first.std(axis=0), self._shift)
+        size = first.shape[1] + 1
+        self._grams = np.zeros((actions, size, size))
+        self._sides = np.zeros((actions, size))
+
+    def add(self, features: FloatArray, index: IntArray, reward: FloatArray) -> None:
+        design = _with_ones((features - self._shift) / self._width)
+        order = np.argsort(index, kind="stable")
+        ends = np.cumsum(np.bincount(index, minlength=len(self._grams)))
+        for action, rows in enumerate(np.split(order, ends[:-1])):
+            if rows.size:
+                own = design[rows]
+                self._grams[action] += own.T @ own
+                self._sides[action] += own.T @ reward[rows]
+
+    def standardised(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """(center (F,), scale (F,), grams, sides) as of features of mean 0 and variance 1."""
+        total = self._grams.sum(axis=0)
+        count = total[-1, -1]
+        mean = total[-1, :-1] / count
+        variance = np.maximum(np.diagonal(total)[:-1] / count - mean**2, 0.0)
+        # A constant column carries no information: its centred values are 0 at any scale.
+        wide = np.sqrt(variance)
+        scale = np.where(wide > 1e-7, wide, 1.0)
+        change = np.diag(np.append(1 / scale, 1.0))
+        change[:-1, -1] = -mean / scale
+        center = self._shift + mean * self._width
+        return (
+            center,
+            _spread(scale * self._width, center),
+            change @ self._grams @ change.T,
+            self._sides @ change.T,
+        )
+
+
+def _spread(spread: FloatArray, center: FloatArray) -> FloatArray:
+    """What to divide by: 1 where a column is constant but for rounding."""
+    found: FloatArray = np.where(spread > 1e-12 * np.abs(center), spread, 1.0)
+    return found
+
+
+def _with_ones(features: FloatArray) -> FloatArray:
+    return np.column_stack([features, np.ones(len(features))])
 
 
 class BoundedRewardModel:

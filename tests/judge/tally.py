@@ -91,7 +91,10 @@ def tallied(case: Case, repetitions: int, seed: int, only: Iterable[str] = ()) -
     rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
     for _ in range(repetitions):
         data, candidate, bar = case.make(rng)
-        evidence = Evidence(data, candidate, [bar])
+        known: dict[object, Evidence] = {}
         for name, rules in bounds.items():
-            tallies[name].add(evidence.judged(rules))
+            if rules.reward_range not in known:
+                known[rules.reward_range] = Evidence([bar.name], rules)
+                known[rules.reward_range].add(data, candidate, [bar.policy])
+            tallies[name].add(known[rules.reward_range].judged(rules))
     return list(tallies.values())

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from policy.ope import betting
 from policy.ope.betting import betting_interval, wealth_against
+from policy.ope.columns import column_of, whole
 
 
 @pytest.mark.parametrize("sequence", [False, True])
@@ -63,7 +64,10 @@ def test_bets_know_the_past_alone():
     other = values.copy()
     other[30] = 2.9
     for sequence in (False, True):
-        one, two = (betting._bets(given, -3.0, 0.05, sequence) for given in (values, other))
+        one, two = (
+            whole(betting._bets(column_of(given), -3.0, 0.05, sequence))
+            for given in (values, other)
+        )
         assert (one[:31] == two[:31]).all()
         assert (one[31:] != two[31:]).any()
 

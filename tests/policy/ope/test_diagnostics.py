@@ -6,29 +6,41 @@ import numpy as np
 import pytest
 
 from policy.ope.diagnostics import (
-    action_support,
+    Support,
     at_least,
     at_most,
-    context_support,
     largest_share,
     mean_weight,
-    neighbourhoods,
     reward_events,
 )
+
+
+def supported(flat, taken, probs, start=0):
+    """(actions, near the observation), the same from one block as from several."""
+    found = []
+    for pieces in (1, 7):
+        support = Support(probs.shape[1], 1, start=start)
+        for rows in np.array_split(np.arange(len(taken)), pieces):
+            support.add(flat[rows], taken[rows], [probs[rows]])
+        found.append(support.checks(0))
+    one, other = found
+    assert [c.value for c in other] == pytest.approx([c.value for c in one])
+    return one
 
 
 def test_an_action_without_rows_is_named():
     """Its share of the candidate's steps decides; a trace of it informs."""
     taken = np.array([0, 1, 1, 3] * 50)
-    found = action_support(taken, np.tile([0.1, 0.2, 0.6, 0.1], (200, 1)), start=5)
+    found, _ = supported(np.zeros((200, 0)), taken, np.tile([0.1, 0.2, 0.6, 0.1], (200, 1)), 5)
     assert not found.passed
     assert found.value == pytest.approx(0.6)
     assert "action 7 (60.0% of steps)" in found.sentence
-    assert action_support(taken, np.tile([0.1, 0.8, 0.005, 0.095], (200, 1))).passed
+    trace = np.tile([0.1, 0.8, 0.005, 0.095], (200, 1))
+    assert supported(np.zeros((200, 0)), taken, trace)[0].passed
 
 
 def near(flat, taken, probs):
-    return context_support(neighbourhoods(flat, 4), taken, probs)
+    return supported(flat, taken, probs)[1]
 
 
 def test_support_is_asked_for_near_the_observation():
@@ -42,7 +54,7 @@ def test_support_is_asked_for_near_the_observation():
         np.where(side[:, None], [0.05, 0.05, 0.45, 0.45], [0.45, 0.45, 0.05, 0.05])
         for side in (right, ~right)
     )
-    assert action_support(taken, other).passed
+    assert supported(flat, taken, other)[0].passed
     assert near(flat, taken, other).value > 0.7
     assert not near(flat, taken, other).passed
     assert near(flat, taken, own).value < 0.2

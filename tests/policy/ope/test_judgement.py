@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from policy.ope.columns import combined
 from policy.ope.judgement import Bar, Judged, Rules, Target, judge
 from tests.judge.cases import equal_or_worse, power, users
 from tests.judge.tally import Tally, tallied
@@ -60,7 +61,7 @@ def test_a_bound_that_looks_ahead_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     """Bets that know the number they are on: the false calls tell."""
 
     def peeking(values, least, error, sequence):
-        return np.where(values > 0, 0.05, 0.0)
+        return combined(lambda block: np.where(block > 0, 0.05, 0.0), values)
 
     monkeypatch.setattr("policy.ope.betting._bets", peeking)
     (tally,) = tallied(CASES["binary .5 equal, 1,000, log"], 50, seed=7, only=["betting"])

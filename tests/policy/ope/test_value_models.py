@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from policy.ope import estimators
-from policy.ope.cross_fitting import cross_fit, score_by_earlier
+from policy.ope.cross_fitting import EarlierScores, cross_fit
 from policy.ope.value_models import (
     BoundedRewardModel,
     LinearRewardModel,
@@ -378,20 +378,39 @@ def test_a_bounded_model_bounds_q_and_what_is_expected_of_it():
 
 
 def test_earlier_rows_alone_score_a_row():
-    """A change of one row changes no score up to its own stretch; the first have no model."""
+    """A change of one row changes no score up to its own stretch; the first have no model. Blocks,
+    and the rows that follow, change none."""
     rng = np.random.default_rng(1)
     obs, actions, rewards = rng.normal(size=(640, 1)), rng.integers(2, size=640), rng.random(640)
     probs = [np.tile(p, (640, 1)) for p in ([0.5, 0.5], [0.0, 1.0])]
 
-    def scored(given):
-        return score_by_earlier(lambda: LinearRewardModel(2), obs, actions, given, probs, start=7.0)
+    def scored(given, blocks=1, rows=640):
+        scores, found = EarlierScores(2, (-50.0, 50.0)), []
+        for part in np.array_split(np.arange(rows), blocks):
+            own = [one[part] for one in probs]
+            q, values = scores.scored(obs[part], actions[part], given[part], own)
+            found.append(np.stack([q, *values]))
+        return np.concatenate(found, axis=1)
 
-    q, (both, second) = scored(rewards)
-    assert (q[:20] == 7).all()
-    assert (both[:20] == 7).all()
-    assert q[actions == 1][20:] == pytest.approx(second[actions == 1][20:])
+    q, both, second = scored(rewards)
+    assert (q[:64] == 0).all()
+    assert (both[:64] == 0).all()
+    assert q[actions == 1][64:] == pytest.approx(second[actions == 1][64:])
     changed = rewards.copy()
     changed[100] = 50.0
-    other, _ = scored(changed)
-    assert (other[:160] == q[:160]).all()
-    assert (other[160:] != q[160:]).all()
+    other, _, _ = scored(changed)
+    assert (other[:128] == q[:128]).all()
+    assert (other[128:] != q[128:]).all()
+    assert scored(rewards, blocks=11) == pytest.approx(np.stack([q, both, second]))
+    assert scored(rewards, rows=300)[0] == pytest.approx(q[:300])
+
+
+def test_rows_may_be_added_in_blocks():
+    """The sums of blocks give the fit of all rows, at any scale and far from 0."""
+    obs, actions, rewards = linear_log(600)
+    obs[:, 1] += 1e6
+    model = LinearRewardModel(3)
+    for part in np.array_split(np.arange(600), 7):
+        model.add(obs[part], actions[part], rewards[part])
+    fitted = LinearRewardModel(3).fit(obs, actions, rewards)
+    assert model.solved().q_all(obs) == pytest.approx(fitted.q_all(obs), rel=1e-9)

@@ -1,0 +1,99 @@
+"""Numbers that need not fit into memory: a column is written once and read block by block.
+
+    column = MemoryColumn()
+    column.append(np.array([1.0, 2.0]))
+    mean, variance, skew = moments(column)
+
+What a judgement needs of an episode is a few numbers, but of each episode. Here they lie in memory;
+`policy.jobs.scratch` has the twin on disk. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Column", "MemoryColumn", "Numbers", "column_of", "combined", "ends", "moments", "whole"]
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class Column(Protocol):
+    """Numbers (n,) in the order in which they were appended."""
+
+    @property
+    def size(self) -> int: ...
+
+    def append(self, values: FloatArray) -> None: ...
+
+    def blocks(self) -> Iterator[FloatArray]:
+        """All of them, as often as asked; columns of one length made alike have equal blocks."""
+
+    def like(self) -> Column:
+        """An empty one of this kind."""
+
+
+Numbers: TypeAlias = FloatArray | Column
+
+
+class MemoryColumn:
+    """A column in memory."""
+
+    def __init__(self) -> None:
+        self._blocks: list[FloatArray] = []
+        self.size = 0
+
+    def append(self, values: FloatArray) -> None:
+        self._blocks.append(values)
+        self.size += values.size
+
+    def blocks(self) -> Iterator[FloatArray]:
+        return iter(self._blocks)
+
+    def like(self) -> MemoryColumn:
+        return MemoryColumn()
+
+
+def column_of(numbers: Numbers) -> Column:
+    """An array as a column of one block; a column as it is."""
+    if not isinstance(numbers, np.ndarray):
+        return numbers
+    found = MemoryColumn()
+    if numbers.size:
+        found.append(np.asarray(numbers, np.float64))
+    return found
+
+
+def combined(make: Callable[..., FloatArray], *columns: Column) -> Column:
+    """A column of what `make` gives of the blocks of columns of one length."""
+    found = columns[0].like()
+    for blocks in zip(*(one.blocks() for one in columns), strict=True):
+        found.append(make(*blocks))
+    return found
+
+
+def whole(column: Column) -> FloatArray:
+    """(n,) all of it, in memory."""
+    return np.concatenate([np.empty(0), *column.blocks()])
+
+
+def ends(column: Column) -> tuple[float, float]:
+    """(least, largest); a NaN is both. (inf, -inf) of none."""
+    low, high = np.inf, -np.inf
+    for block in column.blocks():
+        low, high = np.minimum(low, block.min()), np.maximum(high, block.max())
+    return float(low), float(high)
+
+
+def moments(column: Column) -> tuple[float, float, float]:
+    """(mean, second and third central moment), each a mean over the n numbers, n > 0."""
+    mean = sum(float(block.sum()) for block in column.blocks()) / column.size
+    second = third = 0.0
+    for block in column.blocks():
+        apart = block - mean
+        second += float(apart @ apart)
+        third += float((apart**3).sum())
+    return mean, second / column.size, third / column.size
