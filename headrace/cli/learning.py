@@ -51,6 +51,14 @@ RewardRange = Annotated[
     tuple[float, float] | None,
     typer.Option(help="Least and most that a step can earn; default: what the policy declares."),
 ]
+EvaluationShare = Annotated[
+    float | None,
+    typer.Option(
+        "--evaluation-share",
+        "--held-out",
+        help="Share of episodes kept for evaluate; default: 0.3, with --follow 0.",
+    ),
+]
 MinEss = Annotated[float, typer.Option(help="Effective sample size that is enough.")]
 
 CANNOT_TELL_EXIT = 4
@@ -117,14 +125,7 @@ def train(
     policy_id: PolicyId = "default",
     algorithm: Annotated[str, typer.Option(help="ips, snips, dr or cql.")] = "dr",
     epochs: Annotated[int | None, typer.Option(help="Passes over the log.")] = None,
-    evaluation_share: Annotated[
-        float | None,
-        typer.Option(
-            "--evaluation-share",
-            "--held-out",
-            help="Share of episodes kept for evaluate; default: 0.3, with --follow 0.",
-        ),
-    ] = None,
+    evaluation_share: EvaluationShare = None,
     cluster: Cluster = None,
     since: Since = None,
     until: Until = None,

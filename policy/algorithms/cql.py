@@ -160,6 +160,7 @@ class CQL:
         taken = values.gather(1, rows.actions[:, None])[:, 0]
         with torch.no_grad():
             best = module.dist_inputs(rows.following).argmax(dim=1, keepdim=True)
+            # target is a copy of the module, which torch types as any Module
             later = target.dist_inputs(rows.following).gather(1, best)[:, 0]  # type: ignore[operator]
             wanted = rows.rewards + self.config.gamma * rows.goes_on * later
         error, gap = (taken - wanted), torch.logsumexp(values, dim=1) - taken
