@@ -250,6 +250,7 @@ def evaluate(
     since: Since = None,
     until: Until = None,
     plot: Annotated[Path | None, typer.Option(help="A PNG of all intervals.")] = None,
+    html: Annotated[Path | None, typer.Option(help="All of it as one page.")] = None,
     manifest: Manifest = None,
     retry_for: RetryFor = 60.0,
     seed: Seed = 0,
@@ -260,6 +261,7 @@ def evaluate(
     The bars are the live version and the logging policy. It reports, with status 0; `publish` acts.
     """
     from headrace.output import console, results
+    from headrace.output.evaluation_page import page
     from policy.inference.weight_store import WeightStore
     from policy.jobs.gate import evaluate_logs
 
@@ -285,6 +287,9 @@ def evaluate(
             **period(since, until),
             retry_for=retry_for,
         )
+    if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(page(document["logs"]), encoding="utf-8")
     return console.line(document) if as_json else results.evaluated(document["logs"])
 
 

@@ -7,23 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from headrace.output.console import moment, printable, table
 
 __all__ = [
     "decisions",
+    "estimated",
     "estimates",
     "evaluated",
+    "judgements",
+    "not_used",
     "replayed",
     "streams",
     "trained",
+    "verdicts",
     "verified",
     "versions",
     "why_published",
 ]
 
 Document = Mapping[str, Any]
+Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
+"""A title, the columns' names and the rows."""
 
 
 def replayed(document: Document) -> None:
@@ -60,11 +66,14 @@ def trained(document: Document) -> None:
 def evaluated(logs: Sequence[Document]) -> None:
     """Of `evaluate`: the estimates, the differences that decide, the checks, the verdict."""
     estimates(logs)
-    judged(logs)
+    for title, columns, rows in judgements(logs):
+        table(title, columns, rows)
+    for line in verdicts(logs):
+        print(line)
 
 
-def judged(logs: Sequence[Document]) -> None:
-    """The differences that decide, the checks of each log, and the verdicts."""
+def judgements(logs: Sequence[Document]) -> list[Table]:
+    """The differences that decide, and the checks of each log."""
     rows = []
     for log in logs:
         for one in log["comparisons"]:
@@ -74,7 +83,7 @@ def judged(logs: Sequence[Document]) -> None:
             value = (_number(one["difference"]), interval, bound, one["n"], one["verdict"])
             rows.append((log["label"], one["bar"], *value))
     columns = ("log", "against", "difference", "interval", "bound", "episodes", "verdict")
-    table("What decides: value per episode, weights less bar", columns, rows)
+    decisive = ("What decides: value per episode, weights less bar", columns, rows)
     checks = [
         (
             log["label"],
@@ -87,12 +96,17 @@ def judged(logs: Sequence[Document]) -> None:
         for log in logs
         for one in log["diagnostics"]
     ]
-    table("Checks", ("log", "check", "value", "threshold", "", "in words"), checks)
+    return [decisive, ("Checks", ("log", "check", "value", "threshold", "", "in words"), checks)]
+
+
+def verdicts(logs: Sequence[Document]) -> list[str]:
+    """What is judged of each log, and why."""
+    lines = []
     for log in logs:
         approximate = " (approximate: no reward_range)" if log["approximate"] else ""
-        print(f"{log['label']}: {log['verdict']}{approximate}")
-        for reason in log["reasons"]:
-            print(f"  {reason}")
+        lines.append(f"{log['label']}: {log['verdict']}{approximate}")
+        lines += [f"  {reason}" for reason in log["reasons"]]
+    return lines
 
 
 def why_published(document: Document, *, gated: bool) -> str:
@@ -129,7 +143,14 @@ def decisions(document: Document) -> None:
 
 
 def estimates(logs: Sequence[Document]) -> None:
-    """Every estimate of every log, the logging policy's own first: they inform."""
+    """Every estimate of every log, and what was not used for it."""
+    table(*estimated(logs))
+    for line in not_used(logs):
+        print(line)
+
+
+def estimated(logs: Sequence[Document]) -> Table:
+    """The logging policy's own value, and each estimator's of the weights: they inform."""
     rows: list[tuple[Any, ...]] = []
     for log in logs:
         excluded = sum(log["excluded"].values())
@@ -142,13 +163,21 @@ def estimates(logs: Sequence[Document]) -> None:
             rows.append((log["label"], name, *value, one["n"], excluded))
     level = f"{logs[0]['confidence']:.0%} interval"
     columns = ("log", "estimate", "value per episode", level, "ESS", "episodes", "excluded")
-    table(f"{logs[0]['policy_id']} {str(logs[0]['weights'])[:12]}", columns, rows)
+    return (f"{logs[0]['policy_id']} {str(logs[0]['weights'])[:12]}", columns, rows)
+
+
+def not_used(logs: Sequence[Document]) -> list[str]:
+    """What of each log is in no estimate, and what an interval leaves out."""
+    lines = []
     for log in logs:
         told = [f"{why}: {count} episodes" for why, count in log["excluded"].items()]
         told += [f"{why}: {count} steps" for why, count in log["not_read"].items() if count]
         told += [f"{name}: {why}" for name, why in {**log["unavailable"], **log["skipped"]}.items()]
         if told:
-            print(f"{log['label']}: not used: {', '.join(told)}")
+            lines.append(f"{log['label']}: not used: {', '.join(told)}")
+    if any(one["name"] == "dm" for log in logs for one in log["target"]):
+        lines.append("The interval of dm leaves out the error of its model.")
+    return lines
 
 
 def _number(value: float | None) -> str:

@@ -87,7 +87,8 @@ def test_evaluate_judges_by_several_logs(
 ) -> None:
     """The held-out episodes of its own log, all of the other; estimates with intervals; a PNG."""
     plot = tmp_path / "plots" / "intervals.png"
-    words = ("--root", log, "--log", other, "--plot", plot)
+    html = tmp_path / "pages" / "judged.html"
+    words = ("--root", log, "--log", other, "--plot", plot, "--html", html)
     found = answer(headrace("evaluate", trained["candidate"][:12], *words, "--json"))
     own, second = found["logs"]
     assert (own["label"], second["label"]) == ("first", "second")
@@ -98,6 +99,10 @@ def test_evaluate_judges_by_several_logs(
         assert low <= estimates["snips"]["value"] <= high
         assert 0 < estimates["snips"]["ess"] <= result["episodes"]
     assert plot.read_bytes().startswith(b"\x89PNG")
+    text = html.read_text()
+    for told in ("unsupported_near", "client_dropped", "largest_weight", own["reasons"][0][:20]):
+        assert told in text
+    assert "http" not in text
 
 
 def test_the_gate_refuses_what_is_not_proven(
