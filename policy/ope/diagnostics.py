@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policy.ope.betting import wealth_against
-from policy.ope.columns import Numbers, column_of, combined, moments
+from policy.ope.columns import Column, Numbers, column_of, combined, moments
 
 __all__ = [
     "Diagnostic",
@@ -306,7 +306,7 @@ def reward_events(returns: Numbers, weights: Numbers, *, threshold: float | None
     (sum w)^2 / sum w^2 (Kish 1965). returns, weights (n,). A normal limit needs them.
     """
     column, weighed = column_of(returns), column_of(weights)
-    common = _most_common(next(column.blocks(), np.empty(0)))
+    common = _most_common(column)
     happened = combined(lambda w, r: np.where(r == common, 0.0, w), weighed, column)
     number = effective_number(happened)
     sentence = f"{number:.0f} reward events where the policy acts as it was logged"
@@ -323,9 +323,15 @@ def reward_events(returns: Numbers, weights: Numbers, *, threshold: float | None
     )
 
 
-def _most_common(returns: FloatArray) -> float:
+def _most_common(returns: Column) -> float:
     """Among the first returns; nan where none comes twice."""
-    values, counts = np.unique(returns[:MOST_COMMON_OF], return_counts=True)
+    first, rows = [np.empty(0)], 0
+    for block in returns.blocks():
+        if rows >= MOST_COMMON_OF:
+            break
+        first.append(block)
+        rows += block.size
+    values, counts = np.unique(np.concatenate(first)[:MOST_COMMON_OF], return_counts=True)
     if not values.size or counts.max() < 2:
         return math.nan
     return float(values[counts.argmax()])
