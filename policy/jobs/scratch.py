@@ -10,8 +10,8 @@ block at a time; what the system caches of it, it takes back when memory is shor
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack
 from types import TracebackType
 from typing import IO, Self
 
@@ -26,11 +26,13 @@ BLOCK = 1 << 17  # numbers: 1 MB
 
 
 class DiskColumn:
-    """Numbers in a file of its own."""
+    """Numbers in a file of its own, which goes with the column."""
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
-        self._file: IO[bytes] = scratch.file()
+        file = tempfile.TemporaryFile(prefix="headrace-judge-")  # noqa: SIM115  closed by `close`
+        self._file: IO[bytes] = file
+        self.close = weakref.finalize(self, self._file.close)
         self.size = 0
 
     def append(self, values: FloatArray) -> None:
@@ -45,20 +47,19 @@ class DiskColumn:
             yield np.frombuffer(self._file.read(8 * min(BLOCK, self.size - begin)))
 
     def like(self) -> DiskColumn:
-        return DiskColumn(self._scratch)
+        return self._scratch.column()
 
 
 class Scratch:
     """The files of one job, gone with it. Raises OSError where there is no room."""
 
     def __init__(self) -> None:
-        self._files = ExitStack()
-
-    def file(self) -> IO[bytes]:
-        return self._files.enter_context(tempfile.TemporaryFile(prefix="headrace-judge-"))
+        self._columns: weakref.WeakSet[DiskColumn] = weakref.WeakSet()
 
     def column(self) -> DiskColumn:
-        return DiskColumn(self)
+        found = DiskColumn(self)
+        self._columns.add(found)
+        return found
 
     def __enter__(self) -> Self:
         return self
@@ -69,4 +70,5 @@ class Scratch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._files.close()
+        for column in list(self._columns):
+            column.close()
