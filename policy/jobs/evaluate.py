@@ -126,8 +126,9 @@ def evaluate(
     asked["label"] = label or f"{policy_id} {str(loaded.name)[:12]}"
     with Scratch() as scratch:
         gathered = _Gathered(log, loaded, live, rules, scratch)
-        period = {"since": since, "until": until}
-        read: dict[str, Any] = {"manifest": manifest, "retry_for": retry_for, **period}
+        asked |= {"since": since, "until": until}
+        read: dict[str, Any] = {"manifest": manifest, "retry_for": retry_for}
+        read |= {"since": since, "until": until}
         gathered.read(log.blocks(root, policy_id, on_progress=on_progress, **read))
         before = earlier_of(earlier, loaded.candidate, log.rows, log.episodes)
         rules = _with_earlier(rules, before, alpha_budget, in_order=len(log.rows) < 2)

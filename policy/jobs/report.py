@@ -43,6 +43,8 @@ class EvaluationResult:
     split: Split
     evaluation_share: float  # of episodes or clusters, that training reserved
     cluster: str  # what is judged as one: "" an episode, "tag:NAME" a tag's value
+    since: int | None  # microseconds: episodes that began then, and before `until`
+    until: int | None
     gamma: float
     confidence: float
     reward_range: tuple[float, float] | None  # of a step's reward
@@ -87,6 +89,8 @@ class EvaluationResult:
             "split": self.split,
             "evaluation_share": self.evaluation_share,
             "cluster": self.cluster,
+            "since": self.since,
+            "until": self.until,
             "gamma": self.gamma,
             "confidence": self.confidence,
             "reward_range": self.reward_range and list(self.reward_range),
