@@ -67,6 +67,7 @@ class Judged:
     start: int = 0  # the first action's name
     discrete: bool = True  # propensities are probabilities, not densities
     units: IntArray | None = None  # (n,) which unit an episode is of, counted from 0
+    pass_prob: FloatArray | None = None  # (n,) that an episode was logged at all; None: 1
 
     @property
     def one_step(self) -> bool:
@@ -75,8 +76,6 @@ class Judged:
     @property
     def starts(self) -> IntArray:
         return np.cumsum(self.lengths) - self.lengths
-
-    pass_prob: FloatArray | None = None  # (n,) that an episode was logged at all; None: 1
 
     @property
     def returns(self) -> FloatArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ class Tally:
     covered: int = 0
     compared: int = 0
     refused: int = 0  # by a check
-    unexplained: int = 0  # "cannot tell" without a reason
+    unexplained: int = 0  # verdicts without a reason, "cannot tell" without what is missing
 
     def add(self, found: Judgement) -> None:
         self.repetitions += 1
@@ -41,7 +42,9 @@ class Tally:
             # An interval with an end at the truth, but for rounding, holds it.
             self.covered += low - 1e-12 <= self.case.difference <= high + 1e-12
         self.refused += not all(one.passed for one in found.diagnostics)
-        self.unexplained += found.verdict != "better" and not found.reasons
+        told = " ".join(found.reasons)
+        missing = found.verdict == "cannot tell" and not re.search("more|canary|mend|check", told)
+        self.unexplained += missing or (found.verdict != "better" and not told)
 
     def share(self, verdict: str) -> float:
         return self.verdicts.get(verdict, 0) / self.repetitions
@@ -60,7 +63,7 @@ class Tally:
         if self.case.sound and _too_many(self.refused, self.repetitions, SOUND_REFUSED):
             yield f"sound logs refused {self.refused / self.repetitions:.4f} > {SOUND_REFUSED}"
         if self.unexplained:
-            yield f"{self.unexplained} verdicts without a reason"
+            yield f"{self.unexplained} verdicts without a reason, or what is missing"
 
 
 def _too_many(count: int, of: int, target: float) -> bool:
