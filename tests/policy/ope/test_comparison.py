@@ -73,3 +73,12 @@ def test_hall_mends_what_skewness_does_to_students_t():
     symmetric = np.tile([-1.0, 1.0], 50)
     low, high = skewed_t_interval(symmetric, 0.025)
     assert (low, high) == pytest.approx((-0.19941, 0.19941), abs=1e-4)
+
+
+def test_numbers_that_change_between_looks_have_no_sequence():
+    """Units that grow, streams that interleave: each look spends a share of the error."""
+    values = np.random.default_rng(4).uniform(-1, 1, 200)
+    moved = Differences("ips", values, values, -1.0, values, 1.0, in_order=False)
+    found = [compare(moved, bar="it", error=0.025, looks=looks) for looks in range(30)]
+    assert {one.bound for one in found} == {"betting"}
+    assert sum(one.error for one in found) == pytest.approx(0.025)
