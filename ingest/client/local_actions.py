@@ -79,7 +79,7 @@ class LocalActor:
         if policy.paced:
             self._pace(policy, local)
         try:
-            chosen, version = local.act(observation)
+            chosen, version = local.act(observation, episode)
         except Refusal as refusal:
             refusal.episode_id, refusal.agent_id = episode.episode_id, episode.agent_id
             raise

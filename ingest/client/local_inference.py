@@ -18,11 +18,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ingest.client.open_episodes import ClientEpisode
 from ingest.client.transport import Answer, Backoff, Transport
 from ingest.protocol.errors import CollectorUnavailable, Refusal
 from ingest.protocol.weights import Published, no_version, not_finite
 from policy.inference.numpy_policy import Action, NotFinite, NumpyPolicy
 from storage.errors import StorageError
+from storage.experience.hashed import is_canary
 from storage.weights.manifest import Manifest
 
 log = logging.getLogger("headrace.client")
@@ -59,6 +61,7 @@ class LocalPolicy:
 
     def _reset(self) -> None:
         self.current: NumpyPolicy | None = None
+        self._canary: tuple[NumpyPolicy, float] | None = None  # and its share of the episodes
         self.refused = 0  # published weights that could not be taken up
         self.refused_older = 0  # those that come before what is here: of a restored backup
         self._store_id = ""
@@ -81,8 +84,8 @@ class LocalPolicy:
         policy = self.current
         return -1 if policy is None else policy.version
 
-    def act(self, observation: Any) -> tuple[Action, int]:
-        """An action and the version that chose it.
+    def act(self, observation: Any, episode: ClientEpisode | None = None) -> tuple[Action, int]:
+        """An action and the version that chose it: the canary's, in its share of the episodes.
 
         Raises Refusal: `no_version`, and `invalid` for an observation that overflows.
         """
@@ -92,6 +95,8 @@ class LocalPolicy:
             policy = self.current
         if policy is None:
             raise no_version(self.policy_id)
+        if episode is not None:
+            policy = self._assigned(policy, episode)
         rng = getattr(self._local, "rng", None)
         if rng is None:
             rng = self._local.rng = np.random.default_rng()
@@ -103,6 +108,15 @@ class LocalPolicy:
                     return policy.act_one(observation, rng), policy.version
         except NotFinite as error:
             raise not_finite(self.policy_id, policy.version) from error
+
+    def _assigned(self, live: NumpyPolicy, episode: ClientEpisode) -> NumpyPolicy:
+        """What acts in an episode. Its first action assigns it, as its start did at the collector;
+        it goes on with what is live when the canary has ended."""
+        canary = self._canary
+        if episode.arm is None:
+            chosen = canary is not None and is_canary(episode.episode_id, canary[1])
+            episode.arm = canary[0].version if chosen and canary else live.version
+        return canary[0] if canary is not None and canary[0].version == episode.arm else live
 
     def _ensure(self) -> None:
         """Fetch what is due, and start the poll."""
@@ -195,6 +209,7 @@ class LocalPolicy:
                     self._refuse_older(manifest.version, published.generation)
                 return
             policy = NumpyPolicy.published(manifest, published.weights)
+            canary = _canary(published)
         except (StorageError, ValueError, msgspec.DecodeError) as error:
             self.refused += 1
             log.warning("policy %s: refused published weights: %s", self.policy_id, error)
@@ -208,7 +223,7 @@ class LocalPolicy:
                 return  # another thread took up a newer one meanwhile
             self._etag = answer.headers.get("etag", self._etag)
             self._store_id, self._generation = manifest.store_id, published.generation
-            self.current = policy
+            self.current, self._canary = policy, canary
             self._changed.notify_all()
 
     def _refuse_older(self, version: int, generation: int) -> None:
@@ -224,6 +239,14 @@ class LocalPolicy:
             self.version,
             self._generation,
         )
+
+
+def _canary(published: Published) -> tuple[NumpyPolicy, float] | None:
+    """What acts in a share of the episodes, verified. Raises what keeps it from acting."""
+    found = published.canary
+    if found is None:
+        return None
+    return NumpyPolicy.published(Manifest.from_json(found.manifest), found.weights), found.share
 
 
 _policies: weakref.WeakSet[LocalPolicy] = weakref.WeakSet()

@@ -49,6 +49,7 @@ class ClientEpisode:
     __slots__ = (
         "acted",
         "agent_id",
+        "arm",
         "decided",
         "episode_id",
         "error",
@@ -76,6 +77,7 @@ class ClientEpisode:
         self.policy = policy
         self.seq = 1  # of the next event; the start is 0
         self.acted = False
+        self.arm: int | None = None  # the version that local inference assigned it to, as it began
         self.decided: bytes | None = None  # the name of a remote decision of the open step
         self.step: LogAction | Decision | None = None  # takes rewards while it is queued
         self.step_index = -1

@@ -66,6 +66,7 @@ class Collector:
     `journal` is open; `writer` is not started yet. `max_pending` bounds the bytes of parts that
     wait for a shard, `max_open` what open episodes hold: beyond them events get 429. After a full
     disk nothing is taken for `retry_seconds`. `tap` gets parts as soon as they are durable.
+    `arm(policy_id, episode_id)` is what a canary assigns an episode to, "" where none is on.
     `durable` is what replies say of what they acknowledge: False for a journal in memory.
     `redaction_key` makes the pseudonyms of redacted fields.
     """
@@ -77,6 +78,7 @@ class Collector:
         policies: Mapping[str, PolicyDeclaration],
         *,
         flow: FlowControl | None = None,
+        arm: Callable[[str, str], str] = lambda policy_id, episode_id: "",
         tap: Tap | None = None,
         durable: bool = True,
         redaction_key: bytes = b"",
@@ -92,7 +94,7 @@ class Collector:
         self.failure: Exception | None = None
         self.draining, self.keeps = False, durable
         self.redactor = Redactor(redaction_key)
-        self._flow, self._tap = flow, tap
+        self._flow, self._arm, self._tap = flow, arm, tap
         self._gate = Gate(tap) if tap is not None else None
         self._limits, self._retry_seconds = limits, retry_seconds
         self._max_pending, self._max_open = max_pending, max_open
@@ -331,8 +333,10 @@ class Collector:
         for index, event in enumerate(batch.events):
             try:
                 judged = assembler.judge(batch.instance, event, values.get(index), now=self.now)
-                if judged is not None and caller.token_id and isinstance(judged[0], Started):
-                    judged = owned(judged[0], caller, assembler.open_of)
+                if judged is not None and isinstance(started := judged[0], Started):
+                    arm = self._arm(started.policy_id, started.episode_id)
+                    if arm or caller.token_id:
+                        judged = owned(started, caller, assembler.open_of, arm)
             except Refusal as refusal:
                 self.stats.refused += 1
                 self.stats.refused_by[refusal.code] += 1

@@ -27,6 +27,7 @@ from ingest.collector.weights_thread import WeightsThread
 from ingest.protocol.errors import Refusal
 from ingest.protocol.weights import Published, no_version, not_finite, other_spaces
 from storage.declarations.declaration import PolicyDeclaration
+from storage.experience.hashed import is_canary
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box
 from storage.weights.manifest import (
@@ -225,6 +226,27 @@ class LivePolicies:
         if seen["store"] == live.served.store_id and known < generation <= known + PLAUSIBLE:
             self._thread.submit(lambda: live.follower.note_seen(version, generation))
 
+    # canaries
+
+    def arm(self, policy_id: str, episode_id: str) -> str:
+        """What an episode that starts now is assigned to (storage.experience.hashed.ARM); "" while
+        no canary is on."""
+        served = self._live[policy_id].served
+        if served is None or served.canary is None:
+            return ""
+        canary = is_canary(episode_id, served.share)
+        return f"{served.generation}:{served.canary_version if canary else served.version}"
+
+    def in_canary(self, policy_id: str, arm: str) -> bool:
+        """Whether the canary acts for an episode of this arm: it ends when the canary does."""
+        live = self._live.get(policy_id)
+        served = None if live is None else live.served
+        return (
+            served is not None
+            and served.canary is not None
+            and arm.endswith(f":{served.canary_version}")
+        )
+
     # what is live
 
     def store(self, policy_id: str) -> WeightStore | MemoryWeightStore:
@@ -237,7 +259,7 @@ class LivePolicies:
     def pinned(self, policy_id: str) -> Pin | None:
         """What keeps a trainer from publishing this policy."""
         wanted = self._live[policy_id].standing.wanted
-        return None if wanted is None else wanted.pinned
+        return None if wanted is None else wanted.hold
 
     def followed_version(self, policy_id: str) -> int | None:
         """The live version, None where nothing is live or no newer one will come: it is pinned."""
@@ -276,9 +298,16 @@ class LivePolicies:
         return assemble(codec.space, columns, 0)
 
     def act(
-        self, policy_id: str, schema_id: str, observations: Sequence[bytes], explore: bool
+        self,
+        policy_id: str,
+        schema_id: str,
+        observations: Sequence[bytes],
+        explore: bool,
+        *,
+        canary: bool = False,
     ) -> list[Choice | Refusal]:
-        """Actions for encoded observations of a schema, one forward for all.
+        """Actions for encoded observations of a schema, one forward for all; of the `canary`, if
+        one is on.
 
         In place of an action stands the Refusal (422) of an observation that overflows. Raises
         Refusal: 503 `no_version` while nothing is published that acts in these spaces.
@@ -286,11 +315,12 @@ class LivePolicies:
         live = self._live.get(policy_id)
         if live is None or live.schema_id != schema_id:
             raise other_spaces(policy_id)
-        if live.policy is None:
+        if live.served is None:
             raise no_version(policy_id)
+        policy = live.served.canary if canary and live.served.canary else live.served.policy
         if len(observations) == 1:
-            return [self._act_one(live, live.policy, observations[0], explore)]
-        return self._act_many(live, live.policy, observations, explore)
+            return [self._act_one(live, policy, observations[0], explore)]
+        return self._act_many(live, policy, observations, explore)
 
     def _act_one(
         self, live: _Live, policy: NumpyPolicy, obs: bytes, explore: bool

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from ingest.protocol.weights import Published
+from ingest.protocol.weights import Published, PublishedCanary
 from storage.errors import StorageError
 from storage.experience.range_set import RangeSet
 from storage.weights.manifest import Live, Manifest, Served
@@ -57,6 +57,9 @@ class Loaded(msgspec.Struct, Generic[P], frozen=True):
     store_id: str
     generation: int
     version: int
+    canary: P | None = None  # what acts in `share` of the episodes
+    canary_version: int = -1
+    share: float = 0.0
 
     @property
     def etag(self) -> str:
@@ -153,11 +156,25 @@ class WeightFollower(Generic[P]):
             self._require_newer(wanted, served)
         policy = self._load(manifest, weights)
         published = Published(manifest.to_json(), wanted.generation, weights)
-        self.served = Loaded(
-            policy, published, manifest.store_id, wanted.generation, wanted.version
-        )
+        fresh = Loaded(policy, published, manifest.store_id, wanted.generation, wanted.version)
+        if wanted.canary_version is not None and wanted.canary_share > 0:
+            try:
+                fresh = self._with_canary(fresh, wanted.canary_version, wanted.canary_share)
+            except Exception:
+                if served is None:  # what is live is served all the same, as the generation before
+                    published.generation -= 1
+                    self.served = msgspec.structs.replace(fresh, generation=wanted.generation - 1)
+                raise
+        self.served = fresh
         self._known_versions().add(wanted.version)
         self._refused.pop(str(wanted.version), None)
+
+    def _with_canary(self, served: Loaded[P], version: int, share: float) -> Loaded[P]:
+        """Raises what keeps a canary from being served: then its generation is not served."""
+        manifest, weights = self._store.read(version)
+        canary = self._load(manifest, weights)
+        served.published.canary = PublishedCanary(manifest.to_json(), weights, share)
+        return msgspec.structs.replace(served, canary=canary, canary_version=version, share=share)
 
     def _require_newer(self, wanted: Live, served: Loaded[P]) -> None:
         if wanted.generation > served.generation:
@@ -174,7 +191,8 @@ class WeightFollower(Generic[P]):
             "policy %s: the published weights are not served (%s): %s", self._policy_id, kind, why
         )
         if wanted is not None and kind == "unusable":
-            self._refused[str(wanted.version)] = why
+            newest = wanted.version if wanted.canary_version is None else wanted.canary_version
+            self._refused[str(newest)] = why  # what is live was served before its canary
             for version in list(self._refused)[:-MOST_REFUSALS]:
                 del self._refused[version]
 

@@ -55,6 +55,7 @@ class Started(Struct, array_like=True, tag=1, frozen=True, gc=False):
     reward_combination: str = "sum"  # the rules that it began under
     reward_default: float = 0.0
     agent_id: str | None = None  # of a track; None: the episode has one agent
+    arm: str = ""  # what a canary's split assigned it to (storage.experience.hashed.ARM)
 
     @property
     def name(self) -> Name:

@@ -6,6 +6,7 @@ form that a part needs: one buffer per column, no Python object per step.
 
 from __future__ import annotations
 
+import json
 from array import array
 from bisect import bisect_right
 from collections import deque
@@ -20,6 +21,7 @@ from ingest.episodes.journal_events import Acted, Cut, Ended, RewardedStep, Star
 from ingest.protocol.agent_names import Whole
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.episode import DEFAULT_AGENT, SOURCES, Ending, Part
+from storage.experience.hashed import ARM
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box
 
@@ -511,13 +513,21 @@ class OpenEpisode:
             agents=agents,
             training_enabled=started.training_enabled,
             continues=started.continues,
-            tags=started.tags,
+            tags=_with_arm(started),
         )
 
 
 def _offset(lengths: array[int], codec: Codec, count: int) -> int:
     """The size in bytes of the first `count` values."""
     return sum(lengths[:count]) if codec.itemsize is None else codec.itemsize * count
+
+
+def _with_arm(started: Started) -> str:
+    """The tags that rows get: the caller's, and what a canary's split assigned the episode to."""
+    if not started.arm:
+        return started.tags
+    tags = {**json.loads(started.tags), ARM: started.arm}
+    return json.dumps(tags, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 _PER_STEP = (

@@ -177,9 +177,15 @@ class GetAction(
     pass_prob: float = 1.0
 
 
-FIELDS = ("decision.pass_prob", "get_action.pass_prob", "end.broken", "batch.dropped")
+FIELDS = (
+    "decision.pass_prob",
+    "get_action.pass_prob",
+    "end.broken",
+    "batch.dropped",
+    "weights.canary",
+)
 """Fields that came after the first release of this protocol, by message: `/v1/spec` lists them, and
-a client sends one only to a collector that does."""
+a client sends one only to a collector that does. `weights.canary` is the collector's own."""
 
 Event: TypeAlias = Start | LogAction | Decision | LogReturns | End
 

@@ -13,13 +13,25 @@ import msgspec
 from ingest.protocol.errors import Refusal
 
 
+class PublishedCanary(msgspec.Struct):
+    """A version that acts in a share of the episodes, by `storage.experience.hashed.is_canary`."""
+
+    manifest: dict[str, Any]
+    weights: bytes
+    share: float
+
+
 class Published(msgspec.Struct):
-    """`GET /v1/policies/{id}/weights`: a version, its place in the order, its bytes."""
+    """`GET /v1/policies/{id}/weights`: a version, its place in the order, its bytes.
+
+    `canary` is a field that earlier clients ignore: they act with what is live.
+    """
 
     manifest: dict[str, Any]
     generation: int
     weights: bytes
     signature: bytes | None = None
+    canary: PublishedCanary | None = None
 
 
 def other_spaces(policy_id: str) -> Refusal:

@@ -76,6 +76,7 @@ class _Group(msgspec.Struct, frozen=True):
     policy_id: str
     schema_id: str
     explore: bool
+    canary: bool
 
 
 class _Question(msgspec.Struct, frozen=True):
@@ -196,7 +197,9 @@ class Acting:
                 request.refuse(index, refusal)
                 continue
             if not self._repeat(request, call, obs, request.answers[index]):
-                group = _Group(episode.started.policy_id, episode.rules.schema_id, call.explore)
+                started, schema_id = episode.started, episode.rules.schema_id
+                canary = self._live.in_canary(started.policy_id, started.arm)
+                group = _Group(started.policy_id, schema_id, call.explore, canary)
                 groups.setdefault(group, []).append(_Question(request, index, obs))
 
     def _observed(self, call: wire.GetAction) -> tuple[OpenEpisode, bytes]:
@@ -222,7 +225,11 @@ class Acting:
         answers: Sequence[Choice | Refusal]
         try:
             answers = self._live.act(
-                group.policy_id, group.schema_id, [item.obs for item in questions], group.explore
+                group.policy_id,
+                group.schema_id,
+                [item.obs for item in questions],
+                group.explore,
+                canary=group.canary,
             )
             self.forwards += 1
         except Refusal as refusal:

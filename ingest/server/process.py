@@ -127,6 +127,7 @@ class Server:
             kept.writer,
             kept.policies,
             flow=FlowControl(kept.policies, self.live.followed_version),
+            arm=self.live.arm,
             tap=tap,
             durable=kept.durable,
             redaction_key=kept.redaction_key,

@@ -356,7 +356,7 @@ class Trail:
     def _took(self, live: Live) -> None:
         self._generation = live.generation
         self._learner.policy.version = live.version
-        self.pinned = live.pinned is not None
+        self.pinned = live.hold is not None
 
     def _go_live(self, candidate: str) -> None:
         """Publish; if that cannot be, because somebody else acted meanwhile, follow them."""
@@ -375,7 +375,7 @@ class Trail:
                 if live is None or not same:
                     return self._lost_race(live)
                 self._took(live)
-                if live.pinned is not None:
+                if live.hold is not None:
                     return log.warning("%s; candidates are kept", error)
             except WeightsNotFound as error:  # the store was put back from a backup this moment
                 log.warning("%s", error)
@@ -388,7 +388,7 @@ class Trail:
         """Whether the rollback that was met holds; asked again before each update is kept."""
         if self.pinned:
             live = self._live()
-            self.pinned = live is not None and live.pinned is not None
+            self.pinned = live is not None and live.hold is not None
             if not self.pinned:
                 log.warning("the rollback was ended: publishing again")
         return self.pinned

@@ -4,4 +4,12 @@ Pure: no clock, no thread, no file. Knows numpy, msgspec and our errors; of Arro
 and of torch its tensors, each only where it is installed.
 """
 
-__all__ = ["episode", "interfaces", "multi_agent_batch", "range_set", "sample_batch", "sequences"]
+__all__ = [
+    "episode",
+    "hashed",
+    "interfaces",
+    "multi_agent_batch",
+    "range_set",
+    "sample_batch",
+    "sequences",
+]

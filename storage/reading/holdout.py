@@ -1,8 +1,7 @@
 """A frozen split: an episode that is held out today is held out next week, on every machine.
 
 The episode's id decides, so that a log that is imported again into another collector is split in
-the same way, and all parts of an episode fall on one side. A salt makes choices independent: what
-is sampled for logging, or acted on by a canary, falls into the split as everything else does.
+the same way, and all parts of an episode fall on one side (see `storage.experience.hashed`).
 
 Where several episodes are alike because they are one user's, the value of a tag decides instead
 (`Reserve`), and all of a user's episodes fall on one side.
@@ -10,7 +9,6 @@ Where several episodes are alike because they are one user's, the value of a tag
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,26 +19,23 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.experience.episode import Episode
+from storage.experience.hashed import CANARY, SAMPLING, SPLIT, hash_fraction
 from storage.experience.sample_batch import EPS_ID, SampleBatch
+
+__all__ = [
+    "CANARY",
+    "SAMPLING",
+    "SPLIT",
+    "Reserve",
+    "hash_fraction",
+    "hash_fractions",
+    "held_out",
+]
 
 Mask = npt.NDArray[np.bool_]
 
 TAG = "tag:"
 TAGS = "tags"
-
-SPLIT, SAMPLING, CANARY = "", "sampling", "canary"
-"""The salts in use: of the held-out split, which is frozen, of sampled logging, of canaries."""
-
-
-def hash_fraction(salt: str, episode_id: str) -> float:
-    """A number in [0, 1) for each id, uniform and for ever the same: 53 bits of its BLAKE2b, keyed
-    by the salt. Numbers of two salts are independent. Raises ValueError for a salt above 64 bytes.
-    """
-    key = salt.encode()
-    if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
-        raise ValueError(f"salt: expected at most 64 bytes, got {len(key)}")
-    digest = hashlib.blake2b(episode_id.encode(), digest_size=8, key=key).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def hash_fractions(salt: str, episode_ids: Iterable[str]) -> npt.NDArray[np.float64]:

@@ -241,7 +241,7 @@ _TYPES["Pin | None"] = (Pin, type(None))
 class Live(_Document):
     """What is live. `generation` rises strictly; a canary gets its share of episodes (0 to 1).
 
-    While it is `pinned`, by a rollback, nothing else goes live but another rollback.
+    While it is `pinned`, by a rollback or a pause, nothing else goes live but another rollback.
     """
 
     generation: int
@@ -249,6 +249,14 @@ class Live(_Document):
     canary_version: int | None = None
     canary_share: float = 0.0
     pinned: Pin | None = field(default=None, metadata=_ADDED)
+
+    @property
+    def hold(self) -> Pin | None:
+        """What keeps trainers and jobs from publishing: the pin, or a canary that is not ended."""
+        if self.pinned is not None or self.canary_version is None:
+            return self.pinned
+        why = f"version {self.canary_version} gets {self.canary_share:.3g} of the episodes"
+        return Pin(by="a canary", when=0, why=why)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ from typing import Any, TypeAlias
 from storage.declarations.declaration import check_policy_id
 from storage.errors import (
     GenerationConflict,
+    LeaseHeld,
     PolicyPinned,
     WeightsDamaged,
     WeightsNotFound,
@@ -49,7 +50,7 @@ from storage.system.files import (
 from storage.weights.candidate_files import candidate_files
 from storage.weights.candidates import Candidates
 from storage.weights.files import MAX_WEIGHTS, locked, read_document, read_file
-from storage.weights.lease import require_fence
+from storage.weights.lease import current_lease, require_fence
 from storage.weights.lineage import Lineage, Untrained, open_lineage, open_untrained
 from storage.weights.manifest import (
     LINEAGE_FILE,
@@ -328,8 +329,9 @@ class WeightStore:
         canary: tuple[int, float] | None = None,
         fence: int | None = None,
         pin: Pin | None = None,
+        forced: bool = False,
     ) -> Live:
-        """`set_live`; with `pin` it is a rollback, which a pin does not keep out."""
+        """`set_live`; with `pin`, or `forced`, it is a person's, whom a hold does not keep out."""
         canary_version, share = canary if canary is not None else (None, 0.0)
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"canary: expected a share of 0 to 1, got {share}")
@@ -343,8 +345,8 @@ class WeightStore:
                     manifest, data = self.read(number)
                     self._require_usable(candidate_of(manifest), data)
             before = self.live()
-            if pin is None:
-                self._require_no_pin(before)
+            if pin is None and not forced and before is not None and before.pinned is not None:
+                self._require_no_hold(before)
             generation = before.generation if before else 0
             if expected_generation not in (None, generation):
                 raise GenerationConflict(
@@ -358,7 +360,7 @@ class WeightStore:
                 version=version,
                 canary_version=canary_version,
                 canary_share=float(share),
-                pinned=pin,
+                pinned=pin or (before.pinned if before else None),
             )
             self._numbers.note(version, live.generation)  # before anybody can see them
             self._pointer.write(live)
@@ -374,7 +376,7 @@ class WeightStore:
         that is PolicyPinned, and the candidate stays as it is.
         """
         live = self.mended_live()
-        self._require_no_pin(live)
+        self._require_no_hold(live)
         candidate = self.candidate(digest)
         if (
             live
@@ -422,7 +424,7 @@ class WeightStore:
         `publish` raises.
         """
         live = self.mended_live()
-        self._require_no_pin(live)
+        self._require_no_hold(live)
         candidate = self.candidate(digest)
         if version in self.versions() and self._candidate_in(version) == candidate.digest:
             known = self.manifest(version)  # an earlier try came so far
@@ -444,8 +446,9 @@ class WeightStore:
     ) -> Live:
         """Make a new version with the content of an old one live, and pin the policy to it.
 
-        Without `to`: the last version before the content that is live now which a collector
-        served, and whose content none refused; where no collector says so, what was live before it.
+        A canary that is on ends, and without `to` what is live stays. Else, without `to`: the last
+        version before the content that is live now which a collector served, and whose content
+        none refused; where no collector says so, what was live before it.
         With it that version, if its weights can be acted with: why one was refused may be over.
         `by` and `why` are for whoever asks what pins it; until `resume` nothing but another
         rollback changes what is live. Raises WeightsNotFound when there is nothing before it,
@@ -460,10 +463,18 @@ class WeightStore:
                 f"{self.policy_id}: expected generation {expected_generation} to be live, got "
                 f"{live.generation}"
             )
+        now = int(self._clock() * 1_000_000)
+        if to is None and live.canary_version is not None:
+            why = why or f"rolled back the canary, version {live.canary_version}"
+            return self._point(
+                live.version,
+                expected_generation=live.generation,
+                pin=Pin(by=by, when=now, why=why),
+            )
         target = self._before(live.version) if to is None else to
         manifest, _ = self.read(target)
         why = why or f"rolled back from version {live.version} to the content of {target}"
-        pin = Pin(by=by, when=int(self._clock() * 1_000_000), why=why)
+        pin = Pin(by=by, when=now, why=why)
         while True:
             version = self._number(
                 self._versions.folder(target),
@@ -474,10 +485,77 @@ class WeightStore:
             try:
                 return self._point(version, expected_generation=live.generation, pin=pin)
             except GenerationConflict:  # a trainer was first: what it published goes as well
-                now = self.live()
-                if expected_generation is not None or now is None:
+                latest = self.live()
+                if expected_generation is not None or latest is None:
                     raise
-                live = now
+                live = latest
+
+    # canaries
+
+    def start_canary(
+        self, digest: str, share: float, *, expected_generation: int | None = None
+    ) -> Live:
+        """Let a candidate act in a share of the episodes, beside what is live; repeatable.
+
+        Until `end_canary` or `rollback` nothing else is published. A canary that is on gets a new
+        share. Raises what `set_live` raises, WeightsNotFound where nothing is live, LeaseHeld
+        beside a follower whose policy is not paused: what it publishes would end the comparison.
+        """
+        if not 0.0 < share < 1.0:
+            raise ValueError(f"canary: expected a share above 0 and below 1, got {share}")
+        live, candidate = self.mended_live(), self.candidate(digest)
+        if live is None:
+            raise WeightsNotFound(f"{self.policy_id}: nothing is live to compare a canary with")
+        if self._candidate_in(live.version) == candidate.digest:
+            raise ValueError(f"canary: {digest[:12]} is live already, as version {live.version}")
+        version = live.canary_version
+        if version is None:
+            self._require_no_follower(live)
+            version = self._unpublished(candidate.digest, live) or self._promote(candidate)
+        elif self._candidate_in(version) != candidate.digest:
+            self._require_no_hold(replace(live, pinned=None))
+        elif live.canary_share == share:
+            return live
+        if expected_generation is None:
+            expected_generation = live.generation
+        return self._point(
+            live.version,
+            expected_generation=expected_generation,
+            canary=(version, share),
+            forced=True,
+        )
+
+    def promote_canary(self, *, expected_generation: int | None = None) -> Live:
+        """Make the canary live in all episodes. Raises WeightsNotFound when none is on."""
+        live = self.mended_live()
+        if live is None or live.canary_version is None:
+            raise WeightsNotFound(f"{self.policy_id}: no canary is on")
+        if expected_generation is None:
+            expected_generation = live.generation
+        return self._point(
+            live.canary_version, expected_generation=expected_generation, forced=True
+        )
+
+    def _require_no_follower(self, live: Live) -> None:
+        lease = current_lease(self.directory)
+        if live.pinned is None and lease is not None and lease.held(self._clock()):
+            raise LeaseHeld(
+                f"{self.policy_id}: followed by {lease.holder}, which publishes after each update; "
+                f"`headrace pause --policy-id {self.policy_id}` first"
+            )
+
+    def pause(self, *, by: str = "a program", why: str = "") -> Pin:
+        """Pin what is live, so that trainers go on and publish nothing until `resume`.
+
+        Gives the pin, also one that was there. Raises WeightsNotFound when nothing is live.
+        """
+        found, pin = self.mended_live(), Pin(by=by, when=int(self._clock() * 1e6), why=why or "paused")
+        if found is not None:
+            with locked(self.directory):
+                if (live := self.live()) is not None:
+                    self._pointer.write(replace(live, pinned=live.pinned or pin))
+                    return live.pinned or pin
+        raise WeightsNotFound(f"{self.policy_id}: nothing is live, so nothing to pause")
 
     def resume(self) -> Pin | None:
         """End what a rollback pinned: from here on the policy may be published again.
@@ -538,12 +616,12 @@ class WeightStore:
         self._check(candidate, decode_weights(data, candidate.digests[WEIGHTS_FILE], "weights"))
         self._passed = candidate.digest
 
-    def _require_no_pin(self, live: Live | None) -> None:
-        if live is not None and live.pinned is not None:
-            pin = live.pinned
+    def _require_no_hold(self, live: Live | None) -> None:
+        if live is not None and (pin := live.hold) is not None:
+            ends = "`headrace resume" if pin is live.pinned else "`headrace promote` or `rollback"
             raise PolicyPinned(
                 f"{self.policy_id}: version {live.version} is pinned by {pin.by} ({pin.why}); "
-                f"`headrace resume --policy-id {self.policy_id}` ends that"
+                f"{ends} --policy-id {self.policy_id}` ends that"
             )
 
     def _needed(self) -> set[int]:

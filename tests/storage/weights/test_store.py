@@ -629,6 +629,7 @@ def test_pruning_keeps_the_newest_what_is_live_and_the_way_back(store: WeightSto
     assert store.versions() == [2, 3, 4, 5, 8]
     assert store.candidates() == sorted([waiting, *digests[1:5], digests[7]])
     assert store.prune(1) == []
+    assert store.rollback().version == 3  # the canary ends
     assert store.rollback().version == 9
     assert value_of(store, 9) == value_of(store, 2)
     store.resume()

@@ -1,0 +1,100 @@
+"""A canary acts in its share of the episodes, in local and in remote mode, and rows say so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ingest.client.policy_client import PolicyClient
+from policy.inference.weight_store import WeightStore
+from policy.networks.policy import Policy
+from storage.experience.hashed import ARM, is_canary
+from tests.collector_process import CollectorProcess, declare, shard_rows
+from tests.ingest.client.test_local_inference import OBS, SPEC, publish
+
+SHARE = 0.4
+
+
+def candidate(store: WeightStore, seed: int) -> str:
+    weights = Policy(SPEC, seed=seed).get_weights()
+    return store.add_candidate(weights, spec=SPEC.to_json(), metrics={"seed": seed}, lineage={})
+
+
+def play(client: PolicyClient, steps: int = 2) -> str:
+    episode = client.start_episode()
+    for _ in range(steps):
+        client.get_action(episode, OBS)
+        client.log_returns(episode, 1.0)
+    client.end_episode(episode)
+    return episode
+
+
+def wait_served(process: CollectorProcess, store: WeightStore) -> None:
+    """A question about weights is answered after a look at the files."""
+    live = store.live()
+    assert live is not None
+    while True:
+        spec = process.request("GET", "/v1/spec")[1]["policies"]["default"]["weights"]
+        if spec["served"]["generation"] == live.generation:
+            return
+
+
+@pytest.mark.parametrize("mode", ["local", "remote"])
+def test_a_share_of_the_episodes_is_acted_by_the_canary(tmp_path: Path, mode: str) -> None:
+    """By the hash of the id, from an episode's start; after a promotion all are the canary's."""
+    declare(tmp_path)
+    publish(tmp_path, 1)
+    store = WeightStore(tmp_path, "default")
+    with CollectorProcess(tmp_path) as process:
+        with PolicyClient(process.address, inference_mode=mode, update_interval=0.0) as client:
+            early = client.start_episode()
+            client.get_action(early, OBS)
+            live = store.start_canary(candidate(store, 2), SHARE)
+            wait_served(process, store)
+            names = [play(client) for _ in range(40)]
+            client.get_action(early, OBS)  # began before: it stays with what is live
+            client.end_episode(early)
+            cut = client.start_episode("canary-2")  # of the canary
+            client.get_action(cut, OBS)
+            store.rollback()
+            wait_served(process, store)
+            client.get_action(cut, OBS)  # a canary that was rolled back acts no more
+            client.end_episode(cut)
+            store.resume()
+            after = play(client)
+        assert process.stop() == 0
+    rows = shard_rows(tmp_path)
+    acted: dict[str, list[int]] = {}
+    for row in rows:
+        acted.setdefault(row["eps_id"], []).append(row["policy_version"])
+    arms = {row["eps_id"]: json.loads(row["tags"]).get(ARM) for row in rows}
+    for name in names:
+        version = 2 if is_canary(name, SHARE) else 1
+        assert acted[name] == [version, version]
+        assert arms[name] == f"{live.generation}:{version}"
+    assert {1, 2} == {acted[name][0] for name in names}
+    assert (acted[early], arms[early]) == ([1, 1], None)
+    assert (acted[cut], arms[cut]) == ([2, 1], f"{live.generation}:2")
+    assert arms[after] is None
+
+
+def test_a_canary_that_cannot_act_stops_nobody(tmp_path: Path) -> None:
+    """Damaged before a collector starts: what is live is served, and its standing says why."""
+    declare(tmp_path)
+    publish(tmp_path, 1)
+    store = WeightStore(tmp_path, "default")
+    store.start_canary(candidate(store, 2), SHARE)
+    (store.directory / "versions" / "2" / "weights.safetensors").write_bytes(b"damaged")
+    with CollectorProcess(tmp_path) as process:
+        with PolicyClient(process.address) as client:
+            names = [play(client) for _ in range(5)]
+            assert any(is_canary(name, SHARE) for name in [*names, "canary-2"])
+        (record,) = store.served.read()
+        assert (record.generation, record.wanted_generation) == (1, 2)
+        assert "digest" in (record.why or "")
+        assert process.stop() == 0
+    rows = shard_rows(tmp_path)
+    assert {row["policy_version"] for row in rows} == {1}
+    assert {row["tags"] for row in rows} == {"{}"}
