@@ -5,6 +5,7 @@ paper and equation.
 """
 
 __all__ = [
+    "arms",
     "comparison",
     "cross_fitting",
     "diagnostics",

@@ -206,11 +206,17 @@ class Faulty(LivePolicies):
     """A build with a fault that one observation brings out."""
 
     def act(
-        self, policy_id: str, schema_id: str, observations: Sequence[bytes], explore: bool
+        self,
+        policy_id: str,
+        schema_id: str,
+        observations: Sequence[bytes],
+        explore: bool,
+        *,
+        canary: bool = False,
     ) -> list[Choice | Refusal]:
         if np.full(2, 7.0, np.float32).tobytes() in observations:
             raise RuntimeError("planted")
-        return super().act(policy_id, schema_id, observations, explore)
+        return super().act(policy_id, schema_id, observations, explore, canary=canary)
 
 
 DEFAULT = PolicyDeclaration(observation=SPEC.observation, action=SPEC.action, seal_seconds=0.05)

@@ -1,0 +1,267 @@
+"""Two policies that acted at the same time: is the one in a canary's share of the episodes better?
+
+    found = compare_arms(returns, in_canary, failed, share=0.1, limits=(0.0, 1.0), error=0.05)
+    found.verdict, found.returns.interval, found.failures.interval, found.mismatch
+
+Chance assigned each episode, with a known share, so that no weight and no model is needed: episodes
+are compared as they were assigned, whatever acted in them. All bounds hold at every look.
+Pure: the episodes in the order in which they started; n of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+
+from policy.ope.betting import LARGEST_STAKE, betting_interval
+from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Verdict
+
+__all__ = [
+    "FEWEST",
+    "MISMATCH",
+    "ArmsComparison",
+    "Difference",
+    "assignment_differences",
+    "compare_arms",
+    "episodes_needed",
+    "log_evidence_of_mismatch",
+]
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+MISMATCH = math.log(1000)
+"""Log evidence against the share at which a comparison is refused: a sound split reaches it at any
+look with a probability of 1 / 1000 (Ville)."""
+FEWEST = 100
+"""Episodes in each arm before a bound that leans on a normal limit may decide."""
+POWER = 0.8
+_PRIOR = 100.0
+_TUNED_FOR = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The canary's mean less that of what is live, with an interval that holds at every look."""
+
+    canary: float
+    live: float
+    difference: float
+    interval: tuple[float, float]
+    bound: str  # "betting", or "normal": approximate
+
+    def to_dict(self) -> dict[str, Any]:
+        low, high = (end if math.isfinite(end) else None for end in self.interval)
+        return {**vars(self), "interval": [low, high]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmsComparison:
+    """What the arms say. `mismatch` names a split that is not the share; then nothing is judged."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    n: tuple[int, int]  # episodes of the canary, of what is live
+    share: float
+    error: float
+    returns: Difference | None
+    failures: Difference | None  # abandoned and broken episodes, a guardrail of their own
+    mismatch: str | None
+    missing: int | None  # about so many more episodes tell a difference of the size seen
+
+    @property
+    def approximate(self) -> bool:
+        return self.returns is not None and self.returns.bound != "betting"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for strict JSON."""
+        return {
+            "verdict": self.verdict,
+            "approximate": self.approximate,
+            "reasons": list(self.reasons),
+            "episodes": sum(self.n),
+            "n": {"canary": self.n[0], "live": self.n[1]},
+            "share": self.share,
+            "error": self.error,
+            "returns": self.returns and self.returns.to_dict(),
+            "failures": self.failures and self.failures.to_dict(),
+            "mismatch": self.mismatch,
+            "missing": self.missing,
+        }
+
+
+def compare_arms(
+    returns: FloatArray,
+    in_canary: BoolArray,
+    failed: BoolArray,
+    *,
+    share: float,
+    limits: tuple[float, float] | None,
+    error: float = 0.05,
+) -> ArmsComparison:
+    """Judge by returns (n,) and by failed episodes (n,) bool; `in_canary` (n,) as assigned.
+
+    `limits` of a return, from outside of the data: then a betting bound decides, otherwise a normal
+    limit (approximate). An equal canary is called better or worse with a probability <= `error`:
+    each end of each interval fails with a third of it at most.
+    """
+    n, k = len(returns), int(in_canary.sum())
+    known: dict[str, Any] = {"n": (k, n - k), "share": share, "error": error}
+    evidence = log_evidence_of_mismatch(k, n, share)
+    if evidence >= MISMATCH:
+        told = (
+            f"the canary has {k} of {n} episodes, which is not the share of {share:.3g}: episodes "
+            "of one arm are lost or miscounted, so the arms cannot be compared"
+        )
+        nothing: dict[str, Any] = {"returns": None, "failures": None, "missing": None}
+        return ArmsComparison(
+            verdict=CANNOT_TELL, reasons=(told,), mismatch=told, **nothing, **known
+        )
+    if not 0 < k < n:
+        told = f"the canary has {k} episodes, and what is live {n - k}"
+        nothing = {"returns": None, "failures": None, "missing": None, "mismatch": None}
+        return ArmsComparison(verdict=CANNOT_TELL, reasons=(told,), **nothing, **known)
+    end = error / 3
+    earned = _difference(returns, in_canary, share, limits, end)
+    failures = _difference(failed.astype(np.float64), in_canary, share, (0.0, 1.0), end)
+    reasons: list[str] = []
+    verdict = CANNOT_TELL
+    few = earned.bound != "betting" and min(k, n - k) < FEWEST
+    if failures.interval[0] > 0:
+        verdict = WORSE
+        reasons.append(
+            f"{failures.canary:.2%} of the canary's episodes are abandoned or broken, "
+            f"{failures.live:.2%} of the others"
+        )
+    elif few:
+        reasons.append(f"expected {FEWEST} episodes in each arm, got {k} and {n - k}")
+    elif earned.interval[1] < 0:
+        verdict = WORSE
+    elif earned.interval[0] > 0:
+        verdict = BETTER
+    missing = None
+    if verdict == CANNOT_TELL:
+        apart = abs(earned.difference)
+        spread = float(returns.std())
+        if apart > 0 and spread > 0:
+            width = None if limits is None else limits[1] - limits[0]
+            missing = max(1, episodes_needed(spread, apart, share, end, width=width) - n)
+        if missing is not None:
+            reasons.append(f"about {missing:,} more episodes tell a difference of {apart:.3g}")
+    return ArmsComparison(
+        verdict=verdict,
+        reasons=tuple(reasons),
+        returns=earned,
+        failures=failures,
+        mismatch=None,
+        missing=missing,
+        **known,
+    )
+
+
+def log_evidence_of_mismatch(canary: int, n: int, share: float) -> float:
+    """Log of the evidence that the canary's share of n episodes is not `share`.
+
+    A Beta mixture over other shares against the binomial: a martingale if the share is right, so it
+    may be looked at after every episode. Lindon & Malek 2022, Anytime-valid inference for
+    multinomial count data, section 3, for two counts.
+    """
+    a, b = _PRIOR * share, _PRIOR * (1 - share)
+
+    def log_beta(x: float, y: float) -> float:
+        return math.lgamma(x) + math.lgamma(y) - math.lgamma(x + y)
+
+    likelihood = canary * math.log(share) + (n - canary) * math.log1p(-share)
+    return log_beta(a + canary, b + n - canary) - log_beta(a, b) - likelihood
+
+
+def assignment_differences(values: FloatArray, in_canary: BoolArray, share: float) -> FloatArray:
+    """(n - 1,) numbers whose mean is the difference: (y - m) (a / p - (1 - a) / (1 - p)).
+
+    m is the mean of the values before it, which takes off what both arms have in common; the
+    factor's mean is 0 whatever m is. The first value has none before it, and is an m alone.
+    Waudby-Smith, Wu, Ramdas, Karampatziakis & Mineiro 2024, Anytime-valid off-policy inference for
+    contextual bandits, section 3, with a constant propensity.
+    """
+    before = np.cumsum(values)[:-1] / np.arange(1, len(values))
+    factors = np.where(in_canary, 1 / share, -1 / (1 - share))
+    apart: FloatArray = (values[1:] - before) * factors[1:]
+    return apart
+
+
+def _difference(
+    values: FloatArray,
+    in_canary: BoolArray,
+    share: float,
+    limits: tuple[float, float] | None,
+    error: float,
+) -> Difference:
+    means = float(values[in_canary].mean()), float(values[~in_canary].mean())
+    apart = assignment_differences(values, in_canary, share)
+    if limits is not None:
+        furthest = (limits[1] - limits[0]) / min(share, 1 - share)
+        interval = betting_interval(apart, limits=(-furthest, furthest), error=error, sequence=True)
+    else:
+        radius = _radius(len(apart), float(apart.std()), error)
+        middle = float(apart.mean())
+        interval = (middle - radius, middle + radius)
+    return Difference(
+        canary=means[0],
+        live=means[1],
+        difference=means[0] - means[1],
+        interval=interval,
+        bound="normal" if limits is None else "betting",
+    )
+
+
+def _radius(n: float, deviation: float, error: float) -> float:
+    """Half the width of an asymptotic confidence sequence; each end fails with `error`.
+
+    Waudby-Smith, Arbour, Sinha, Kennedy & Ramdas 2024, Time-uniform central limit theory and
+    asymptotic confidence sequences, theorem 2.2, tuned to be narrow at 10,000 episodes.
+    """
+    alpha = 2 * error
+    rho2 = (-2 * math.log(alpha) + math.log(-2 * math.log(alpha)) + 1) / _TUNED_FOR
+    inside = n * rho2 + 1
+    return deviation * math.sqrt(2 * inside / (n * n * rho2) * math.log(math.sqrt(inside) / alpha))
+
+
+def episodes_needed(
+    deviation: float, effect: float, share: float, error: float, *, width: float | None
+) -> int:
+    """About how many episodes, of both arms, tell a difference of `effect` with power 0.8.
+
+    `deviation`: of an episode's return; `width`: from the least to the most of one, None unknown.
+    The bets of policy.ope.betting have a log wealth of about sum(s_t d - s_t^2 v / 2) at stakes
+    s_t. Rounded up to two digits.
+    """
+    apart = deviation / math.sqrt(share * (1 - share))
+    power, needed = float(ndtri(POWER)), math.log(1 / error)
+    times = np.geomspace(1.0, 1e13, 6000)
+    if width is not None:
+        most = LARGEST_STAKE * min(share, 1 - share) / width
+        stakes = np.sqrt(2 * needed / (apart**2 * times * np.log1p(times)))
+        stakes = np.minimum(stakes, most)
+        squares = _summed(stakes**2, times) * apart**2
+        wealth = _summed(stakes, times) * effect - squares / 2 - power * np.sqrt(squares)
+        enough = wealth >= needed
+    else:
+        radii = np.array([_radius(float(n), apart, error) for n in times])
+        enough = radii + power * apart / np.sqrt(times) <= effect
+    if not enough.any():
+        return int(times[-1])
+    found = math.ceil(float(times[int(np.argmax(enough))]))
+    digits: int = 10 ** max(0, len(str(found)) - 2)
+    return -(-found // digits) * digits
+
+
+def _summed(terms: FloatArray, times: FloatArray) -> FloatArray:
+    """The sums up to each time of terms that change slowly."""
+    areas = np.diff(times) * (terms[1:] + terms[:-1]) / 2
+    sums: FloatArray = terms[0] + np.concatenate(([0.0], np.cumsum(areas)))
+    return sums

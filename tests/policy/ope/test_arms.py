@@ -1,0 +1,118 @@
+"""Arms of a canary: bounds that hold at every look, a wrong share, failures that count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policy.ope.arms import (
+    MISMATCH,
+    ArmsComparison,
+    assignment_differences,
+    compare_arms,
+    episodes_needed,
+    log_evidence_of_mismatch,
+)
+
+LIMITS = (0.0, 1.0)
+
+
+def looked_at(
+    rng: np.random.Generator,
+    canary: float,
+    live: float,
+    *,
+    share: float = 0.2,
+    n: int = 4000,
+    looks: int = 5,
+    limits: tuple[float, float] | None = LIMITS,
+) -> set[str]:
+    """The verdicts of several looks at Bernoulli returns with these means."""
+    arm = rng.random(n) < share
+    returns = (rng.random(n) < np.where(arm, canary, live)).astype(float)
+    failed = np.zeros(n, bool)
+    found = set()
+    for m in np.linspace(n / looks, n, looks).astype(int):
+        one = compare_arms(returns[:m], arm[:m], failed[:m], share=share, limits=limits)
+        found.add(one.verdict)
+    return found
+
+
+@pytest.mark.parametrize("limits", [LIMITS, None])
+def test_an_equal_canary_is_seldom_called_otherwise(limits: tuple[float, float] | None) -> None:
+    """At none of five looks: at most 5 %, and 200 logs give at most 18 with 99.9 %."""
+    rng = np.random.default_rng(1)
+    wrong = sum(looked_at(rng, 0.3, 0.3, limits=limits) != {"cannot tell"} for _ in range(200))
+    assert wrong <= 18
+
+
+@pytest.mark.parametrize("limits", [LIMITS, None])
+def test_a_difference_is_found_both_ways(limits: tuple[float, float] | None) -> None:
+    rng = np.random.default_rng(2)
+    for canary, verdict in ((0.5, "better"), (0.1, "worse")):
+        found = [looked_at(rng, canary, 0.3, limits=limits) for _ in range(20)]
+        assert sum(verdict in one for one in found) >= 18
+        assert not any({"better", "worse"} <= one for one in found)
+
+
+def test_the_size_that_is_said_to_be_needed_is_about_enough() -> None:
+    """Power 0.8; 60 logs have 0.6 or more of them with 99.9 %."""
+    rng, share, apart = np.random.default_rng(3), 0.2, 0.06
+    for limits, width in ((LIMITS, 1.0), (None, None)):
+        n = episodes_needed(0.21**0.5, apart, share, 0.05 / 3, width=width)
+        found = [
+            looked_at(rng, 0.3 + apart, 0.3, share=share, n=n, looks=1, limits=limits)
+            for _ in range(60)
+        ]
+        assert sum(one == {"better"} for one in found) >= 36, (limits, n)
+
+
+def judged(failures: tuple[float, float], split: float = 0.2) -> ArmsComparison:
+    """Equal returns; failure rates of (canary, live); the true split for a share of 0.2."""
+    rng = np.random.default_rng(4)
+    arm = rng.random(4000) < split
+    failed = rng.random(4000) < np.where(arm, *failures)
+    return compare_arms(rng.random(4000), arm, failed, share=0.2, limits=LIMITS)
+
+
+def test_a_canary_that_breaks_episodes_is_worse() -> None:
+    """Whatever those that it did not break earn: a guardrail of its own."""
+    found = judged((0.2, 0.05))
+    assert found.verdict == "worse"
+    assert "abandoned or broken" in found.reasons[0]
+    assert judged((0.05, 0.05)).verdict == "cannot tell"
+
+
+def test_a_wrong_share_refuses_the_comparison() -> None:
+    """Episodes of one arm are lost: what is left cannot be compared, however clear it looks."""
+    found = judged((0.0, 0.0), split=0.16)
+    assert (found.verdict, found.returns, found.failures) == ("cannot tell", None, None)
+    assert found.mismatch is not None
+    assert "not the share of 0.2" in found.mismatch
+
+
+def test_a_right_share_is_hardly_ever_refused() -> None:
+    """At no episode of any of 300 logs: 1 in 1000 at most would be."""
+    rng, refused = np.random.default_rng(5), 0
+    for _ in range(300):
+        counts = np.cumsum(rng.random(2000) < 0.1)
+        refused += any(
+            log_evidence_of_mismatch(int(counts[n - 1]), n, 0.1) >= MISMATCH
+            for n in range(20, 2001, 20)
+        )
+    assert refused <= 3
+
+
+def test_differences_have_the_difference_as_their_mean() -> None:
+    """Whatever the level that both arms share: it is taken off, and does not widen the bound."""
+    rng = np.random.default_rng(6)
+    arm = rng.random(50_000) < 0.1
+    values = 1000 + rng.normal(size=50_000) + arm * 0.5
+    apart = assignment_differences(values, arm, 0.1)
+    assert apart.mean() == pytest.approx(0.5, abs=0.1)
+    assert apart.std() < 6
+
+
+def test_one_arm_alone_tells_nothing() -> None:
+    found = compare_arms(np.ones(3), np.zeros(3, bool), np.zeros(3, bool), share=0.1, limits=None)
+    assert (found.verdict, found.to_dict()["n"]) == ("cannot tell", {"canary": 0, "live": 3})
