@@ -122,6 +122,7 @@ def _command_line() -> typer.Typer:
 
 def _commands() -> tuple[Callable[..., None], ...]:
     """Every command, in the order of `--help`."""
+    from headrace.cli import canaries as canaries
     from headrace.cli import collecting as edge
     from headrace.cli import learning as learning
     from headrace.cli import publishing as publishing
@@ -134,7 +135,10 @@ def _commands() -> tuple[Callable[..., None], ...]:
     numbering = (
         learning.decisions,
         publishing.versions,
+        canaries.canary,
+        canaries.promote,
         publishing.rollback,
+        publishing.pause,
         publishing.resume,
     )
     looking = (edge.ls, edge.verify, edge.pseudonym)

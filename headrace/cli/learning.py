@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from headrace.cli import canaries
 from headrace.cli.options import (
     ROOT,
     Ca,
@@ -327,6 +328,10 @@ def publish(
     since: Since = None,
     until: Until = None,
     manifest: Manifest = None,
+    canary: Annotated[
+        str | None,
+        typer.Option(help="Let it act in this share of the episodes, as 10%, beside what is live."),
+    ] = None,
     refused_exit: Annotated[int, typer.Option(help="The status when it is worse.")] = 1,
     url: Url = None,
     token: Token = None,
@@ -337,6 +342,7 @@ def publish(
 ) -> None:
     """Make a candidate of the root the live version, if it is better than what is live.
 
+    With --canary its own episodes decide: see `canary`, `promote` and `rollback`.
     With --url it is made live in a collector elsewhere; the gate judges by the data of the root.
     Exit status 1: worse; 4: these episodes cannot tell, and the answer says why; 5: it is wanted,
     and a registered collector did not serve it in time.
@@ -348,6 +354,10 @@ def publish(
     from policy.jobs.gate import publish as run
 
     chosen = _latest(WeightStore(root, policy_id)) if digest == "latest" else digest
+    if canary is not None:
+        if url is not None or manifest is not None:
+            raise ValueError("--canary: expected neither --url nor --manifest")
+        return canaries.start(root, policy_id, chosen, canary, wait, wait_for, as_json=as_json)
     settings = Gate(
         min_ess=min_ess,
         confidence=confidence,
@@ -380,7 +390,7 @@ def publish(
         print(f"note: {note}", file=sys.stderr)
     where = Where(root, policy_id, url, token, ca)
     note = f" ({results.why_published(document, gated=gated)})"
-    report_served(document, where, wait, wait_for, note=note, as_json=as_json)
+    return report_served(document, where, wait, wait_for, note=note, as_json=as_json)
 
 
 def decisions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:

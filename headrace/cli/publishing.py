@@ -77,6 +77,8 @@ def rollback(
 ) -> None:
     """Make an earlier version's weights live again, as a new version, and pin the policy to it.
 
+    While a canary is on, without --to: the canary ends, and what is live acts everywhere.
+
     No trainer or job publishes before `headrace resume`. Exit status 5: it is wanted, and a
     registered collector did not serve it in time.
     """
@@ -84,6 +86,8 @@ def rollback(
     from policy.inference.weight_store import WeightStore
 
     now: Any
+    live = WeightStore(root, policy_id).live() if url is None else None
+    canary = to is None and live is not None and live.canary_version is not None
     if url is None:
         now = WeightStore(root, policy_id).rollback(to, by=_person(), why=why)
         audited("rolled_back", policy=policy_id, version=now.version, by="command line", to=to)
@@ -92,7 +96,8 @@ def rollback(
             now = elsewhere.rollback(policy_id, to, why=why)
     document = {"policy_id": policy_id, "version": now.version, "generation": now.generation}
     where = Where(root, policy_id, url, token, ca)
-    note = ", with the weights of before; pinned until `headrace resume`"
+    ended = "; the canary has ended" if canary else ", with the weights of before"
+    note = f"{ended}; pinned until `headrace resume`"
     report_served(document, where, wait, wait_for, note=note, as_json=as_json)
 
 
@@ -103,6 +108,23 @@ def _person() -> str:
     except (KeyError, OSError):  # an account without a name, as in a container
         name = f"uid {os.getuid()}"
     return f"{name}@{socket.gethostname()}"
+
+
+def pause(
+    why: Annotated[str, typer.Option(help="For whoever asks what pins the policy.")] = "",
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    as_json: Json = False,
+) -> None:
+    """Pin what is live: trainers go on and publish nothing before `headrace resume`."""
+    from headrace.output import console
+    from policy.inference.weight_store import WeightStore
+
+    pin = WeightStore(root, policy_id).pause(by=_person(), why=why)
+    audited("paused", policy=policy_id, by="command line", pinned_by=pin.by)
+    if as_json:
+        return console.line({"policy_id": policy_id, "pinned": pin.to_json()})
+    return print(f"{policy_id} is pinned by {pin.by}: {pin.why}.")
 
 
 def resume(

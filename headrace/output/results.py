@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from headrace.output.console import moment, printable, table
 
 __all__ = [
+    "arms",
     "decisions",
     "estimated",
     "estimates",
@@ -119,6 +120,27 @@ def why_published(document: Document, *, gated: bool) -> str:
     if gated:
         return "it was live already"
     return "without a gate: nothing says that it is better"
+
+
+def arms(document: Document) -> None:
+    """Of `canary`: what each arm earned, and how often it failed."""
+    rows = []
+    for name in ("returns", "failures"):
+        one = document[name]
+        if one is not None:
+            low, high = map(_number, one["interval"])
+            values = (_number(one["canary"]), _number(one["live"]), _number(one["difference"]))
+            rows.append((name, *values, f"{low} .. {high}", one["bound"]))
+    count = document["n"]
+    columns = ("mean of", "canary", "live", "difference", "interval", "bound")
+    title = f"Version {document['canary']} in {document['share']:.3g} of the episodes"
+    table(f"{title}, beside version {document['live']}", columns, rows)
+    print(f"{count['canary']:,} and {count['live']:,} episodes; {document['young']:,} too young,")
+    print(f"{document['open']:,} not over at that age, {document['crossed']:,} acted by the other")
+    approximate = " (approximate: no reward_range)" if document["approximate"] else ""
+    print(f"{document['verdict']}{approximate}")
+    for reason in document["reasons"]:
+        print(f"  {reason}")
 
 
 def decisions(document: Document) -> None:

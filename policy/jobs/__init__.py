@@ -3,4 +3,14 @@
 Each is safe to run again. Knows the shards, the learner and the weight store; nothing of HTTP.
 """
 
-__all__ = ["decisions", "freeze", "gate", "report", "run_once", "train", "train_live", "train_once"]
+__all__ = [
+    "canary",
+    "decisions",
+    "freeze",
+    "gate",
+    "report",
+    "run_once",
+    "train",
+    "train_live",
+    "train_once",
+]

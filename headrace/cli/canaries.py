@@ -1,0 +1,127 @@
+"""Commands about a canary: `canary` and `promote`; `publish --canary` starts one here."""
+
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headrace.cli.options import ROOT, Json, PolicyId, Root
+from headrace.cli.serving import WAIT_SECONDS, Wait, WaitFor, WaitSeconds, Where, report_served
+
+CANNOT_TELL_EXIT = 4
+
+Age = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds after its start at which an episode is counted, the same at every look; "
+        "default: twice the policy's episode time-out and its reward window."
+    ),
+]
+
+
+def share_of(text: str) -> float:
+    """A share of the episodes: "10%" or "0.1". Raises ValueError."""
+    number = text.strip()
+    try:
+        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise ValueError(f"--canary: expected a share as 10% or 0.1, got {text!r:.40}")
+    return share
+
+
+def start(
+    root: Path,
+    policy_id: str,
+    candidate: str,
+    share: str,
+    wait: Wait,
+    seconds: float,
+    *,
+    as_json: bool,
+) -> None:
+    """Start a canary, and say about how many episodes a verdict needs."""
+    from headrace.cli.publishing import audited
+    from policy.jobs.canary import start_canary
+
+    document = start_canary(root, policy_id, candidate, share_of(share))
+    version = document["canary"]
+    told = {"canary": version, "share": document["share"], "by": "command line"}
+    audited("canary_started", policy=policy_id, version=document["version"], **told)
+    if document.get("needed") is None:
+        size = "too few episodes of it are known to say how many a verdict needs"
+    else:
+        size = (
+            f"about {document['needed']:,} episodes tell a difference of {document['effect']:.3g}, "
+            "a tenth of its return"
+        )
+    note = f", and version {version} acts in {document['share']:.3g} of the episodes; {size}"
+    where = Where(root, policy_id, None, None, None)
+    report_served(document, where, wait, seconds, note=note, as_json=as_json)
+
+
+def canary(
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    age: Age = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether the canary that is on is better than what is live, by its own episodes.
+
+    May be asked as often as one likes. Exit status 1: it is worse; 4: these episodes cannot tell.
+    """
+    from headrace.output import console, results
+    from policy.jobs.canary import judge_canary
+
+    found = judge_canary(root, policy_id, age=age)
+    if as_json:
+        console.line(found)
+    else:
+        results.arms(found)
+    _exit(found)
+
+
+def promote(
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    gated: Annotated[
+        bool, typer.Option("--gate/--no-gate", help="Only if its episodes say that it is better.")
+    ] = True,
+    age: Age = None,
+    wait: WaitFor = Wait.ALL,
+    wait_for: WaitSeconds = WAIT_SECONDS,
+    as_json: Json = False,
+) -> None:
+    """Make the canary live in all episodes; `rollback` ends it instead.
+
+    Exit status 1: it is worse; 4: its episodes cannot tell; 5: it is wanted, and a registered
+    collector did not serve it in time.
+    """
+    from headrace.cli.publishing import audited
+    from headrace.output import console
+    from policy.jobs.canary import promote as run
+
+    document = run(root, policy_id, gated=gated, age=age)
+    if not document["promoted"]:
+        for reason in document["reasons"]:
+            print(f"{document['verdict']}: {reason}", file=sys.stderr)
+        if as_json:
+            console.line(document)
+        _exit(document)
+    audited("promoted", policy=policy_id, version=document["version"], by="command line")
+    where = Where(root, policy_id, None, None, None)
+    note = f" ({document['verdict']}, by {document['episodes']:,} episodes)"
+    report_served(document, where, wait, wait_for, note=note, as_json=as_json)
+
+
+def _exit(found: dict[str, Any]) -> None:
+    statuses = {"better": 0, "worse": 1}
+    status = statuses.get(found["verdict"], CANNOT_TELL_EXIT)
+    if status:
+        raise typer.Exit(status)

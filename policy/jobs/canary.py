@@ -1,0 +1,328 @@
+"""Canaries: a candidate acts in a share of the episodes, and what they earn is compared.
+
+start = start_canary(root, "default", digest, 0.1)       # how many episodes a verdict will need
+found = judge_canary(root, "default")                    # as often as one likes
+promote(root, "default")                                 # if it is better
+
+Episodes are compared as their collector assigned them when they started, which stands in the tags
+of their rows: only those that started while both arms were open, with the same share. Each counts
+once it has an age, the same for all, with what it earned by then; one that was abandoned or broke
+counts with the policy's default reward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from policy.inference.weight_store import WeightStore
+from policy.jobs.decisions import record
+from policy.ope.arms import ArmsComparison, compare_arms, episodes_needed
+from policy.ope.comparison import BETTER
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import load_declarations
+from storage.errors import WeightsNotFound
+from storage.experience.hashed import ARM
+from storage.experience.sample_batch import (
+    AGENT_ID,
+    EPISODE_ORDINAL,
+    EPS_ID,
+    REWARDS,
+    STREAM,
+    SampleBatch,
+    T,
+    concat_samples,
+)
+from storage.reading.shard_reader import ShardReader
+from storage.weights.manifest import Live
+
+__all__ = ["Arms", "judge_canary", "promote", "read_arms", "start_canary"]
+
+Document: TypeAlias = dict[str, Any]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+RECEIVED, VERSION, ENDED = "received_ts", "policy_version", "ended"
+_COLUMNS = (EPS_ID, REWARDS, AGENT_ID, ENDED, RECEIVED, VERSION)
+FAILED = ("abandoned", "broken")
+RELATIVE_EFFECT = 0.1
+"""Of the live version's mean return: the difference for which the size needed is told."""
+RECENT = 10_000
+"""Episodes of the live version by which it is told, the latest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arms:
+    """The episodes of a canary's generation that are old enough, in the order of their starts."""
+
+    returns: FloatArray  # (n,)
+    in_canary: BoolArray  # (n,) as assigned
+    failed: BoolArray  # (n,) abandoned or broken
+    steps: npt.NDArray[np.int64]  # (n,)
+    crossed: int  # episodes whose first step another version acted than the one assigned
+    young: int  # episodes that do not have the age
+    incomplete: int  # those without a first step: it was erased, or its shard is damaged
+    open: int  # old enough and not over: counted with what they earned by then
+
+
+def read_arms(root: Path | str, declaration: PolicyDeclaration, live: Live, *, age: float) -> Arms:
+    """The episodes that started under this generation. `age` in seconds since their first step."""
+    found = [
+        _episodes(root, declaration, f"{live.generation}:{version}")
+        for version in (live.canary_version, live.version)
+    ]
+    newest = max((int(one.received.max()) for one in found if one.received.size), default=0)
+    window = declaration.reward_window
+    sealed_by = age + window + declaration.part_seconds + declaration.seal_seconds
+    arms = [_aged(one, declaration, newest, age, sealed_by) for one in found]
+    starts = np.concatenate([one["starts"] for one in arms])
+    order = np.argsort(starts, kind="stable")
+
+    def joined(name: str) -> Any:
+        return np.concatenate([one[name] for one in arms])[order]
+
+    in_canary = np.repeat([True, False], [len(one["starts"]) for one in arms])[order]
+    versions = np.where(in_canary, live.canary_version or -1, live.version)
+    return Arms(
+        returns=joined("returns"),
+        in_canary=in_canary,
+        failed=joined("failed"),
+        steps=joined("steps"),
+        crossed=int((joined("versions") != versions).sum()),
+        young=sum(one["young"] for one in arms),
+        incomplete=sum(one["incomplete"] for one in arms),
+        open=int(joined("open").sum()),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Steps (S,) by episode and t, and where each of n episodes begins."""
+
+    rewards: FloatArray
+    received: npt.NDArray[np.int64]
+    versions: npt.NDArray[np.int64]
+    t: npt.NDArray[np.int64]
+    ended: npt.NDArray[np.object_]
+    begins: npt.NDArray[np.int64]
+
+
+def _episodes(root: Path | str, declaration: PolicyDeclaration, arm: str | None) -> _Rows:
+    """The rows of one arm; with None those of every episode."""
+    with ShardReader(
+        root,
+        policy_id=declaration.policy_id,
+        schema_id=declaration.schema_id,
+        tags=None if arm is None else {ARM: arm},
+        training_disabled=True,
+        columns=_COLUMNS,
+    ) as reader:
+        batches = list(reader)
+    steps = concat_samples(batches) if batches else SampleBatch()
+    if not batches:
+        none = np.empty(0, np.int64)
+        return _Rows(none.astype(np.float64), none, none, none, none.astype(object), none)
+    keys = [
+        np.unique(steps[STREAM].astype(str), return_inverse=True)[1],
+        steps[EPISODE_ORDINAL],
+        np.unique(steps[AGENT_ID].astype(str), return_inverse=True)[1],
+    ]
+    order = np.lexsort((steps[T], *reversed(keys)))
+    first = np.zeros(len(order), np.bool_)
+    first[0] = True
+    for key in keys:
+        first[1:] |= np.diff(key[order]) != 0
+    return _Rows(
+        rewards=steps[REWARDS][order].astype(np.float64),
+        received=steps[RECEIVED][order],
+        versions=steps[VERSION][order],
+        t=steps[T][order],
+        ended=steps[ENDED][order],
+        begins=np.flatnonzero(first),
+    )
+
+
+def _aged(
+    rows: _Rows, declaration: PolicyDeclaration, newest: int, age: float, sealed_by: float
+) -> dict[str, Any]:
+    """What the episodes of one arm had earned at that age, and those that are too young."""
+    begins = rows.begins
+    lengths = np.diff(np.append(begins, len(rows.t)))
+    starts = rows.received[begins] if begins.size else rows.received
+    whole = rows.t[begins] == 0 if begins.size else np.zeros(0, np.bool_)
+    old = starts + sealed_by * 1e6 <= newest
+    counts = rows.received <= np.repeat(starts, lengths) + age * 1e6
+    if begins.size:
+        returns = np.add.reduceat(np.where(counts, rows.rewards, 0.0), begins)
+        steps = np.add.reduceat(counts.astype(np.int64), begins)
+        last = begins + lengths - 1
+        words = rows.ended[last].astype(str)  # "None" for one that goes on
+        silent = np.where(words == "abandoned", declaration.episode_timeout, 0.0)
+        over = (words != "None") & (rows.received[last] + silent * 1e6 <= starts + age * 1e6)
+        failed = over & np.isin(words, FAILED)
+    else:
+        returns, steps = np.empty(0), np.empty(0, np.int64)
+        over = failed = np.empty(0, np.bool_)
+    returns = np.where(failed, declaration.reward_default, returns)
+    kept = whole & old
+    return {
+        "starts": starts[kept],
+        "returns": returns[kept],
+        "failed": failed[kept],
+        "steps": steps[kept],
+        "versions": rows.versions[begins][kept],
+        "open": ~over[kept],
+        "young": int((whole & ~old).sum()),
+        "incomplete": int((~whole).sum()),
+    }
+
+
+def judge_canary(
+    root: Path | str, policy_id: str, *, age: float | None = None, error: float = 0.05
+) -> Document:
+    """What the episodes of the canary that is on say of it.
+
+    `age`: seconds after its start at which an episode is counted, the same at every look; default:
+    twice the policy's episode time-out and its reward window, so that one that fell silent within
+    a time-out of its start is known to be abandoned. Gives `verdict` and what
+    `ArmsComparison.to_dict` does, and what was left out. Raises WeightsNotFound when no canary is
+    on, ValueError for an age below the reward window.
+    """
+    store = WeightStore(root, policy_id)
+    live = store.live()
+    if live is None or live.canary_version is None:
+        text = "no canary is on; `headrace publish --canary` starts one"
+        raise WeightsNotFound(f"{policy_id}: {text}")
+    declaration = _declared(root, policy_id)
+    window = declaration.reward_window
+    if age is None:
+        age = 2 * declaration.episode_timeout + window
+    if not age > window or not math.isfinite(age):
+        raise ValueError(f"age: expected more than the reward window of {window:.6g} s, got {age}")
+    arms = read_arms(root, declaration, live, age=age - window)
+    found = _compared(arms, declaration, live.canary_share, error)
+    return {
+        "policy_id": policy_id,
+        "generation": live.generation,
+        "canary": live.canary_version,
+        "live": live.version,
+        "age": age,
+        **found.to_dict(),
+        "crossed": arms.crossed,
+        "young": arms.young,
+        "incomplete": arms.incomplete,
+        "open": arms.open,
+    }
+
+
+def _compared(
+    arms: Arms, declaration: PolicyDeclaration, share: float, error: float
+) -> ArmsComparison:
+    return compare_arms(
+        arms.returns,
+        arms.in_canary,
+        arms.failed,
+        share=share,
+        limits=_limits(declaration, arms.steps),
+        error=error,
+    )
+
+
+def _limits(
+    declaration: PolicyDeclaration, steps: npt.NDArray[np.int64]
+) -> tuple[float, float] | None:
+    """Of a return: known where a step's are, and an episode is one step."""
+    known = declaration.reward_range
+    if known is None or not (steps <= 1).all():
+        return None
+    return min(known[0], declaration.reward_default), max(known[1], declaration.reward_default)
+
+
+def _declared(root: Path | str, policy_id: str) -> PolicyDeclaration:
+    declaration = load_declarations(Path(root)).get(policy_id)
+    if declaration is None:
+        raise ValueError(f"{root}: expected a policy file of {policy_id!r}, there is none")
+    return declaration
+
+
+def start_canary(
+    root: Path | str, policy_id: str, candidate: str, share: float, *, error: float = 0.05
+) -> Document:
+    """Let a candidate act in a share of the episodes, and tell about how many a verdict needs.
+
+    `needed` is the number of episodes, of both arms, for a difference of `effect`: a tenth of what
+    live episodes returned lately; both are None where too few are known. Raises what
+    `WeightStore.start_canary` does.
+    """
+    store, declaration = WeightStore(root, policy_id), _declared(root, policy_id)
+    digest = store.candidate(candidate).digest
+    before = store.live()
+    needed = _needed(root, declaration, before, share, error) if before is not None else {}
+    live = store.start_canary(digest, share)
+    return {
+        "policy_id": policy_id,
+        "candidate": digest,
+        "canary": live.canary_version,
+        "share": live.canary_share,
+        "version": live.version,
+        "generation": live.generation,
+        **needed,
+    }
+
+
+def _needed(
+    root: Path | str, declaration: PolicyDeclaration, live: Live, share: float, error: float
+) -> Mapping[str, Any]:
+    rows = _episodes(root, declaration, None)
+    known = {"needed": None, "effect": None, "recent": 0}
+    if not rows.begins.size:
+        return known
+    returns = np.add.reduceat(rows.rewards, rows.begins)
+    mine = rows.versions[rows.begins] == live.version
+    latest = np.argsort(rows.received[rows.begins][mine], kind="stable")[-RECENT:]
+    recent = returns[mine][latest]
+    if len(recent) < 30 or not recent.std() > 0:
+        return {**known, "recent": len(recent)}
+    effect = RELATIVE_EFFECT * abs(float(recent.mean())) or RELATIVE_EFFECT * float(recent.std())
+    lengths = np.diff(np.append(rows.begins, len(rows.t)))
+    limits = _limits(declaration, lengths)
+    width = None if limits is None else limits[1] - limits[0]
+    number = episodes_needed(float(recent.std()), effect, share, error / 3, width=width)
+    return {"needed": number, "effect": effect, "recent": len(recent)}
+
+
+def promote(root: Path | str, policy_id: str, *, gated: bool = True, **settings: Any) -> Document:
+    """Make the canary live in all episodes, if its own say that it is better; record why.
+
+    Gives what `judge_canary` does, `promoted`, `version`, `generation` and `decision`, the file.
+    Without the gate the verdict is recorded and does not decide. Raises WeightsNotFound.
+    """
+    store = WeightStore(root, policy_id)
+    found = judge_canary(root, policy_id, **settings)
+    passed = not gated or found["verdict"] == BETTER
+    expected = found["generation"]
+    live = store.promote_canary(expected_generation=expected) if passed else None
+    done = {
+        "promoted": passed,
+        "version": live.version if live else found["canary"],
+        "generation": live.generation if live else found["generation"],
+    }
+    path = record(
+        root,
+        {
+            **found,
+            **done,
+            "kind": "canary",
+            "candidate": store.manifest(found["canary"]).candidate,
+            "published": passed,
+            "version": live and live.version,
+            "rows": {},
+        },
+    )
+    return {**found, **done, "decision": str(path)}

@@ -1,0 +1,58 @@
+"""`publish --canary`, `canary`, `promote`, `rollback` and `pause`, as people run them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.canaries import share_of
+from policy.inference.weight_store import WeightStore
+from policy.networks.policy import Policy
+from tests.collector_process import CollectorProcess, declare
+from tests.headrace.command import answer, headrace, refused
+from tests.ingest.client.test_local_inference import SPEC, publish
+
+
+def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
+    """Started, served, asked about, refused a promotion, rolled back; no publication meanwhile."""
+    declare(tmp_path)
+    publish(tmp_path, 1)
+    store = WeightStore(tmp_path, "default")
+    weights = Policy(SPEC, seed=2).get_weights()
+    digest = store.add_candidate(weights, spec=SPEC.to_json(), metrics={}, lineage={})
+    at_root = ("--root", tmp_path, "--json")
+    with CollectorProcess(tmp_path) as process:
+        paused = answer(headrace("pause", "--why", "a canary", *at_root))
+        assert paused["pinned"]["why"] == "a canary"
+        started = answer(headrace("publish", digest, "--canary", "10%", *at_root))
+        assert (started["canary"], started["share"], started["needed"]) == (2, 0.1, None)
+        assert started["served"]["state"] == "served"
+        answer(headrace("resume", *at_root))
+        assert refused(headrace("publish", digest, "--no-gate", *at_root), "a canary", status=1)
+        asked = headrace("canary", *at_root)
+        assert (asked.returncode, answer(asked)["verdict"]) == (4, "cannot tell")
+        assert "Version 2 in 0.1" in headrace("canary", "--root", tmp_path).stdout
+        refusal = headrace("promote", *at_root)
+        assert (refusal.returncode, answer(refusal)["promoted"]) == (4, False)
+        assert "cannot tell" in refusal.stderr
+        ended = answer(headrace("rollback", *at_root))
+        assert (ended["version"], ended["served"]["state"]) == (1, "served")
+        answer(headrace("resume", *at_root))
+        answer(headrace("publish", digest, "--canary", "0.5", *at_root))
+        promoted = answer(headrace("promote", "--no-gate", *at_root))
+        assert (promoted["version"], promoted["served"]["state"]) == (2, "served")
+        assert process.stop() == 0
+    assert refused(headrace("promote", "--root", tmp_path), "no canary is on")
+    listed = headrace("decisions", "--root", tmp_path)
+    assert listed.stdout.count("cannot tell") == 2, listed.stdout
+
+
+@pytest.mark.parametrize("text", ["0", "100%", "ten", "-5%", "1.0", "nan"])
+def test_a_share_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a share"):
+        share_of(text)
+
+
+def test_shares() -> None:
+    assert share_of("10%") == share_of(" 0.1 ") == 0.1

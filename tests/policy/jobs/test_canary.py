@@ -1,0 +1,200 @@
+"""A canary is judged by its own episodes: as assigned, at equal age, with their failures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policy.inference.spec import ModuleSpec, PolicySpec
+from policy.inference.weight_store import WeightStore
+from policy.jobs.canary import judge_canary, promote, start_canary
+from policy.jobs.decisions import load_decisions
+from policy.networks.policy import Policy
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.errors import WeightsNotFound
+from storage.experience.episode import Ending, Part
+from storage.experience.hashed import ARM, is_canary
+from storage.shards.shard import ShardWriter
+from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
+
+SPACES = Box((2,)), Discrete(4)
+SPEC = PolicySpec(*SPACES, ModuleSpec(hidden=(), value_head=False))
+SCHEMA = schema_id(*SPACES)
+STREAM = f"0123456789ab-{SCHEMA}"
+SHARE = 0.3
+TIMEOUT = 10.0
+SECOND = 1_000_000
+
+
+class Traffic:
+    """A root with a version that is live, and episodes of one step, a second apart."""
+
+    def __init__(self, root: Path, **rules: Any) -> None:
+        self.root = root
+        rules = {"episode_timeout": TIMEOUT, "reward_range": (0.0, 1.0), **rules}
+        self.declaration = PolicyDeclaration(observation=SPACES[0], action=SPACES[1], **rules)
+        save_declaration(root, self.declaration)
+        self.store = WeightStore(root, "default")
+        self.store.publish(self.candidate(1))
+        self.rng = np.random.default_rng(7)
+        self.n = 0
+
+    def candidate(self, seed: int) -> str:
+        weights = Policy(SPEC, seed=seed).get_weights()
+        return self.store.add_candidate(weights, spec=SPEC.to_json(), metrics={}, lineage={})
+
+    def log(
+        self,
+        count: int,
+        mean: dict[bool, float],
+        *,
+        broken: dict[bool, float] | None = None,
+        lose: float = 0.0,
+        how: Ending = "broken",
+    ) -> None:
+        """Episodes by arm (True: the canary's); `lose`: the share of the canary's that is lost."""
+        live = self.store.live()
+        assert live is not None
+        parts = []
+        for _ in range(count):
+            name, at = f"e{self.n}", self.n
+            self.n += 1
+            canary = live.canary_version is not None and is_canary(name, SHARE)
+            if canary and self.rng.random() < lose:
+                continue
+            fails = self.rng.random() < (broken or {True: 0.0, False: 0.0})[canary]
+            version = live.canary_version if canary else live.version
+            arm = {ARM: f"{live.generation}:{version}"} if live.canary_version else {}
+            parts.append(
+                Part(
+                    episode_id=name,
+                    part=0,
+                    t0=0,
+                    steps=1,
+                    schema_id=SCHEMA,
+                    obs=np.zeros(2, np.float32).tobytes(),
+                    actions=np.zeros(1, np.int64).tobytes(),
+                    rewards=np.array([float(self.rng.random() < mean[canary])]).tobytes(),
+                    action_logp=np.log([0.25]).tobytes(),
+                    policy_version=np.array([version]).tobytes(),
+                    source=b"\0",
+                    pass_prob=np.ones(1).tobytes(),
+                    ts=np.array([at * SECOND]).tobytes(),
+                    received_ts=np.array([at * SECOND]).tobytes(),
+                    ended=how if fails else "terminated",
+                    ordinal=at,
+                    episode_ordinal=at,
+                    tags=json.dumps(arm),
+                )
+            )
+        ShardWriter(self.root / "shards").write(STREAM, canonical_json(*SPACES), parts)
+
+
+EQUAL = {True: 0.3, False: 0.3}
+
+
+@pytest.fixture
+def traffic(tmp_path: Path) -> Traffic:
+    found = Traffic(tmp_path)
+    found.log(500, EQUAL)
+    return found
+
+
+def test_the_size_that_is_needed_is_told_at_the_start(traffic: Traffic) -> None:
+    """For a tenth of what the live version's latest episodes returned."""
+    started = start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
+    assert (started["canary"], started["version"], started["share"]) == (2, 1, SHARE)
+    assert started["recent"] == 500
+    assert started["effect"] == pytest.approx(0.03, abs=0.01)
+    assert 10_000 < started["needed"] < 500_000
+
+
+def test_a_better_canary_is_promoted_and_the_decision_kept(traffic: Traffic) -> None:
+    """Episodes from before it was on, whoever earned what then, are not compared."""
+    start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
+    traffic.log(1500, {True: 0.7, False: 0.3})
+    found = promote(traffic.root, "default")
+    assert (found["verdict"], found["promoted"], found["version"]) == ("better", True, 2)
+    assert found["episodes"] + found["young"] == 1500
+    assert (found["crossed"], found["incomplete"], found["open"]) == (0, 0, 0)
+    low, high = found["returns"]["interval"]
+    assert 0 < low < found["returns"]["difference"] < high
+    live = traffic.store.live()
+    assert live is not None
+    assert (live.version, live.canary_version) == (2, None)
+    (kept,) = load_decisions(traffic.root, "default").known
+    assert (kept["kind"], kept["verdict"], kept["published"]) == ("canary", "better", True)
+
+
+def test_a_worse_canary_and_an_equal_one_are_not_promoted(traffic: Traffic) -> None:
+    start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
+    traffic.log(300, EQUAL)
+    found = promote(traffic.root, "default")
+    assert (found["verdict"], found["promoted"]) == ("cannot tell", False)
+    assert found["missing"] > 0
+    traffic.log(1500, {True: 0.1, False: 0.5})
+    assert promote(traffic.root, "default")["verdict"] == "worse"
+    live = traffic.store.live()
+    assert live is not None
+    assert live.canary_version == 2
+    assert promote(traffic.root, "default", gated=False)["promoted"], "a person may know better"
+
+
+def test_broken_episodes_count_as_the_default_reward(traffic: Traffic) -> None:
+    """Those that went well earn more; one in two breaks, and that is worse."""
+    start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
+    traffic.log(1500, {True: 0.6, False: 0.3}, broken={True: 0.5, False: 0.0})
+    found = judge_canary(traffic.root, "default")
+    assert found["verdict"] == "worse"
+    assert found["returns"]["canary"] == pytest.approx(0.3, abs=0.07)
+    assert found["failures"]["canary"] == pytest.approx(0.5, abs=0.07)
+
+
+def test_lost_episodes_of_one_arm_refuse_the_comparison(traffic: Traffic) -> None:
+    start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
+    traffic.log(2000, {True: 0.9, False: 0.3}, lose=0.4)
+    found = promote(traffic.root, "default")
+    assert (found["verdict"], found["promoted"]) == ("cannot tell", False)
+    assert "not the share of 0.3" in found["mismatch"]
+
+
+def test_another_share_is_another_comparison(traffic: Traffic) -> None:
+    """What was logged at the share before is left out: the arms' mixture over time differs."""
+    second = traffic.candidate(2)
+    start_canary(traffic.root, "default", second, SHARE)
+    traffic.log(500, {True: 0.9, False: 0.1})
+    traffic.store.start_canary(second, SHARE / 2)
+    assert judge_canary(traffic.root, "default")["episodes"] == 0
+
+
+def test_episodes_count_at_the_same_age(tmp_path: Path) -> None:
+    """Young ones wait: an abandoned one is known as such after its time-out alone."""
+    traffic = Traffic(tmp_path, part_seconds=1.0, seal_seconds=1.0)
+    start_canary(tmp_path, "default", traffic.candidate(2), SHARE)
+    traffic.log(200, EQUAL, broken={True: 1.0, False: 1.0}, how="abandoned")
+    found = judge_canary(tmp_path, "default")
+    assert (found["age"], found["young"], found["episodes"]) == (20.0, 22, 178)
+    assert (found["failures"]["canary"], found["open"]) == (1.0, 0)
+    early = judge_canary(tmp_path, "default", age=5.0)
+    assert (early["young"], early["episodes"], early["open"]) == (7, 193, 193)
+    assert early["failures"]["canary"] == 0.0, "at that age they were open"
+    with pytest.raises(ValueError, match="more than the reward window"):
+        judge_canary(tmp_path, "default", age=0.0)
+
+
+def test_without_a_reward_range_the_verdict_is_approximate(tmp_path: Path) -> None:
+    traffic = Traffic(tmp_path, reward_range=None)
+    start_canary(tmp_path, "default", traffic.candidate(2), SHARE)
+    traffic.log(1500, {True: 0.7, False: 0.3})
+    found = judge_canary(tmp_path, "default")
+    assert (found["verdict"], found["approximate"]) == ("better", True)
+
+
+def test_without_a_canary_there_is_nothing_to_judge(traffic: Traffic) -> None:
+    with pytest.raises(WeightsNotFound, match="publish --canary"):
+        judge_canary(traffic.root, "default")
