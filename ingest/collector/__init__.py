@@ -13,6 +13,7 @@ __all__ = [
     "journal_report",
     "live_policies",
     "part_feed",
+    "played",
     "quotas",
     "recovery",
     "stores",

@@ -26,6 +26,7 @@ from ingest.access.tokens import NOBODY, Caller
 from ingest.collector.flow_control import FlowControl
 from ingest.collector.group_commit import Committer, Transaction
 from ingest.collector.part_feed import Gate, Tap
+from ingest.collector.played import Played
 from ingest.collector.quotas import owned
 from ingest.collector.recovery import POLICY, Recovered, Totals, policies_state, recover
 from ingest.collector.sealing import Sealing
@@ -110,7 +111,10 @@ class Collector:
             on_full=self._on_full,
             on_failed=self._on_failed,
         )
-        self._sealer = Sealer(writer, notify=self._notify, on_moved=self._on_failed)
+        self.played = Played()
+        self._sealer = Sealer(
+            writer, notify=self._notify, on_moved=self._on_failed, on_written=self.played.note
+        )
         self._last_timeout_check = 0.0
         self.failed = asyncio.Event()
         self._declare(journal)

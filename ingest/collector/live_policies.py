@@ -247,6 +247,17 @@ class LivePolicies:
             and arm.endswith(f":{served.canary_version}")
         )
 
+    def roles(self, policy_id: str) -> dict[str, int | None]:
+        """The versions that are `live`, that were so before it (`previous`), and the `canary`."""
+        served = self._live[policy_id].served
+        if served is None:
+            return {"live": None, "previous": None, "canary": None}
+        return {
+            "live": served.version,
+            "previous": served.published.manifest.get("parent"),
+            "canary": None if served.canary is None else served.canary_version,
+        }
+
     # what is live
 
     def store(self, policy_id: str) -> WeightStore | MemoryWeightStore:

@@ -66,7 +66,8 @@ class SealJob(msgspec.Struct, frozen=True):
 class Sealer:
     """Runs one writer. `failures` counts writes that had to be tried again.
 
-    `on_moved(error)` tells, through `notify`, that nothing more can be written.
+    `on_moved(error)` tells, through `notify`, that nothing more can be written;
+    `on_written(stream, parts)` is called in this thread.
     """
 
     def __init__(
@@ -75,10 +76,11 @@ class Sealer:
         *,
         notify: Callable[..., Any],
         on_moved: Callable[[Exception], None],
+        on_written: Callable[[str, Sequence[Part]], None] = lambda stream, parts: None,
     ) -> None:
         self._writer = writer
         self._notify = notify
-        self._on_moved = on_moved
+        self._on_moved, self._on_written = on_moved, on_written
         self._jobs: SimpleQueue[SealJob | None] = SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-sealer", daemon=True)
@@ -137,6 +139,7 @@ class Sealer:
         """Write a plan's shard, then tell; answers False when it waits for the next start."""
         shard = self._write(job)
         if shard is not None:
+            self._on_written(job.plan.stream, job.parts)
             self._notify(job.done, shard)
         return shard is not None
 

@@ -131,11 +131,45 @@ def _policies(collector: Collector, live: LivePolicies) -> Iterator[Metric]:
     generations = {name: live.generation(name) for name in names}
     yield _gauges("headrace_live_generation", "Its generation.", "policy", generations)
     yield from _wanted(live, names)
+    yield from _played(collector, live, names)
     held = collector.held()
     holds = {name: int(name in held) for name in names}
     yield _gauges("headrace_policy_held", "1 while clients wait for weights.", "policy", holds)
     ready = collector.failure is None and not collector.draining
     yield _gauge("headrace_ready", "1 while events are taken.", int(ready))
+
+
+def _played(collector: Collector, live: LivePolicies, names: list[str]) -> Iterator[Metric]:
+    """What was earned by role, so that the series do not grow with the versions."""
+    versions = GaugeMetricFamily(
+        "headrace_role_version", "Which version has a role, -1: none.", labels=["policy", "role"]
+    )
+    says = {
+        "episode_return": "Returns of the episodes that ended, by the version of their first step.",
+        "step_reward": "Rewards of steps.",
+        "action_propensity": "Probabilities of the actions taken, where they are known.",
+    }
+    labels = ["policy", "role"]
+    families = {
+        (measure, statistic): GaugeMetricFamily(
+            f"headrace_{measure}_{statistic}", f"{text} ({words})", labels=labels
+        )
+        for measure, text in says.items()
+        for statistic, words in (
+            ("n", "How many."),
+            ("sum", "Their sum."),
+            ("sum_of_squares", "The sum of their squares."),
+        )
+    }
+    for name in names:
+        for role, version in live.roles(name).items():
+            versions.add_metric([name, role], -1 if version is None else version)
+            for measure, found in collector.played.of(name, version).items():
+                families[measure, "n"].add_metric([name, role], found.n)
+                families[measure, "sum"].add_metric([name, role], found.sum)
+                families[measure, "sum_of_squares"].add_metric([name, role], found.squares)
+    yield versions
+    yield from families.values()
 
 
 def _wanted(live: LivePolicies, names: list[str]) -> Iterator[Metric]:
