@@ -93,6 +93,7 @@ class Collector:
         self.policies, self.stats, self._broken = dict(policies), CollectorStats(), BrokenLines()
         self.dropped = DroppedByClients()
         self.failure: Exception | None = None
+        self._last_event: float | None = None
         self.draining, self.keeps = False, durable
         self.redactor = Redactor(redaction_key)
         self._flow, self._arm, self._tap = flow, arm, tap
@@ -305,6 +306,11 @@ class Collector:
             self._rebuild(Refusal("busy", "the state is being rebuilt", retry_after=1.0))
             raise
 
+    @property
+    def silent_seconds(self) -> float | None:
+        """Since the last event was taken; None where none was since the start."""
+        return None if self._last_event is None else self._clock() - self._last_event
+
     def known(self, given: Given | None) -> Keyed | None:
         """A key that came before. Raises Refusal: with other content, or when nothing is taken."""
         self._require_open()
@@ -323,6 +329,7 @@ class Collector:
             log.exception("an import cannot be applied; rebuilding from the journal")
             self._rebuild(Refusal("busy", "the state is being rebuilt", retry_after=1.0))
             raise
+        self._last_event = self._clock()
         return self._append(encoded, received)
 
     def _accept(
@@ -361,6 +368,8 @@ class Collector:
             self.dropped.note(batch.instance or "", batch.dropped)
         if given is not None and reply.accepted:
             encoded.append(self.keys.note(given, assembler.episodes.get(given.track)))
+        if reply.accepted:
+            self._last_event = self._clock()
         self.stats.accepted += reply.accepted
         self.stats.duplicates += reply.duplicates
         fresh = self._hold(reply, encoded, row, received)

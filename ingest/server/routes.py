@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -30,12 +29,14 @@ from ingest.server import openapi
 from ingest.server.action_routes import Acting
 from ingest.server.publishing import Publishing
 from ingest.server.route_table import ROUTES
+from ingest.server.status_page import Facts, PolicyFacts, status_page
 from ingest.server.weight_routes import Publication
 from ingest.web.asgi import Admit, Request, Response, Router
 from ingest.web.connections import ConnectionWatch
 from ingest.web.limits import Budget, ServerLimits
 from storage.spaces.descriptors import space_to_json
 
+STALLED_SECONDS = 10.0
 _NUMBER_EVENTS = (
     "register an instance and number the events (start, seq), or send them as single calls"
 )
@@ -322,28 +323,92 @@ class Routes:
         }
 
     async def status_page(self, request: Request) -> Response:
-        rows = "".join(
-            f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>"
-            for name, value in (*self._counts().items(), *self._weight_rows())
-        )
-        page = (
-            "<!doctype html><meta charset=utf-8><title>Headrace collector</title>"
-            "<style>body{font:16px sans-serif;margin:3em}td{padding:.2em 1em .2em 0}</style>"
-            f"<h1>Headrace collector</h1><table>{rows}</table>"
-        )
-        return Response(200, page.encode(), "text/html; charset=utf-8")
+        await self.live.look()
+        page = status_page(self._facts())
+        return Response(200, page, "text/html; charset=utf-8", ((b"cache-control", b"no-store"),))
 
-    def _weight_rows(self) -> Iterator[tuple[str, str]]:
-        """Each policy's published weights, for the status page."""
-        for name in self.collector.policies:
-            found = self._weights_of(name)
-            wanted, served, pin = found["wanted"], found["served"], found["pinned"]
-            text = f"wanted: {_named_version(wanted)}, served: {_named_version(served)}"
-            text += f" ({found['why']})" if found["why"] else ""
-            text += f"; pinned by {pin['by']}: {pin['why']}" if pin else ""
-            lost = self._trainers.off_chain().get(name) if self._trainers else None
-            text += f"; off the chain: versions {', '.join(map(str, lost))}" if lost else ""
-            yield f"weights of {name}", text
+    def _facts(self) -> Facts:
+        """What the page shows."""
+        collector = self.collector
+        trainers = {} if self._trainers is None else self._trainers.status()
+        stalled = collector.stalled()
+        policies = [
+            self._policy_facts(name, trainers.get(name), stalled.get(name, 0.0))
+            for name in collector.policies
+        ]
+        return Facts(
+            policies=policies,
+            steps=collector.steps,
+            in_shards=collector.totals.rows,
+            open=len(collector.assembler.episodes),
+            silent=collector.silent_seconds,
+            refused=collector.stats.refused,
+            needs=[*self._needs(), *(text for one in policies for text in _needs_of(one))],
+            counts=self._counts(),
+        )
+
+    def _policy_facts(
+        self, name: str, trainer: tuple[bool, dict[str, Any]] | None, stalled: float
+    ) -> PolicyFacts:
+        found, served = self._weights_of(name), self.live.standing(name).wanted
+        pin = found["pinned"]
+        alive, status = (None, {}) if trainer is None else trainer
+        return PolicyFacts(
+            name=name,
+            served=_named_version(found["served"]),
+            wanted=_named_version(found["wanted"]),
+            why=found["why"],
+            held=pin and f"{pin['by']}: {pin['why']}",
+            share=served.canary_share if served else 0.0,
+            roles={
+                role: (version, self.collector.played.of(name, version)["episode_return"])
+                for role, version in self.live.roles(name).items()
+            },
+            trainer=alive,
+            rows_trained=_number(status.get("rows_trained")),
+            retrying=_number(status.get("retrying")),
+            stalled=stalled,
+        )
+
+    def _needs(self) -> Iterator[str]:
+        """What somebody has to look at, of the collector itself."""
+        collector = self.collector
+        if collector.failure is not None:
+            yield f"The collector has failed: {collector.failure}"
+        if collector.draining:
+            yield "The collector is being stopped."
+        damage = collector.damage
+        rows = damage.missing_rows + damage.lost_rows + damage.damaged_rows
+        if rows or damage.lost_state or damage.set_aside is not None:
+            yield f"The journal was found damaged ({rows} rows): see the log."
+        if collector.writer_failures:
+            yield f"{collector.writer_failures} writes of a shard had to be repeated: see the log."
+        if self._router is not None and (errors := self._router.statuses[500]):
+            yield f"{errors} answers were an internal error: each is a bug."
+        lost = {} if self._trainers is None else self._trainers.off_chain()
+        for name, versions in lost.items():
+            if versions:
+                yield f"{name}: off the chain: versions {', '.join(map(str, versions))}"
+
+
+def _needs_of(one: PolicyFacts) -> Iterator[str]:
+    """What somebody has to look at, of one policy."""
+    if one.why is not None:
+        yield f"{one.name}: {one.wanted} is wanted and not served: {one.why}"
+    canary = one.roles.get("canary", (None,))[0]
+    if canary is not None:
+        yield f"{one.name}: a canary is on; `headrace canary` says when to promote or roll back"
+    elif one.held is not None:
+        yield f"{one.name}: pinned by {one.held}; `headrace resume` ends that"
+    if one.trainer is False:
+        yield f"{one.name}: its trainer has stopped"
+    if one.stalled > STALLED_SECONDS:
+        yield f"{one.name}: clients have waited {one.stalled:.0f} s for weights"
+
+
+def _number(value: object) -> float:
+    """A number that somebody else wrote, 0 for anything else."""
+    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _named_version(found: Mapping[str, int] | None) -> str:

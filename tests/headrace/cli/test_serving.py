@@ -93,7 +93,7 @@ def test_what_is_served_is_called_live(tmp_path: Path) -> None:
         assert [one["version"] for one in listed["served"]] == [3]
         assert listed["live"]["pinned"]["why"] == "2 is worse"
         page = collector._pool.request("GET", collector.address + "/").data.decode()
-        assert "wanted: version 3, served: version 3" in page
+        assert "version 3 is served, as wanted" in page
         assert "2 is worse" in page
 
 

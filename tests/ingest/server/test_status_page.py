@@ -1,0 +1,181 @@
+"""The page at `/` answers five questions, by text and in a browser where there is one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import urllib3
+
+from ingest.client.policy_client import PolicyClient
+from ingest.collector.played import Moments
+from ingest.server.status_page import Facts, PolicyFacts, status_page
+from policy.inference.weight_store import WeightStore
+from tests.collector_process import CollectorProcess, declare
+from tests.ingest.client.test_local_inference import publish
+from tests.ingest.client.test_local_inference_canary import candidate, play, wait_served
+
+QUESTIONS = (
+    "What is live?",
+    "Is it better than the last?",
+    "Does data arrive?",
+    "Does learning go on?",
+    "What needs me?",
+)
+SOUND = PolicyFacts(
+    name="default",
+    served="version 7",
+    wanted="version 7",
+    roles={
+        "live": (7, Moments(100, 60.0, 60.0)),
+        "previous": (6, Moments(400, 120.0, 120.0)),
+        "canary": (None, Moments()),
+    },
+    trainer=True,
+    rows_trained=12_000.0,
+)
+FACTS = Facts(
+    policies=[SOUND],
+    steps=5000,
+    in_shards=4900,
+    open=3,
+    silent=1.0,
+    refused=0,
+    needs=[],
+    counts={"collector_id": "0123456789ab"},
+)
+
+
+class Text(HTMLParser):
+    """The text of each section, by its id, and what a browser would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sections: dict[str, str] = {}
+        self.fetched: list[str] = []
+        self._at: str | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.fetched += [found[name] or "" for name in ("src", "href") if name in found]
+        if tag == "section":
+            self._at = found["id"]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "section":
+            self._at = None
+
+    def handle_data(self, data: str) -> None:
+        if self._at is not None:
+            self.sections[self._at] = self.sections.get(self._at, "") + data
+
+
+def read(page: bytes) -> Text:
+    text = Text()
+    text.feed(page.decode())
+    return text
+
+
+def section(name: str, facts: Facts = FACTS) -> str:
+    return read(status_page(facts)).sections[name]
+
+
+def test_five_questions_and_nothing_to_fetch() -> None:
+    """In their order, in one file, that keys can move through."""
+    page = status_page(FACTS)
+    found = read(page)
+    assert [one.split("?")[0] + "?" for one in found.sections.values()] == list(QUESTIONS)
+    assert found.fetched == []
+    assert page.count(b'tabindex="0"') == 5
+    assert len(page) < 16_000
+
+
+def test_what_is_live_and_what_is_served() -> None:
+    assert "version 7 is served, as wanted" in section("live")
+    late = replace(SOUND, served="version 6", why="its digest is wrong")
+    text = section("live", replace(FACTS, policies=[late]))
+    assert "version 6 is served; version 7 is wanted (its digest is wrong)" in text
+
+
+def test_better_than_the_last_with_n_and_interval() -> None:
+    """+0.3 with standard error sqrt(.24/99 + .21/399): [+0.194, +0.407]."""
+    text = section("better")
+    assert "version 7 less version 6: it looks better, +0.3 [+0.1" in text
+    assert "n = 100 and 400 episodes" in text
+    few = replace(SOUND, roles={**SOUND.roles, "live": (7, Moments(3, 3.0, 3.0))})
+    assert "cannot tell, fewer than 30" in section("better", replace(FACTS, policies=[few]))
+    first = replace(SOUND, roles={"live": (1, Moments()), "previous": (None, Moments())})
+    assert "no earlier version" in section("better", replace(FACTS, policies=[first]))
+
+
+def test_a_canary_is_compared_with_what_is_live() -> None:
+    roles = {**SOUND.roles, "canary": (8, Moments(200, 20.0, 20.0))}
+    text = section("better", replace(FACTS, policies=[replace(SOUND, roles=roles)]))
+    assert "version 8 less version 7: it looks worse" in text
+    assert "headrace canary has the verdict" in text
+
+
+def test_data_and_learning() -> None:
+    assert "Yes: the last event came just now" in section("data")
+    assert "Not now: the last event came 2 hours ago" in section(
+        "data", replace(FACTS, silent=7300.0)
+    )
+    assert "no event since the start" in section("data", replace(FACTS, silent=None))
+    assert "yes, 12,000 rows trained on" in section("learning")
+    stopped = replace(SOUND, trainer=False, stalled=42.0)
+    text = section("learning", replace(FACTS, policies=[stopped]))
+    assert "its trainer has stopped; clients have waited 42 s" in text
+    unseen = replace(SOUND, trainer=None)
+    assert "no trainer follows it" in section("learning", replace(FACTS, policies=[unseen]))
+
+
+def test_what_needs_me() -> None:
+    assert section("needs").endswith("Nothing.")
+    assert "pinned <by> me" in section("needs", replace(FACTS, needs=["pinned <by> me"]))
+    assert b"pinned <by>" not in status_page(replace(FACTS, needs=["pinned <by> me"]))
+
+
+def test_a_collector_says_how_it_is(tmp_path: Path) -> None:
+    """Over HTTP, from its own counters; a canary is something to come back to."""
+    declare(tmp_path)
+    publish(tmp_path, 1)
+    store = WeightStore(tmp_path, "default")
+    with CollectorProcess(tmp_path) as process:
+        before = read(urllib3.request("GET", process.address).data)
+        assert "no event since the start" in before.sections["data"]
+        with PolicyClient(process.address) as client:
+            play(client)
+        store.start_canary(candidate(store, 2), 0.25)
+        wait_served(process, store)
+        answer = urllib3.request("GET", process.address)
+        found = read(answer.data).sections
+        assert "version 1 is served, as wanted; canary: version 2 in 0.25" in found["live"]
+        assert "2 steps taken" in found["data"]
+        assert "no trainer follows it" in found["learning"]
+        assert "a canary is on" in found["needs"]
+        assert re.match(r"text/html", answer.headers["content-type"])
+        assert process.stop() == 0
+
+
+def test_it_fits_400_pixels_in_the_dark(tmp_path: Path) -> None:
+    """A screenshot by headless Chromium, where one is installed."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
+    browser = next(filter(None, map(shutil.which, names)), None)
+    if browser is None:
+        pytest.skip(f"expected one of {', '.join(names)}: no headless Chromium is installed")
+    page = tmp_path / "page.html"
+    measured = b"<script>document.title=document.documentElement.scrollWidth-innerWidth</script>"
+    page.write_bytes(status_page(FACTS) + measured)
+    shot = tmp_path / "shot.png"
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += ["--window-size=400,800", "--blink-settings=preferredColorScheme=0"]
+    subprocess.run([*command, f"--screenshot={shot}", page.as_uri()], check=True, timeout=60)
+    assert shot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    asked = [*command, "--dump-dom", page.as_uri()]
+    told = subprocess.run(asked, check=True, timeout=60, capture_output=True, text=True)
+    assert "<title>0</title>" in told.stdout, "nothing is wider than the window"
