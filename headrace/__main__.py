@@ -126,6 +126,7 @@ def _commands() -> tuple[Callable[..., None], ...]:
     from headrace.cli import collecting as edge
     from headrace.cli import learning as learning
     from headrace.cli import publishing as publishing
+    from headrace.cli import reporting as reporting
 
     learning.join(publishing)
 
@@ -141,7 +142,7 @@ def _commands() -> tuple[Callable[..., None], ...]:
         publishing.pause,
         publishing.resume,
     )
-    looking = (edge.ls, edge.verify, edge.pseudonym)
+    looking = (edge.ls, reporting.report, edge.verify, edge.pseudonym)
     return (*whole_way, *collecting, *judging, *numbering, *looking)
 
 

@@ -8,6 +8,7 @@ __all__ = [
     "decisions",
     "freeze",
     "gate",
+    "overview",
     "report",
     "run_once",
     "train",

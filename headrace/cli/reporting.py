@@ -1,0 +1,44 @@
+"""`headrace report`: what lies under a root, in one file for a browser."""
+
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.cli.options import ROOT, Json, PolicyId, RetryFor, Root
+
+
+def report(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file.")] = Path("report.html"),
+    root: Root = ROOT,
+    policy_id: PolicyId = "default",
+    retry_for: RetryFor = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Write data over time, training curves, estimates and decisions into one HTML file.
+
+    It opens offline. With --json the line says where it is and how much is in it.
+    """
+    from headrace.output import console
+    from headrace.output.report_page import report_page
+    from policy.jobs.overview import overview
+
+    if not root.is_dir():
+        raise ValueError(f"--root: expected a folder, got {root}")
+    with console.progress() as told:
+        document = overview(root, policy_id, retry_for=retry_for, on_progress=told)
+    page = report_page(document).encode(errors="backslashreplace")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_bytes(page)
+    counts = {name: len(document[name]) for name in ("versions", "decisions")}
+    if as_json:
+        steps = document["data"]["steps"]
+        return console.line({"output": str(output), "bytes": len(page), "steps": steps, **counts})
+    return print(
+        f"{output}: {document['data']['steps']:,} steps, {counts['versions']} versions, "
+        f"{counts['decisions']} decisions"
+    )

@@ -1,0 +1,286 @@
+"""`headrace report`: one file of HTML that opens offline, made of `policy.jobs.overview`.
+
+Charts are inline SVG; nothing is fetched, and nothing runs.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from headrace.output.console import moment
+
+__all__ = ["report_page"]
+
+Document = Mapping[str, Any]
+
+WIDTH, HEIGHT, MARGIN = 640, 180, 48
+MOST_BARS = 60
+MOST_SERIES = 7
+MOST_CURVES = 12
+MOST_DECISIONS = 200
+COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5")
+
+
+def report_page(document: Document) -> str:
+    """The page of an `overview` document."""
+    sections = (
+        ("Now", _now(document)),
+        ("Data over time", _data(document["data"])),
+        ("Training curves", _curves(document["versions"])),
+        ("Decisions", _decisions(document["decisions"])),
+        ("Estimates with diagnostics", _estimates(document["decisions"])),
+        ("Not readable", _damaged(document)),
+    )
+    body = "".join(f"<section><h2>{title}</h2>{text}</section>" for title, text in sections if text)
+    title = f"Headrace: {_text(document['policy_id'])}"
+    made = f"{_text(document['root'])}, as of {moment(document['made'])} UTC"
+    return f"{_HEAD.format(title=title)}<body><h1>{title}</h1><p>{made}</p>{body}</body></html>\n"
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return html.escape(f"{value:,}" if isinstance(value, int) else str(value))
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    head = "".join(f"<th scope=col>{_text(name)}</th>" for name in columns)
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return f'<div class="wide"><table><tr>{head}</tr>{lines}</table></div>'
+
+
+def _now(document: Document) -> str:
+    live = document["live"]
+    if live is None:
+        return "<p>Nothing is live.</p>"
+    text = f"Version {live['version']} is live, in generation {live['generation']}"
+    if live["canary_version"] is not None:
+        text += f"; version {live['canary_version']} in {live['canary_share']:.3g} of the episodes"
+    pin = live.get("pinned")
+    text += f"; pinned by {pin['by']}: {pin['why']}" if pin else ""
+    served = [
+        (one["collector_id"], one["version"], one["generation"], one["why"])
+        for one in document["served"]
+    ]
+    names = ("collector", "serves", "generation", "why not what is wanted")
+    table = _table(names, served) if served else "<p>No collector is registered.</p>"
+    return f"<p>{_text(text)}.</p>{table}"
+
+
+def _damaged(document: Document) -> str:
+    lost = {**document["damaged"], **document["data"]["skipped"]}
+    return _table(("what", "why"), lost.items()) if lost else ""
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+
+def _data(data: Document) -> str:
+    if not data["bars"]:
+        return f"<p>No steps{': ' + _text(data['why']) if data['why'] else ''}.</p>"
+    bars = data["bars"]
+
+    def version(one: Document) -> str:
+        return "unknown version" if one["version"] < 0 else f"version {one['version']}"
+
+    parts = [f"<p>{data['steps']:,} steps.</p>"]
+    for title, key in (("version", version), ("source", lambda one: str(one["source"]))):
+        parts.append(f"<h3>Steps by {title}</h3>{_stacked(bars, key)}")
+    return "".join(parts) + _by_version(bars, version)
+
+
+def _by_version(bars: Sequence[Document], version: Callable[[Document], str]) -> str:
+    totals: dict[tuple[int, str, str], list[float]] = {}
+    for one in bars:
+        total = totals.setdefault((one["version"], version(one), one["source"]), [0, 0.0, 0])
+        for i, name in enumerate(("steps", "rewards", "episodes")):
+            total[i] += one[name]
+    latest = sorted(totals.items(), reverse=True)[:50]
+    rows = [
+        (name, source, int(steps), int(episodes), rewards / steps if steps else None)
+        for (_, name, source), (steps, rewards, episodes) in latest
+    ]
+    return _table(("version", "source", "steps", "episodes ended", "reward a step"), rows)
+
+
+def _stacked(bars: Sequence[Document], name_of: Callable[[Document], str]) -> str:
+    """Stacked bars of steps over time; the series with the most steps have a colour each."""
+    begin, end = bars[0]["hour"], bars[-1]["hour"]
+    hours = (end - begin) // 3_600_000_000 + 1
+    width = max(1, math.ceil(hours / MOST_BARS))
+    count = math.ceil(hours / width)
+    totals: dict[str, int] = {}
+    for one in bars:
+        totals[name_of(one)] = totals.get(name_of(one), 0) + one["steps"]
+    names = sorted(totals, key=lambda name: -totals[name])[:MOST_SERIES]
+    if len(totals) > len(names):
+        names.append("others")
+    stacks = [dict.fromkeys(names, 0) for _ in range(count)]
+    for one in bars:
+        name = name_of(one) if name_of(one) in names else "others"
+        stacks[(one["hour"] - begin) // 3_600_000_000 // width][name] += one["steps"]
+    top = max(sum(stack.values()) for stack in stacks) or 1
+    each = (WIDTH - MARGIN) / count
+    drawn = []
+    for i, stack in enumerate(stacks):
+        base = HEIGHT - 20.0
+        for colour, name in zip(COLOURS, names, strict=False):
+            tall = stack[name] / top * (HEIGHT - 40)
+            base -= tall
+            if tall:
+                drawn.append(
+                    f'<rect x="{MARGIN + i * each:.1f}" y="{base:.1f}" width="{each * 0.9:.1f}" '
+                    f'height="{tall:.1f}" fill="{colour}"><title>{_text(name)}: '
+                    f"{stack[name]:,} steps from {moment(begin + i * width * 3_600_000_000)}"
+                    "</title></rect>"
+                )
+    key = "".join(
+        f'<span><i style="background:{colour}"></i>{_text(name)}</span>'
+        for colour, name in zip(COLOURS, names, strict=False)
+    )
+    unit = f"each bar is {width} h" if width > 1 else "each bar is an hour"
+    labels = _axes(0.0, float(top), moment(begin), moment(end))
+    return f"{_svg(labels + ''.join(drawn), f'Steps, {unit}')}<p class=key>{key} ({unit})</p>"
+
+
+def _svg(inside: str, label: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(label)}">{inside}</svg>'
+    )
+
+
+def _axes(low: float, high: float, begin: str, end: str) -> str:
+    return (
+        f'<text x="{MARGIN - 6}" y="24" text-anchor="end">{high:.3g}</text>'
+        f'<text x="{MARGIN - 6}" y="{HEIGHT - 20}" text-anchor="end">{low:.3g}</text>'
+        f'<text x="{MARGIN}" y="{HEIGHT - 4}">{_text(begin)}</text>'
+        f'<text x="{WIDTH}" y="{HEIGHT - 4}" text-anchor="end">{_text(end)}</text>'
+        f'<path d="M{MARGIN} 20V{HEIGHT - 20}H{WIDTH}" fill="none" stroke="currentColor" '
+        'stroke-opacity=".4"/>'
+    )
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+def _curves(versions: Sequence[Document]) -> str:
+    """Each number of the versions' metrics, over the versions."""
+    if not versions:
+        return "<p>No versions.</p>"
+    found: dict[str, list[tuple[int, float]]] = {}
+    for one in versions:
+        for name, value in one["metrics"].items():
+            if type(value) in (int, float) and math.isfinite(value):
+                found.setdefault(name, []).append((one["version"], float(value)))
+    curves = [item for item in sorted(found.items()) if len(item[1]) > 1][:MOST_CURVES]
+    drawn = "".join(
+        f"<figure><figcaption>{_text(name)}, n = {len(points)} versions</figcaption>"
+        f"{_curve(name, points)}</figure>"
+        for name, points in curves
+    )
+    last = versions[-1]
+    numbers = {name: json.dumps(value) for name, value in last["metrics"].items()}
+    table = _table((f"metrics of version {last['version']}", "value"), numbers.items())
+    return f'<div class="grid">{drawn}</div>{table if numbers else ""}'
+
+
+def _curve(name: str, points: Sequence[tuple[int, float]]) -> str:
+    begin, end = points[0][0], points[-1][0]
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    spread = (high - low) or 1.0
+    places = " ".join(
+        f"{MARGIN + (version - begin) / max(1, end - begin) * (WIDTH - MARGIN):.1f},"
+        f"{20 + (high - value) / spread * (HEIGHT - 40):.1f}"
+        for version, value in points
+    )
+    line = f'<polyline points="{places}" fill="none" stroke="{COLOURS[0]}" stroke-width="2"/>'
+    return _svg(_axes(low, high, f"version {begin}", f"version {end}") + line, name)
+
+
+# --- judgements ---------------------------------------------------------------------------------
+
+
+def _decisions(decisions: Sequence[Document]) -> str:
+    if not decisions:
+        return "<p>Nothing was decided.</p>"
+    rows = [
+        (
+            moment(one["decided"]),
+            one.get("kind", "gate"),
+            str(one["candidate"])[:12],
+            one["verdict"] or "not judged",
+            str(one["version"]) if one.get("published") else "no",
+            one["episodes"],
+            "; ".join(one["reasons"]),
+        )
+        for one in reversed(decisions[-MOST_DECISIONS:])
+    ]
+    return _table(("decided", "by", "candidate", "verdict", "live as", "episodes", "why"), rows)
+
+
+def _estimates(decisions: Sequence[Document]) -> str:
+    judged = [one for one in reversed(decisions) if one.get("target") or one.get("returns")][:20]
+    return "".join(
+        f"<details{' open' if i == 0 else ''}><summary>{moment(one['decided'])}: "
+        f"{_text(str(one['candidate'])[:12])}, {_text(one['verdict'])}</summary>{_judged(one)}"
+        "</details>"
+        for i, one in enumerate(judged)
+    )
+
+
+def _judged(one: Document) -> str:
+    parts = []
+    estimates = list(one.get("target") or ())
+    if one.get("behaviour"):
+        estimates.insert(0, {**one["behaviour"], "name": "the logging policy"})
+    rows = [
+        (found["name"], found["value"], _interval(found["interval"]), found["ess"], found["n"])
+        for found in estimates
+    ]
+    if rows:
+        parts.append(_table(("estimate", "value", "interval", "ESS", "n"), rows))
+    differences = [
+        (found["bar"], found["difference"], _interval(found["interval"]), found["n"])
+        for found in one.get("comparisons") or ()
+    ]
+    for name in ("returns", "failures"):
+        if one.get(name):
+            found = one[name]
+            interval = _interval(found["interval"])
+            label = f"canary less live: {name}"
+            differences.append((label, found["difference"], interval, one["episodes"]))
+    if differences:
+        parts.append(_table(("against", "difference", "interval", "n"), differences))
+    checks = [
+        (found["name"], found["value"], "ok" if found["passed"] else "failed", found["sentence"])
+        for found in one.get("diagnostics") or ()
+    ]
+    if checks:
+        parts.append(_table(("check", "value", "", "in words"), checks))
+    return "".join(parts)
+
+
+def _interval(ends: Sequence[float | None]) -> str:
+    return " .. ".join("none" if end is None else f"{end:.4g}" for end in ends)
+
+
+_HEAD = """<!doctype html><html lang=en><head><meta charset=utf-8>
+<meta name=viewport content="width=device-width, initial-scale=1"><title>{title}</title><style>
+:root{{color-scheme:light dark}}
+body{{font:16px/1.4 system-ui,sans-serif;margin:0 auto;max-width:64rem;padding:.5rem 1rem}}
+h1{{font-size:1.4rem}}h2{{font-size:1.15rem;border-top:1px solid #8886;padding-top:.6rem}}
+h3{{font-size:1rem}}svg{{width:100%;max-width:40rem;font-size:12px}}svg text{{fill:currentColor}}
+table{{border-spacing:0;font-size:.9rem}}th,td{{text-align:left;vertical-align:top;
+padding:.15rem .8rem .15rem 0;overflow-wrap:anywhere}}.wide{{overflow-x:auto}}
+.key span{{margin-right:1rem}}
+.key i{{display:inline-block;height:.8em;margin-right:.3em;width:.8em}}
+.grid{{display:grid;gap:.5rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,20rem),1fr))}}
+figure{{margin:0}}</style></head>"""

@@ -1,0 +1,119 @@
+"""What lies under a root, as one plain document: data over time, versions, decisions.
+
+overview(root, "default")["data"]["bars"]      # [{"hour", "version", "source", "steps", ...}]
+
+For `headrace report`, which draws it. Reading streams: memory grows with hours and versions, not
+with rows.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from policy.jobs.decisions import load_decisions
+from policy.progress import Progress, no_progress
+from storage.errors import StorageError
+from storage.experience.episode import SOURCES
+from storage.experience.sample_batch import REWARDS, SampleBatch
+from storage.reading.shard_reader import ShardReader
+from storage.weights.chain import described
+from storage.weights.store import WeightStore
+
+__all__ = ["overview"]
+
+Document: TypeAlias = dict[str, Any]
+Bars: TypeAlias = dict[tuple[int, int, str], tuple[int, float, int]]
+
+HOUR = 3_600_000_000
+RECEIVED, VERSION, SOURCE, ENDED = "received_ts", "policy_version", "source", "ended"
+
+
+def overview(
+    root: Path | str,
+    policy_id: str,
+    *,
+    retry_for: float = 60.0,
+    on_progress: Progress = no_progress,
+) -> Document:
+    """What is at rest of a policy. Times are microseconds since the epoch.
+
+    `data` has `bars` (steps, summed rewards and ended episodes by hour of arrival, version and
+    source), `steps`, `skipped` shards, and `why` there is none. `live`, `served`, `versions` with
+    their metrics, `damaged` files and `decisions`, the oldest first, stand beside it.
+    """
+    store = WeightStore(root, policy_id)
+    try:
+        live = store.live()
+        problem = None
+    except StorageError as error:
+        live, problem = None, str(error)
+    versions, damaged = described(store)
+    decided = load_decisions(root, policy_id)
+    now = time.time()
+    return {
+        "root": str(Path(root).resolve()),
+        "policy_id": policy_id,
+        "made": int(now * 1e6),
+        "data": _data(root, policy_id, retry_for, on_progress),
+        "live": None if live is None else live.to_json(),
+        "served": [one.to_json() for one in store.served.registered(now)],
+        "versions": versions,
+        "damaged": {
+            **({"live.json": problem} if problem else {}),
+            **{f"version {number}": why for number, why in damaged.items()},
+            **decided.damaged,
+        },
+        "decisions": list(decided.known),
+    }
+
+
+def _data(root: Path | str, policy_id: str, retry_for: float, on_progress: Progress) -> Document:
+    bars: Bars = {}
+    rows = 0
+    try:
+        with ShardReader(
+            root,
+            policy_id=policy_id,
+            columns=(RECEIVED, VERSION, SOURCE, REWARDS, ENDED),
+            training_disabled=True,
+            retry_for=retry_for,
+        ) as reader:
+            for batch in reader:
+                _add(bars, batch)
+                rows += batch.count
+                on_progress("reading", rows, None)
+            skipped = dict(reader.stats.excluded_shards)
+    except (StorageError, OSError) as error:
+        return {"bars": [], "steps": 0, "skipped": {}, "why": str(error)}
+    named = [
+        dict(zip(("hour", "version", "source"), key, strict=True))
+        | dict(zip(("steps", "rewards", "episodes"), value, strict=True))
+        for key, value in sorted(bars.items())
+    ]
+    return {"bars": named, "steps": rows, "skipped": skipped, "why": None}
+
+
+def _add(bars: Bars, batch: SampleBatch) -> None:
+    hours = np.asarray(batch[RECEIVED], np.int64) // HOUR
+    sources = np.asarray(batch[SOURCE]).astype(str)
+    numbers = np.searchsorted(sorted(SOURCES), sources)
+    versions = np.asarray(batch[VERSION], np.int64)
+    keys, inverse = np.unique(np.stack([hours, versions, numbers]), axis=1, return_inverse=True)
+    group = inverse.reshape(-1)
+    size = keys.shape[1]
+    ended = np.array([word is not None for word in batch[ENDED].tolist()], np.float64)
+    steps = np.bincount(group, minlength=size)
+    rewards = np.bincount(group, np.asarray(batch[REWARDS], np.float64), size)
+    episodes = np.bincount(group, ended, size)
+    for i, (hour, version, number) in enumerate(keys.T.tolist()):
+        key = hour * HOUR, version, sorted(SOURCES)[number]
+        known = bars.get(key, (0, 0.0, 0))
+        bars[key] = (
+            known[0] + int(steps[i]),
+            known[1] + float(rewards[i]),
+            known[2] + int(episodes[i]),
+        )

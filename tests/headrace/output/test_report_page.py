@@ -1,0 +1,90 @@
+"""The report: one file, offline, with everything that an overview holds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from headrace.output.report_page import report_page
+from policy.jobs.canary import promote, start_canary
+from policy.jobs.overview import overview
+from tests.policy.jobs.test_canary import EQUAL, SHARE, Traffic
+
+HOUR = 3_600_000_000
+
+
+def text_of(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+
+
+def test_what_was_logged_learned_and_decided_is_in_it(tmp_path: Path) -> None:
+    traffic = Traffic(tmp_path)
+    traffic.log(300, EQUAL)
+    start_canary(tmp_path, "default", traffic.candidate(2), SHARE)
+    traffic.log(1000, {True: 0.8, False: 0.2})
+    promote(tmp_path, "default")
+    page = report_page(overview(tmp_path, "default"))
+    text = text_of(page)
+    for part in (
+        "Version 2 is live",
+        "1,300 steps",
+        "Steps by version",
+        "Steps by source",
+        "better",
+        "canary less live: returns",
+        "canary less live: failures",
+    ):
+        assert part in text, part
+    assert page.count("<rect") >= 3
+    assert not re.search(r"(?:src|href)\s*=|<script|@import|url\(", page), "it opens offline"
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    empty: dict[str, Any] = {
+        "root": "/r",
+        "policy_id": "p",
+        "made": 0,
+        "data": {"bars": [], "steps": 0, "skipped": {}, "why": None},
+        "live": None,
+        "served": [],
+        "versions": [],
+        "damaged": {},
+        "decisions": [],
+    }
+    return empty | changes
+
+
+def test_nothing_is_a_page_too() -> None:
+    text = text_of(report_page(document(damaged={"live.json": "<damaged>"})))
+    for part in ("Nothing is live", "No steps", "No versions", "Nothing was decided"):
+        assert part in text
+    assert "&lt;damaged&gt;" in text
+
+
+def test_curves_have_their_versions_and_their_number() -> None:
+    """A metric that is no number, or stands in one version alone, has no curve."""
+    versions = [
+        {
+            "version": n,
+            "metrics": {"loss": 1.0 / n, "algorithm": "ppo", **({"x": 1} if n < 2 else {})},
+        }
+        for n in (1, 2, 3)
+    ]
+    page = report_page(document(versions=versions))
+    assert page.count("<polyline") == 1
+    assert "loss, n = 3 versions" in page
+
+
+def test_years_of_many_versions_stay_a_page() -> None:
+    """At most 60 bars of 8 colours each, whatever the time."""
+    bars = [
+        {"hour": hour * HOUR, "version": hour // 50, "source": "on_policy", "steps": 5,
+         "rewards": 1.0, "episodes": 1}
+        for hour in range(0, 20_000, 2)
+    ]  # fmt: skip
+    data = {"bars": bars, "steps": 50_000, "skipped": {}, "why": None}
+    page = report_page(document(data=data))
+    assert page.count("<rect") <= 2 * 60 * 8
+    assert "others" in page
+    assert len(page) < 100_000
