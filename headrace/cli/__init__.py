@@ -4,4 +4,4 @@ May know every folder, for it is where they are put together. Each command loads
 it runs, so that `--help` loads neither torch nor Arrow.
 """
 
-__all__ = ["collecting", "learning", "options", "publishing", "tokens"]
+__all__ = ["canaries", "collecting", "learning", "options", "publishing", "reporting", "tokens"]

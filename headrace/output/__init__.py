@@ -3,4 +3,4 @@
 Knows rich, and nothing of ours: results come as plain mappings.
 """
 
-__all__ = ["console", "evaluation_page", "results"]
+__all__ = ["console", "evaluation_page", "report_page", "results"]

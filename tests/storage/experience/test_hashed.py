@@ -1,4 +1,4 @@
-"""A share of the episodes by hash: the same ones everywhere, and more of them for a larger share."""
+"""A share of the episodes by hash: the same everywhere, and more for a larger share."""
 
 from __future__ import annotations
 
