@@ -13,7 +13,7 @@ __all__ = ["ARM", "CANARY", "SAMPLING", "SPLIT", "hash_fraction", "is_canary"]
 SPLIT, SAMPLING, CANARY = "", "sampling", "canary"
 """The salts in use: of the held-out split, which is frozen, of sampled logging, of canaries."""
 
-ARM = "headrace.arm"
+ARM = "headrace-arm"
 """The tag of an episode that started while a canary was on: "{generation}:{version}", the one that
 its collector assigned it to."""
 

@@ -12,7 +12,7 @@ import urllib3
 from tests.collector_process import CollectorProcess, declare
 
 DEPLOY = Path(__file__).parents[3] / "docs" / "deploy"
-FILES = ("grafana-headrace.json", "alerts-headrace.yml")
+FILES = ("grafana.json", "alerts.yml")
 
 
 @pytest.fixture(scope="module")
