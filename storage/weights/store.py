@@ -549,8 +549,8 @@ class WeightStore:
 
         Gives the pin, also one that was there. Raises WeightsNotFound when nothing is live.
         """
-        found, pin = self.mended_live(), Pin(by=by, when=int(self._clock() * 1e6), why=why or "paused")
-        if found is not None:
+        pin = Pin(by=by, when=int(self._clock() * 1e6), why=why or "paused")
+        if self.mended_live() is not None:
             with locked(self.directory):
                 if (live := self.live()) is not None:
                     self._pointer.write(replace(live, pinned=live.pinned or pin))
