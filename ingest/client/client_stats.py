@@ -19,6 +19,9 @@ class ClientStats:
         dropped_episodes: episodes of which nothing was logged, or not all, with `on_full="drop"`.
         dropped_steps: steps of theirs that were not logged.
         dropped_rewards: rewards for named steps of other episodes that were not logged.
+        spooled: waiting on disk with `on_full="spool"`, what earlier processes left included; they
+            are among those that wait.
+        spooled_bytes: what the spool of this process takes on disk.
         oldest_waiting: for how long the oldest event that waits has done so, in seconds, about.
         batches, retries: requests that were answered, and attempts that were not.
         weights_refused: published weights that were not taken up: damaged, or older than those
@@ -33,6 +36,8 @@ class ClientStats:
     dropped_episodes: int = 0
     dropped_steps: int = 0
     dropped_rewards: int = 0
+    spooled: int = 0
+    spooled_bytes: int = 0
     oldest_waiting: float = 0.0
     batches: int = 0
     retries: int = 0
@@ -51,6 +56,8 @@ class ClientStats:
         for name, kind, says, value in (
             ("events_waiting", "gauge", "Events not acknowledged yet.", self.waiting),
             ("oldest_waiting_seconds", "gauge", "Age of the oldest.", self.oldest_waiting),
+            ("events_spooled", "gauge", "Events that wait on disk.", self.spooled),
+            ("spooled_bytes", "gauge", "What they take there.", self.spooled_bytes),
             ("events_acknowledged_total", "counter", "Events on disk.", self.acknowledged),
             ("events_resent_total", "counter", "Events sent again.", self.resent),
             ("episodes_dropped_total", "counter", "Not logged whole.", self.dropped_episodes),

@@ -39,13 +39,13 @@ _OBJECT_BYTES = 64  # what a Python object takes beside its content, about
 class Draft:
     """A copy of a value whose space is not known yet. Its length is what it takes in memory."""
 
-    __slots__ = ("_nbytes", "_value", "is_action", "policy")
+    __slots__ = ("_nbytes", "is_action", "policy", "value")
 
     def __init__(self, policy: ClientPolicy, is_action: bool, value: Any) -> None:
         self.policy = policy
         self.is_action = is_action
         try:
-            self._value, self._nbytes = _copied(value)
+            self.value, self._nbytes = _copied(value)
         except Exception as error:
             name = "action" if is_action else "obs"
             raise SpaceError(f"{name}: cannot be copied: {error!r:.200}") from error
@@ -58,8 +58,8 @@ class Draft:
         if self.policy.error is not None:
             raise SpaceError(f"Episode {where}: {self.policy.error}")
         if self.is_action:
-            return self.policy.encode_action(where, self._value)
-        return self.policy.observe(where, self._value)
+            return self.policy.encode_action(where, self.value)
+        return self.policy.observe(where, self.value)
 
 
 def _copied(value: Any) -> tuple[Any, int]:

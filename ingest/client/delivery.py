@@ -38,6 +38,7 @@ import msgspec
 from ingest.client.client_stats import ClientStats
 from ingest.client.declarations import CollectorSpec, Declarations
 from ingest.client.event_queue import Outbox, cut_at
+from ingest.client.spool import Spool
 from ingest.client.transport import UNAVAILABLE, Backoff, Delivery, M, Transport, refusal_from_json
 from ingest.client.unconfirmed import LOST, Kept, seq_of, undecided
 from ingest.protocol import messages as wire
@@ -131,14 +132,17 @@ class Sender:
     @property
     def pending(self) -> int:
         """Events that are not acknowledged yet."""
-        return self.outbox.pending + len(self.kept)
+        return self.outbox.waiting + len(self.kept)
 
     @property
     def stats(self) -> ClientStats:
         with self._state:
             counts, refused = dict(self._counts), dict(self._refused)
+        spooled, nbytes = self.outbox.spooled()
         return ClientStats(
             waiting=self.pending,
+            spooled=spooled,
+            spooled_bytes=nbytes,
             refused=refused,
             dropped_episodes=self.outbox.dropped_episodes,
             dropped_steps=self.outbox.dropped_steps,
@@ -163,6 +167,7 @@ class Sender:
                 raise ClientError("the client is closed")
             if self._thread is None:
                 self.outbox.asked = True
+                self.outbox.taking_up = self.outbox.spool is not None
                 thread = threading.Thread(target=self._run, name="headrace-sender", daemon=True)
                 try:
                     thread.start()
@@ -174,6 +179,8 @@ class Sender:
 
     def _run(self) -> None:
         try:
+            if self.outbox.spool is not None:
+                self._take_up(self.outbox.spool)
             while (taken := self.outbox.take()) is not None:
                 events, instance = taken
                 if instance is not None:
@@ -189,7 +196,23 @@ class Sender:
             self._failure = error
         finally:
             self.running = False
+            if self.outbox.closed:
+                self.outbox.close_spool()
             self.outbox.wake()
+
+    def _take_up(self, spool: Spool) -> None:
+        """Deliver what earlier processes have spooled, too.
+
+        Segments without an instance were never sent: theirs is noted on disk first.
+        """
+        segments = spool.find()
+        self.outbox.take_up(segments)
+        for segment in segments:
+            if segment.instance is None:
+                found = self._patiently(self._registration(), wire.Registered, _as_is)
+                segment.note_instance(found.instance)
+        self.outbox.taking_up = False
+        self.outbox.wake()
 
     # --- declarations ------------------------------------------------------------------------
 
@@ -210,7 +233,9 @@ class Sender:
                 with self._state:
                     self._refused["broken"] += 1
             else:
-                self.refuse_one(event, Refusal("invalid", str(error), None, event.episode_id))
+                foreign = self.outbox.is_foreign(self.outbox.owner(name_of(event)))
+                refusal = Refusal("invalid", str(error), None, event.episode_id)
+                self.refuse_one(event, refusal, foreign=foreign)
         self.outbox.wake()
 
     def take_up(self, spec: CollectorSpec) -> None:
@@ -344,15 +369,19 @@ class Sender:
             self.outbox.judged(events)
             return
         refused = {index: refusal for index, refusal in errors if 0 <= index < len(events)}
-        again, wait, forgotten = self.sort(events, refused, maybe_applied)
+        foreign = self.outbox.is_foreign(instance)  # what it never sent cannot be told any more
+        again, wait, forgotten = self.sort(events, refused, maybe_applied or foreign)
+        closed = [events[i] for i in sorted(refused) if refused[i].code == "abandoned"]
+        starts, gone_on = self.outbox.go_on(closed) if closed else ([], [])
+        again += gone_on
         lost = self.take_lost((name_of(events[i]), refusal) for i, refusal in refused.items())
         again += [undecided(events[i]) for i in refused if name_of(events[i]) in lost]
         repeated = set(map(id, again))
         for index, refusal in refused.items():
             if id(events[index]) not in repeated:
-                self.refuse_one(events[index], refusal)
+                self.refuse_one(events[index], refusal, foreign=foreign)
         self.count(acknowledged=len(events) - len(refused), duplicates=duplicates)
-        if forgotten:
+        if forgotten and not foreign:
             self.forget(instance, again)
         done = [event for index, event in enumerate(events) if index not in refused]
         self.release(done)
@@ -360,7 +389,7 @@ class Sender:
         if again:
             self.count(resent=len(again))
             kept = [event for events in lost.values() for event in events]
-            self.outbox.return_flight(again, kept)
+            self.outbox.return_flight(again, [*starts, *kept])
         if wait and self.transport.closing.wait(self.backoff.delay(4, wait)):
             raise _Closing
 
@@ -413,16 +442,19 @@ class Sender:
         self._base = self._told
         self.outbox.renew(instance, again, self._book.open_ids())
 
-    def refuse_one(self, event: Event, refusal: Refusal) -> None:
+    def refuse_one(self, event: Event, refusal: Refusal, *, foreign: bool = False) -> None:
+        """Note a refusal; one of an earlier process's event is none of the caller's."""
         if refusal.episode_id is None:
             refusal.episode_id, refusal.agent_id = event.episode_id, event.agent_id
         with self._state:
             first = refusal.code not in self._refused
             self._refused[refusal.code] += 1
-            self._unreported.append(refusal)
+            if not foreign:
+                self._unreported.append(refusal)
         if first:
             log.warning("an event of episode %s was refused: %s", label_of(event), refusal)
-        self._book.refuse(event, refusal)
+        if not foreign:
+            self._book.refuse(event, refusal)
         if self._on_error is not None:
             try:
                 self._on_error(refusal)
@@ -495,13 +527,15 @@ class Sender:
 
     def _registered(self, registered: wire.Registered) -> None:
         self.known_starts = list(registered.starts)
-        self.outbox.instance = registered.instance
+        self.outbox.note_instance(registered.instance)
 
     # --- the end -----------------------------------------------------------------------------
 
     def flush(self, timeout: float | None) -> None:
         """Wait until all that was logged before is acknowledged; see PolicyClient.flush."""
         self._settle_kept()
+        if self.outbox.spool is not None and not self.outbox.closed:
+            self.ensure_running()  # what earlier processes have left waits, too
         done, trouble = self._drain(timeout)
         with self._state:
             refused, self._unreported = self._unreported, []
@@ -511,7 +545,7 @@ class Sender:
             if trouble is not None:
                 raise trouble
             raise TimeoutError(
-                f"{self.outbox.pending} events still wait for {self.transport.address}"
+                f"{self.outbox.waiting} events still wait for {self.transport.address}"
             )
         if refused:
             raise _summary(refused)
@@ -540,14 +574,23 @@ class Sender:
         return self._failure is not None or self._trouble is not None
 
     def close(self, timeout: float) -> None:
-        """Flush for at most `timeout` seconds, then stop. Raises as `flush`."""
+        """Flush for at most `timeout` seconds, then stop. Raises as `flush`.
+
+        What is spooled is not lost: it waits for the next process, and the log says so.
+        """
+        spool = self.outbox.spool
         try:
             self.flush(timeout)
+        except TimeoutError as error:
+            if spool is None:
+                raise
+            log.warning("%s: they are in %s, for the next process", error, spool.directory)
         finally:
             self.retire()
             self.transport.close()
             if self._thread is not None:
                 self._thread.join(1.0)
+            self.outbox.close_spool()
 
     def retire(self) -> None:
         """Take nothing new; the thread ends when the queue is empty."""

@@ -25,6 +25,7 @@ import msgspec
 from ingest.client.batch_size import BATCH_BYTES, BatchSize
 from ingest.client.declarations import Draft
 from ingest.client.events import too_large
+from ingest.client.spool import Segment, Spool
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import BufferFull
 from ingest.protocol.messages import Cause, Decision, End, Event, LogAction, LogReturns, Start
@@ -36,7 +37,7 @@ OPEN_SHARE = 0.25
 _LONGEST_RUN = 8  # events of one episode that are not torn between two batches for its length
 _DRAFTS_AT_ONCE = 64  # encoded between two looks at the queue, so that callers get their turn
 
-OnFull = Literal["raise", "drop", "block"]
+OnFull = Literal["raise", "drop", "block", "spool"]
 
 
 def weight(event: Any) -> int:
@@ -89,7 +90,8 @@ class Outbox:
     `max_events` and `max_bytes` bound what is pending; `batch` events and `size` bound one batch,
     `request_bytes` any request. When the queue is full, `on_full` says what becomes of an event:
     "raise" and "block" wait for `max_wait` or `timeout` seconds, then raise BufferFull; "drop"
-    refuses an episode that starts, and cuts an open one short, without a wait. `linger`: seconds
+    refuses an episode that starts, and cuts an open one short, without a wait; "spool" has every
+    event on disk, in `spool`, and those that do not fit only there. `linger`: seconds
     that a batch waits for company when nothing is in flight. `named`: start numbers are the
     caller's own, of an instance that may be resumed.
 
@@ -108,7 +110,9 @@ class Outbox:
         linger: float,
         max_wait: float = 0.01,
         named: bool = False,
+        spool: Spool | None = None,
     ) -> None:
+        self.spool = spool
         self.max_events = max_events
         self.max_bytes = max_bytes
         self.batch = batch
@@ -150,6 +154,9 @@ class Outbox:
         self.has_cut = False  # an open episode was cut short
         self.pending = 0
         self._bytes = 0
+        self.taking_up = False  # somebody looks for what earlier processes have spooled
+        if self.spool is not None:
+            self.spool.close(forked=True)
         self.instance: str | None = None
         self.trouble: Exception | None = None  # why the collector takes nothing: a token, say
 
@@ -171,6 +178,8 @@ class Outbox:
             if self._dropped and event.episode_id in self._dropped:
                 self._count_dropped([event])
                 return -1
+            if self.spool is not None:
+                return self._put_spooled([event], size)[0]
             if self.pending >= self.max_events or self._bytes + size > self.max_bytes:
                 if self.on_full != "drop":
                     self._wait_for_room(1, size)
@@ -210,6 +219,12 @@ class Outbox:
                 kept = [event for event in events if event.episode_id not in self._dropped]
                 self._count_dropped([e for e in events if e.episode_id in self._dropped])
             size = sum(map(weight, kept))
+            if self.spool is not None:
+                indices = self._put_spooled(kept, size) if kept else ()
+                if len(kept) == len(events):
+                    return indices
+                spooled = dict(zip(map(id, kept), indices, strict=True))
+                return [spooled.get(id(event), -1) for event in events]
             if self.on_full == "drop":
                 if self._lacks_room(kept, size):
                     self._drop(kept)
@@ -241,6 +256,35 @@ class Outbox:
             self._filled.notify()
         return first
 
+    def _put_spooled(self, events: Sequence[Event], size: int) -> Sequence[int]:
+        """Write events to disk, then queue them if there is room; their indices, or -1.
+
+        Raises BufferFull, with nothing written, when the disk or the spool is full; SpaceError.
+        With the lock held.
+        """
+        spool, before = self.spool, self._next_start
+        if spool is None:
+            raise TypeError("expected a spool")
+        for event in events:
+            self._number(event)
+        left = bool(spool.own and spool.own.unread) or not self._has_room(len(events), size)
+        cause: OSError | None = None
+        written = False
+        try:
+            written = spool.append(events, left=left)
+        except OSError as error:
+            cause = error
+        finally:
+            if not written:
+                self._next_start = before
+        if not written:
+            raise self.full() from cause
+        if not left:
+            first = self._extend(events, size)
+            return range(first, first + len(events))
+        self._filled.notify()
+        return [-1] * len(events)
+
     def _note_draft(self) -> None:
         self._draft_end = self._taken + len(self._queue)
         self.drafted = self.asked = True
@@ -266,9 +310,12 @@ class Outbox:
     def full(self) -> BufferFull:
         """The error of a full queue."""
         why = f", which refuses them: {self.trouble}" if self.trouble else ""
+        most = f"{self.max_events} events and {self.max_bytes} bytes"
+        if self.spool is not None:
+            most = f"{self.spool.max_bytes} bytes on disk, in {self.spool.directory}"
         error = BufferFull(
-            f"{self.pending} events ({self._bytes} bytes) wait for the collector{why}; the "
-            f"client holds at most {self.max_events} events and {self.max_bytes} bytes"
+            f"{self.waiting} events ({self._bytes} bytes) wait for the collector{why}; the "
+            f"client holds at most {most}"
         )
         error.__cause__ = self.trouble
         return error
@@ -351,19 +398,22 @@ class Outbox:
                 if is_dropped or (self.on_full == "drop" and self._lacks_room(rest, size)):
                     (self._count_dropped if is_dropped else self._drop)(rest)
                     rest, size = [], 0
-                if not rest or self._has_room(len(rest), size):
+                if not rest or self.spool is not None or self._has_room(len(rest), size):
                     break
                 self._wait_for_room(len(rest), size)  # steps may leave meanwhile
             for reward, folded in zip(rewards, folds, strict=True):
                 if folded:
                     self._fold(reward.step, reward.amount, reward.info)
-            self._extend(rest, size)
+            if self.spool is not None and rest:
+                self._put_spooled(rest, size)
+            else:
+                self._extend(rest, size)
             return folds
 
     def _folds(self, index: int, step: Any, reward: float, info: Any) -> bool:
         """Whether the step at `index` can take a reward. Raises ValueError for an infinite sum."""
-        if step is None or index < self._fixed:
-            return False
+        if step is None or index < self._fixed or self.spool is not None:
+            return False  # what is on disk stays as it is
         if info is not None and weight(step) + memoryview(info).nbytes > self.request_bytes:
             return False
         total = reward if step.reward is None else step.reward + reward
@@ -389,8 +439,10 @@ class Outbox:
             while True:
                 if self.asked:
                     return [], None
+                if self.spool is not None and len(self._queue) < self.batch:
+                    self._read_spooled()
                 idle = not self._queue
-                while not self._queue:
+                while not self._queue and not self._read_spooled():
                     if self.asked:
                         return [], None
                     if self.closed:
@@ -409,6 +461,19 @@ class Outbox:
                 flight = self._cut()
                 if flight:
                     return flight, self.owner(name_of(flight[0]))
+
+    def _read_spooled(self) -> bool:
+        """Queue what is on disk alone, as far as one read goes; whether there was any."""
+        found = [] if self.spool is None else self.spool.read(self.batch)
+        if not found:
+            return False
+        for event, owner in found:
+            if owner is not None and not _is_late(event):
+                self._strays.setdefault(name_of(event), owner)
+        events = [event for event, _ in found]
+        self._requeues += 1
+        self._extend(events, sum(map(weight, events)))
+        return True
 
     def _cut(self) -> list[Event]:
         queue = self._queue
@@ -575,6 +640,8 @@ class Outbox:
             self._queue[index - self._taken] = other
             self._bytes += (0 if other is None else weight(other)) - weight(event)
             self.pending -= other is None
+            if self.spool is not None:
+                self.spool.done([event])
             self.has_cut = self.has_cut or other is not None
 
     # --- judged, or back again ---------------------------------------------------------------
@@ -582,6 +649,8 @@ class Outbox:
     def judged(self, events: Collection[Event], pull: int | None = None) -> None:
         """The collector has judged these events of the flight, or of a pull: they are done."""
         with self._lock:
+            if self.spool is not None:
+                self.spool.done(events)
             for event in events:
                 self._bytes -= weight(event)
                 if self._strays and isinstance(event, End):
@@ -645,7 +714,8 @@ class Outbox:
         """
         with self._lock:
             fresh = [event for event in again if isinstance(event, Start)]
-            if self.instance == dead:
+            is_current = self.instance == dead
+            if is_current:
                 self.instance = None
                 queued = [event for event in self._queue if event is not None]
                 waiting = [event for event in queued if isinstance(event, Start)]
@@ -663,6 +733,82 @@ class Outbox:
             for event in again:
                 if isinstance(event, Start):
                     self._strays.pop(name_of(event), None)
+            if self.spool is not None and is_current:
+                queued = [event for event in self._queue if event is not None]
+                mine = [e for e in (*again, *queued) if name_of(e) not in self._strays]
+                self.spool.renew(mine)
+
+    # --- spooled -----------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Events that are pending, or on disk and not read yet."""
+        return self.pending + (0 if self.spool is None else self.spool.unread)
+
+    def spooled(self) -> tuple[int, int]:
+        """Events that wait on disk, and the bytes that they take there."""
+        if self.spool is None:
+            return 0, 0
+        with self._lock:
+            return self.spool.waiting, self.spool.nbytes
+
+    def note_instance(self, instance: str) -> None:
+        """Start under this instance from now on."""
+        with self._lock:
+            self.instance = instance
+            if self.spool is not None:
+                self.spool.note_instance(instance)
+
+    def take_up(self, segments: Sequence[Segment]) -> None:
+        """Deliver what earlier processes have spooled, too."""
+        with self._lock:
+            if self.spool is not None:
+                self.spool.taken_up += segments
+
+    def close_spool(self) -> None:
+        """Let go of the segments: what is left in them is the next process's."""
+        with self._lock:
+            if self.spool is not None:
+                self.spool.close()
+
+    def is_foreign(self, instance: str | None) -> bool:
+        """Whether an instance is that of a process before this one."""
+        taken_up = () if self.spool is None else self.spool.taken_up
+        return any(one.is_foreign and one.instance == instance for one in taken_up)
+
+    def go_on(self, refused: Sequence[Event]) -> tuple[list[Event], list[Event]]:
+        """Let episodes that the collector has closed go on in new ones, from their next action.
+
+        Answers the starts of these, and which of the refused events are theirs now. Only what is
+        spooled goes on, of episodes of one agent.
+        """
+        starts: list[Event] = []
+        theirs: list[Event] = []
+        with self._lock:
+            spool = self.spool
+            for event in refused:
+                if spool is None or event.agent_id is not None or not spool.is_spooled(event):
+                    continue
+                before = event.episode_id
+                segment = spool.segment_of(event)
+                segment.translate(event)
+                if event.episode_id == before:
+                    if not isinstance(event, (LogAction, Decision)):
+                        continue
+                    started = spool.go_on(event, self._next_start)
+                    if started is None:
+                        continue
+                    start, owner = started
+                    self._next_start += owner is None
+                    if owner is not None:
+                        self._strays[start.episode_id] = owner
+                    starts.append(start)
+                    segment.translate(event)
+                    for waiting in self._queue:
+                        if waiting is not None and waiting.episode_id == before:
+                            segment.translate(waiting)
+                theirs.append(event)
+        return starts, theirs
 
     # --- waiting -----------------------------------------------------------------------------
 
@@ -697,6 +843,8 @@ class Outbox:
             self._filled.notify()
 
             def judged() -> bool:
+                if before is None and (self.taking_up or (self.spool and self.spool.unread)):
+                    return False
                 return self._done >= target and all(low >= target for low in self._pulls.values())
 
             def done() -> bool:

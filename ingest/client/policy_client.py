@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, time_ns
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 from ingest.client.client_events import late_reward, now_or, start_event
 from ingest.client.client_stats import ClientStats
@@ -47,6 +47,7 @@ from ingest.client.local_actions import LocalActor
 from ingest.client.multi_agent import MultiAgentCalls, PolicyMapping, checked_mapping
 from ingest.client.open_episodes import ClientEpisode, EpisodeBook, require_free
 from ingest.client.remote_actions import RemoteActor
+from ingest.client.spool import Spool
 from ingest.client.transport import HttpSession, Token, Transport
 from ingest.protocol.agent_names import name_in
 from ingest.protocol.errors import ClientError, Refusal
@@ -78,7 +79,14 @@ class PolicyClient:
             "drop": an episode that starts is refused, and every call on it is counted and does
             nothing (in local mode `get_action` still acts); a quarter of the queue is kept for
             those that are open, and one that still does not fit ends as broken, with the reason
-            `client_dropped`. "block": it waits for `timeout`, then raises BufferFull.
+            `client_dropped`. "block": it waits for `timeout`, then raises BufferFull. "spool": every
+            event is on disk before its call returns, and what does not fit into memory is read
+            back from there; BufferFull only when `spool_bytes` are reached.
+        spool_dir: the folder of the spool, on a volume that outlives the process. What a process
+            left there, by SIGKILL too, the next one delivers, each event once.
+        spool_bytes: bytes that one process may have in its spool.
+        spool_sync: each call waits until its event is on the disk itself, which a cut of the power
+            takes nothing from; without it the kernel has it, which outlives the process.
         policy_file: the file under `policies/` that declares a policy, as the collector has it.
         cache_dir: a folder to keep what the collector declares, for the next process.
         on_error: called with each Refusal that an event met in the background, by the thread that
@@ -124,11 +132,18 @@ class PolicyClient:
         policy_file: str | Path | None = None,
         cache_dir: str | Path | None = None,
         on_error: Callable[[Refusal], None] | None = None,
+        spool_dir: str | Path | None = None,
+        spool_bytes: int = 1_000_000_000,
+        spool_sync: bool = False,
     ) -> None:
         if inference_mode not in ("local", "remote"):
             raise ValueError("inference_mode must be either 'local' or 'remote'")
-        if on_full not in ("raise", "drop", "block"):
-            raise ValueError(f"on_full: expected 'raise', 'drop' or 'block', got {on_full!r}")
+        if on_full not in get_args(OnFull):
+            raise ValueError(f"on_full: expected one of {get_args(OnFull)}, got {on_full!r}")
+        if (on_full == "spool") != (spool_dir is not None):
+            raise ValueError("spool_dir: expected exactly with on_full='spool'")
+        if on_full == "spool" and (instance_name is not None or not spool_bytes > 0):
+            raise ValueError("on_full='spool': expected no instance_name, and spool_bytes > 0")
         if max_pending < 3 or batch < 3 or not timeout > 0 or not min(linger, max_wait) >= 0:
             raise ValueError(
                 f"expected max_pending >= 3, batch >= 3, timeout > 0, linger >= 0 and "
@@ -144,6 +159,8 @@ class PolicyClient:
         self._named = instance_name is not None
         self._book = EpisodeBook()
         self._transport = Transport(address, session=session, token=token, ca=ca, timeout=timeout)
+        self._declarations = Declarations(self._transport.address, policy_file, cache_dir)
+        find = self._declarations.policy
         self._outbox = Outbox(
             max_events=max_pending,
             max_bytes=max_pending_bytes,
@@ -153,8 +170,10 @@ class PolicyClient:
             linger=linger,
             max_wait=max_wait,
             named=self._named,
+            spool=None
+            if spool_dir is None
+            else Spool(Path(spool_dir), spool_bytes, sync=spool_sync, policy=find),
         )
-        self._declarations = Declarations(self._transport.address, policy_file, cache_dir)
         if self._declarations.spec is not None:
             self._outbox.bound(self._declarations.spec.max_events, self._declarations.spec.max_body)
         self._sender = Sender(
@@ -168,8 +187,13 @@ class PolicyClient:
         self._actor = LocalActor(
             self._transport, self._outbox, self._sender, update_interval, long_poll=long_poll
         )
+        waits_for_disk = sync or on_full == "spool"
         self._remote = RemoteActor(
-            self._book, self._outbox, self._sender, timeout, wait_for_disk=sync
+            self._book,
+            self._outbox,
+            self._sender,
+            timeout,
+            wait_for_disk=waits_for_disk,
         )
         self._put = self._outbox.put
         self._is_patient = True  # the collector has not kept a call waiting for what it declares

@@ -1,0 +1,622 @@
+"""What a client has logged and nobody has acknowledged, on disk: `on_full="spool"`.
+
+A process writes one *segment*: a folder under the spool's directory, whose lock it holds for as
+long as it lives. An event is in its segment before its call returns, so that SIGKILL loses none;
+with `sync` it is on the disk itself, so that a cut of the power does not either. What memory has no
+room for is read back from there. What was acknowledged is noted, and files of which nothing is left
+are removed.
+
+The next process takes up the segments that nobody holds, and delivers them as they are: under the
+instance that they name, so that the collector tells what it has already. Only a segment that names
+none, because its process never reached the collector, is given one, before the first of its events
+is sent.
+
+    segment-PID-RANDOM/lock
+    segment-PID-RANDOM/00000000, ...     pieces of frames: kind, length, CRC-32, content (msgpack)
+
+The first frame of a piece says what is known without those before it. A frame that does not fit
+its checksum ends its piece.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ingest.client.declarations import ClientPolicy, Draft
+from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
+from storage.experience.range_set import RangeSet
+from storage.spaces.descriptors import SpaceError
+from storage.system.files import FileLock, sync_directory
+
+log = logging.getLogger("headrace.client")
+
+PIECE_BYTES = 8_000_000
+_READ_BYTES = 262_144
+_FRAME = struct.Struct("<BII")
+_HEAD, _INSTANCE, _START, _EVENT, _DRAFT, _DONE, _MOVED = range(7)
+_COUNTED = (_START, _EVENT, _DRAFT)
+_ARRAY = 1  # the msgpack extension of an array in a draft
+
+
+class _Head(msgspec.Struct, array_like=True):
+    """`base`: the number of the piece's first event. `begun`: the episodes that were open then."""
+
+    base: int
+    instance: str | None
+    next_start: int
+    begun: list[Start]
+    moved: list[Moved]
+
+
+class Moved(msgspec.Struct, array_like=True, frozen=True):
+    """Events of `old` from `seq` on are those of the episode `new`, which has start `start`."""
+
+    old: str
+    seq: int
+    new: str
+    start: int
+
+
+def _packed(value: Any) -> Any:
+    """What msgpack has no type for: drafts, and arrays in them."""
+    if isinstance(value, Draft):
+        return value.value
+    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        array = np.asarray(value)
+        content = msgspec.msgpack.encode((array.dtype.str, array.shape, array.tobytes()))
+        return msgspec.msgpack.Ext(_ARRAY, content)
+    raise TypeError(f"expected numbers, strings, arrays and their lists, got {type(value)}")
+
+
+def _unpacked(code: int, data: memoryview) -> Any:
+    dtype, shape, content = msgspec.msgpack.decode(data)
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+_sync = getattr(os, "fdatasync", os.fsync)
+_encode = msgspec.msgpack.Encoder(enc_hook=_packed).encode
+_decode_event = msgspec.msgpack.Decoder(Event, ext_hook=_unpacked).decode
+_decode_draft = msgspec.msgpack.Decoder(tuple[str | None, Event], ext_hook=_unpacked).decode
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
+_decode_moved = msgspec.msgpack.Decoder(Moved).decode
+_decode_done = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
+
+
+def _frame(kind: int, content: bytes) -> bytes:
+    return _FRAME.pack(kind, len(content), zlib.crc32(content)) + content
+
+
+def _framed(event: Event) -> bytes:
+    """Raises SpaceError for a value that cannot be written down."""
+    values = (getattr(event, "obs", None), getattr(event, "action", None))
+    drafts = [value for value in values if type(value) is Draft]
+    try:
+        if drafts:
+            return _frame(_DRAFT, _encode((drafts[0].policy.policy_id, event)))
+        return _frame(_START if type(event) is Start else _EVENT, _encode(event))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise SpaceError(f"Episode {event.episode_id}: cannot be spooled: {error}") from error
+
+
+def _frames(data: bytes) -> Iterator[tuple[int, memoryview, int]]:
+    """(kind, content, where the next frame begins) of each whole frame."""
+    at, view = 0, memoryview(data)
+    while at + _FRAME.size <= len(view):
+        kind, length, checksum = _FRAME.unpack_from(view, at)
+        end = at + _FRAME.size + length
+        content = view[at + _FRAME.size : end]
+        if end > len(view) or zlib.crc32(content) != checksum:
+            return
+        yield kind, content, end
+        at = end
+
+
+@dataclass
+class _Piece:
+    path: Path
+    base: int  # the number of its first event
+    size: int = 0
+
+    @property
+    def serial(self) -> int:
+        return int(self.path.name)
+
+
+class Segment:
+    """The events of one process, in order. They are named by their numbers, from 0.
+
+    `unread` counts those that are on disk alone, `instance` is under what they are sent,
+    `next_start` the next number of a start of it.
+    """
+
+    def __init__(self, folder: Path, lock: FileLock, piece_bytes: int, sync: bool) -> None:
+        self.folder = folder
+        self.instance: str | None = None
+        self.next_start = 0
+        self.unread = 0
+        self.begun: dict[str, Start] = {}  # of the events that were read, and are not over
+        self.moved: dict[str, Moved] = {}
+        self.damaged = 0  # bytes
+        self.is_foreign = False  # of a process before this one
+        self._lock = lock
+        self._piece_bytes = piece_bytes
+        self._sync = sync
+        self._next = 0
+        self._done = RangeSet()
+        self._pieces: deque[_Piece] = deque()
+        self._written: dict[str, Start] = {}  # as `begun`, where is written
+        self._started: set[str] = set()  # moved episodes whose start is told
+        self._fd = -1
+        self._reading = (0, 0, 0)  # a piece's serial, the place in it, the number there
+
+    @classmethod
+    def create(cls, directory: Path, piece_bytes: int, sync: bool) -> Segment:
+        folder = directory / f"segment-{os.getpid()}-{secrets.token_hex(6)}"
+        folder.mkdir()
+        lock = FileLock(folder / "lock")
+        if not lock.acquire(blocking=False):  # somebody looks whether it is abandoned
+            return cls.create(directory, piece_bytes, sync)
+        if sync:
+            sync_directory(directory)
+        return cls(folder, lock, piece_bytes, sync)
+
+    @classmethod
+    def take_up(cls, folder: Path, piece_bytes: int, sync: bool) -> Segment | None:
+        """A segment that nobody holds, as its process left it; None when somebody does."""
+        lock = FileLock(folder / "lock")
+        try:
+            if not lock.acquire(blocking=False):
+                return None
+            segment = cls(folder, lock, piece_bytes, sync)
+            segment.is_foreign = True
+            segment._scan()
+        except OSError as error:  # its owner removes it at this moment, or it cannot be read
+            lock.release()
+            if folder.exists():
+                log.warning("%s: the spooled events are left as they are: %s", folder, error)
+            return None
+        return segment
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.size for piece in self._pieces)
+
+    @property
+    def waiting(self) -> int:
+        """Events that nobody has acknowledged."""
+        return self._next - len(self._done)
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def append(self, frames: bytes, events: Sequence[Event], *, left: bool) -> int:
+        """Write events; the number of the first. `left`: they are to be read from here again.
+
+        Raises OSError, having written nothing.
+        """
+        self._write(frames)
+        first, self._next = self._next, self._next + len(events)
+        for event in events:
+            self._note(self._written, event)
+            if not left:
+                self._note(self.begun, event, over=False)
+        if left:
+            self.unread += len(events)
+        else:
+            piece = self._pieces[-1]
+            self._reading = (piece.serial, piece.size, self._next)
+        return first
+
+    def _note(self, begun: dict[str, Start], event: Event, *, over: bool = True) -> None:
+        if isinstance(event, Start):
+            self.next_start = max(self.next_start, (event.start or 0) + 1)
+            if event.agent_id is None:
+                begun[event.episode_id] = event
+        elif over and isinstance(event, End):
+            begun.pop(event.episode_id, None)
+
+    def note_instance(self, instance: str) -> None:
+        """Note under which instance the events are sent from now on."""
+        self.instance = instance
+        self._write(_frame(_INSTANCE, _encode(instance)))
+
+    def done(self, numbers: Iterable[int]) -> None:
+        """Note that events were judged; files of which nothing is left are removed."""
+        judged = RangeSet.of(sorted(numbers))
+        self._done.update(judged)
+        with contextlib.suppress(OSError):  # then they are sent once more, and told apart
+            self._write(_frame(_DONE, _encode(judged.ranges())), sync=False)
+        while len(self._pieces) > 1:
+            first, second = self._pieces[0], self._pieces[1]
+            if second.base > first.base and not self._done.contains_range(
+                first.base, second.base - 1
+            ):
+                return
+            self._pieces.popleft().path.unlink(missing_ok=True)
+
+    def _write(self, frames: bytes, *, sync: bool = True) -> None:
+        if self._fd < 0 or self._pieces[-1].size >= self._piece_bytes:
+            self._roll()
+        piece = self._pieces[-1]
+        try:
+            rest = memoryview(frames)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+            if self._sync and sync:
+                _sync(self._fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, piece.size)
+            raise
+        piece.size += len(frames)
+
+    def _roll(self) -> None:
+        """Begin the next piece, with what is known without those before it."""
+        serial = self._pieces[-1].serial + 1 if self._pieces else 0
+        path = self.folder / f"{serial:08d}"
+        head = _Head(
+            self._next,
+            self.instance,
+            self.next_start,
+            list(self._written.values()),
+            list(self.moved.values()),
+        )
+        data = _frame(_HEAD, _encode(head))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            if os.write(fd, data) < len(data):
+                raise OSError(f"{path}: no room for the first frame")
+            if self._sync:
+                _sync(fd)
+                sync_directory(self.folder)
+        except OSError:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = fd
+        self._pieces.append(_Piece(path, self._next, len(data)))
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def _scan(self) -> None:
+        """What an earlier process left: how many events, and which of them were judged."""
+        for path in sorted(one for one in self.folder.iterdir() if one.name.isdigit()):
+            data = path.read_bytes()
+            frames = list(_frames(data))
+            end = frames[-1][2] if frames else 0
+            piece = _Piece(path, self._next, len(data))
+            for kind, content, _ in frames:
+                self._scan_frame(kind, content)
+                if kind == _HEAD:
+                    piece.base = self._next
+            if end < len(data):
+                self.damaged += len(data) - end
+            if end:
+                self._pieces.append(piece)
+            else:
+                path.unlink()
+        if self._pieces:
+            self._reading = (self._pieces[0].serial, 0, self._pieces[0].base)
+        self.unread = self.waiting
+
+    def _scan_frame(self, kind: int, content: memoryview) -> None:
+        if kind == _HEAD:
+            head = _decode_head(content)
+            if not self._pieces:
+                self.begun = {start.episode_id: start for start in head.begun}
+            if head.base > self._next:  # those before are done, or damaged
+                self._done.add_range(self._next, head.base - 1)
+                self._next = head.base
+            self.instance, self.next_start = head.instance, max(self.next_start, head.next_start)
+            self.moved = {one.old: one for one in head.moved}
+        elif kind in _COUNTED:
+            self._next += 1
+            if kind == _START:
+                start = _decode_event(content)
+                if isinstance(start, Start):
+                    self.next_start = max(self.next_start, (start.start or 0) + 1)
+        elif kind == _INSTANCE:
+            self.instance = msgspec.msgpack.decode(content)
+        elif kind == _DONE:
+            for first, last in _decode_done(content):
+                self._done.add_range(first, last)
+        elif kind == _MOVED:
+            moved = _decode_moved(content)
+            self.moved[moved.old] = moved
+            self.next_start = max(self.next_start, moved.start + 1)
+
+    def read(
+        self, most: int, policy: Callable[[str | None], ClientPolicy]
+    ) -> list[tuple[int, Event]]:
+        """The next unread events with their numbers, at most so many; none at the end.
+
+        One that goes on in another episode is that one's; its start comes before it, as number -1.
+        """
+        found: list[tuple[int, Event]] = []
+        while self.unread and not found:
+            serial, at, number = before = self._reading
+            piece = next((one for one in self._pieces if one.serial == serial), None)
+            for kind, content, end in _frames(b"" if piece is None else self._chunk(piece, at)):
+                number += kind in _COUNTED
+                self._reading = (serial, at + end, number)
+                if kind in _COUNTED and number - 1 not in self._done:
+                    found += self._entered(number - 1, kind, content, policy)
+                if len(found) >= most:
+                    break
+            if self._reading == before:
+                following = next((one for one in self._pieces if one.serial > serial), None)
+                if following is None:
+                    self.unread = 0
+                    break
+                self._reading = (following.serial, 0, following.base)
+        return found
+
+    def _chunk(self, piece: _Piece, at: int) -> bytes:
+        """Some whole frames of a piece from a place in it on; empty at its end."""
+        with piece.path.open("rb") as file:
+            file.seek(at)
+            data = file.read(_READ_BYTES)
+            if len(data) >= _FRAME.size:
+                length = _FRAME.size + _FRAME.unpack_from(data)[1]
+                if length > len(data) and at + length <= piece.size:
+                    data += file.read(length - len(data))
+        return data
+
+    def _entered(
+        self,
+        number: int,
+        kind: int,
+        content: memoryview,
+        policy: Callable[[str | None], ClientPolicy],
+    ) -> list[tuple[int, Event]]:
+        """An event as it is to be sent."""
+        event: Any
+        if kind == _DRAFT:
+            policy_id, event = _decode_draft(content)
+            for field, is_action in (("obs", False), ("action", True)):
+                value = getattr(event, field, None)
+                if value is not None and not isinstance(value, bytes):
+                    setattr(event, field, Draft(policy(policy_id), is_action, value))
+        else:
+            event = _decode_event(content)
+        if isinstance(event, (LogAction, Decision, LogReturns)) and event.info is not None:
+            event.info = msgspec.Raw(msgspec.msgpack.encode(event.info))  # type: ignore[assignment]  # as `encode_info`
+        self._note(self.begun, event, over=False)
+        self.unread -= 1
+        before = event.episode_id
+        self.translate(event)
+        if event.episode_id != before and event.episode_id not in self._started:
+            return [(-1, self.start_of(event.episode_id)), (number, event)]
+        return [(number, event)]
+
+    def over(self, event: Event) -> None:
+        """An end was judged: nothing more is needed of its episode."""
+        self.begun.pop(event.episode_id, None)
+
+    # --- episodes that were closed meanwhile --------------------------------------------------
+
+    def go_on(self, event: Event, start: int) -> Start:
+        """Let an episode that was closed go on in a new one, from this event; its start."""
+        new = hashlib.blake2b(
+            f"{event.episode_id}\0{self.instance}\0{start}".encode(), digest_size=16
+        ).hexdigest()
+        seq = getattr(event, "seq", None) or 1
+        moved = Moved(event.episode_id, seq, new, start)
+        self._write(_frame(_MOVED, _encode(moved)))
+        self.moved[moved.old] = moved
+        self.next_start = max(self.next_start, start + 1)
+        return self.start_of(new)
+
+    def start_of(self, new: str) -> Start:
+        """The start of an episode in which another one goes on."""
+        moved = next(one for one in self.moved.values() if one.new == new)
+        first = self.begun.get(moved.old)
+        start = Start(episode_id=new, start=moved.start, continues=moved.old)
+        if first is not None:
+            start.policy_id, start.tags = first.policy_id, first.tags
+            start.training_enabled = first.training_enabled
+        self.begun[new] = start
+        self._started.add(new)
+        return start
+
+    def translate(self, event: Event) -> None:
+        """Make an event that of the episode in which its own goes on, if it does."""
+        while isinstance(event, (LogAction, Decision, LogReturns, End)):
+            moved = self.moved.get(event.episode_id)
+            if moved is None or event.seq is None or event.seq < moved.seq:
+                return
+            event.episode_id, event.seq = moved.new, event.seq - moved.seq + 1
+            event.decided = None
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def close(self, *, forked: bool = False) -> None:
+        """Let go of it; one of which nothing is left is removed. `forked`: it is the parent's."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if not forked and not self.waiting:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.release()
+
+
+class Spool:
+    """The segment of this process, and those that it took up. One thread at a time calls it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int,
+        *,
+        sync: bool,
+        policy: Callable[[str | None], ClientPolicy],
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = FileLock(directory / "lock")  # says so at once where there are no locks
+        probe.acquire(shared=False, blocking=False)
+        probe.release()
+        self.directory = directory
+        self.max_bytes = max_bytes
+        self._piece_bytes = max(1, min(PIECE_BYTES, max_bytes // 8))
+        self._sync = sync
+        self._policy = policy
+        self.own: Segment | None = None
+        self.taken_up: list[Segment] = []
+        self._instance: str | None = None
+        self._places: dict[int, tuple[Event, Segment, int]] = {}
+
+    def close(self, *, forked: bool = False) -> None:
+        """Hold nothing any more. `forked`: what is held is the parent's."""
+        for segment in self.segments:
+            segment.close(forked=forked)
+        self.own, self.taken_up, self._instance = None, [], None
+        self._places = {}
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [*([] if self.own is None else [self.own]), *self.taken_up]
+
+    @property
+    def unread(self) -> int:
+        """Events that are on disk alone."""
+        return sum(segment.unread for segment in self.segments)
+
+    @property
+    def waiting(self) -> int:
+        """Events on disk that nobody has acknowledged."""
+        return sum(segment.waiting for segment in self.segments)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(segment.nbytes for segment in self.segments)
+
+    def append(self, events: Sequence[Event], *, left: bool) -> bool:
+        """Write events down; False when there is no room for them. Raises SpaceError, OSError."""
+        frames = b"".join(map(_framed, events))
+        if self.own is None:
+            self.own = Segment.create(self.directory, self._piece_bytes, self._sync)
+            self.own.instance = self._instance
+        own = self.own
+        if own.nbytes + len(frames) > self.max_bytes and own.waiting:
+            return False
+        first = own.append(frames, events, left=left)
+        if not left:
+            for number, event in enumerate(events, first):
+                self._places[id(event)] = (event, own, number)
+        if own.moved:
+            for event in events:
+                own.translate(event)
+        return True
+
+    def read(self, most: int) -> list[tuple[Event, str | None]]:
+        """The next events that are on disk alone, and the instances that they are sent under.
+
+        Those of this process come first; None: under its own.
+        """
+        for segment in self.segments:
+            if not segment.unread:
+                continue
+            found = segment.read(most, self._policy)
+            for number, event in found:
+                if number >= 0:
+                    self._places[id(event)] = (event, segment, number)
+            if found:
+                owner = None if segment is self.own else segment.instance
+                return [(event, owner) for _, event in found]
+        return []
+
+    def done(self, events: Iterable[Event]) -> None:
+        """Events were judged."""
+        by_segment: dict[int, tuple[Segment, list[int]]] = {}
+        for event in events:
+            place = self._places.pop(id(event), None)
+            if place is not None:
+                _, segment, number = place
+                by_segment.setdefault(id(segment), (segment, []))[1].append(number)
+                if isinstance(event, End):
+                    segment.over(event)
+        for segment, numbers in by_segment.values():
+            segment.done(numbers)
+            if segment is not self.own and not segment.waiting:
+                segment.close()
+                self.taken_up.remove(segment)
+
+    def is_spooled(self, event: Event) -> bool:
+        return id(event) in self._places
+
+    def segment_of(self, event: Event) -> Segment:
+        return self._places[id(event)][1]
+
+    def go_on(self, event: Event, next_start: int) -> tuple[Start, str | None] | None:
+        """Let the episode of a spooled event go on in a new one, from this event.
+
+        Answers its start, and the instance that it is of (None: this process's); `next_start` is
+        this process's next number. None where that cannot be written down.
+        """
+        segment = self.segment_of(event)
+        is_own = segment is self.own
+        try:
+            start = segment.go_on(event, next_start if is_own else segment.next_start)
+        except OSError as error:
+            log.warning("%s: %s", segment.folder, error)
+            return None
+        return start, None if is_own else segment.instance
+
+    # --- instances ---------------------------------------------------------------------------
+
+    def note_instance(self, instance: str) -> None:
+        """The events of this process are sent under this instance."""
+        self._instance = instance
+        if self.own is not None:
+            self.own.note_instance(instance)
+
+    def renew(self, events: Sequence[Event]) -> None:
+        """The instance is forgotten: these events, not sent yet, will be of the next one.
+
+        They are written into a new segment first: a process that is killed in between leaves them
+        in both, and the collector takes none of the old one.
+        """
+        old, self.own, self._instance = self.own, None, None
+        if old is None:
+            return
+        self.taken_up.append(old)
+        moving = [event for event in events if id(event) in self._places]
+        places = [self._places[id(event)] for event in moving]
+        if moving:
+            self.append(moving, left=False)
+        old.done(number for _, segment, number in places if segment is old)
+        if not old.waiting:
+            old.close()
+            self.taken_up.remove(old)
+
+    def find(self) -> list[Segment]:
+        """The segments that nobody held, which are held from here on. Any thread may call it."""
+        found = []
+        for folder in sorted(self.directory.glob("segment-*")):
+            segment = Segment.take_up(folder, self._piece_bytes, self._sync)
+            if segment is None:
+                continue
+            if segment.damaged:
+                log.error("%s: %d damaged bytes were left out", folder, segment.damaged)
+            if segment.waiting:
+                log.warning("%s: %d events of an earlier process", folder, segment.waiting)
+                found.append(segment)
+            else:
+                segment.close()
+        return found

@@ -1,0 +1,414 @@
+"""What a client spools outlives its process, and is delivered once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingest.client.policy_client import PolicyClient
+from ingest.client.spool import Segment, Spool
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import BufferFull
+from tests.collector_process import CollectorProcess, declare, shard_rows
+from tests.ingest.scripted_collector import ScriptedCollector, cut_after
+
+OBS = [0.0, 0.5, 1.0, -0.5]
+SHORT = [0.5, -1.0]
+NOBODY = "http://127.0.0.1:9"
+ROOT = Path(__file__).parents[3]
+
+
+def spooling(address: str, directory: Path, **options: Any) -> PolicyClient:
+    return PolicyClient(address, on_full="spool", spool_dir=directory, **options)
+
+
+def killed(address: str, directory: Path, episodes: int, **options: Any) -> int:
+    """A process that spooled episodes, and was killed; the events that waited then."""
+    module = ["-m", "tests.ingest.client.spooling_client"]
+    arguments = [address, str(directory), str(episodes), json.dumps(options)]
+    process = subprocess.Popen(
+        [sys.executable, *module, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdout is not None
+    with process.stdout as output:
+        words = output.readline().split()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return int(words[1])
+
+
+def dead(client: PolicyClient) -> None:
+    """Let go of a client as its killed process would: nothing is sent, the spool stays."""
+    client._outbox.closed = True
+    client._transport.closing.set()
+    client._outbox.wake()
+    if client._sender._thread is not None:
+        client._sender._thread.join(20)
+    client._outbox.close_spool()
+    client._outbox.reset()
+
+
+@pytest.fixture
+def collector() -> Iterator[ScriptedCollector]:
+    with ScriptedCollector() as running:
+        yield running
+
+
+def test_what_a_killed_process_logged_is_delivered_by_the_next(tmp_path: Path) -> None:
+    """SIGKILL while the collector was absent, with a queue that holds a tenth of it: each step is
+    stored once, and nothing is left on disk. The collector is first heard of by the next process."""
+    assert killed(NOBODY, tmp_path / "spool", 30, max_pending=20) == 30 * 6 + 2
+    declare(tmp_path)
+    with CollectorProcess(tmp_path) as running:
+        with spooling(running.address, tmp_path / "spool", max_pending=20) as client:
+            client.flush(20)
+            stats = client.stats
+            assert (stats.waiting, stats.spooled, stats.refused) == (0, 0, {})
+            assert stats.acknowledged == 30 * 6 + 2
+            assert running.get("/v1/episodes/open")[1]["state"] == "open"
+        running.settle(60)
+        running.stop()
+    rows = [row for row in shard_rows(tmp_path) if row["eps_id"] != "open"]
+    assert sorted(row["rewards"] for row in rows) == [float(n) for n in range(60)]
+    assert [path.name for path in (tmp_path / "spool").iterdir()] == ["lock"]
+
+
+def test_what_was_acknowledged_before_the_kill_is_not_doubled(tmp_path: Path) -> None:
+    """The collector answers and is cut off at any moment; it tells repeated events by the instance
+    and the numbers that the segment keeps."""
+    declare(tmp_path)
+    with CollectorProcess(tmp_path) as running:
+        for _ in range(2):
+            killed(running.address, tmp_path / "spool", 40, max_pending=20, linger=0.0)
+            with spooling(running.address, tmp_path / "spool") as client:
+                client.flush(20)
+        running.settle(80)
+        running.stop()
+    rows = [row for row in shard_rows(tmp_path) if row["eps_id"] != "open"]
+    counts = Counter((row["eps_id"], row["t"]) for row in rows)
+    assert set(counts.values()) == {1}
+    assert len(counts) == 80
+
+
+def test_a_segment_is_held_by_one_process(collector: ScriptedCollector, tmp_path: Path) -> None:
+    """While its owner lives nobody else takes it up."""
+    owner = spooling(NOBODY, tmp_path)
+    owner.log_step(SHORT, 1, 1.0)
+    with spooling(collector.address, tmp_path) as other:
+        other.log_step(SHORT, 1, 2.0)
+        other.flush(20)
+    assert [record.rewards for record in collector.episodes.values()] == [[2.0]]
+    dead(owner)
+    with spooling(collector.address, tmp_path) as other:
+        other.flush(20)
+    assert [record.rewards for record in collector.episodes.values()] == [[2.0], [1.0]]
+
+
+def test_a_full_queue_goes_to_disk_and_keeps_its_order(
+    collector: ScriptedCollector, tmp_path: Path
+) -> None:
+    """Episodes that run on while the queue is full arrive in order once there is an answer; no call
+    raises."""
+    gone = ScriptedCollector()
+    gone._server.server_close()
+    client = spooling(gone.address, tmp_path, max_pending=4, max_wait=0.0)
+    names = [client.start_episode(f"e{n}") for n in range(5)]
+    for t in range(10):
+        for name in names:
+            client.log_action(name, SHORT, t % 3)
+            client.log_returns(name, float(t))
+    late = client.start_episode()
+    client.log_returns(late, 1.0, step=0, reward_id="click")
+    assert client.stats.waiting == client.stats.spooled == 5 * 21 + 2
+    assert client.stats.spooled_bytes > 0
+    dead(client)
+    with spooling(collector.address, tmp_path, max_pending=4, batch=3) as client:
+        client.flush(20)
+        assert client.stats.refused == {}
+    for name in names:
+        assert collector.episodes[name].rewards == [float(t) for t in range(10)]
+    assert [event.reward_id for event in collector.late] == ["click"]
+
+
+def test_one_process_reads_its_own_spool_back(collector: ScriptedCollector, tmp_path: Path) -> None:
+    """The same without a kill: what did not fit into memory follows what did, and calls go on."""
+    collector.cut_at_random(1, 0.3)
+    with spooling(collector.address, tmp_path, max_pending=4, batch=3, max_wait=0.0) as client:
+        for n in range(60):
+            name = client.start_episode(f"e{n}")
+            client.log_action(name, SHORT, 1)
+            client.log_returns(name, float(n))
+            client.end_episode(name)
+        client.flush(20)
+        assert client.stats.acknowledged == 240
+        assert client.stats.refused == {}
+    assert [collector.episodes[f"e{n}"].rewards for n in range(60)] == [
+        [float(n)] for n in range(60)
+    ]
+    assert not list(tmp_path.glob("segment-*"))
+
+
+def test_a_batch_without_an_answer_is_sent_as_the_same_instance(
+    collector: ScriptedCollector, tmp_path: Path
+) -> None:
+    """What may have been applied is never sent anew: its number says that it is there."""
+    client = spooling(collector.address, tmp_path, linger=0.0)
+    client.connect()
+    client.log_step(SHORT, 1, 1.0)
+    client.flush(20)
+    reached = client.stats.acknowledged
+    collector.faults.extend([cut_after] * 100)
+    client.log_step(SHORT, 1, 2.0)
+    while len(collector.episodes) < 2:
+        client._outbox.wait_until(lambda: len(collector.episodes) == 2, 0.01)
+    dead(client)
+    collector.faults.clear()
+    with spooling(collector.address, tmp_path) as client:
+        client.flush(20)
+        assert (reached, client.stats.acknowledged, client.stats.duplicates) == (3, 3, 3)
+    assert {record.instance for record in collector.episodes.values()} == {"instance-1"}
+    assert [record.rewards for record in collector.episodes.values()] == [[1.0], [2.0]]
+
+
+def test_what_the_collector_has_forgotten_is_counted_by_reason(
+    collector: ScriptedCollector, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A journal that was set aside knows no instance: nothing goes out under another one."""
+    client = spooling(collector.address, tmp_path, linger=0.0)
+    client.log_step(SHORT, 1, 1.0)
+    client.flush(20)
+    collector.faults.extend([cut_after] * 100)
+    client.log_step(SHORT, 1, 2.0)
+    dead(client)
+    collector.faults.clear()
+    collector.instances.clear()
+    told: list[Any] = []
+    with (
+        caplog.at_level(logging.WARNING),
+        spooling(collector.address, tmp_path, on_error=told.append) as client,
+    ):
+        client.flush(20)
+        assert client.stats.refused["unknown_instance"] == 1
+        assert client.stats.spooled == 0
+    assert told[0].code == "unknown_instance"
+    assert len(collector.instances) <= 1
+    assert not list(tmp_path.glob("segment-*"))
+
+
+def test_an_instance_that_is_forgotten_meanwhile_is_replaced_for_new_episodes(
+    collector: ScriptedCollector, tmp_path: Path
+) -> None:
+    """What was never sent is numbered under the next one, in a segment of its own."""
+    with spooling(collector.address, tmp_path, linger=0.0) as client:
+        client.log_step(SHORT, 1, 1.0)
+        client.flush(20)
+        collector.instances.clear()
+        client.log_step(SHORT, 1, 2.0)
+        client.flush(20)
+        client.log_step(SHORT, 1, 3.0)
+        client.flush(20)
+    assert [record.rewards for record in collector.episodes.values()] == [[1.0], [2.0], [3.0]]
+    assert not list(tmp_path.glob("segment-*"))
+
+
+def test_episodes_that_were_closed_meanwhile_go_on_in_new_ones(tmp_path: Path) -> None:
+    """Abandoned by the collector while their steps waited on disk: the rest is an episode that
+    continues them, with their tags; each step is stored once."""
+    declare(tmp_path, episode_timeout=0.5)
+    with CollectorProcess(tmp_path) as running:
+        client = spooling(running.address, tmp_path / "spool", linger=0.0)
+        names = [client.start_episode(tags={"n": str(n)}) for n in range(3)]
+        for name in names:
+            client.log_action(name, OBS, 0)
+            client.log_returns(name, 1.0)
+        client.flush(20)
+        running.kill()
+        for name in names:
+            client.log_returns(name, 0.5)
+            client.log_action(name, OBS, 1)
+            client.log_returns(name, 2.0)
+            client.log_action(name, OBS, 0)
+            client.log_returns(name, 3.0)
+        client.end_episode(names[0])
+        dead(client)
+        running.restart()
+        for name in names:
+            while running.get(f"/v1/episodes/{name}")[1]["state"] != "abandoned":
+                running.get("/readyz")
+        for _ in range(2):
+            with spooling(running.address, tmp_path / "spool") as client:
+                client.flush(20)
+                counted = client.stats.refused
+        assert counted == {}
+        running.settle(9)
+        running.stop()
+    rows = shard_rows(tmp_path)
+    assert Counter(row["rewards"] for row in rows) == {1.0: 3, 2.0: 3, 3.0: 3}
+    going_on = {row["eps_id"]: row["continues"] for row in rows if row["eps_id"] not in names}
+    assert sorted(going_on.values()) == sorted(names)
+    assert {row["rewards"] for row in rows if row["eps_id"] in going_on} == {2.0, 3.0}
+
+
+def test_an_open_episode_of_this_process_goes_on_too(tmp_path: Path) -> None:
+    """Its caller notices nothing; the reward of a step that is closed is counted as refused."""
+    declare(tmp_path, episode_timeout=0.3)
+    with CollectorProcess(tmp_path) as running:
+        with spooling(running.address, tmp_path / "spool", linger=0.0) as client:
+            name = client.start_episode()
+            client.log_action(name, OBS, 0)
+            client.flush(20)
+            while running.get(f"/v1/episodes/{name}")[1]["state"] != "abandoned":
+                running.get("/readyz")
+            client.log_action(name, OBS, 1)
+            client.log_returns(name, 2.0)
+            client.flush(20)
+            client.log_action(name, OBS, 1)
+            client.log_returns(name, 3.0)
+            client.end_episode(name)
+            client.flush(20)
+            assert client.stats.refused == {}
+        running.settle(3)
+        running.stop()
+    rows = shard_rows(tmp_path)
+    assert sorted((row["rewards"], row["continues"] == name) for row in rows) == [
+        (0.0, False),
+        (2.0, True),
+        (3.0, True),
+    ]
+
+
+def test_values_are_spooled_before_it_is_known_what_fits(
+    collector: ScriptedCollector, tmp_path: Path
+) -> None:
+    """Arrays, lists and numbers come out as they went in; what does not fit breaks its episode in
+    the next process, as it would have here."""
+    client = spooling(NOBODY, tmp_path, max_wait=0.0)
+    array = np.array([1.5, 2.5])
+    good = client.start_episode()
+    client.log_action(good, array, np.int64(2))
+    array[:] = 0.0
+    client.log_action(good, [3, 4], 1)
+    client.end_episode(good, (5.0, 6.0))
+    bad = client.start_episode()
+    client.log_action(bad, [1.0], 1)
+    with pytest.raises(ValueError, match="cannot be"):
+        client.log_action(bad, object(), 1)
+    dead(client)
+    with spooling(collector.address, tmp_path) as client:
+        client.flush(20)
+        assert client.stats.refused == {"invalid": 1}
+    events = collector.episodes[good].events
+    found = [np.frombuffer(event.obs, np.float32).tolist() for event in events]
+    assert found == [[1.5, 2.5], [3.0, 4.0], [5.0, 6.0]]
+    assert [event.action for event in events[:2]] == [
+        int(action).to_bytes(8, "little") for action in (2, 1)
+    ]
+    assert [getattr(event, "broken", None) for event in collector.episodes[bad].events] == [
+        "client_invalid"
+    ]
+
+
+def test_a_spool_is_bounded_in_bytes(tmp_path: Path) -> None:
+    """At its bound calls raise BufferFull, which says where; nothing is torn."""
+    client = spooling(NOBODY, tmp_path, max_pending=4, spool_bytes=20_000, max_wait=0.0)
+    with pytest.raises(BufferFull, match="20000 bytes on disk"):
+        for _ in range(1000):
+            client.log_step(SHORT, 1, 1.0)
+    size = sum(path.stat().st_size for path in tmp_path.glob("segment-*/0*"))
+    assert 15_000 < size <= 22_000
+    dead(client)
+
+
+def test_what_is_acknowledged_leaves_the_disk(collector: ScriptedCollector, tmp_path: Path) -> None:
+    """A client that never stops logging needs no more room than what waits."""
+    with spooling(collector.address, tmp_path, spool_bytes=40_000) as client:
+        for _ in range(40):
+            for _ in range(20):
+                client.log_step(SHORT, 1, 1.0)
+            client.flush(20)
+            assert client.stats.spooled_bytes < 40_000
+
+
+@pytest.mark.parametrize("cut", [1, 7, 40])
+def test_a_torn_end_is_left_out(
+    collector: ScriptedCollector, tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cut of the power takes the end of a segment that was not synced; the rest is delivered."""
+    client = spooling(NOBODY, tmp_path)
+    for n in range(5):
+        client.log_step(SHORT, 1, float(n))
+    dead(client)
+    (piece,) = tmp_path.glob("segment-*/0*")
+    os.truncate(piece, piece.stat().st_size - cut)
+    with spooling(collector.address, tmp_path) as client:
+        client.flush(20)
+    rewards = [record.rewards for record in collector.episodes.values()]
+    assert rewards[:4] == [[0.0], [1.0], [2.0], [3.0]]
+    assert "damaged bytes" in caplog.text
+
+
+def test_a_forked_child_spools_for_itself(collector: ScriptedCollector, tmp_path: Path) -> None:
+    """It leaves its parent's segment alone."""
+    client = spooling(NOBODY, tmp_path)
+    client.log_step(SHORT, 1, 1.0)
+    child = os.fork()
+    if not child:
+        try:
+            client.log_step(SHORT, 1, 2.0)
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    client.log_step(SHORT, 1, 3.0)
+    dead(client)
+    with spooling(collector.address, tmp_path) as client:
+        client.flush(20)
+    found = [record.rewards for record in collector.episodes.values()]
+    assert sorted(found) == [[1.0], [2.0], [3.0]]
+
+
+def test_pieces_are_read_across_their_borders(tmp_path: Path) -> None:
+    """Each event once and in order, whatever was judged in between."""
+    spool = Spool(tmp_path, 1_000_000, sync=True, policy=lambda _: None)  # type: ignore[arg-type, return-value]  # no drafts here
+    spool._piece_bytes = 200
+    events = [wire.LogReturns(episode_id="e", seq=n + 1, reward=float(n)) for n in range(50)]
+    for event in events[:25]:
+        assert spool.append([event], left=False)
+    spool.done(events[:20:2])
+    assert spool.own is not None
+    for event in events[25:]:
+        assert spool.append([event], left=True)
+    folder = spool.own.folder
+    read: list[Any] = []
+    while found := spool.read(7):
+        read += [event for event, _ in found]
+    assert [event.seq for event in read] == list(range(26, 51))
+    spool.close()
+    segment = Segment.take_up(folder, 200, False)
+    assert segment is not None
+    assert segment.unread == 40
+    again: list[Any] = []
+    while some := segment.read(7, lambda _: None):  # type: ignore[arg-type, return-value]  # as above
+        again += [event.seq for _, event in some]
+    assert again == [n for n in range(1, 51) if not (n < 21 and n % 2 == 1)]
+    segment.close()
+
+
+def test_a_spool_needs_a_folder(tmp_path: Path) -> None:
+    """The option and the folder come together; a folder that cannot be made says so at once."""
+    for options in ({"on_full": "spool"}, {"spool_dir": tmp_path}):
+        with pytest.raises(ValueError, match="spool_dir"):
+            PolicyClient(NOBODY, **options)  # type: ignore[arg-type]  # that is the point
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        spooling(NOBODY, tmp_path / "file")
