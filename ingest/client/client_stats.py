@@ -19,6 +19,8 @@ class ClientStats:
         dropped_episodes: episodes of which nothing was logged, or not all, with `on_full="drop"`.
         dropped_steps: steps of theirs that were not logged.
         dropped_rewards: rewards for named steps of other episodes that were not logged.
+        unsampled_episodes: episodes that `sample_rate` left out.
+        unsampled_rewards: rewards for named steps of theirs, whichever client left them out.
         spooled: waiting on disk with `on_full="spool"`, what earlier processes left included; they
             are among those that wait.
         spooled_bytes: what the spool of this process takes on disk.
@@ -36,6 +38,8 @@ class ClientStats:
     dropped_episodes: int = 0
     dropped_steps: int = 0
     dropped_rewards: int = 0
+    unsampled_episodes: int = 0
+    unsampled_rewards: int = 0
     spooled: int = 0
     spooled_bytes: int = 0
     oldest_waiting: float = 0.0
@@ -63,6 +67,8 @@ class ClientStats:
             ("episodes_dropped_total", "counter", "Not logged whole.", self.dropped_episodes),
             ("steps_dropped_total", "counter", "Steps not logged.", self.dropped_steps),
             ("rewards_dropped_total", "counter", "Late rewards lost.", self.dropped_rewards),
+            ("episodes_unsampled_total", "counter", "Left out.", self.unsampled_episodes),
+            ("rewards_unsampled_total", "counter", "Of these.", self.unsampled_rewards),
             ("weights_refused_total", "counter", "Weights not taken up.", self.weights_refused),
         ):
             yield from _head(name, kind, says)

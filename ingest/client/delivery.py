@@ -147,6 +147,8 @@ class Sender:
             dropped_episodes=self.outbox.dropped_episodes,
             dropped_steps=self.outbox.dropped_steps,
             dropped_rewards=self.outbox.dropped_rewards,
+            unsampled_episodes=self.outbox.unsampled_episodes,
+            unsampled_rewards=self.outbox.unsampled_rewards,
             oldest_waiting=self.outbox.oldest(),
             **counts,
         )

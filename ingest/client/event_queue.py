@@ -24,7 +24,7 @@ import msgspec
 
 from ingest.client.batch_size import BATCH_BYTES, BatchSize
 from ingest.client.declarations import Draft
-from ingest.client.events import too_large
+from ingest.client.events import too_large, unsampled_names
 from ingest.client.spool import Segment, Spool
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import BufferFull
@@ -150,7 +150,9 @@ class Outbox:
         self._draft_end = 0  # the index behind the last draft
         self._marks: deque[tuple[int, float]] = deque()  # from an index on: queued since when
         self._dropped: set[str] = set()  # episodes whose events are dropped, until their end
+        self._unsampled: set[str] = set()  # of those, what is left out of the sample
         self.dropped_episodes = self.dropped_steps = self.dropped_rewards = 0
+        self.unsampled_episodes = self.unsampled_rewards = 0
         self.has_cut = False  # an open episode was cut short
         self.pending = 0
         self._bytes = 0
@@ -360,17 +362,39 @@ class Outbox:
     def _count_dropped(self, events: Sequence[Event]) -> None:
         """Count what is dropped; with the end of an episode of one agent it is over."""
         for event in events:
-            self.dropped_steps += isinstance(event, (LogAction, Decision))
-            self.dropped_rewards += _is_late(event)
+            if event.episode_id in self._unsampled:
+                self.unsampled_rewards += _is_late(event)
+            else:
+                self.dropped_steps += isinstance(event, (LogAction, Decision))
+                self.dropped_rewards += _is_late(event)
             if isinstance(event, End) and event.agent_id is None:
-                self._dropped.discard(event.episode_id)
+                self._forget_dropped(event.episode_id)
+
+    def _forget_dropped(self, episode_id: str) -> None:
+        for name in (episode_id, *unsampled_names(episode_id)):
+            self._dropped.discard(name)
+            self._unsampled.discard(name)
 
     def over(self, episode_id: str) -> None:
         """An episode is over: nothing more of it comes, and somebody may wait for it."""
         if self._dropped:
             with self._lock:
-                self._dropped.discard(episode_id)
+                self._forget_dropped(episode_id)
         self.hurry()
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """An episode is not in the sample: what is put of it, under these ids, is not sent."""
+        with self._lock:
+            self.unsampled_episodes += 1
+            self._dropped.update(names)
+            self._unsampled.update(names)
+
+    def count_unsampled_reward(self) -> None:
+        with self._lock:
+            self.unsampled_rewards += 1
+
+    def is_unsampled(self, episode_id: str) -> bool:
+        return episode_id in self._unsampled
 
     def is_dropped(self, name: Name) -> bool:
         """Whether the events of an episode are dropped."""

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import UNSAMPLED
 
 
 def number(episode_id: str, name: str, value: Any) -> float:
@@ -75,6 +76,20 @@ def check_pass_prob(value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
         raise ValueError(f"pass_prob: expected a number in (0, 1], got {value!r:.80}")
     return float(value)
+
+
+def check_sample_rate(value: float) -> float:
+    """The value, if it is a share above 0. Raises ValueError."""
+    try:
+        return check_pass_prob(value)
+    except ValueError as error:
+        raise ValueError(f"sample_rate: {str(error).partition(': ')[2]}") from None
+
+
+def unsampled_names(episode_id: str) -> tuple[str, str]:
+    """The ids of an episode that is left out of the sample: the caller's, and what says so."""
+    own = episode_id.removeprefix(UNSAMPLED)
+    return own, UNSAMPLED + own
 
 
 def check_tags(tags: Mapping[str, str]) -> dict[str, str]:

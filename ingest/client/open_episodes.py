@@ -8,7 +8,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from ingest.client.declarations import ClientPolicy
-from ingest.client.events import check_id
+from ingest.client.events import check_id, unsampled_names
 from ingest.client.transport import Delivery, Transport
 from ingest.protocol.agent_names import Name, label, name_of
 from ingest.protocol.errors import (
@@ -53,6 +53,7 @@ class ClientEpisode:
         "decided",
         "episode_id",
         "error",
+        "is_unsampled",
         "pass_prob",
         "policy",
         "seq",
@@ -74,6 +75,7 @@ class ClientEpisode:
         self.episode_id = episode_id
         self.agent_id = agent_id  # of a track
         self.pass_prob = pass_prob  # of every step
+        self.is_unsampled = False  # nothing of it is sent
         self.policy = policy
         self.seq = 1  # of the next event; the start is 0
         self.acted = False
@@ -197,7 +199,7 @@ class EpisodeBook:
             raise self._missing(episode_id)
         try:
             for agent in whole.tracks:
-                self.find((episode_id, agent), answered=answered)
+                self.find((whole.episode_id, agent), answered=answered)
         except Refusal as refusal:
             self.end_refused(whole, refusal)
             raise
@@ -212,12 +214,24 @@ class EpisodeBook:
         """Note that an episode of several agents is over."""
         for agent in whole.tracks:
             self.open.pop((whole.episode_id, agent), None)
-        self.wholes.pop(whole.episode_id, None)
-        self.end(whole.episode_id, cause)
+        for name in (whole.episode_id, *unsampled_names(whole.episode_id)):
+            if self.wholes.get(name) is whole:
+                del self.wholes[name]
+                self.end(name, cause)
+
+    def is_left_out(self, episode_id: str) -> bool:
+        """Whether an episode, open or of the REMEMBERED ended, is not in the sample."""
+        _, name = unsampled_names(episode_id)
+        known = name in self.open or name in self.wholes or name in self._ended
+        return name == episode_id or known
 
     def end(self, name: Name, cause: Refusal | None = None) -> None:
         """Note that an episode is over."""
-        self.open.pop(name, None)
+        ended = self.open.pop(name, None)
+        if ended is not None and ended.is_unsampled:
+            for one in unsampled_names(ended.episode_id):
+                self.open.pop(one, None)
+                self._ended[one] = cause
         self._ended[name] = cause
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)

@@ -36,12 +36,15 @@ from ingest.client.declarations import ClientPolicy, CollectorSpec, Declarations
 from ingest.client.delivery import Sender
 from ingest.client.event_queue import EVENT_BYTES, OnFull, Outbox
 from ingest.client.events import (
+    check_id,
     check_pass_prob,
+    check_sample_rate,
     encode_info,
     number,
     propensity,
     size_of,
     too_large,
+    unsampled_names,
 )
 from ingest.client.local_actions import LocalActor
 from ingest.client.multi_agent import MultiAgentCalls, PolicyMapping, checked_mapping
@@ -49,9 +52,10 @@ from ingest.client.open_episodes import ClientEpisode, EpisodeBook, require_free
 from ingest.client.remote_actions import RemoteActor
 from ingest.client.spool import Spool
 from ingest.client.transport import HttpSession, Token, Transport
-from ingest.protocol.agent_names import name_in
+from ingest.protocol.agent_names import UNSAMPLED, name_in
 from ingest.protocol.errors import ClientError, Refusal
 from ingest.protocol.messages import End, LogAction, LogReturns, Start
+from storage.experience.hashed import SAMPLING, hash_fraction
 
 log = logging.getLogger("headrace.client")
 
@@ -79,14 +83,19 @@ class PolicyClient:
             "drop": an episode that starts is refused, and every call on it is counted and does
             nothing (in local mode `get_action` still acts); a quarter of the queue is kept for
             those that are open, and one that still does not fit ends as broken, with the reason
-            `client_dropped`. "block": it waits for `timeout`, then raises BufferFull. "spool": every
-            event is on disk before its call returns, and what does not fit into memory is read
-            back from there; BufferFull only when `spool_bytes` are reached.
+            `client_dropped`. "block": it waits for `timeout`, then raises BufferFull. "spool":
+            every event is on disk before its call returns, and what does not fit into memory is
+            read back from there; BufferFull only when `spool_bytes` are reached.
         spool_dir: the folder of the spool, on a volume that outlives the process. What a process
             left there, by SIGKILL too, the next one delivers, each event once.
         spool_bytes: bytes that one process may have in its spool.
         spool_sync: each call waits until its event is on the disk itself, which a cut of the power
             takes nothing from; without it the kernel has it, which outlives the process.
+        sample_rate: the share of the episodes that are logged, in (0, 1]. The hash of an episode's
+            id chooses it as a whole, and its steps keep `pass_prob`. `start_episode` answers the id
+            of another as "unsampled:...": calls on it check their values and log nothing, and
+            `get_action` acts with the client's own copy of the policy. A reward for such an id is
+            counted and does nothing, in any client and at the collector.
         policy_file: the file under `policies/` that declares a policy, as the collector has it.
         cache_dir: a folder to keep what the collector declares, for the next process.
         on_error: called with each Refusal that an event met in the background, by the thread that
@@ -135,32 +144,26 @@ class PolicyClient:
         spool_dir: str | Path | None = None,
         spool_bytes: int = 1_000_000_000,
         spool_sync: bool = False,
+        sample_rate: float = 1.0,
     ) -> None:
         if inference_mode not in ("local", "remote"):
             raise ValueError("inference_mode must be either 'local' or 'remote'")
-        if on_full not in get_args(OnFull):
-            raise ValueError(f"on_full: expected one of {get_args(OnFull)}, got {on_full!r}")
-        if (on_full == "spool") != (spool_dir is not None):
-            raise ValueError("spool_dir: expected exactly with on_full='spool'")
-        if on_full == "spool" and (instance_name is not None or not spool_bytes > 0):
-            raise ValueError("on_full='spool': expected no instance_name, and spool_bytes > 0")
-        if max_pending < 3 or batch < 3 or not timeout > 0 or not min(linger, max_wait) >= 0:
-            raise ValueError(
-                f"expected max_pending >= 3, batch >= 3, timeout > 0, linger >= 0 and "
-                f"max_wait >= 0, got {max_pending}, {batch}, {timeout}, {linger} and {max_wait}"
-            )
+        _require_bounds(max_pending, batch, timeout, linger, max_wait)
         self.inference_mode = inference_mode
         self.policy_mapping_fn = checked_mapping(policy_mapping_fn)
         self.update_interval = update_interval
         self.policy_id = policy_id
+        self._sample_rate = check_sample_rate(sample_rate)
         self._sync = sync
         self._timeout = timeout
         self._max_wait = timeout if sync else max_wait
-        self._named = instance_name is not None
         self._book = EpisodeBook()
         self._transport = Transport(address, session=session, token=token, ca=ca, timeout=timeout)
         self._declarations = Declarations(self._transport.address, policy_file, cache_dir)
-        find = self._declarations.policy
+        self._named = instance_name is not None
+        spool = _checked_spool(
+            on_full, spool_dir, spool_bytes, spool_sync, self._named, self._declarations
+        )
         self._outbox = Outbox(
             max_events=max_pending,
             max_bytes=max_pending_bytes,
@@ -170,9 +173,7 @@ class PolicyClient:
             linger=linger,
             max_wait=max_wait,
             named=self._named,
-            spool=None
-            if spool_dir is None
-            else Spool(Path(spool_dir), spool_bytes, sync=spool_sync, policy=find),
+            spool=spool,
         )
         if self._declarations.spec is not None:
             self._outbox.bound(self._declarations.spec.max_events, self._declarations.spec.max_body)
@@ -187,13 +188,9 @@ class PolicyClient:
         self._actor = LocalActor(
             self._transport, self._outbox, self._sender, update_interval, long_poll=long_poll
         )
-        waits_for_disk = sync or on_full == "spool"
+        waits = sync or spool is not None  # what was sent leaves the spool
         self._remote = RemoteActor(
-            self._book,
-            self._outbox,
-            self._sender,
-            timeout,
-            wait_for_disk=waits_for_disk,
+            self._book, self._outbox, self._sender, timeout, wait_for_disk=waits
         )
         self._put = self._outbox.put
         self._is_patient = True  # the collector has not kept a call waiting for what it declares
@@ -233,7 +230,7 @@ class PolicyClient:
             start_number: for a client with `instance_name` only.
             pass_prob: how likely it was that this episode is logged, where not all of them are.
         """
-        passed = check_pass_prob(pass_prob)
+        passed = check_pass_prob(pass_prob) * self._sample_rate
         options = (training_enabled, tags, continues, ts)
         mapping = self.policy_mapping_fn if policy_id is None else policy_id
         if mapping is not None and not isinstance(mapping, str):
@@ -242,6 +239,11 @@ class PolicyClient:
         policy = self._policy(mapping)
         start = self._start(episode_id, policy.policy_id, *options, number=start_number)
         name, since = start.episode_id, self._outbox.end
+        if self._is_left_out(name):
+            self._book.require_new(name)
+            episode = ClientEpisode(name, policy, since, pass_prob=passed)
+            episode.is_unsampled = True
+            return self._leave_out(name, self._book.open, episode)
         asks = episode_id is not None and not self._named
         if asks:
             self._book.require_new(name)
@@ -267,13 +269,15 @@ class PolicyClient:
         local, wholes = self.inference_mode == "local", self._book.wholes
         if isinstance(episode_id, str):
             if episode_id in wholes:
-                return self._many.get_action({episode_id: observation})[episode_id]
+                return self._many_of(episode_id).get_action({episode_id: observation})[episode_id]
             self._require_declared(self._book.find(episode_id, answered=local).policy)
-            if local:
+            if local or self._outbox.is_unsampled(episode_id):
                 return self._decide(episode_id, observation)
             return self._remote.act({episode_id: observation})[episode_id]
         if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
             raise ValueError("get_action: expected a mapping of the given ids to observations")
+        if not local and any(map(self._outbox.is_unsampled, observation)):
+            return self._get_actions_apart(observation)
         if many := [name for name in episode_id if name in wholes]:
             if len(many) < len(observation):
                 raise ValueError("get_action: expected episodes of several agents, or of one each")
@@ -368,13 +372,18 @@ class PolicyClient:
         observed once more, with the next call that brings observations, and act no more.
         """
         over = multiagent_done_dict, multiagent_truncated_dict
+        named = step is not None or reward_id is not None
+        if self._book.is_left_out(episode_id) and (
+            named or not self._outbox.is_unsampled(episode_id)
+        ):
+            return self._outbox.count_unsampled_reward()
         if over != (None, None) or isinstance(reward, Mapping) or episode_id in self._book.wholes:
-            if step is None and reward_id is None:
+            if not named:
                 return self._many.log_returns(episode_id, reward, info, *over, ts)
             return self._many.log_late(episode_id, reward, info, step, reward_id, ts)
         amount = number(episode_id, "reward", reward)
         raw = encode_info(episode_id, info) if info else None
-        if step is not None or reward_id is not None:
+        if named:
             late = late_reward(episode_id, amount, raw, step, reward_id, ts)
             self._queue(late, EVENT_BYTES + size_of(raw))
             return self._settle(episode_id)
@@ -477,10 +486,15 @@ class PolicyClient:
             reward=number(name, "reward", reward),
             info=encode_info(name, info) if info else None,
             ts=start.ts,
-            pass_prob=check_pass_prob(pass_prob),
+            pass_prob=check_pass_prob(pass_prob) * self._sample_rate,
         )
         final = None if final_obs is None else policy.observe(name, final_obs)
         end = End(episode_id=name, seq=2, obs=final, truncated=not terminated, ts=start.ts)
+        if self._is_left_out(name):
+            name = self._leave_out(name, {}, None)
+            self._outbox.over(name)
+            self._book.end(name)
+            return name
         self._put_started([start, step, end])
         self._book.end(name)
         self._settle(name)
@@ -624,8 +638,42 @@ class PolicyClient:
             self._book.require_new(episode_id)
             if self._sync:
                 require_free(self._transport, episode_id)
+        left_out = self._is_left_out(start.episode_id)
         self._many.start(start, mapping, pass_prob)
+        if left_out:
+            whole = self._book.wholes[start.episode_id]
+            return self._leave_out(start.episode_id, self._book.wholes, whole)
         return start.episode_id
+
+    # --- the sample --------------------------------------------------------------------------
+
+    def _is_left_out(self, episode_id: str) -> bool:
+        """Whether an episode that starts is not in the sample: its id decides, for every client."""
+        if episode_id.startswith(UNSAMPLED):
+            return True
+        rate = self._sample_rate
+        return rate < 1.0 and hash_fraction(SAMPLING, episode_id) >= rate
+
+    def _leave_out(self, episode_id: str, episodes: dict[Any, Any], episode: Any) -> str:
+        """Note that nothing is sent of an episode, by its own id and by the one that says so."""
+        own, name = unsampled_names(episode_id)
+        check_id("episode_id", name)
+        if episode is not None:
+            episodes[own] = episodes[name] = episode
+        self._outbox.leave_out((own, name))
+        return name
+
+    def _get_actions_apart(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+        """Remote actions, and local ones for the episodes that are not in the sample."""
+        left_out = {n for n in observations if self._outbox.is_unsampled(n)}
+        others = {n: seen for n, seen in observations.items() if n not in left_out}
+        found = {n: self.get_action(n, observations[n]) for n in left_out}
+        return found | (self.get_action(list(others), others) if others else {})
+
+    def _many_of(self, episode_id: str) -> MultiAgentCalls:
+        many = self._many
+        is_unsampled = self._outbox.is_unsampled(episode_id)
+        return dataclasses.replace(many, is_local=True) if is_unsampled else many
 
     @property
     def _many(self) -> MultiAgentCalls:
@@ -683,3 +731,33 @@ class PolicyClient:
         episode.acted = True
         self._settle(episode_id)
         return action
+
+
+def _require_bounds(
+    max_pending: int, batch: int, timeout: float, linger: float, max_wait: float
+) -> None:
+    if max_pending < 3 or batch < 3 or not timeout > 0 or not min(linger, max_wait) >= 0:
+        raise ValueError(
+            f"expected max_pending >= 3, batch >= 3, timeout > 0, linger >= 0 and "
+            f"max_wait >= 0, got {max_pending}, {batch}, {timeout}, {linger} and {max_wait}"
+        )
+
+
+def _checked_spool(
+    on_full: OnFull,
+    directory: str | Path | None,
+    max_bytes: int,
+    sync: bool,
+    named: bool,
+    declarations: Declarations,
+) -> Spool | None:
+    """The spool that these arguments ask for, if any. Raises ValueError; OSError for its folder."""
+    if on_full not in get_args(OnFull):
+        raise ValueError(f"on_full: expected one of {get_args(OnFull)}, got {on_full!r}")
+    if (on_full == "spool") != (directory is not None):
+        raise ValueError("spool_dir: expected exactly with on_full='spool'")
+    if directory is None:
+        return None
+    if named or not max_bytes > 0:
+        raise ValueError("on_full='spool': expected no instance_name, and spool_bytes > 0")
+    return Spool(Path(directory), max_bytes, sync=sync, policy=declarations.policy)

@@ -358,6 +358,7 @@ class Collector:
                 continue
             if judged is None:
                 reply.duplicates += 1
+                self.stats.unsampled += assembler.is_left_out(event)
             else:
                 reply.accepted += 1
                 if isinstance(event, wire.End) and event.broken is not None:

@@ -27,6 +27,7 @@ class CollectorStats(msgspec.Struct):
 
     accepted: int = 0
     duplicates: int = 0
+    unsampled: int = 0  # rewards for episodes that their client left out of its sample
     refused: int = 0
     broken: int = 0
     abandoned: int = 0

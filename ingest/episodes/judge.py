@@ -46,7 +46,7 @@ from ingest.episodes.open_episode import OpenEpisode, PolicyRules
 from ingest.episodes.redaction import Redactor
 from ingest.episodes.sealed_parts import Finished, Limits
 from ingest.protocol import messages as wire
-from ingest.protocol.agent_names import Name, Whole, label, label_of, name_of
+from ingest.protocol.agent_names import UNSAMPLED, Name, Whole, label, label_of, name_of
 from ingest.protocol.errors import Refusal, already_started, completed, not_found
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.redaction_rules import rules_for_earlier
@@ -108,6 +108,8 @@ class Judge:
         if isinstance(event, wire.Start):
             started = self.judge_start(instance, event)
             return None if started is None else (started, encode_event(started))
+        if isinstance(event, wire.LogReturns) and self.is_left_out(event):
+            return None
         if isinstance(event, wire.LogReturns) and event.seq is None and event.step is not None:
             rewarded = self._judge_rewarded_step(event, event.step, now)
             return None if rewarded is None else (rewarded, encode_event(rewarded))
@@ -130,6 +132,13 @@ class Judge:
             raise decision_unknown(episode)
         judged = self._judge_event(episode, event, seq, values)
         return judged, encode_event(judged)
+
+    def is_left_out(self, event: wire.Event) -> bool:
+        """Whether an event is of an episode that its client left out of its sample."""
+        name = name_of(event)
+        return event.episode_id.startswith(UNSAMPLED) and not (
+            name in self.episodes or name in self.closing or name in self.finished
+        )
 
     def _judge_repeated(
         self, episode: OpenEpisode, event: wire.Event, seq: int

@@ -15,6 +15,10 @@ Name: TypeAlias = str | tuple[str, str]
 """An episode of one agent by its id, or a track."""
 
 
+UNSAMPLED = "unsampled:"
+"""Begins the id of an episode that its client left out of its sample: nothing of it is logged."""
+
+
 def name_of(event: Any) -> Name:
     """The name of what has `episode_id` and `agent_id`: an event, a call, an answer."""
     agent: str | None = event.agent_id

@@ -76,6 +76,7 @@ def _events(collector: Collector) -> Iterator[Metric]:
     yield _counters("headrace_refused_events", "Refused events.", "code", stats.refused_by)
     dropped = {"episodes": collector.dropped.episodes, "steps": collector.dropped.steps}
     yield _counters("headrace_client_dropped", "Not logged by full clients.", "what", dropped)
+    yield _counter("headrace_unsampled_rewards", "Of episodes not sampled.", stats.unsampled)
     yield _counter("headrace_steps_accepted", "Steps, over the journal's life.", collector.steps)
 
 

@@ -24,6 +24,7 @@ FILES = (
     "planted_attack",
     "planted_disk",
     "planted_shell",
+    "planted_spool",
     "planted_tracks",
     "planted_weights",
     "loop.planted_edge",

@@ -36,6 +36,7 @@ NAMES = (
     "simulation",
     "restore",
     "publishing",
+    "spool_kills",
 )
 """The modules that define a SCENARIO, in the order in which they run."""
 

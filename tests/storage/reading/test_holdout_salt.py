@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from storage.experience.hashed import CANARY, SAMPLING, SPLIT, hash_fraction
 from storage.experience.sample_batch import SampleBatch
-from storage.reading.holdout import CANARY, SAMPLING, SPLIT, hash_fraction, hash_fractions, held_out
+from storage.reading.holdout import hash_fractions, held_out
 
 FROZEN = [0.18460693099188663, 0.2910107047259285, 0.7058483037031942]
 IDS = [f"episode-{i}" for i in range(20_000)]

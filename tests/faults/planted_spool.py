@@ -1,0 +1,61 @@
+"""Broken builds of the client's spool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ingest.client.spool import Segment, Spool
+from ingest.protocol.messages import Event
+from tests.faults.mutants import Patch, mutant
+
+
+@mutant(spool_kills=("lost", "left"))
+def spool_forgotten(patch: Patch) -> None:
+    """A process leaves what those before it have spooled where it is."""
+    patch.replace(Spool, "find", lambda self: [])
+
+
+@mutant(spool_kills="lost")
+def spool_written_late(patch: Patch) -> None:
+    """A call returns before its event is on disk: the next one takes it along."""
+    append = patch.original(Segment, "append")
+    waiting: list[tuple[bytes, Sequence[Event]]] = []
+
+    def late(self: Segment, frames: bytes, events: Sequence[Event], **given: Any) -> int:
+        waiting.append((frames, events))
+        first: int = append(self, b"", events, **given)
+        if len(waiting) > 20:
+            self._write(b"".join(frames for frames, _ in waiting))
+            waiting.clear()
+        return first
+
+    patch.replace(Segment, "append", late)
+
+
+@mutant(spool_kills="doubled")
+def spool_sent_anew(patch: Patch) -> None:
+    """A taken-up segment's episodes are sent as new ones, whatever of them was acknowledged."""
+    scan = patch.original(Segment, "_scan_frame")
+    entered = patch.original(Segment, "_entered")
+
+    def anew(self: Segment, kind: int, content: memoryview) -> None:
+        done = self._done
+        scan(self, kind, content)
+        self.instance, self._done = None, done
+
+    def renamed(self: Segment, *given: Any) -> list[tuple[int, Event]]:
+        found: list[tuple[int, Event]] = entered(self, *given)
+        for _, event in found:
+            if self.is_foreign:
+                event.episode_id += "-again"
+        return found
+
+    def noted(self: Segment, numbers: Any) -> None:
+        numbers = list(numbers)
+        if self.is_foreign or len(self._done) + len(numbers) >= self._next:
+            original(self, numbers)
+
+    patch.replace(Segment, "_scan_frame", anew)
+    patch.replace(Segment, "_entered", renamed)
+    original = patch.replace(Segment, "done", noted)

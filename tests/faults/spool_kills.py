@@ -1,0 +1,165 @@
+"""SIGKILL of processes that spool what they log, while the collector comes and goes.
+
+    python -m tests.faults.spool_kills ADDRESS FOLDER NUMBER MUTANT
+
+Such a process logs steps until FOLDER/stop exists, and notes each once its call has returned: from
+then on the step is promised. Two of them run at a time, on one spool; one that is killed is
+followed by another, which delivers what it left. The last ones flush.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from ingest.client.policy_client import PolicyClient
+from tests.collector_process import CollectorProcess, declare
+from tests.faults import mutants
+from tests.faults.account import Account
+from tests.faults.scenario import Scenario, Trial, Verdict
+
+OBS = [0.0, 1.0, 2.0, 3.0]
+PAUSE_SECONDS = 0.002
+SETTLE_SECONDS = 60.0
+
+
+def log(address: str, folder: Path, number: int) -> None:
+    """One process: episodes of one step, and of several that others may cut off."""
+    chance = random.Random(number)
+    client = PolicyClient(
+        address,
+        on_full="spool",
+        spool_dir=folder / "spool",
+        max_pending=chance.choice((5, 50, 1000)),
+        policy_file=folder / "root/policies/default.json",
+    )
+    steps = 0
+    with (folder / f"notes-{number}").open("a") as notes:
+
+        def note(what: str, reward: float) -> None:
+            notes.write(json.dumps({what: [reward]}) + "\n")
+            notes.flush()
+
+        def reward() -> float:
+            nonlocal steps
+            steps += 1
+            note("sent", found := number * 1e6 + steps)
+            return found
+
+        while not (folder / "stop").exists():
+            amount = reward()
+            client.log_step(OBS, 1, amount, action_prob=0.5)
+            note("acknowledged", amount)
+            name = client.start_episode()
+            for _ in range(chance.randrange(4)):
+                amount = reward()
+                client.log_action(name, OBS, 1)
+                client.log_returns(name, amount)
+                note("acknowledged", amount)
+            if chance.random() < 0.8:
+                client.end_episode(name)
+            threading.Event().wait(PAUSE_SECONDS)
+    client.close(SETTLE_SECONDS)
+
+
+class Spooling:
+    """Two processes on one spool, and a collector."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.folder = trial.folder
+        self._mutant = trial.mutant.name if trial.mutant else "none"
+        self._started = 0
+        declare(trial.folder / "root", episode_timeout=1.0)
+        self.collector = CollectorProcess(trial.folder / "root")
+        self.clients = [self.start(), self.start()]
+        self.numbers = [1, 2]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self._started += 1
+        arguments = [self.collector.address, str(self.folder), str(self._started), self._mutant]
+        return subprocess.Popen([sys.executable, "-m", "tests.faults.spool_kills", *arguments])
+
+    def kill(self, place: int) -> None:
+        """SIGKILL of a process that has logged something, and another in its place."""
+        while not (self.folder / f"notes-{self.numbers[place]}").exists():
+            threading.Event().wait(PAUSE_SECONDS)
+        self.clients[place].send_signal(signal.SIGKILL)
+        self.clients[place].wait()
+        self.numbers[place] = self._started + 1
+        self.clients[place] = self.start()
+
+    def finish(self) -> list[int]:
+        """Let the last two deliver all that is there; their exit statuses."""
+        (self.folder / "stop").touch()
+        found = [client.wait(2 * SETTLE_SECONDS) for client in self.clients]
+        last = self.start()  # for what the one that closed first has left
+        return [*found, last.wait(2 * SETTLE_SECONDS)]
+
+    def end(self) -> None:
+        for client in self.clients:
+            client.kill()
+            client.wait()
+
+
+def run(trial: Trial) -> Verdict:
+    verdict, chance = Verdict(), random.Random(trial.seed)
+    spooling = Spooling(trial)
+    collector, pause = spooling.collector, threading.Event()
+    try:
+        with collector:
+            kills = 0
+            while trial.goes_on(kills, verdict):
+                away = chance.random() < 0.5
+                if away:
+                    collector.kill()
+                    verdict.count("outages")
+                pause.wait(chance.uniform(0.1, 0.8))
+                spooling.kill(chance.randrange(2))
+                kills += 1
+                if away and chance.random() < 0.5:
+                    pause.wait(chance.uniform(0.1, 0.8))
+                    spooling.kill(chance.randrange(2))
+                    kills += 1
+                if away:
+                    collector.restart()
+            statuses = spooling.finish()
+            verdict.require(statuses == [0, 0, 0], "status", statuses)
+            left = [path.name for path in (trial.folder / "spool").glob("segment-*")]
+            verdict.require(not left, "left", left)
+            verdict.count("kills", kills)
+            pause.wait(1.5)  # what nobody ended is abandoned
+            verdict.require(collector.stop() == 0, "status", "the collector's")
+    finally:
+        spooling.end()
+    account = Account.of(trial.folder / "root", list(trial.folder.glob("notes-*")))
+    unrewarded = account.stored.pop(0.0, 0)  # killed between an action and its reward
+    account.found.pop(0.0, None)
+    account.judge(verdict)
+    verdict.count("unrewarded", unrewarded)
+    return verdict
+
+
+def main(address: str, folder: str, number: str, mutant: str) -> None:
+    if mutant != "none":
+        mutants.find(mutant).plant(mutants.Patch(delay=mutants.DELAY_SECONDS))
+    log(address, Path(folder), int(number))
+
+
+SCENARIO = Scenario(
+    name="spool_kills",
+    law="a step whose call returned is stored once, whoever is killed",
+    unit="kills",
+    quick=30,
+    long=300,
+    planted=8,
+    run=run,
+)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
