@@ -53,6 +53,7 @@ from headrace.extras import missing_extra
 
 if TYPE_CHECKING:
     from ingest.access.tokens import TokenError as TokenError
+    from ingest.client.async_client import AsyncPolicyClient as AsyncPolicyClient
     from ingest.client.client_stats import ClientStats as ClientStats
     from ingest.client.policy_client import PolicyClient as PolicyClient
     from ingest.client.publisher import Publisher as Publisher
@@ -173,6 +174,7 @@ if TYPE_CHECKING:
 # Where each public name lives.
 _HOMES = {
     # Clients, and environments that call us
+    "AsyncPolicyClient": "ingest.client.async_client",
     "ClientStats": "ingest.client.client_stats",
     "ExternalEnv": "ingest.embedded.external_env",
     "ExternalMultiAgentEnv": "ingest.embedded.external_multi_agent_env",

@@ -7,6 +7,7 @@ local actions `policy.inference` and published weights; nothing of the collector
 
 __all__ = [
     "admin_session",
+    "async_client",
     "client_stats",
     "declarations",
     "events",

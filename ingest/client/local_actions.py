@@ -65,21 +65,27 @@ class LocalActor:
         return found
 
     def decide(
-        self, episode: ClientEpisode, observation: Any, obs: bytes | None = None
+        self,
+        episode: ClientEpisode,
+        observation: Any,
+        obs: bytes | None = None,
+        *,
+        waits: bool = True,
     ) -> tuple[Decision, Any]:
         """The decision event of an episode's next step, and the action as the env takes it.
 
-        `obs`: the observation's canonical bytes, where they are known.
+        `obs`: the observation's canonical bytes, where they are known. `waits`: for newer weights,
+        where they are due or the policy is paced.
         """
         policy = episode.policy
         if obs is None:
             obs = policy.observe(label_of(episode), observation)
         name = policy.policy_id or ""
         local = self._policies.get(name) or self.policy(name)
-        if policy.paced:
+        if policy.paced and waits:
             self._pace(policy, local)
         try:
-            chosen, version = local.act(observation, episode)
+            chosen, version = local.act(observation, episode, asks=waits)
         except Refusal as refusal:
             refusal.episode_id, refusal.agent_id = episode.episode_id, episode.agent_id
             raise
@@ -96,6 +102,17 @@ class LocalActor:
             pass_prob=policy.pass_prob("decision", episode.pass_prob),
         )
         return event, chosen.action_env
+
+    def must_wait(self, policy: ClientPolicy) -> bool:
+        """Whether the next action of a policy would wait for the collector."""
+        return policy.paced or self.policy(policy.policy_id or "").asks
+
+    def wait(self, policy: ClientPolicy) -> None:
+        """Wait as an action of this policy would. Raises as it would."""
+        local = self.policy(policy.policy_id or "")
+        if policy.paced:
+            self._pace(policy, local)
+        local.ensure()
 
     def _pace(self, policy: ClientPolicy, local: LocalPolicy) -> None:
         """Deliver a full window, then wait while the version that acts is held."""

@@ -84,14 +84,31 @@ class LocalPolicy:
         policy = self.current
         return -1 if policy is None else policy.version
 
-    def act(self, observation: Any, episode: ClientEpisode | None = None) -> tuple[Action, int]:
+    @property
+    def asks(self) -> bool:
+        """Whether the next action would wait for an answer of the collector's."""
+        if self.current is None:
+            return True
+        polls = self._thread is not None and self._interval != 0
+        return not polls and self._is_due
+
+    @property
+    def _is_due(self) -> bool:
+        return self.current is None or (
+            self._interval is not None and time.monotonic() - self._asked >= self._interval
+        )
+
+    def act(
+        self, observation: Any, episode: ClientEpisode | None = None, *, asks: bool = True
+    ) -> tuple[Action, int]:
         """An action and the version that chose it: the canary's, in its share of the episodes.
+        Without `asks` what is here acts.
 
         Raises Refusal: `no_version`, and `invalid` for an observation that overflows.
         """
         policy = self.current
-        if policy is None or self._thread is None or self._interval == 0:
-            self._ensure()
+        if asks and (policy is None or self._thread is None or self._interval == 0):
+            self.ensure()
             policy = self.current
         if policy is None:
             raise no_version(self.policy_id)
@@ -118,12 +135,9 @@ class LocalPolicy:
             episode.arm = canary[0].version if chosen and canary else live.version
         return canary[0] if canary is not None and canary[0].version == episode.arm else live
 
-    def _ensure(self) -> None:
+    def ensure(self) -> None:
         """Fetch what is due, and start the poll."""
-        due = self.current is None or (
-            self._interval is not None and time.monotonic() - self._asked >= self._interval
-        )
-        if due:
+        if self._is_due:
             self.refresh(required=self.current is None)
         if self._long_poll and self._thread is None and not self._closed:
             with self._changed:

@@ -26,7 +26,7 @@ from ingest.client.open_episodes import ClientEpisode, ClientWhole, EpisodeBook
 from ingest.client.remote_actions import RemoteActor
 from ingest.protocol.agent_names import label, label_of, name_of
 from ingest.protocol.errors import ClientError, Refusal, completed
-from ingest.protocol.messages import End, Event, LogAction, LogReturns, Start
+from ingest.protocol.messages import Decision, End, Event, LogAction, LogReturns, Start
 from storage.declarations.mapping_functions import takes_episode
 from storage.experience.episode import ALL_AGENTS
 
@@ -85,13 +85,17 @@ class MultiAgentCalls:
 
     def get_action(self, observations: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Actions by episode and agent, on observations by episode and agent."""
-        turns = {
+        turns = self.turns(observations)
+        if self.is_local:
+            return self.decide(turns, observations, self.actor.decide)
+        return self._decide_there(turns, observations)
+
+    def turns(self, observations: Mapping[str, Any]) -> dict[str, Turn]:
+        """Who acts in each episode on observations by agent; nothing has changed yet."""
+        return {
             name: self._turn(self.book.find_whole(name, answered=self.is_local), seen, waits=True)
             for name, seen in observations.items()
         }
-        if self.is_local:
-            return self._decide_here(turns, observations)
-        return self._decide_there(turns, observations)
 
     def log_action(
         self,
@@ -390,16 +394,19 @@ class MultiAgentCalls:
 
     # --- decisions ---------------------------------------------------------------------------
 
-    def _decide_here(
-        self, turns: Mapping[str, Turn], observations: Mapping[str, ByAgent]
+    def decide(
+        self,
+        turns: Mapping[str, Turn],
+        observations: Mapping[str, ByAgent],
+        decide: Callable[[ClientEpisode, Any, bytes], tuple[Decision, Any]],
     ) -> dict[str, dict[str, Any]]:
-        """Each agent's own copy of its policy acts, then all decisions are queued."""
+        """`decide` chooses for each agent, then all decisions are queued."""
         actions: dict[str, dict[str, Any]] = {name: {} for name in turns}
         steps: dict[str, dict[str, Any]] = {name: {} for name in turns}
         for name, turn in turns.items():
             for agent, track in turn.acting.items():
                 seen = observations[name][agent]
-                event, action = self.actor.decide(track, seen, turn.obs[agent])
+                event, action = decide(track, seen, turn.obs[agent])
                 event.env_t = turn.whole.env_t
                 steps[name][agent], actions[name][agent] = event, action
         self._act(turns, steps)

@@ -54,7 +54,7 @@ from ingest.client.spool import Spool
 from ingest.client.transport import HttpSession, Token, Transport
 from ingest.protocol.agent_names import UNSAMPLED, name_in
 from ingest.protocol.errors import ClientError, Refusal
-from ingest.protocol.messages import End, LogAction, LogReturns, Start
+from ingest.protocol.messages import Decision, End, LogAction, LogReturns, Start
 from storage.experience.hashed import SAMPLING, hash_fraction
 
 log = logging.getLogger("headrace.client")
@@ -725,12 +725,16 @@ class PolicyClient:
         """An action of the client's own policy, queued as the episode's next step."""
         episode = self._book.find(episode_id)
         event, action = self._actor.decide(episode, observation)
+        self._record(episode, event)
+        self._settle(episode_id)
+        return action
+
+    def _record(self, episode: ClientEpisode, event: Decision) -> None:
+        """Queue a decision as the episode's next step."""
         episode.step_index = self._queue(event, EVENT_BYTES + len(event.obs))
         episode.step = event
         episode.seq += 1
         episode.acted = True
-        self._settle(episode_id)
-        return action
 
 
 def _require_bounds(

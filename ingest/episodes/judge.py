@@ -196,7 +196,7 @@ class Judge:
             raise Refusal(
                 "busy", f"{len(self.episodes)} episodes are open", None, name, retry_after=1.0
             )
-        policy_id, rules = self._policy(event)
+        policy_id, rules = self.policy_of(event)
         event = self._redacted(event, rules)
         return Started(
             key=self.next_key + ahead,
@@ -291,8 +291,9 @@ class Judge:
         again = json.loads(tags_of(now))  # where a hash is of what was a hash already
         return all(came.get(tag) in (before.get(tag), again.get(tag)) for tag in {**before, **came})
 
-    def _policy(self, event: wire.Start) -> tuple[str, PolicyRules]:
-        name = self._named(event.policy_id)
+    def policy_of(self, event: wire.Start | wire.GetAction) -> tuple[str, PolicyRules]:
+        """The policy that an event names, with its rules of today. Raises Refusal."""
+        name = self.named(event.policy_id)
         rules = self.rules.get(name)
         if rules is None:
             raise Refusal(
@@ -422,9 +423,10 @@ class Judge:
             return episode.rules
         if name not in starting:
             return None
-        return self.rules.get(self._named(starting[name]))
+        return self.rules.get(self.named(starting[name]))
 
-    def _named(self, policy_id: str | None) -> str:
+    def named(self, policy_id: str | None) -> str:
+        """The policy that an id names, or its absence."""
         alone = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
         return alone if policy_id is None else policy_id
 

@@ -164,7 +164,10 @@ class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_
 class GetAction(
     Struct, tag="get_action", forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """Ask the live policy for an action on `obs`."""
+    """Ask the live policy for an action on `obs`.
+
+    `policy_id` is for a request that records nothing: whose policy acts.
+    """
 
     episode_id: OptionalId = ""
     seq: Count | None = None
@@ -175,6 +178,7 @@ class GetAction(
     agent_id: Id | None = None
     env_t: Count | None = None
     pass_prob: float = 1.0
+    policy_id: Id | None = None
 
 
 FIELDS = (
@@ -183,6 +187,7 @@ FIELDS = (
     "end.broken",
     "batch.dropped",
     "weights.canary",
+    "actions.record",
 )
 """Fields that came after the first release of this protocol, by message: `/v1/spec` lists them, and
 a client sends one only to a collector that does. `weights.canary` is the collector's own."""
@@ -215,6 +220,9 @@ class ActionBatch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_onl
     caller numbers its events, keeps them and the decisions until `durable_seq` reaches them, and
     sends what a killed collector has lost again. `wait`: seconds that the caller waits at most for
     a newer version while its policy is held.
+
+    Without `record` nothing is recorded, no event comes along, and the episodes need not be known:
+    each answer has all that the caller needs to send the decision itself, once it acts on it.
     """
 
     instance: Id | None = None
@@ -222,6 +230,7 @@ class ActionBatch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_onl
     actions: Annotated[list[GetAction], Meta(max_length=MAX_EVENTS)]
     durable: bool = True
     wait: Annotated[float, Meta(ge=0.0)] = 10.0
+    record: bool = True
 
 
 class Register(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

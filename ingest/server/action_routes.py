@@ -25,7 +25,7 @@ from ingest.access.tokens import NOBODY, Caller
 from ingest.collector.collector import Collector
 from ingest.collector.live_policies import Choice, LivePolicies
 from ingest.episodes.idempotency import Given
-from ingest.episodes.open_episode import OpenEpisode
+from ingest.episodes.open_episode import OpenEpisode, PolicyRules
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import Refusal, disk_full
@@ -46,6 +46,7 @@ class _Request:
     durable: bool
     done: asyncio.Future[int]  # the journal row of its decisions
     given: Given | None  # the key of a request for one action
+    record: bool = True
     answers: list[wire.ActionReply] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,18 +106,24 @@ class Acting:
         given: Given | None = None,
     ) -> wire.ActionsReply:
         """Pending events first, then one action for each observation."""
+        if message.events and not message.record:
+            raise Refusal("invalid", "expected no events in what records nothing", "events")
         events = wire.Batch(instance=message.instance, events=message.events)
         reply, row = self._collector.accept(events, caller=caller)
         epoch = self._collector.epoch
         held = await self._unheld(reply.hold, message)
         caller.require_live(time.time())
         done = asyncio.get_running_loop().create_future()
-        request = _Request(message.instance, message.actions, held, message.durable, done, given)
+        request = _Request(
+            message.instance, message.actions, held, message.durable, done, given, message.record
+        )
         self._submit(request)
         decided = await done
         if self._collector.epoch != epoch:  # the events were thrown away meanwhile
             raise disk_full()
         row = max(row, decided)
+        if not message.record:
+            return wire.ActionsReply(durable=self._collector.keeps, actions=request.answers)
         await self._collector.durable(row if message.durable else row - MAX_AHEAD)
         return wire.ActionsReply(
             durable=message.durable and self._collector.keeps,
@@ -134,9 +141,12 @@ class Acting:
         self, hold: Mapping[str, int], message: wire.ActionBatch
     ) -> Mapping[str, int]:
         """Wait for newer versions than those held; answers what is still held in the end."""
-        episodes = self._collector.assembler.episodes
-        named = set(map(name_of, message.actions))
+        assembler = self._collector.assembler
+        episodes, named = assembler.episodes, set(map(name_of, message.actions))
         acting = {episodes[name].started.policy_id for name in named if name in episodes}
+        if not message.record:
+            acting = {assembler.named(call.policy_id) for call in message.actions}
+            acting &= assembler.rules.keys()
         await self._live.look_for_first(acting)
         held = {policy: hold[policy] for policy in acting if policy in hold}
         if not held:
@@ -179,7 +189,7 @@ class Acting:
                 continue
             with _alone(request):
                 row = self._decide(request, chosen.get(request, []))
-                if not request.durable:
+                if not request.durable and request.record:
                     self._mark(request.answers, row)
                 request.done.set_result(row)
 
@@ -192,33 +202,42 @@ class Acting:
                     text = f"Episode {label_of(call)}: expected once in a request"
                     raise Refusal("invalid", text, "episode_id", call.episode_id)
                 named.add(name_of(call))
-                episode, obs = self._observed(call)
+                if request.record:
+                    episode = self._episode(call)
+                    policy_id, rules = episode.started.policy_id, episode.rules
+                    arm = episode.started.arm
+                else:  # in no comparison: what is live acts
+                    policy_id, rules = self._collector.assembler.policy_of(call)
+                    arm = None
+                obs = self._observed(call, rules)
             except Refusal as refusal:
                 request.refuse(index, refusal)
                 continue
-            if not self._repeat(request, call, obs, request.answers[index]):
-                started, schema_id = episode.started, episode.rules.schema_id
-                canary = self._live.in_canary(started.policy_id, started.arm)
-                group = _Group(started.policy_id, schema_id, call.explore, canary)
+            known = request.record and self._repeat(request, call, obs, request.answers[index])
+            if not known:
+                canary = self._live.in_canary(policy_id, arm)
+                group = _Group(policy_id, rules.schema_id, call.explore, canary)
                 groups.setdefault(group, []).append(_Question(request, index, obs))
 
-    def _observed(self, call: wire.GetAction) -> tuple[OpenEpisode, bytes]:
-        """The episode of a call, and the call's observation in canonical bytes."""
+    def _episode(self, call: wire.GetAction) -> OpenEpisode:
         assembler = self._collector.assembler
         episode = assembler.episodes.get(name_of(call))
         if episode is None:
             ended = assembler.finished.get(name_of(call))
             raise ended.refusal() if ended else assembler.missing(call.episode_id, call.agent_id)
-        redaction = self._collector.redactor.of(episode.rules)
+        return episode
+
+    def _observed(self, call: wire.GetAction, rules: PolicyRules) -> bytes:
+        """A call's observation in canonical bytes."""
+        redaction = self._collector.redactor.of(rules)
         if redaction is not None and redaction.of_observations:
-            return episode, redaction.checked(call, call.obs)
+            return redaction.checked(call, call.obs)
         try:
-            obs = episode.rules.observation.from_wire(call.obs, "obs")
+            return rules.observation.from_wire(call.obs, "obs")
         except SpaceError as error:
             place, _, text = str(error).partition(": ")
             text = f"Episode {label_of(call)}: {text}"
             raise Refusal("invalid", text, place, call.episode_id) from error
-        return episode, obs
 
     def _choose(self, group: _Group, questions: list[_Question]) -> list[tuple[_Question, Choice]]:
         """The choices for those questions that have one; the others are answered or failed."""
@@ -249,7 +268,10 @@ class Acting:
 
     def _decide(self, request: _Request, chosen: list[tuple[_Question, Choice]]) -> int:
         """Accept a request's decisions; answers the row that makes its answers durable."""
-        if not chosen:
+        if not request.record:
+            for question, choice in chosen:
+                self._tell(request, request.answers[question.index], question, choice)
+        if not chosen or not request.record:
             return self._collector.submitted_row
         decisions: list[wire.Event] = [
             _decision(request.calls[question.index], question.obs, choice)
@@ -266,6 +288,17 @@ class Acting:
             answer.action = plain(choice.action_env)
             self._fill(answer, request)
         return max(row, self._collector.submitted_row)
+
+    def _tell(
+        self, request: _Request, answer: wire.ActionReply, question: _Question, choice: Choice
+    ) -> None:
+        """All of a choice that is not recorded here."""
+        answer.action = plain(choice.action_env)
+        answer.stored, answer.action_dist_inputs = choice.action, choice.dist_inputs
+        answer.action_logp = choice.logp if math.isfinite(choice.logp) else None
+        answer.policy_version = choice.version
+        call = request.calls[question.index]
+        answer.hold = self._collector.assembler.named(call.policy_id) in request.held
 
     def _repeat(
         self, request: _Request, call: wire.GetAction, obs: bytes, answer: wire.ActionReply

@@ -42,7 +42,9 @@ def test_the_clients_folders_load_nothing_heavy() -> None:
     assert not loaded_by(f"import {', '.join(modules)}") & HEAVY_FOR_CLIENT
 
 
-@pytest.mark.parametrize("name", ["PolicyClient", "Publisher", "PolicySpec", "Box", "Refusal"])
+@pytest.mark.parametrize(
+    "name", ["PolicyClient", "AsyncPolicyClient", "Publisher", "PolicySpec", "Box", "Refusal"]
+)
 def test_a_clients_public_names_load_nothing_heavy(name: str) -> None:
     """The same by the names that users import."""
     assert not loaded_by(f"from headrace import {name}") & HEAVY_FOR_CLIENT

@@ -276,3 +276,37 @@ def test_neighbours_in_a_turn_are_answered(bad: wire.ActionBatch | None, expecte
         ]
 
     run(body)
+
+
+def test_a_choice_that_is_not_recorded_leaves_nothing(tmp_path: Path) -> None:
+    """All that its caller needs to send the decision itself, for an episode that nobody knows; what
+    is wrong with one is its own answer."""
+    declare(tmp_path, "box:2", "discrete:2")
+    publish(WeightStore(tmp_path, "default"))
+    with CollectorProcess(tmp_path) as collector:
+        calls = [
+            ask("nobody's") | {"policy_id": "default"},
+            ask("other"),
+            ask("short", [0.0]),
+            ask("strange") | {"policy_id": "no"},
+            ask("large", LARGE),
+            ask("other"),
+        ]
+        status, answer = collector.post("/v1/actions", {"actions": calls, "record": False})
+        assert status == 200
+        found = answer["actions"]
+        assert [one.get("error", {}).get("code") for one in found] == [
+            None,
+            None,
+            "invalid",
+            "invalid",
+            "invalid",
+            "invalid",
+        ]
+        assert found[0]["action"] in (0, 1)
+        assert found[0].keys() >= {"stored", "action_dist_inputs", "action_logp", "policy_version"}
+        start = {"type": "start", "episode_id": "a"}
+        brought = {"actions": calls[:1], "events": [start], "record": False}
+        assert collector.post("/v1/actions", brought)[0] == 422
+        assert collector.get("/readyz")[1]["steps"] == 0
+        assert collector.get("/v1/episodes/a")[0] == 404

@@ -1,0 +1,297 @@
+"""AsyncPolicyClient: the calls of PolicyClient for a service on an asyncio loop.
+
+    async with AsyncPolicyClient("http://localhost:9900", "remote") as client:
+        episode = client.start_episode()
+        action = await client.get_action(episode, observation)
+        client.log_returns(episode, 1.0)
+        client.end_episode(episode)
+
+Logging calls are plain, and never wait. `get_action` leaves nothing behind until it returns: the
+collector is asked for a choice that it does not record, and the decision is queued, like any step,
+when the caller gets its action. One that is cancelled has therefore not happened, whatever its
+request has come to: the episode's next call is as if it had never been made.
+
+Calls that wait at the same moment share requests, which a few threads make.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from time import time_ns
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+
+from ingest.client.declarations import ClientPolicy, CollectorSpec
+from ingest.client.open_episodes import ClientEpisode
+from ingest.client.policy_client import PolicyClient
+from ingest.client.transport import Delivery, refusal_from_json
+from ingest.protocol import messages as wire
+from ingest.protocol.agent_names import label_of
+from ingest.protocol.errors import ClientError, CollectorUnavailable
+from ingest.protocol.messages import ActionReply, ActionsReply, Decision, GetAction
+
+REQUESTS = 4
+"""Requests for actions that are on their way at once."""
+
+HOLD_SECONDS = 30.0
+"""How long an answer waits at most for a newer version, while flow control holds the policy."""
+
+T = TypeVar("T")
+_MSGPACK = {"Content-Type": wire.MSGPACK}
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(eq=False)
+class _Question:
+    """One observation, and who waits for the action on it."""
+
+    request: GetAction
+    answer: asyncio.Future[ActionReply]
+
+
+class AsyncPolicyClient(PolicyClient):
+    """A PolicyClient whose `get_action`, `connect`, `flush`, `update_policy_weights` are awaited.
+
+    Args as of PolicyClient, but `sync`; `max_wait` is 0 by default, because whatever waits would
+    hold the loop. In place of `close` there is `aclose`, or `async with`. Use it from one loop.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        inference_mode: str = "local",
+        update_interval: float | None = 10.0,
+        session: Any = None,
+        *,
+        max_wait: float = 0.0,
+        **options: Any,
+    ) -> None:
+        if options.get("sync"):
+            raise ValueError("sync: expected False: a call that waits would hold the loop")
+        super().__init__(
+            address, inference_mode, update_interval, session, max_wait=max_wait, **options
+        )
+        self._questions: list[_Question] = []
+        self._requests = 0  # on their way
+        self._threads = ThreadPoolExecutor(REQUESTS, "headrace-actions")
+
+    async def get_action(
+        self, episode_id: str | Sequence[str], observation: Any
+    ) -> Any | dict[str, Any]:
+        """The live policy's action on an observation, recorded as the episode's next step.
+
+        As PolicyClient.get_action. Cancelled, or without an answer in time, it has not happened:
+        the next call may be another one, or have another observation.
+        """
+        if isinstance(episode_id, str):
+            return (await self._act({episode_id: observation}))[episode_id]
+        if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
+            raise ValueError("get_action: expected a mapping of the given ids to observations")
+        return await self._act({name: observation[name] for name in episode_id})
+
+    async def connect(self, timeout: float | None = None) -> None:  # type: ignore[override]  # as above
+        """As PolicyClient.connect."""
+        await asyncio.to_thread(super().connect, timeout)
+
+    async def flush(self, timeout: float | None = None) -> None:  # type: ignore[override]  # as above
+        """As PolicyClient.flush."""
+        await asyncio.to_thread(super().flush, timeout)
+
+    async def update_policy_weights(self, policy_id: str | None = None) -> int | None:  # type: ignore[override]  # as above
+        """As PolicyClient.update_policy_weights."""
+        return await asyncio.to_thread(super().update_policy_weights, policy_id)
+
+    async def aclose(self, timeout: float | None = None) -> None:
+        """As PolicyClient.close."""
+        try:
+            await asyncio.to_thread(self.close, timeout)
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> AsyncPolicyClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await asyncio.to_thread(super().__exit__, kind, error, trace)
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> PolicyClient:
+        raise TypeError("expected `async with`")
+
+    # --- acting ------------------------------------------------------------------------------
+
+    async def _act(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+        """Actions of some episodes, of one agent or of several; recorded once all are chosen."""
+        several = {name: seen for name, seen in observations.items() if name in self._book.wholes}
+        if several and len(several) < len(observations):
+            raise ValueError("get_action: expected episodes of several agents, or of one each")
+        if several:
+            return await self._act_together(several)
+        asked = {}
+        for name, seen in observations.items():
+            policy = self._book.find(name).policy
+            await self._prepare(policy, is_local=self._acts_here(name))
+            episode = self._book.find(name)
+            asked[name] = episode, policy.observe(name, seen)
+        remote = [name for name in asked if not self._acts_here(name)]
+        chosen = await self._choose([asked[name] for name in remote])
+        replies = dict(zip(remote, chosen, strict=True))
+        actions = {}
+        for name, (before, obs) in asked.items():
+            episode = self._book.find(name)
+            if episode is not before:
+                raise ClientError(f"Episode {name}: it was ended while its action was chosen")
+            if name in replies:
+                event, action = _decided(episode, obs, replies[name])
+            else:
+                event, action = self._actor.decide(episode, observations[name], obs, waits=False)
+            self._record(episode, event)
+            actions[name] = action
+        return actions
+
+    async def _act_together(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+        """Actions of some episodes of several agents, by episode and agent."""
+        apart = {self._acts_here(name) for name in observations}
+        if len(apart) > 1:  # some are not in the sample
+            return {name: (await self._act({name: s}))[name] for name, s in observations.items()}
+        is_local, many = apart.pop(), self._many
+        for name, seen in observations.items():
+            whole = self._book.find_whole(name)
+            for agent in seen if isinstance(seen, Mapping) else ():
+                await self._prepare(whole.policy(agent), is_local=is_local)
+        turns = many.turns(observations)
+        if is_local:
+            return many.decide(turns, observations, partial(self._actor.decide, waits=False))
+        tracks = [
+            (track, turn.obs[a]) for turn in turns.values() for a, track in turn.acting.items()
+        ]
+        chosen = await self._choose(tracks)
+        replies = {label_of(track): r for (track, _), r in zip(tracks, chosen, strict=True)}
+        turns = many.turns(observations)  # other calls may have come between
+
+        def decide(track: ClientEpisode, _: Any, obs: bytes) -> tuple[Decision, Any]:
+            return _decided(track, obs, replies[label_of(track)])
+
+        return many.decide(turns, observations, decide)
+
+    def _acts_here(self, name: str) -> bool:
+        return self.inference_mode == "local" or self._outbox.is_unsampled(name)
+
+    async def _prepare(self, policy: ClientPolicy, *, is_local: bool) -> None:
+        """Wait, off the loop, for what an action needs: the declaration, weights, its turn."""
+        if not policy.is_declared:
+            await self._in_thread(self._require_declared, policy)
+        if is_local and self._actor.must_wait(policy):
+            await self._in_thread(self._actor.wait, policy)
+        elif not is_local and "actions.record" not in self._declarations.fields:
+            await self._in_thread(self._ask_again)
+
+    def _ask_again(self) -> None:
+        """What the collector takes; a policy file does not say that. Raises ClientError."""
+        self._sender.take_up(CollectorSpec.fetch(self._transport))
+        if "actions.record" not in self._declarations.fields:
+            raise ClientError(
+                f"{self._transport.address}: expected a collector that lists the field "
+                "actions.record: use one of this client's version, or PolicyClient"
+            )
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    # --- remote choices ----------------------------------------------------------------------
+
+    async def _choose(self, asked: Sequence[tuple[ClientEpisode, bytes]]) -> list[ActionReply]:
+        """The live policy's choice for each; nothing is recorded. Raises Refusal, ClientError."""
+        loop = asyncio.get_running_loop()
+        mine = []
+        for episode, obs in asked:
+            request = GetAction(
+                episode_id=episode.episode_id,
+                agent_id=episode.agent_id,
+                obs=obs,
+                policy_id=episode.policy.policy_id,
+            )
+            mine.append(_Question(request, loop.create_future()))
+        if not self._questions:
+            loop.call_soon(self._send)
+        self._questions += mine
+        try:
+            return await asyncio.gather(*(question.answer for question in mine))
+        finally:  # nobody waits for the others any more
+            for question in mine:
+                question.answer.cancel()
+
+    def _send(self) -> None:
+        """Make requests of what waits, as far as they may be on their way at once."""
+        self._questions = [one for one in self._questions if not one.answer.done()]
+        while self._questions and self._requests < REQUESTS:
+            size, count = 0, 0
+            for question in self._questions[: self._outbox.batch]:
+                size += 256 + len(question.request.obs)
+                if count and size > self._outbox.request_bytes:
+                    break
+                count += 1
+            batch, self._questions = self._questions[:count], self._questions[count:]
+            self._requests += 1
+            loop = asyncio.get_running_loop()
+            sent = loop.run_in_executor(
+                self._threads, self._exchange, [question.request for question in batch]
+            )
+            sent.add_done_callback(partial(self._answered, batch))
+
+    def _exchange(self, requests: list[GetAction]) -> ActionsReply:
+        wait = min(HOLD_SECONDS, self._timeout / 2)
+        batch = wire.ActionBatch(actions=requests, durable=False, wait=wait, record=False)
+        delivery = Delivery(
+            self._transport, "POST", "/v1/actions", _encode(batch), _MSGPACK, self._sender.backoff
+        )
+        reply = delivery.run(ActionsReply, self._timeout)
+        if len(reply.actions) != len(requests):
+            raise CollectorUnavailable("expected one action for each observation")
+        return reply
+
+    def _answered(self, batch: Sequence[_Question], sent: asyncio.Future[ActionsReply]) -> None:
+        self._requests -= 1
+        error = ClientError("the client is closed") if sent.cancelled() else sent.exception()
+        for index, question in enumerate(batch):
+            if question.answer.done():
+                continue
+            if error is not None:
+                question.answer.set_exception(error)
+                continue
+            reply = sent.result().actions[index]
+            if reply.error is None:
+                question.answer.set_result(reply)
+            else:
+                question.answer.set_exception(refusal_from_json(reply.error))
+        self._send()
+
+
+def _decided(episode: ClientEpisode, obs: bytes, reply: ActionReply) -> tuple[Decision, Any]:
+    """The decision event of an episode's next step, and the action as the env takes it."""
+    event = Decision(
+        episode_id=episode.episode_id,
+        agent_id=episode.agent_id,
+        seq=episode.seq,
+        obs=obs,
+        action=reply.stored,
+        action_logp=reply.action_logp,
+        policy_version=reply.policy_version,
+        action_dist_inputs=reply.action_dist_inputs,
+        ts=time_ns() // 1000,
+        pass_prob=episode.policy.pass_prob("decision", episode.pass_prob),
+    )
+    return event, episode.policy.action_value(reply.action)

@@ -1,0 +1,228 @@
+"""The client on an asyncio loop, against a real collector."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingest.client.async_client import AsyncPolicyClient
+from ingest.protocol.errors import ClientError, CollectorUnavailable, Refusal
+from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
+from policy.networks.policy import Policy
+from storage.spaces.descriptors import parse_space
+from tests.collector_process import CollectorProcess, declare, shard_rows
+from tests.ingest.scripted_collector import ScriptedCollector
+
+ACTIONS = 1000  # two draws agree once in so many times
+OBS = [0.0, 0.5, 1.0, -0.5]
+OTHER = [1.0, 0.5, 1.0, -0.5]
+AGENTS = {"left": "default", "right": "default"}
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[CollectorProcess]:
+    declare(tmp_path, action=f"discrete:{ACTIONS}")
+    spec = PolicySpec(parse_space("box:4"), parse_space(f"discrete:{ACTIONS}"))
+    store = WeightStore(tmp_path, "default")
+    weights = Policy(spec, seed=1).get_weights()
+    store.publish(store.add_candidate(weights, spec=spec.to_json(), metrics={}, lineage={}))
+    with CollectorProcess(tmp_path) as running:
+        yield running
+
+
+def stored(collector: CollectorProcess, steps: int) -> dict[str, list[tuple[Any, ...]]]:
+    """(source, action, reward) of each step of each episode."""
+    collector.settle(steps)
+    assert collector.stop() == 0
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for row in sorted(shard_rows(collector.root), key=lambda row: row["t"]):
+        step = (row["source"], row["actions"], row["rewards"])
+        found.setdefault(row["eps_id"], []).append(step)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["local", "remote"])
+def test_a_thousand_episodes_at_once_from_one_loop(collector: CollectorProcess, mode: str) -> None:
+    """Each stored action is the one that its episode was given, with its probability; calls that
+    wait at the same moment share requests."""
+    acted: dict[str, list[int]] = {}
+
+    async def play(client: AsyncPolicyClient) -> None:
+        name = client.start_episode()
+        acted[name] = []
+        for t in range(3):
+            acted[name].append(await client.get_action(name, OBS))
+            client.log_returns(name, float(t))
+        client.end_episode(name, OBS)
+
+    async def main() -> None:
+        async with AsyncPolicyClient(collector.address, mode) as client:
+            await client.connect()
+            await asyncio.gather(*(play(client) for _ in range(1000)))
+            await client.flush(30)
+            assert client.stats.refused == {}
+            assert client.stats.waiting == 0
+
+    asyncio.run(main())
+    rows = stored(collector, 3000)
+    assert {name: [action for _, action, _ in steps] for name, steps in rows.items()} == acted
+    assert {(source, reward) for steps in rows.values() for source, _, reward in steps} == {
+        ("on_policy", 0.0),
+        ("on_policy", 1.0),
+        ("on_policy", 2.0),
+    }
+    assert all(row["action_logp"] < 0 for row in shard_rows(collector.root))
+
+
+def test_a_cancelled_get_action_has_not_happened(collector: CollectorProcess) -> None:
+    """Whatever the episode's next call is: another get_action on the same observation or another,
+    an action of the caller's own, a reward for the step before, or the end. No conflict."""
+
+    async def cut(client: AsyncPolicyClient, name: str) -> None:
+        """A get_action whose request is on its way, and not answered, when it is cancelled."""
+        os.kill(collector.serving_pid(), signal.SIGSTOP)
+        task = asyncio.create_task(client.get_action(name, OBS))
+        while not client._requests:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def main() -> dict[str, list[tuple[Any, ...]]]:
+        expected: dict[str, list[tuple[Any, ...]]] = {}
+        async with AsyncPolicyClient(collector.address, "remote") as client:
+            names = {}
+            for case in ("same", "other", "own", "reward", "end", "none"):
+                name = names[case] = client.start_episode(case)
+                action = await client.get_action(name, OTHER)
+                client.log_returns(name, 1.0)
+                expected[name] = [("on_policy", action, 1.0)]
+                await cut(client, name)
+                if case == "own":
+                    client.log_action(name, OTHER, 7)
+                    client.log_returns(name, 2.0)
+                    expected[name].append(("logged", 7, 2.0))
+                elif case == "reward":
+                    client.log_returns(name, 4.0)
+                    expected[name] = [("on_policy", action, 5.0)]
+                elif case == "end":
+                    client.end_episode(name, OTHER)
+                os.kill(collector.serving_pid(), signal.SIGCONT)
+                if case in ("same", "other"):
+                    seen = OBS if case == "same" else OTHER
+                    again = await client.get_action(name, seen)
+                    client.log_returns(name, 3.0)
+                    expected[name].append(("on_policy", again, 3.0))
+                if case not in ("end", "none"):
+                    client.end_episode(name)
+            await client.flush(30)
+            client.end_episode(names["none"])
+            await client.flush(30)
+            assert client.stats.refused == {}
+        return expected
+
+    expected = asyncio.run(main())
+    assert stored(collector, sum(map(len, expected.values()))) == expected
+
+
+def test_one_that_waits_for_its_turn_is_never_asked(collector: CollectorProcess) -> None:
+    """Cancelled at once: no request carries it; the others are answered."""
+
+    async def main() -> None:
+        async with AsyncPolicyClient(collector.address, "remote") as client:
+            await client.connect()
+            names = [client.start_episode() for _ in range(3)]
+            tasks = [asyncio.create_task(client.get_action(name, OBS)) for name in names]
+            await asyncio.sleep(0)
+            tasks[1].cancel()
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(found[1], asyncio.CancelledError)
+            for name in names:
+                client.end_episode(name)
+            await client.flush(30)
+            assert client.stats.acknowledged == 3 + 2 + 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("mode", ["local", "remote"])
+def test_several_agents_act_together(collector: CollectorProcess, mode: str) -> None:
+    """Mappings by agent, and lists of episodes, as in PolicyClient."""
+
+    async def main() -> dict[str, Any]:
+        async with AsyncPolicyClient(collector.address, mode) as client:
+            whole = client.start_episode("whole", policy_id=AGENTS)
+            found = await client.get_action(whole, dict.fromkeys(AGENTS, OBS))
+            client.log_returns(whole, dict.fromkeys(AGENTS, 1.0), None, {"left": True})
+            last = await client.get_action([whole], {whole: dict.fromkeys(AGENTS, OTHER)})
+            assert last[whole].keys() == {"right"}
+            client.end_episode(whole, {"right": OBS})
+            open_ = client.start_episode(policy_id=AGENTS)
+            both = [client.start_episode() for _ in range(2)]
+            seen = await client.get_action(both, dict.fromkeys(both, OBS))
+            assert set(seen) == set(both)
+            with pytest.raises(ValueError, match="expected episodes of several agents"):
+                await client.get_action([open_, both[0]], {open_: {}, both[0]: OBS})
+            await client.flush(30)
+            assert client.stats.refused == {}
+            return dict(found, right_last=last[whole]["right"])
+
+    acted = asyncio.run(main())
+    collector.settle(3)
+    collector.stop()
+    rows = [row for row in shard_rows(collector.root) if row["eps_id"] == "whole"]
+    found = {(row["agent_id"], row["t"]): row["actions"] for row in rows}
+    assert found == {
+        ("left", 0): acted["left"],
+        ("right", 0): acted["right"],
+        ("right", 1): acted["right_last"],
+    }
+
+
+def test_what_cannot_be_answered_is_raised_and_leaves_the_episode(
+    collector: CollectorProcess,
+) -> None:
+    """A value that does not fit, an unknown episode, a collector that is away or too old."""
+
+    async def main() -> None:
+        async with AsyncPolicyClient(collector.address, "remote", timeout=0.3) as client:
+            name = client.start_episode()
+            with pytest.raises(ValueError, match="shape"):
+                await client.get_action(name, [1.0])
+            with pytest.raises(Refusal, match="not found"):
+                await client.get_action("nobody's", OBS)
+            collector.kill()
+            with pytest.raises(CollectorUnavailable):
+                await client.get_action(name, OBS)
+            client.log_action(name, OBS, 1)
+            collector.restart()
+            while True:
+                try:
+                    await client.get_action(name, OBS)
+                    break
+                except CollectorUnavailable:
+                    continue
+            client.end_episode(name)
+            await client.flush(30)
+            assert client.stats.refused == {}
+        with pytest.raises(TypeError, match="async with"), AsyncPolicyClient(collector.address):
+            pass
+        with pytest.raises(ValueError, match="sync"):
+            AsyncPolicyClient(collector.address, sync=True)
+        with ScriptedCollector() as older:
+            older.fields = None
+            async with AsyncPolicyClient(older.address, "remote") as client:
+                name = client.start_episode()
+                with pytest.raises(ClientError, match=r"actions\.record"):
+                    await client.get_action(name, [0.0, 0.0])
+                client.end_episode(name)
+
+    asyncio.run(main())
+    collector.settle(2)
