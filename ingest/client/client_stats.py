@@ -1,9 +1,12 @@
-"""What a client has done so far, as attributes and as text for Prometheus."""
+"""What a client has done so far: as attributes, as text for Prometheus, for OpenTelemetry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -57,25 +60,64 @@ class ClientStats:
         return "".join(f"{line}\n" for line in self._lines())
 
     def _lines(self) -> Iterator[str]:
-        for name, kind, says, value in (
-            ("events_waiting", "gauge", "Events not acknowledged yet.", self.waiting),
-            ("oldest_waiting_seconds", "gauge", "Age of the oldest.", self.oldest_waiting),
-            ("events_spooled", "gauge", "Events that wait on disk.", self.spooled),
-            ("spooled_bytes", "gauge", "What they take there.", self.spooled_bytes),
-            ("events_acknowledged_total", "counter", "Events on disk.", self.acknowledged),
-            ("events_resent_total", "counter", "Events sent again.", self.resent),
-            ("episodes_dropped_total", "counter", "Not logged whole.", self.dropped_episodes),
-            ("steps_dropped_total", "counter", "Steps not logged.", self.dropped_steps),
-            ("rewards_dropped_total", "counter", "Late rewards lost.", self.dropped_rewards),
-            ("episodes_unsampled_total", "counter", "Left out.", self.unsampled_episodes),
-            ("rewards_unsampled_total", "counter", "Of these.", self.unsampled_rewards),
-            ("weights_refused_total", "counter", "Weights not taken up.", self.weights_refused),
-        ):
+        for name, kind, says, field_ in METRICS:
             yield from _head(name, kind, says)
-            yield f"headrace_client_{name} {value}"
+            yield f"headrace_client_{name} {getattr(self, field_)}"
         yield from _head("events_refused_total", "counter", "Events refused.")
         for code, count in sorted(self.refused.items()):
             yield f'headrace_client_events_refused_total{{code="{code}"}} {count}'
+
+
+METRICS = (
+    ("events_waiting", "gauge", "Events not acknowledged yet.", "waiting"),
+    ("oldest_waiting_seconds", "gauge", "Age of the oldest.", "oldest_waiting"),
+    ("events_spooled", "gauge", "Events that wait on disk.", "spooled"),
+    ("spooled_bytes", "gauge", "What they take there.", "spooled_bytes"),
+    ("events_acknowledged_total", "counter", "Events on disk.", "acknowledged"),
+    ("events_resent_total", "counter", "Events sent again.", "resent"),
+    ("episodes_dropped_total", "counter", "Not logged whole.", "dropped_episodes"),
+    ("steps_dropped_total", "counter", "Steps not logged.", "dropped_steps"),
+    ("rewards_dropped_total", "counter", "Late rewards lost.", "dropped_rewards"),
+    ("episodes_unsampled_total", "counter", "Not in the sample.", "unsampled_episodes"),
+    ("rewards_unsampled_total", "counter", "Rewards for those.", "unsampled_rewards"),
+    ("weights_refused_total", "counter", "Weights not taken up.", "weights_refused"),
+)
+"""Name, kind, help and attribute of what is told, beside the refused events by code."""
+
+Clients: TypeAlias = Callable[[], Iterable[tuple[Mapping[str, str], ClientStats]]]
+"""The clients of a process: what tells them apart, and what they have done."""
+
+
+def export(clients: Clients, provider: Any = None) -> bool:
+    """Observe what clients have done by OpenTelemetry's API; False where that is not installed.
+
+    As instruments `headrace.client.events_waiting` and so on. `provider`: a MeterProvider; default:
+    the one that the service sets, before or after this.
+    """
+    try:
+        from opentelemetry import metrics  # noqa: PLC0415 - an extra, and half of a client's import
+    except ImportError:
+        return False
+    meter = metrics.get_meter("headrace.client", meter_provider=provider)
+
+    def observed(
+        values: Callable[[ClientStats], Mapping[str, float]], _: Any
+    ) -> Iterator[metrics.Observation]:
+        for labels, stats in clients():
+            for code, value in values(stats).items():
+                yield metrics.Observation(value, {**labels, **({"code": code} if code else {})})
+
+    def make(kind: str, name: str, says: str, values: Any) -> None:
+        create = (
+            meter.create_observable_gauge if kind == "gauge" else meter.create_observable_counter
+        )
+        create(f"headrace.client.{name}", [partial(observed, values)], description=says)
+
+    for name, kind, says, attribute in METRICS:
+        get = attrgetter(attribute)
+        make(kind, name.removesuffix("_total"), says, lambda stats, get=get: {"": get(stats)})
+    make("counter", "events_refused", "Events refused.", attrgetter("refused"))
+    return True
 
 
 def _head(name: str, kind: str, says: str) -> Iterator[str]:

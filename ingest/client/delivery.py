@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import itertools
 import logging
 import os
 import sys
@@ -35,7 +37,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ingest.client.client_stats import ClientStats
+from ingest.client.client_stats import ClientStats, export
 from ingest.client.declarations import CollectorSpec, Declarations
 from ingest.client.event_queue import Outbox, cut_at
 from ingest.client.spool import Spool
@@ -95,6 +97,8 @@ class Sender:
         self.outbox = outbox
         self.declarations = declarations
         self.kept = Kept()
+        self.serial = next(_serials)
+        self.weights_refused: Callable[[], int] = int
         self.known_starts: list[tuple[int, int]] = []
         self._name = name
         self._book = book
@@ -150,6 +154,7 @@ class Sender:
             unsampled_episodes=self.outbox.unsampled_episodes,
             unsampled_rewards=self.outbox.unsampled_rewards,
             oldest_waiting=self.outbox.oldest(),
+            weights_refused=self.weights_refused(),
             **counts,
         )
 
@@ -181,6 +186,7 @@ class Sender:
 
     def _run(self) -> None:
         try:
+            _export()
             if self.outbox.spool is not None:
                 self._take_up(self.outbox.spool)
             while (taken := self.outbox.take()) is not None:
@@ -623,6 +629,18 @@ def _summary(refused: list[Refusal]) -> Refusal:
 
 
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+_serials = itertools.count()
+
+
+@functools.cache
+def _export() -> bool:
+    """Once a process, and not in anybody's call: to import what exports may take a while."""
+    return export(_clients)
+
+
+def _clients() -> Iterable[tuple[Mapping[str, str], ClientStats]]:
+    for sender in list(_senders):
+        yield {"address": sender.transport.address, "client": str(sender.serial)}, sender.stats
 
 
 def _finish_all(*_: Any, **__: Any) -> None:

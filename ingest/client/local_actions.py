@@ -49,8 +49,7 @@ class LocalActor:
         self.holds_given_up = 0
         self.hold_seconds = 0.0
 
-    @property
-    def weights_refused(self) -> int:
+    def count_refused(self) -> int:
         """Published weights that were not taken up: damaged, or older than those that act."""
         return sum(one.refused + one.refused_older for one in self._policies.values())
 

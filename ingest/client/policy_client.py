@@ -188,6 +188,7 @@ class PolicyClient:
         self._actor = LocalActor(
             self._transport, self._outbox, self._sender, update_interval, long_poll=long_poll
         )
+        self._sender.weights_refused = self._actor.count_refused
         waits = sync or spool is not None  # what was sent leaves the spool
         self._remote = RemoteActor(
             self._book, self._outbox, self._sender, timeout, wait_for_disk=waits
@@ -572,7 +573,7 @@ class PolicyClient:
     @property
     def stats(self) -> ClientStats:
         """Counts of what was acknowledged, refused, repeated, and of what waits."""
-        return dataclasses.replace(self._sender.stats, weights_refused=self._actor.weights_refused)
+        return self._sender.stats
 
     @property
     def known_starts(self) -> list[tuple[int, int]]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from typing import Any
 
 import pytest
+from opentelemetry import metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingest.client.client_stats import ClientStats
+from ingest.client import delivery
+from ingest.client.client_stats import METRICS, ClientStats, export
 from ingest.client.policy_client import PolicyClient
+from ingest.protocol.errors import Refusal
 from tests.ingest.scripted_collector import ScriptedCollector, answering, cut_before
 
 OBS = [0.5, -1.0]
@@ -51,3 +57,56 @@ def test_an_outage_is_two_log_lines(caplog: pytest.LogCaptureFixture) -> None:
         (True, False),
         (False, True),
     ]
+
+
+class Recording(metrics.NoOpMeterProvider):
+    """A provider that keeps the callbacks of what observes."""
+
+    def __init__(self) -> None:
+        self.callbacks: dict[str, Any] = {}
+
+    def get_meter(self, *_: Any, **__: Any) -> metrics.Meter:
+        provider = self
+
+        class Meter(metrics.NoOpMeter):
+            def create_observable_gauge(self, name: str, callbacks: Any = None, **_: Any) -> Any:
+                provider.callbacks[name] = callbacks[0]
+
+            create_observable_counter = create_observable_gauge
+
+        return Meter("recording")
+
+    def observed(self, name: str, address: str) -> dict[str | None, float]:
+        found = self.callbacks[f"headrace.client.{name}"](metrics.CallbackOptions())
+        return {
+            (one.attributes or {}).get("code"): one.value
+            for one in found
+            if (one.attributes or {}).get("address") == address
+        }
+
+
+def test_opentelemetry_observes_the_same_counts() -> None:
+    """By whatever provider the service has; refusals by their code."""
+    provider = Recording()
+    assert export(delivery._clients, provider)
+    assert len(provider.callbacks) == len(METRICS) + 1
+    with ScriptedCollector() as collector, PolicyClient(collector.address) as client:
+        client.log_step(OBS, 1, 1.0)
+        collector.judge = lambda event: "invalid" if event.episode_id == "bad" else None
+        client.log_step(OBS, 1, 1.0, episode_id="bad")
+        with pytest.raises(Refusal):
+            client.flush()
+        assert provider.observed("events_acknowledged", collector.address) == {None: 3}
+        assert provider.observed("events_waiting", collector.address) == {None: 0}
+        assert provider.observed("events_refused", collector.address) == client.stats.refused
+
+
+def test_a_service_without_opentelemetry_goes_on() -> None:
+    """The client looks for it once, in its own thread."""
+    program = (
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "from ingest.client.client_stats import export\n"
+        "print(export(lambda: []))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout == "False\n"
