@@ -30,7 +30,7 @@ import msgspec
 from ingest.client.declarations import ClientPolicy, CollectorSpec
 from ingest.client.open_episodes import ClientEpisode
 from ingest.client.policy_client import PolicyClient
-from ingest.client.transport import Delivery, refusal_from_json
+from ingest.client.transport import Delivery, HttpSession, refusal_from_json
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import label_of
 from ingest.protocol.errors import ClientError, CollectorUnavailable
@@ -67,7 +67,7 @@ class AsyncPolicyClient(PolicyClient):
         address: str,
         inference_mode: str = "local",
         update_interval: float | None = 10.0,
-        session: Any = None,
+        session: HttpSession | None = None,
         *,
         max_wait: float = 0.0,
         **options: Any,
@@ -201,6 +201,8 @@ class AsyncPolicyClient(PolicyClient):
 
     def _ask_again(self) -> None:
         """What the collector takes; a policy file does not say that. Raises ClientError."""
+        if "actions.record" in self._declarations.fields:
+            return  # another call has asked meanwhile
         self._sender.take_up(CollectorSpec.fetch(self._transport))
         if "actions.record" not in self._declarations.fields:
             raise ClientError(

@@ -279,8 +279,10 @@ class Outbox:
         finally:
             if not written:
                 self._next_start = before
+        if cause is not None:
+            raise BufferFull(f"{spool.directory}: {cause}") from cause
         if not written:
-            raise self.full() from cause
+            raise self.full()
         if not left:
             first = self._extend(events, size)
             return range(first, first + len(events))
