@@ -256,7 +256,7 @@ class Declarations:
     def __init__(
         self, address: str, policy_file: str | Path | None, cache_dir: str | Path | None
     ) -> None:
-        self._address = address
+        self.address = address
         self._cache = None if cache_dir is None else _cache_file(Path(cache_dir), address)
         self._from_file = None if policy_file is None else policy_from_file(Path(policy_file))
         self.spec = None if self._cache is None else _read_cache(self._cache, address)
@@ -294,7 +294,7 @@ class Declarations:
     def learn(self, spec: CollectorSpec) -> None:
         """Take up what the collector says: from here on it holds for new episodes."""
         if not spec.durable and not self.is_told:
-            log.warning("%s keeps nothing on disk (durable: false)", self._address)
+            log.warning("%s keeps nothing on disk (durable: false)", self.address)
         if not self.is_told:
             self._compare(spec)
         known = None if self.spec is None else self.spec.document
@@ -306,7 +306,7 @@ class Declarations:
             except ValueError as error:
                 policy.error = str(error)
         if self._cache is not None and spec.document != known:
-            _write_cache(self._cache, self._address, spec.document)
+            _write_cache(self._cache, self.address, spec.document)
 
     def _compare(self, spec: CollectorSpec) -> None:
         """Say so when the file declares other spaces than the collector."""
@@ -317,7 +317,7 @@ class Declarations:
                 "policy %s: %s declares other spaces than the policy file; they hold for new "
                 "episodes",
                 given.policy_id,
-                self._address,
+                self.address,
             )
 
     def forget_wanted(self) -> None:

@@ -490,7 +490,7 @@ class Outbox:
 
     def _read_spooled(self) -> bool:
         """Queue what is on disk alone, as far as one read goes; whether there was any."""
-        found = [] if self.spool is None else self.spool.read(self.batch)
+        found = [] if self.spool is None else self.spool.read(min(self.batch, self.max_events))
         if not found:
             return False
         for event, owner in found:

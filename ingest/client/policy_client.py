@@ -765,4 +765,5 @@ def _checked_spool(
         return None
     if named or not max_bytes > 0:
         raise ValueError("on_full='spool': expected no instance_name, and spool_bytes > 0")
-    return Spool(Path(directory), max_bytes, sync=sync, policy=declarations.policy)
+    address, policy = declarations.address, declarations.policy
+    return Spool(Path(directory), max_bytes, sync=sync, address=address, policy=policy)

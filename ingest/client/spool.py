@@ -54,8 +54,10 @@ _ARRAY = 1  # the msgpack extension of an array in a draft
 
 
 class _Head(msgspec.Struct, array_like=True):
-    """`base`: the number of the piece's first event. `begun`: the episodes that were open then."""
+    """`address` is the collector's, `base` the number of the piece's first event, `begun` are the
+    episodes that were open then."""
 
+    address: str
     base: int
     instance: str | None
     next_start: int
@@ -146,6 +148,7 @@ class Segment:
 
     def __init__(self, folder: Path, lock: FileLock, piece_bytes: int, sync: bool) -> None:
         self.folder = folder
+        self.address = ""
         self.instance: str | None = None
         self.next_start = 0
         self.unread = 0
@@ -185,7 +188,7 @@ class Segment:
             segment = cls(folder, lock, piece_bytes, sync)
             segment.is_foreign = True
             segment._scan()
-        except OSError as error:  # its owner removes it at this moment, or it cannot be read
+        except (OSError, msgspec.MsgspecError) as error:  # removed at this moment, or not ours
             lock.release()
             if folder.exists():
                 log.warning("%s: the spooled events are left as they are: %s", folder, error)
@@ -269,6 +272,7 @@ class Segment:
         serial = self._pieces[-1].serial + 1 if self._pieces else 0
         path = self.folder / f"{serial:08d}"
         head = _Head(
+            self.address,
             self._next,
             self.instance,
             self.next_start,
@@ -323,7 +327,8 @@ class Segment:
             if head.base > self._next:  # those before are done, or damaged
                 self._done.add_range(self._next, head.base - 1)
                 self._next = head.base
-            self.instance, self.next_start = head.instance, max(self.next_start, head.next_start)
+            self.address, self.instance = head.address, head.instance
+            self.next_start = max(self.next_start, head.next_start)
             self.moved = {one.old: one for one in head.moved}
         elif kind in _COUNTED:
             self._next += 1
@@ -385,7 +390,24 @@ class Segment:
         content: memoryview,
         policy: Callable[[str | None], ClientPolicy],
     ) -> list[tuple[int, Event]]:
-        """An event as it is to be sent."""
+        """An event as it is to be sent; none for what this version cannot read."""
+        self.unread -= 1
+        try:
+            event = self._decoded(kind, content, policy)
+        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+            log.error("%s: event %d was left out: %s", self.folder, number, error)
+            self.done([number])
+            return []
+        self._note(self.begun, event, over=False)
+        before = event.episode_id
+        self.translate(event)
+        if event.episode_id != before and event.episode_id not in self._started:
+            return [(-1, self.start_of(event.episode_id)), (number, event)]
+        return [(number, event)]
+
+    def _decoded(
+        self, kind: int, content: memoryview, policy: Callable[[str | None], ClientPolicy]
+    ) -> Event:
         event: Any
         if kind == _DRAFT:
             policy_id, event = _decode_draft(content)
@@ -397,13 +419,7 @@ class Segment:
             event = _decode_event(content)
         if isinstance(event, (LogAction, Decision, LogReturns)) and event.info is not None:
             event.info = msgspec.Raw(msgspec.msgpack.encode(event.info))  # type: ignore[assignment]  # as `encode_info`
-        self._note(self.begun, event, over=False)
-        self.unread -= 1
-        before = event.episode_id
-        self.translate(event)
-        if event.episode_id != before and event.episode_id not in self._started:
-            return [(-1, self.start_of(event.episode_id)), (number, event)]
-        return [(number, event)]
+        return event  # type: ignore[no-any-return]  # an Event, of either decoder
 
     def over(self, event: Event) -> None:
         """An end was judged: nothing more is needed of its episode."""
@@ -446,6 +462,10 @@ class Segment:
 
     # --- the end -----------------------------------------------------------------------------
 
+    def let_go(self) -> None:
+        """Leave it to others as it is."""
+        self._lock.release()
+
     def close(self, *, forked: bool = False) -> None:
         """Let go of it; one of which nothing is left is removed. `forked`: it is the parent's."""
         if self._fd >= 0:
@@ -465,6 +485,7 @@ class Spool:
         max_bytes: int,
         *,
         sync: bool,
+        address: str,
         policy: Callable[[str | None], ClientPolicy],
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -472,6 +493,7 @@ class Spool:
         probe.acquire(shared=False, blocking=False)
         probe.release()
         self.directory = directory
+        self.address = address
         self.max_bytes = max_bytes
         self._piece_bytes = max(1, min(PIECE_BYTES, max_bytes // 8))
         self._sync = sync
@@ -511,7 +533,7 @@ class Spool:
         frames = b"".join(map(_framed, events))
         if self.own is None:
             self.own = Segment.create(self.directory, self._piece_bytes, self._sync)
-            self.own.instance = self._instance
+            self.own.address, self.own.instance = self.address, self._instance
         own = self.own
         if own.nbytes + len(frames) > self.max_bytes and own.waiting:
             return False
@@ -598,19 +620,32 @@ class Spool:
         self.taken_up.append(old)
         moving = [event for event in events if id(event) in self._places]
         places = [self._places[id(event)] for event in moving]
-        if moving:
-            self.append(moving, left=False)
-        old.done(number for _, segment, number in places if segment is old)
+        try:
+            is_moved = bool(moving) and self.append(moving, left=False)
+        except OSError as error:
+            log.warning("%s: %s", self.directory, error)
+            is_moved = False
+        if is_moved:
+            old.done(number for _, segment, number in places if segment is old)
         if not old.waiting:
             old.close()
             self.taken_up.remove(old)
 
     def find(self) -> list[Segment]:
-        """The segments that nobody held, which are held from here on. Any thread may call it."""
+        """The segments that nobody held, and that are held from here on.
+
+        Those that were sent to another address are left alone.
+
+        Any thread may call it.
+        """
         found = []
         for folder in sorted(self.directory.glob("segment-*")):
             segment = Segment.take_up(folder, self._piece_bytes, self._sync)
             if segment is None:
+                continue
+            if segment.instance is not None and segment.address != self.address:
+                log.warning("%s: left as it is, for %s", folder, segment.address)
+                segment.let_go()  # another collector does not know what it has taken
                 continue
             if segment.damaged:
                 log.error("%s: %d damaged bytes were left out", folder, segment.damaged)

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from ingest.client import spool
 from ingest.client.policy_client import PolicyClient
 from ingest.client.spool import Segment, Spool
 from ingest.protocol import messages as wire
@@ -117,6 +119,27 @@ def test_a_segment_is_held_by_one_process(collector: ScriptedCollector, tmp_path
     with spooling(collector.address, tmp_path) as other:
         other.flush(20)
     assert [record.rewards for record in collector.episodes.values()] == [[2.0], [1.0]]
+
+
+def test_what_another_collector_was_sent_is_left_alone(
+    collector: ScriptedCollector, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the collector that was sent a segment's events can tell which of them it has."""
+    with ScriptedCollector() as first:
+        client = spooling(first.address, tmp_path, linger=0.0)
+        client.log_step(SHORT, 1, 1.0)
+        client.flush(20)
+        first.faults.extend([cut_after] * 100)
+        client.log_step(SHORT, 1, 2.0)
+        dead(client)
+        first.faults.clear()
+        with spooling(collector.address, tmp_path) as client:
+            client.flush(20)
+        assert collector.episodes == {}
+        assert f"left as it is, for {first.address}" in caplog.text
+        with spooling(first.address, tmp_path) as client:
+            client.flush(20)
+        assert len(first.episodes) == 2
 
 
 def test_a_full_queue_goes_to_disk_and_keeps_its_order(
@@ -363,6 +386,24 @@ def test_a_torn_end_is_left_out(
     assert "damaged bytes" in caplog.text
 
 
+def test_an_event_of_another_version_is_left_out(
+    collector: ScriptedCollector, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What passes its checksum and cannot be read is named in the log; the rest goes on."""
+    client = spooling(NOBODY, tmp_path)
+    client.log_step(SHORT, 1, 1.0)
+    own = client._outbox.spool.own  # type: ignore[union-attr]  # it has one
+    event = wire.LogReturns(episode_id="e", seq=1, reward=1.0)
+    strange = spool._frame(spool._EVENT, msgspec.msgpack.encode({"type": "later", "x": 1}))
+    own.append(strange, [event], left=True)  # type: ignore[union-attr]  # as above
+    dead(client)
+    with spooling(collector.address, tmp_path) as client:
+        client.flush(20)
+        assert client.stats.acknowledged == 3
+    assert "event 3 was left out" in caplog.text
+    assert not list(tmp_path.glob("segment-*"))
+
+
 def test_a_forked_child_spools_for_itself(collector: ScriptedCollector, tmp_path: Path) -> None:
     """It leaves its parent's segment alone."""
     client = spooling(NOBODY, tmp_path)
@@ -384,21 +425,21 @@ def test_a_forked_child_spools_for_itself(collector: ScriptedCollector, tmp_path
 
 def test_pieces_are_read_across_their_borders(tmp_path: Path) -> None:
     """Each event once and in order, whatever was judged in between."""
-    spool = Spool(tmp_path, 1_000_000, sync=True, policy=lambda _: None)  # type: ignore[arg-type, return-value]  # no drafts here
-    spool._piece_bytes = 200
+    kept = Spool(tmp_path, 1_000_000, sync=True, address=NOBODY, policy=lambda _: None)  # type: ignore[arg-type, return-value]  # no drafts here
+    kept._piece_bytes = 200
     events = [wire.LogReturns(episode_id="e", seq=n + 1, reward=float(n)) for n in range(50)]
     for event in events[:25]:
-        assert spool.append([event], left=False)
-    spool.done(events[:20:2])
-    assert spool.own is not None
+        assert kept.append([event], left=False)
+    kept.done(events[:20:2])
+    assert kept.own is not None
     for event in events[25:]:
-        assert spool.append([event], left=True)
-    folder = spool.own.folder
+        assert kept.append([event], left=True)
+    folder = kept.own.folder
     read: list[Any] = []
-    while found := spool.read(7):
+    while found := kept.read(7):
         read += [event for event, _ in found]
     assert [event.seq for event in read] == list(range(26, 51))
-    spool.close()
+    kept.close()
     segment = Segment.take_up(folder, 200, False)
     assert segment is not None
     assert segment.unread == 40
