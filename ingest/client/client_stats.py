@@ -8,6 +8,11 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, TypeAlias
 
+try:  # now, and not by a thread: a child that is forked meanwhile would have half of it
+    from opentelemetry import metrics
+except ImportError:
+    metrics = None  # type: ignore[assignment]  # a module or nothing
+
 
 @dataclass(frozen=True)
 class ClientStats:
@@ -94,15 +99,11 @@ def export(clients: Clients, provider: Any = None) -> bool:
     As instruments `headrace.client.events_waiting` and so on. `provider`: a MeterProvider; default:
     the one that the service sets, before or after this.
     """
-    try:
-        from opentelemetry import metrics  # noqa: PLC0415 - an extra, and half of a client's import
-    except ImportError:
+    if metrics is None:
         return False
     meter = metrics.get_meter("headrace.client", meter_provider=provider)
 
-    def observed(
-        values: Callable[[ClientStats], Mapping[str, float]], _: Any
-    ) -> Iterator[metrics.Observation]:
+    def observed(values: Callable[[ClientStats], Mapping[str, float]], _: Any) -> Iterator[Any]:
         for labels, stats in clients():
             for code, value in values(stats).items():
                 yield metrics.Observation(value, {**labels, **({"code": code} if code else {})})

@@ -106,6 +106,7 @@ class Sender:
         self.backoff = backoff or Backoff()
         self._reset()
         _senders.add(self)
+        _export()
 
     def _reset(self) -> None:
         self._state = threading.Lock()
@@ -186,7 +187,6 @@ class Sender:
 
     def _run(self) -> None:
         try:
-            _export()
             if self.outbox.spool is not None:
                 self._take_up(self.outbox.spool)
             while (taken := self.outbox.take()) is not None:
@@ -634,7 +634,7 @@ _serials = itertools.count()
 
 @functools.cache
 def _export() -> bool:
-    """Once a process, and not in anybody's call: to import what exports may take a while."""
+    """Once a process."""
     return export(_clients)
 
 

@@ -102,7 +102,7 @@ def test_opentelemetry_observes_the_same_counts() -> None:
 
 
 def test_a_service_without_opentelemetry_goes_on() -> None:
-    """The client looks for it once, in its own thread."""
+    """The client looks for it once, when it is imported."""
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "from ingest.client.client_stats import export\n"
