@@ -269,7 +269,7 @@ class Outbox:
             raise TypeError("expected a spool")
         for event in events:
             self._number(event)
-        left = bool(spool.own and spool.own.unread) or not self._has_room(len(events), size)
+        left = bool(spool.own_unread) or not self._has_room(len(events), size)
         cause: OSError | None = None
         written = False
         try:
@@ -555,6 +555,7 @@ class Outbox:
                     or self.trouble is not None
                     or (
                         not self.drafted
+                        and not (self.spool and self.spool.own_unread)
                         and not any(name_of(event) in ids for event in self._flight)
                         and self._fits_request(self._places(ids, since))
                     )

@@ -520,6 +520,11 @@ class Spool:
         return sum(segment.unread for segment in self.segments)
 
     @property
+    def own_unread(self) -> int:
+        """Those of them that this process has logged."""
+        return 0 if self.own is None else self.own.unread
+
+    @property
     def waiting(self) -> int:
         """Events on disk that nobody has acknowledged."""
         return sum(segment.waiting for segment in self.segments)

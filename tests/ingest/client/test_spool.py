@@ -23,7 +23,7 @@ from ingest.client.spool import Segment, Spool
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import BufferFull
 from tests.collector_process import CollectorProcess, declare, shard_rows
-from tests.ingest.scripted_collector import ScriptedCollector, cut_after
+from tests.ingest.scripted_collector import Gate, ScriptedCollector, cut_after, cut_before
 
 OBS = [0.0, 0.5, 1.0, -0.5]
 SHORT = [0.5, -1.0]
@@ -313,6 +313,32 @@ def test_an_open_episode_of_this_process_goes_on_too(tmp_path: Path) -> None:
         (2.0, True),
         (3.0, True),
     ]
+
+
+def test_remote_actions_follow_what_is_spooled(
+    collector: ScriptedCollector, tmp_path: Path
+) -> None:
+    """A get_action waits for its episode's events that are on disk alone, and its own is durable
+    when it returns; what follows it is delivered by the next process."""
+    client = spooling(collector.address, tmp_path, inference_mode="remote", max_pending=4)
+    client.connect()
+    gate = Gate()
+    collector.faults.append(gate)
+    name = client.start_episode()
+    assert gate.reached.wait(10)
+    for t in range(9):
+        client.log_action(name, SHORT, t % 3)
+    assert client._outbox.spool.own_unread  # type: ignore[union-attr]  # it has a spool
+    gate.opened.set()
+    assert client.get_action(name, SHORT) == 10 % 3
+    collector.faults.extend([cut_before] * 1000)
+    client.log_returns(name, 5.0)
+    dead(client)
+    collector.faults.clear()
+    with spooling(collector.address, tmp_path) as client:
+        client.flush(20)
+        assert client.stats.refused == {}
+    assert collector.episodes[name].rewards == [0.0] * 9 + [5.0]
 
 
 def test_values_are_spooled_before_it_is_known_what_fits(
