@@ -165,6 +165,7 @@ def test_the_spec_lists_the_fields_that_came_later(tmp_path: Path) -> None:
         wire.GetAction: "get_action",
         wire.End: "end",
         wire.Batch: "batch",
+        wire.ActionBatch: "actions",
     }
     for field in spec["fields"]:
         message, _, name = field.partition(".")
