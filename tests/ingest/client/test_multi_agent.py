@@ -309,7 +309,7 @@ def test_what_is_said_wrongly_is_refused_in_the_call_and_nothing_of_it_is_kept(
     """All or nothing: a call with one bad value leaves every agent as it was."""
     with pytest.raises(ValueError, match="Policy mapping function not callable"):
         PolicyClient("localhost:1", policy_mapping_fn="walker")  # type: ignore[arg-type]
-    with river.client() as client:
+    with river.client(max_wait=20.0) as client:  # so that it is known what each policy declares
         mapping = {"agent0": "walker", "bird": "flyer", "x": "y", "new": "late"}
         e = client.start_episode("w", policy_id=mapping)
         act = {"agent0": 0, "bird": 0}
