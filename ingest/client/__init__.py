@@ -2,7 +2,8 @@
 
 What a service loads that logs episodes: numpy, msgspec and urllib3, nothing heavier; calls outside
 the hot path go by requests, which only they load. Knows the protocol, spaces, declarations, and for
-local actions `policy.inference` and published weights; nothing of the collector.
+local actions `policy.inference` and published weights; for a spool the locks of `storage.system`;
+OpenTelemetry's API, where that is installed. Nothing of the collector.
 """
 
 __all__ = [

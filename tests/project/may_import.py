@@ -39,7 +39,7 @@ MAY_IMPORT = {
     ),
     "ingest.client": (
         "ingest.protocol policy.inference storage.declarations storage.errors storage.experience"
-        " storage.spaces storage.weights msgspec numpy requests urllib3"
+        " storage.spaces storage.system storage.weights msgspec numpy opentelemetry requests urllib3"
     ),
     # urllib3 reads the address that was asked for
     "ingest.collector": (
@@ -133,12 +133,12 @@ MAY_REACH_STDLIB = {
     ),
     "ingest.protocol": "collections dataclasses typing",
     "policy.ope": "collections dataclasses functools math typing",
-    "storage.experience": "abc bisect collections dataclasses json types typing zlib",
+    "storage.experience": "abc bisect collections dataclasses hashlib json types typing zlib",
 }
 
 # The same of packages of others, for the folders that a service loads or that stay pure.
 MAY_REACH_PACKAGES = {
-    "ingest.client": "msgspec numpy requests safetensors urllib3",
+    "ingest.client": "msgspec numpy opentelemetry requests safetensors urllib3",
     "ingest.episodes": "msgspec numpy",
     "ingest.protocol": "msgspec",
     "policy.inference": "msgspec numpy safetensors",
