@@ -39,7 +39,8 @@ MAY_IMPORT = {
     ),
     "ingest.client": (
         "ingest.protocol policy.inference storage.declarations storage.errors storage.experience"
-        " storage.spaces storage.system storage.weights msgspec numpy opentelemetry requests urllib3"
+        " storage.spaces storage.system storage.weights msgspec numpy opentelemetry requests"
+        " urllib3"
     ),
     # urllib3 reads the address that was asked for
     "ingest.collector": (
