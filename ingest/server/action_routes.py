@@ -206,9 +206,9 @@ class Acting:
                     episode = self._episode(call)
                     policy_id, rules = episode.started.policy_id, episode.rules
                     arm = episode.started.arm
-                else:  # in no comparison: what is live acts
+                else:
                     policy_id, rules = self._collector.assembler.policy_of(call)
-                    arm = None
+                    arm = self._live.arm(policy_id, call.episode_id)
                 obs = self._observed(call, rules)
             except Refusal as refusal:
                 request.refuse(index, refusal)

@@ -90,7 +90,6 @@ TESTED_BY = {
     "storage.declarations.mapping_functions": "ingest/client/test_multi_agent",
     "storage.declarations.redaction_rules": "ingest/episodes/test_redaction_episodes",
     "storage.errors": "storage/journal/test_journal_damage",
-    "storage.experience.hashed": "storage/reading/test_holdout_salt",
     "storage.experience.interfaces": "policy/worker/test_sample_collection_training_enabled",
     "storage.journal.database": "storage/journal/test_journal_damage",
     "storage.journal.memory_journal": "ingest/bulk_import/test_request_batching",
