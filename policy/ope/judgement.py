@@ -172,7 +172,7 @@ class Evidence:
     """What episodes say of a candidate and its bars, gathered block by block, judged at the end.
 
     Of an episode some numbers are kept, in columns of the kind of `column`; of a step one for each
-    policy that is weighed. All else is sums: memory does not grow with the log, but with units.
+    policy that is weighed. All else is sums, and a number for each unit.
     Range, discount and units of the rules are those of `judged` too.
     """
 
