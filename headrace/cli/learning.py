@@ -174,10 +174,7 @@ def train(
 
     settings: dict[str, Any]
     if follow:
-        if action_rule is not None:
-            raise ValueError("--action-rule: expected none with --follow, whose PPO samples")
-        if since is not None or until is not None:
-            raise ValueError("--since and --until: expected none with --follow, which reads on")
+        _require_none_with_follow(action_rule, since, until)
         settings = {"steps_per_update": steps_per_update, "max_lag": max_lag, "seed": seed}
         settings |= {"evaluation_share": evaluation_share or 0.0, "cluster": cluster or ""}
         settings |= {"on_conflict": on_conflict, "lease_wait": lease_wait, "resume": resume}
@@ -202,6 +199,13 @@ def train(
             frozen = load_frozen(manifest)
             document = train_once(root, policy_id, chosen, frozen, on_progress=told, **settings)
     return console.line(document) if as_json else results.trained(document)
+
+
+def _require_none_with_follow(action_rule: str | None, since: object, until: object) -> None:
+    if action_rule is not None:
+        raise ValueError("--action-rule: expected none with --follow, whose PPO samples")
+    if since is not None or until is not None:
+        raise ValueError("--since and --until: expected none with --follow, which reads on")
 
 
 def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool) -> None:

@@ -73,22 +73,24 @@ class DroppedRecord:
 
     def __init__(self, dropped: DroppedByClients, root: Path, name: Callable[[], str]) -> None:
         self._dropped, self._root, self._name = dropped, root, name
-        self._changes: queue.SimpleQueue[dict[str, Lost]] = queue.SimpleQueue()
+        self._changes: queue.SimpleQueue[dict[str, Lost] | None] = queue.SimpleQueue()
 
     async def follow(self) -> None:
         """Note what changes, until cancelled."""
         self._dropped.restore(read_dropped(self._root, self._name()))
         threading.Thread(target=self._write, name="headrace-dropped", daemon=True).start()
         said = self._dropped.by_instance()
-        while True:
-            await asyncio.sleep(_WRITE_SECONDS)
-            if (now := self._dropped.by_instance()) != said:
-                said = now
-                self._changes.put(now)
+        try:
+            while True:
+                await asyncio.sleep(_WRITE_SECONDS)
+                if (now := self._dropped.by_instance()) != said:
+                    said = now
+                    self._changes.put(now)
+        finally:
+            self._changes.put(None)
 
     def _write(self) -> None:
-        while True:
-            told = self._changes.get()
+        while (told := self._changes.get()) is not None:
             try:
                 say_dropped(self._root, self._name(), told)
             except OSError as error:

@@ -63,7 +63,7 @@ def overview(
         "served": [one.to_json() for one in store.served.registered(now)],
         "versions": versions,
         "damaged": {
-            **({"live.json": problem} if problem else {}),
+            **({"live.json": problem} if problem else store.pointer_damage()),
             **{f"version {number}": why for number, why in damaged.items()},
             **decided.damaged,
         },

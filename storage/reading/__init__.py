@@ -6,6 +6,7 @@ declarations and experience; nothing of journals, weights or learners.
 
 __all__ = [
     "exclusion",
+    "holdout",
     "ledger",
     "live_source",
     "loading",

@@ -22,7 +22,7 @@ def published_without_syncing_the_folder(patch: Patch) -> None:
 @mutant(publishing="undone")
 def pin_ignored(patch: Patch) -> None:
     """A trainer publishes over a rollback."""
-    patch.replace(WeightStore, "_require_no_pin", lambda self, live: None)
+    patch.replace(WeightStore, "_require_no_hold", lambda self, live: None)
 
 
 @mutant(publishing="unregistered")

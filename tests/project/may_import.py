@@ -133,7 +133,7 @@ MAY_REACH_STDLIB = {
         " math operator re reprlib struct typing"
     ),
     "ingest.protocol": "collections dataclasses typing",
-    "policy.ope": "collections dataclasses functools math typing",
+    "policy.ope": "collections dataclasses math typing",
     "storage.experience": "abc bisect collections dataclasses hashlib json types typing zlib",
 }
 

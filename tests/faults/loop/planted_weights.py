@@ -75,5 +75,5 @@ def rollback_not_looked_at(patch: Patch) -> None:
     def free(self: WeightStore, live: Live | None) -> None:
         return
 
-    patch.replace(WeightStore, "_require_no_pin", free)
+    patch.replace(WeightStore, "_require_no_hold", free)
     patch.replace(Trail, "_still_pinned", lambda self: False)

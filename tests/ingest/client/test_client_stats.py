@@ -105,7 +105,7 @@ def test_a_service_without_opentelemetry_goes_on() -> None:
     """The client looks for it once, when it is imported."""
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
-        "from ingest.client.client_stats import export\n"
+        f"from {export.__module__} import export\n"
         "print(export(lambda: []))"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

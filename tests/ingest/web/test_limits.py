@@ -300,7 +300,9 @@ def event_of(obs: Any) -> dict[str, Any]:
 def test_pixels_are_not_counted_as_containers(obs: Any, containers: int, kind: Any) -> None:
     """Raw bytes of an image may look like anything, in every message and value that holds them."""
     acts = kind is wire.ActionBatch
-    outside: dict[str, Any] = {"durable": False, "wait": 1.0} if acts else {"dropped": None}
+    outside: dict[str, Any] = (
+        {"durable": False, "record": True, "wait": 1.0} if acts else {"dropped": None}
+    )
     body = {"instance": "0-a", "events": [event_of(obs)] * 20, **outside}
     if acts:
         asked = {"episode_id": "e", "seq": 2, "obs": obs}

@@ -103,9 +103,9 @@ def test_a_one_shot_job_leaves_out_what_is_beyond_float32(bandit_log: Any, tmp_p
     log = bandit_log(40)
     log.rewards[7] = -1e200
     log.write(tmp_path / "one")
-    result = train(tmp_path / "one", "default", CONFIG, held_out=0.0)
+    result = train(tmp_path / "one", "default", CONFIG, evaluation_share=0.0)
     assert (result.rows_trained, result.excluded) == (39, {"not_finite": 1})
     log.rewards[:] = 1e200
     log.write(tmp_path / "all")
     with pytest.raises(NothingToTrainOn, match="not_finite: 40"):
-        train(tmp_path / "all", "default", CONFIG, held_out=0.0)
+        train(tmp_path / "all", "default", CONFIG, evaluation_share=0.0)
