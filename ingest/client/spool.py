@@ -169,11 +169,12 @@ class Segment:
 
     @classmethod
     def create(cls, directory: Path, piece_bytes: int, sync: bool) -> Segment:
-        folder = directory / f"segment-{os.getpid()}-{secrets.token_hex(6)}"
-        folder.mkdir()
-        lock = FileLock(folder / "lock")
-        if not lock.acquire(blocking=False):  # somebody looks whether it is abandoned
-            return cls.create(directory, piece_bytes, sync)
+        name = f"segment-{os.getpid()}-{secrets.token_hex(6)}"
+        fresh, folder = directory / f"new-{name}", directory / name
+        fresh.mkdir()
+        lock = FileLock(fresh / "lock")
+        lock.acquire(blocking=False)
+        fresh.rename(folder)  # nobody sees it unlocked, and takes it for one that was left empty
         if sync:
             sync_directory(directory)
         return cls(folder, lock, piece_bytes, sync)
