@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from storage.declarations.declaration import check_policy_id
-from storage.system.files import make_directory, replace_file
+from storage.system.files import make_directory, read_regular, replace_file
 
 __all__ = ["Decisions", "Earlier", "Rows", "earlier_of", "load_decisions", "record"]
 
@@ -65,7 +65,7 @@ def load_decisions(root: Path | str, policy_id: str) -> Decisions:
     damaged: dict[str, str] = {}
     for path in sorted((Path(root) / FOLDER / check_policy_id(policy_id)).glob("[0-9]*.json")):
         try:
-            document = json.loads(path.read_bytes())
+            document = json.loads(read_regular(path))
             if document["format"] != FORMAT_VERSION:
                 raise ValueError(f"expected format {FORMAT_VERSION}, got {document['format']!r}")
         except (OSError, ValueError, TypeError, KeyError) as error:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from storage.system.files import read_regular
+
 __all__ = ["Lost", "dropped_steps", "read_dropped", "say_dropped"]
 
 FOLDER = "dropped"
@@ -43,7 +45,7 @@ def say_dropped(root: Path, collector_id: str, lost: Mapping[str, Lost]) -> None
 def read_dropped(root: Path, collector_id: str) -> dict[str, Lost]:
     """Client instance -> what it dropped; nothing where nobody says so."""
     try:
-        document = json.loads(_path(root, collector_id).read_bytes())
+        document = json.loads(read_regular(_path(root, collector_id)))
         return {name: Lost(int(told[0]), int(told[1])) for name, told in document.items()}
     except (OSError, ValueError, TypeError, AttributeError, IndexError):
         return {}

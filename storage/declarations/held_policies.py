@@ -14,6 +14,7 @@ import secrets
 from pathlib import Path
 
 from storage.declarations.declaration import check_policy_id
+from storage.system.files import read_regular
 
 __all__ = ["held_version", "say_held"]
 
@@ -41,7 +42,7 @@ def say_held(root: Path, policy_id: str, version: int | None) -> None:
 def held_version(root: Path, policy_id: str) -> int | None:
     """The version that waits for an update; None when none does, or nobody says so."""
     try:
-        document = json.loads(_path(root, policy_id).read_bytes())
+        document = json.loads(read_regular(_path(root, policy_id)))
         version = document["held_version"]
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from storage.declarations.declaration import DeclarationError, PolicyDeclaration
-from storage.system.files import make_directory, replace_file
+from storage.system.files import NotRegular, make_directory, read_regular, replace_file
 
 
 def save_declaration(root: Path | str, declaration: PolicyDeclaration) -> Path:
@@ -19,9 +19,14 @@ def save_declaration(root: Path | str, declaration: PolicyDeclaration) -> Path:
 
 
 def read_declaration(path: Path) -> PolicyDeclaration:
-    """The declaration in a file; raises DeclarationError (it names file and field), OSError."""
+    """The declaration in a file, or in a pipe; raises DeclarationError (it names file and field),
+    OSError."""
+    return _declaration_of(path, path.read_bytes())
+
+
+def _declaration_of(path: Path, content: bytes) -> PolicyDeclaration:
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DeclarationError(f"{path}: expected JSON: {error}") from error
     return PolicyDeclaration.from_json(document, str(path))
@@ -31,7 +36,10 @@ def load_declarations(root: Path | str) -> dict[str, PolicyDeclaration]:
     """All policies declared under `root`, by id, in order of their ids."""
     found: dict[str, PolicyDeclaration] = {}
     for path in sorted((Path(root) / "policies").glob("*.json")):
-        declaration = read_declaration(path)
+        try:
+            declaration = _declaration_of(path, read_regular(path))
+        except NotRegular as error:
+            raise DeclarationError(str(error)) from error
         if declaration.policy_id != path.stem:
             raise DeclarationError(
                 f"{path}: expected policy_id {path.stem!r}, got {declaration.policy_id!r}"

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 from types import TracebackType
 
@@ -19,7 +20,50 @@ try:
 except ModuleNotFoundError:  # Windows
     fcntl = None  # type: ignore[assignment]  # a module or nothing
 
-__all__ = ["FileLock", "make_directory", "replace_file", "sync_directory", "write_synced"]
+__all__ = [
+    "FileLock",
+    "NotRegular",
+    "make_directory",
+    "read_regular",
+    "replace_file",
+    "sync_directory",
+    "write_synced",
+]
+
+_READ = os.O_RDONLY | sum(
+    getattr(os, name, 0)  # each is there on some systems only
+    for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
+)
+
+
+class NotRegular(OSError):
+    """A FIFO, a socket, a device, a folder, or a file that is too long, where a file belongs."""
+
+
+def read_regular(path: Path, limit: int = 2**28) -> bytes:
+    """The content of a regular file of at most `limit` bytes; never waits for a writer of a FIFO.
+
+    Raises NotRegular for anything else at that path, OSError.
+    """
+    try:
+        fd = os.open(path, _READ)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise NotRegular(f"{path}: expected a regular file") from error
+        raise
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotRegular(f"{path}: expected a regular file")
+        if status.st_size > limit:
+            raise NotRegular(f"{path}: expected at most {limit} bytes, got {status.st_size}")
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(limit + 1)
+    finally:
+        os.close(fd)
+    if len(data) > limit:
+        raise NotRegular(f"{path}: expected at most {limit} bytes, got more")
+    return data
 
 
 class FileLock:

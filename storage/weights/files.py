@@ -8,14 +8,20 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from storage.errors import WeightsDamaged, WeightsNotFound, WeightStoreError
-from storage.system.files import FileLock, make_directory, sync_directory, write_synced
+from storage.system.files import (
+    FileLock,
+    NotRegular,
+    make_directory,
+    read_regular,
+    sync_directory,
+    write_synced,
+)
 from storage.weights.manifest import Json, open_document
 
 __all__ = [
@@ -36,10 +42,6 @@ ABANDONED_SECONDS = 3600.0
 LOCK_SECONDS = 10.0
 """How long a publication or a claim waits for another one that is under way."""
 _NUMBER = re.compile("[1-9][0-9]{0,17}")
-_READ = os.O_RDONLY | sum(
-    getattr(os, name, 0)  # each is there on some systems only
-    for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
-)
 MAX_DOCUMENT = 256 * 2**20
 """Bytes of a document: a manifest, a lineage."""
 MAX_POINTER = 2**20
@@ -78,26 +80,11 @@ def read_file(path: Path, limit: int) -> bytes:
     or a device never keeps the caller waiting.
     """
     try:
-        fd = os.open(path, _READ)
+        return read_regular(path, limit)
     except FileNotFoundError as error:
         raise WeightsNotFound(f"expected {path}, which does not exist") from error
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket
-            raise WeightsDamaged(f"{path}: expected a regular file") from error
-        raise
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise WeightsDamaged(f"{path}: expected a regular file")
-        if status.st_size > limit:
-            raise WeightsDamaged(f"{path}: expected at most {limit} bytes, got {status.st_size}")
-        with open(fd, "rb", closefd=False) as file:
-            data = file.read(limit + 1)
-    finally:
-        os.close(fd)
-    if len(data) > limit:
-        raise WeightsDamaged(f"{path}: expected at most {limit} bytes, got more")
-    return data
+    except NotRegular as error:
+        raise WeightsDamaged(str(error)) from error
 
 
 def read_document(kind: str, path: Path) -> dict[str, Json]:

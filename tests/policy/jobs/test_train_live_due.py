@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import tempfile
 import time
@@ -225,3 +226,10 @@ def test_rows_left_out_count_in_every_run(root: Path) -> None:
     result, _ = run(root, 1)
     assert result.excluded == {"training_disabled": 30}
     assert WeightStore(root, "default").manifest(3).metrics["rows_trained"] == 200
+
+
+def test_a_pipe_in_the_place_of_what_is_held_keeps_nobody_waiting(root: Path) -> None:
+    """A plain open would wait for a writer for ever."""
+    (root / "flow").mkdir()
+    os.mkfifo(root / "flow" / "default.json")
+    assert held_version(root, "default") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from storage.declarations.dropped_steps import Lost, dropped_steps, read_dropped, say_dropped
@@ -23,3 +24,9 @@ def test_a_damaged_file_says_nothing(tmp_path: Path) -> None:
     for text in ("", "[1]", '{"one": 3}', '{"one": [1]}'):
         (tmp_path / "dropped" / "b.json").write_text(text)
         assert dropped_steps(tmp_path) == Lost(1, 10)
+
+
+def test_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
+    say_dropped(tmp_path, "a", {"one": Lost(1, 10)})
+    os.mkfifo(tmp_path / "dropped" / "b.json")
+    assert dropped_steps(tmp_path) == Lost(1, 10)
