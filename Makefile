@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 7
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint dags unit attack faults faults-long judge format demo demo-seeds bench clean
+.PHONY: help setup test lint dags unit attack faults faults-long judge format demo demo-seeds bench release clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -77,6 +77,9 @@ demo-seeds: setup  ## the demo for three seeds, CartPole included
 
 bench: setup  ## one table of ratios, each against a named baseline
 	$(BIN)/python -m benchmarks
+
+release: setup  ## wheel, sdist and SBOM of this commit, each tried, and its tag
+	$(BIN)/python release.py --tag
 
 clean:  ## remove what was built; data/run stays
 	rm -rf .venv .venv-airflow .make build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis .import_linter_cache

@@ -1,0 +1,59 @@
+"""What keeps a release from being made; `make release` itself builds environments for minutes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import release
+from release import VERSION, NotReleased, choices, require_licences, require_ready
+
+ENTRY = f"# Changelog\n\n## [{VERSION}] - 2026-01-01\n"
+
+
+def component(*told: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "some", "version": "1.0", "licenses": list(told)}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"license": {"name": name}}
+
+
+def test_a_version_is_released_once_and_from_a_commit_that_tells_of_it() -> None:
+    require_ready(ENTRY, dirty="", tags="v0.0.1\n")
+    with pytest.raises(NotReleased, match="to be committed"):
+        require_ready(ENTRY, dirty=" M README.md", tags="")
+    with pytest.raises(NotReleased, match="tagged already"):
+        require_ready(ENTRY, dirty="", tags=f"v0.0.1\nv{VERSION}\n")
+    with pytest.raises(NotReleased, match=r"CHANGELOG\.md"):
+        require_ready("# Changelog\n\n## [Unreleased]\n", dirty="", tags="")
+
+
+@pytest.mark.parametrize(
+    ("told", "names"),
+    [
+        (named("License :: OSI Approved :: BSD License"), [{"BSD-3-Clause"}]),
+        ({"license": {"id": "MIT"}}, [{"MIT"}]),
+        ({"expression": "Apache-2.0 OR BSD-3-Clause"}, [{"Apache-2.0"}, {"BSD-3-Clause"}]),
+        ({"expression": "(MIT OR ISC) AND 0BSD"}, [{"MIT", "ISC", "0BSD"}]),
+        ({"expression": "Apache-2.0 WITH LLVM-exception"}, [{"Apache-2.0"}]),
+        (named("Ours alone"), [{"Ours alone"}]),
+    ],
+)  # fmt: skip
+def test_licences_are_read_however_a_package_tells_them(
+    told: dict[str, Any], names: list[set[str]]
+) -> None:
+    assert list(choices(component(told))) == names
+
+
+def test_a_package_without_a_known_licence_is_named() -> None:
+    sound = component(named("GPL-3.0-only"), {"license": {"id": "MIT"}})  # one may choose
+    require_licences({"components": [sound, {"name": "headrace", "version": VERSION}]})
+    for told in ((), (named("GPL-3.0-only"),), ({"expression": "MIT AND GPL-3.0-only"},)):
+        with pytest.raises(NotReleased, match=r"some 1\.0"):
+            require_licences({"components": [component(*told)]})
+
+
+def test_every_python_that_is_claimed_is_tried() -> None:
+    assert release.PYTHONS == ["3.11", "3.12", "3.13"]
