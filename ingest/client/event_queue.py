@@ -25,7 +25,7 @@ import msgspec
 from ingest.client.batch_size import BATCH_BYTES, BatchSize
 from ingest.client.declarations import Draft
 from ingest.client.events import too_large, unsampled_names
-from ingest.client.spool import Segment, Spool
+from ingest.client.spool import LONGEST_RUN, Segment, Spool
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import BufferFull
 from ingest.protocol.messages import Cause, Decision, End, Event, LogAction, LogReturns, Start
@@ -34,7 +34,6 @@ EVENT_BYTES = 256  # what an event takes beside its observation, action and info
 OPEN_SHARE = 0.25
 """With `drop`: of the queue, what only the episodes that are open already may fill."""
 
-_LONGEST_RUN = 8  # events of one episode that are not torn between two batches for its length
 _DRAFTS_AT_ONCE = 64  # encoded between two looks at the queue, so that callers get their turn
 
 OnFull = Literal["raise", "drop", "block", "spool"]
@@ -941,7 +940,7 @@ def broken_end(event: Any, cause: Cause) -> End:
 
 
 def whole_runs(queue: Sequence[Event | None], size: int) -> int:
-    """A batch size of at most `size` that tears no short episode apart.
+    """A batch size of at most `size` that tears no short episode apart, and no step of a long one.
 
     A batch is one journal row. With a one-step episode whole in one batch, a client that dies
     between two batches leaves no half of it behind.
@@ -951,13 +950,17 @@ def whole_runs(queue: Sequence[Event | None], size: int) -> int:
     after = queue[size]
     if after is None or isinstance(after, Start):
         return size
-    for cut in range(size - 1, max(0, size - _LONGEST_RUN), -1):
+    is_reward = isinstance(after, LogReturns) and after.seq is not None
+    best = size
+    for cut in range(size - 1, max(0, size - LONGEST_RUN), -1):
         event = queue[cut]
         if event is None or event.episode_id != after.episode_id:
-            return size
+            break
         if isinstance(event, Start):
             return cut
-    return size
+        if is_reward and isinstance(event, (LogAction, Decision)):
+            best, is_reward = cut, False
+    return best
 
 
 def fitting(events: Sequence[Event | None], most: int) -> int:

@@ -46,6 +46,7 @@ from storage.system.files import FileLock, sync_directory
 log = logging.getLogger("headrace.client")
 
 PIECE_BYTES = 8_000_000
+LONGEST_RUN = 8  # events of one episode that are not torn between two batches for its length
 _READ_BYTES = 262_144
 _FRAME = struct.Struct("<BII")
 _HEAD, _INSTANCE, _START, _EVENT, _DRAFT, _DONE, _MOVED = range(7)
@@ -169,15 +170,34 @@ class Segment:
 
     @classmethod
     def create(cls, directory: Path, piece_bytes: int, sync: bool) -> Segment:
-        name = f"segment-{os.getpid()}-{secrets.token_hex(6)}"
-        fresh, folder = directory / f"new-{name}", directory / name
-        fresh.mkdir()
-        lock = FileLock(fresh / "lock")
-        lock.acquire(blocking=False)
-        fresh.rename(folder)  # nobody sees it unlocked, and takes it for one that was left empty
+        while True:
+            name = f"segment-{os.getpid()}-{secrets.token_hex(6)}"
+            fresh, folder = directory / f"new-{name}", directory / name
+            fresh.mkdir()
+            lock = FileLock(fresh / "lock")
+            try:
+                if lock.acquire(blocking=False):
+                    fresh.rename(folder)  # nobody sees it unlocked, and takes it for an empty one
+                    break
+            except FileNotFoundError:  # removed by `sweep` before it was locked
+                lock.release()
+            except OSError:
+                lock.release()
+                shutil.rmtree(fresh, ignore_errors=True)
+                raise
         if sync:
             sync_directory(directory)
         return cls(folder, lock, piece_bytes, sync)
+
+    @staticmethod
+    def sweep(directory: Path) -> None:
+        """Remove what processes that were killed within `create` have left."""
+        for fresh in directory.glob("new-segment-*"):
+            lock = FileLock(fresh / "lock")
+            with contextlib.suppress(OSError):
+                if lock.acquire(blocking=False):
+                    shutil.rmtree(fresh, ignore_errors=True)
+                    lock.release()
 
     @classmethod
     def take_up(cls, folder: Path, piece_bytes: int, sync: bool) -> Segment | None:
@@ -350,21 +370,27 @@ class Segment:
     def read(
         self, most: int, policy: Callable[[str | None], ClientPolicy]
     ) -> list[tuple[int, Event]]:
-        """The next unread events with their numbers, at most so many; none at the end.
+        """The next unread events with their numbers; none at the end.
 
-        One that goes on in another episode is that one's; its start comes before it, as number -1.
+        About `most`, or 256 kB; then up to 8 events that finish an episode, or the rewards of a
+        step: one that is sent in two halves may be abandoned between them. An event that goes on
+        in another episode is that one's; its start comes before it, as number -1.
         """
         found: list[tuple[int, Event]] = []
-        while self.unread and not found:
+        nbytes = 0
+        while self.unread:
             serial, at, number = before = self._reading
             piece = next((one for one in self._pieces if one.serial == serial), None)
             for kind, content, end in _frames(b"" if piece is None else self._chunk(piece, at)):
+                if kind in _COUNTED and self._is_whole(found, most, kind):
+                    return found
                 number += kind in _COUNTED
                 self._reading = (serial, at + end, number)
                 if kind in _COUNTED and number - 1 not in self._done:
                     found += self._entered(number - 1, kind, content, policy)
-                if len(found) >= most:
-                    break
+                    nbytes += len(content)
+                    if nbytes >= _READ_BYTES:
+                        most = min(most, max(1, len(found)))
             if self._reading == before:
                 following = next((one for one in self._pieces if one.serial > serial), None)
                 if following is None:
@@ -372,6 +398,14 @@ class Segment:
                     break
                 self._reading = (following.serial, 0, following.base)
         return found
+
+    @staticmethod
+    def _is_whole(found: Sequence[tuple[int, Event]], most: int, following: int) -> bool:
+        """Whether a read may end before a frame of this kind."""
+        if len(found) < most:
+            return False
+        is_rewarded = not isinstance(found[-1][1], (LogAction, Decision))
+        return following == _START or (len(found) >= most + LONGEST_RUN and is_rewarded)
 
     def _chunk(self, piece: _Piece, at: int) -> bytes:
         """Some whole frames of a piece from a place in it on; empty at its end."""
@@ -502,6 +536,7 @@ class Spool:
         self.own: Segment | None = None
         self.taken_up: list[Segment] = []
         self._instance: str | None = None
+        self._has_read_own = False
         self._places: dict[int, tuple[Event, Segment, int]] = {}
 
     def close(self, *, forked: bool = False) -> None:
@@ -555,16 +590,19 @@ class Spool:
     def read(self, most: int) -> list[tuple[Event, str | None]]:
         """The next events that are on disk alone, and the instances that they are sent under.
 
-        Those of this process come first; None: under its own.
+        This process's and those of the earlier ones take turns, so that neither has an episode wait
+        halfway for all of the other's. None: under its own.
         """
-        for segment in self.segments:
-            if not segment.unread:
-                continue
+        behind = [segment for segment in self.segments if segment.unread]
+        if self._has_read_own and len(behind) > 1 and behind[0] is self.own:
+            behind = [*behind[1:], behind[0]]
+        for segment in behind:
             found = segment.read(most, self._policy)
             for number, event in found:
                 if number >= 0:
                     self._places[id(event)] = (event, segment, number)
             if found:
+                self._has_read_own = segment is self.own
                 owner = None if segment is self.own else segment.instance
                 return [(event, owner) for _, event in found]
         return []
@@ -644,6 +682,7 @@ class Spool:
 
         Any thread may call it.
         """
+        Segment.sweep(self.directory)
         found = []
         for folder in sorted(self.directory.glob("segment-*")):
             segment = Segment.take_up(folder, self._piece_bytes, self._sync)

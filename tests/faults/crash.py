@@ -119,11 +119,7 @@ class Traffic:
         (self._folder / "stop").touch()
         for clients in self._processes:
             clients.wait(SETTLE_SECONDS)
-        for _ in range(int(SETTLE_SECONDS / 0.1)):
-            counts = self.collector.get("/readyz")[1]
-            if counts["episodes_open"] == counts["bytes_waiting"] == 0:
-                break
-            threading.Event().wait(0.1)
+        self.collector.empty(SETTLE_SECONDS)
         return self.collector.stop()
 
     def account(self) -> Account:

@@ -33,6 +33,19 @@ def spool_written_late(patch: Patch) -> None:
     patch.replace(Segment, "append", late)
 
 
+@mutant(spool_kills="lost")
+def spool_done_too_far(patch: Patch) -> None:
+    """What follows the judged events is noted as judged, too: a process that is killed then leaves
+    it to nobody."""
+    done = patch.original(Segment, "done")
+
+    def further(self: Segment, numbers: Any) -> None:
+        numbers = list(numbers)
+        done(self, [*numbers, *(n for n in (max(numbers, default=-2) + 1,) if 0 <= n < self._next)])
+
+    patch.replace(Segment, "done", further)
+
+
 @mutant(spool_kills="doubled")
 def spool_sent_anew(patch: Patch) -> None:
     """A taken-up segment's episodes are sent as new ones, whatever of them was acknowledged."""

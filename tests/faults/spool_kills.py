@@ -15,10 +15,12 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 from ingest.client.policy_client import PolicyClient
-from tests.collector_process import CollectorProcess, declare
+from ingest.protocol.errors import Refusal
+from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults import mutants
 from tests.faults.account import Account
 from tests.faults.scenario import Scenario, Trial, Verdict
@@ -31,15 +33,24 @@ SETTLE_SECONDS = 60.0
 def log(address: str, folder: Path, number: int) -> None:
     """One process: episodes of one step, and of several that others may cut off."""
     chance = random.Random(number)
+
+    def note_refusal(refusal: Refusal) -> None:
+        with (folder / f"refused-{number}").open("a") as refused:
+            refused.write(f"{refusal.code} {refusal.episode_id}\n")
+
     client = PolicyClient(
         address,
         on_full="spool",
         spool_dir=folder / "spool",
         max_pending=chance.choice((5, 50, 1000)),
         policy_file=folder / "root/policies/default.json",
+        on_error=note_refusal,
     )
     steps = 0
-    with (folder / f"notes-{number}").open("a") as notes:
+    with (
+        (folder / f"notes-{number}").open("a") as notes,
+        (folder / f"episodes-{number}").open("a") as episodes,
+    ):
 
         def note(what: str, reward: float) -> None:
             notes.write(json.dumps({what: [reward]}) + "\n")
@@ -58,6 +69,8 @@ def log(address: str, folder: Path, number: int) -> None:
             name = client.start_episode()
             for _ in range(chance.randrange(4)):
                 amount = reward()
+                episodes.write(f"{amount} {name}\n")
+                episodes.flush()
                 client.log_action(name, OBS, 1)
                 client.log_returns(name, amount)
                 note("acknowledged", amount)
@@ -132,16 +145,47 @@ def run(trial: Trial) -> Verdict:
             left = [path.name for path in (trial.folder / "spool").glob("segment-*")]
             verdict.require(not left, "left", left)
             verdict.count("kills", kills)
-            pause.wait(1.5)  # what nobody ended is abandoned
+            collector.empty(SETTLE_SECONDS)  # what nobody ended is abandoned
             verdict.require(collector.stop() == 0, "status", "the collector's")
     finally:
         spooling.end()
     account = Account.of(trial.folder / "root", list(trial.folder.glob("notes-*")))
     unrewarded = account.stored.pop(0.0, 0)  # killed between an action and its reward
     account.found.pop(0.0, None)
+    counted = refused_rewards(trial.folder, account.lost)
+    for reward in counted:
+        del account.acknowledged[reward]
     account.judge(verdict)
+    verdict.count("refused", len(counted))
     verdict.count("unrewarded", unrewarded)
     return verdict
+
+
+def refused_rewards(folder: Path, missing: list[float]) -> list[float]:
+    """Those of the missing rewards whose steps are stored without one, and whose refusals a client
+    has counted."""
+    places = dict(line.split() for path in folder.glob("episodes-*") for line in path.open())
+    rows = shard_rows(folder / "root")
+    going_on = [row for row in rows if isinstance(row["continues"], str)]
+    before = {row["eps_id"]: row["continues"] for row in going_on}
+
+    def first(episode: str) -> str:
+        """The episode that the caller began, whichever goes on from it."""
+        while episode in before:
+            episode = before[episode]
+        return episode
+
+    told = [line.split() for path in folder.glob("refused-*") for line in path.open()]
+    refused = Counter(first(episode) for code, episode in told if code == "abandoned")
+    bare = Counter(first(row["eps_id"]) for row in rows if row["rewards"] == 0.0)
+    found = []
+    for reward in missing:
+        episode = places.get(str(reward), "")
+        if refused[episode] and bare[episode]:
+            refused[episode] -= 1
+            bare[episode] -= 1
+            found.append(reward)
+    return found
 
 
 def main(address: str, folder: str, number: str, mutant: str) -> None:
@@ -152,7 +196,7 @@ def main(address: str, folder: str, number: str, mutant: str) -> None:
 
 SCENARIO = Scenario(
     name="spool_kills",
-    law="a step whose call returned is stored once, whoever is killed",
+    law="a step whose call returned is stored once, or its reward's refusal counted",
     unit="kills",
     quick=30,
     long=300,

@@ -190,6 +190,14 @@ def test_whole_runs_cuts_before_a_start_or_where_it_must(lengths: list[int], siz
         assert not torn or begin == 0 or lengths[int(after.episode_id)] > 8
 
 
+def test_whole_runs_keeps_the_rewards_of_a_step_with_it() -> None:
+    """A step that is sealed before its reward arrives stays without it."""
+    queue: list[Event | None] = [Start(episode_id="e")]
+    for seq in range(1, 40, 2):
+        queue += [step("e", seq), LogReturns(episode_id="e", seq=seq + 1, reward=1.0)]
+    assert [whole_runs(queue, size) for size in (20, 21, 22, 23)] == [19, 21, 21, 23]
+
+
 def test_a_reward_joins_only_a_step_whose_content_is_not_fixed() -> None:
     """Once a step has left the queue its bytes may have been sent."""
     box = outbox()

@@ -22,6 +22,7 @@ from ingest.client.policy_client import PolicyClient
 from ingest.client.spool import Segment, Spool
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import BufferFull
+from storage.system.files import FileLock
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.ingest.scripted_collector import Gate, ScriptedCollector, cut_after, cut_before
 
@@ -473,6 +474,102 @@ def test_pieces_are_read_across_their_borders(tmp_path: Path) -> None:
     while some := segment.read(7, lambda _: None):  # type: ignore[arg-type, return-value]  # as above
         again += [event.seq for _, event in some]
     assert again == [n for n in range(1, 51) if not (n < 21 and n % 2 == 1)]
+    segment.close()
+
+
+def spool_in(directory: Path) -> Spool:
+    return Spool(directory, 1_000_000, sync=False, address=NOBODY, policy=lambda _: None)  # type: ignore[arg-type, return-value]  # no drafts here
+
+
+def episode(name: str, steps: int) -> list[wire.Event]:
+    pairs: list[wire.Event] = []
+    for seq in range(1, 2 * steps, 2):
+        pairs.append(wire.LogAction(episode_id=name, seq=seq, obs=b"", action=b""))
+        pairs.append(wire.LogReturns(episode_id=name, seq=seq + 1, reward=1.0))
+    start = wire.Start(episode_id=name, start=0)
+    return [start, *pairs, wire.End(episode_id=name, seq=2 * steps + 1)]
+
+
+def test_reads_of_this_process_and_of_earlier_ones_take_turns(tmp_path: Path) -> None:
+    """A process that logs more than it can send would else leave an earlier one's episode halfway:
+    the collector abandons it, and refuses the rewards of its steps."""
+    earlier = spool_in(tmp_path)
+    for n in range(30):
+        earlier.append(episode(f"earlier-{n}", 2), left=True)
+    earlier.close()
+    kept = spool_in(tmp_path)
+    kept.taken_up = kept.find()
+    for n in range(30):
+        kept.append(episode(f"own-{n}", 2), left=True)
+    reads = []
+    while found := kept.read(12):
+        reads.append({event.episode_id.split("-")[0] for event, _ in found})
+    assert reads == [{"own"}, {"earlier"}] * 15
+    kept.close()
+
+
+@pytest.mark.parametrize("steps", [1, 3, 20])
+def test_a_read_ends_with_an_episode_or_a_step(tmp_path: Path, steps: int) -> None:
+    """A short episode is not sent in two halves, and no step without the reward that is there."""
+    kept = spool_in(tmp_path)
+    for n in range(8):
+        kept.append(episode(f"e{n}", steps), left=True)
+    reads = list(iter(lambda: [event for event, _ in kept.read(3)], []))
+    assert sum(map(len, reads)) == 8 * (2 * steps + 2)
+    assert max(map(len, reads)) <= 3 + 8 + 1
+    assert not any(isinstance(read[-1], wire.LogAction) for read in reads)
+    if steps < 20:
+        assert {type(read[-1]) for read in reads} == {wire.End}
+    kept.close()
+
+
+@pytest.mark.parametrize("at", ["acquire", "rename"])
+def test_what_a_kill_within_the_making_of_a_segment_left_is_removed(
+    tmp_path: Path, at: str
+) -> None:
+    """SIGKILL before or after its lock. While its process lives, the folder stays."""
+    program = f"""
+import os, signal, sys
+from pathlib import Path
+from ingest.client.spool import FileLock, Segment
+def stop(*_, **__):
+    print("there", flush=True)
+    sys.stdin.read()
+{"FileLock.acquire" if at == "acquire" else "Path.rename"} = stop
+Segment.create(Path({str(tmp_path)!r}), 1000, False)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert process.stdout is not None
+    with process.stdout as output:
+        assert output.readline() == b"there\n"
+    if at == "rename":
+        assert spool_in(tmp_path).find() == []
+        assert len(list(tmp_path.glob("new-segment-*"))) == 1
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert len(list(tmp_path.glob("new-segment-*"))) == 1
+    assert spool_in(tmp_path).find() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_folder_that_is_swept_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process sees it before it is locked, and takes it for one that was left."""
+    acquire, swept = FileLock.acquire, []
+
+    def late(self: FileLock, **given: Any) -> bool:
+        if self.path.parent.name.startswith("new-") and not swept:
+            swept.append(self.path)
+            Segment.sweep(tmp_path)
+        return acquire(self, **given)
+
+    monkeypatch.setattr(FileLock, "acquire", late)
+    segment = Segment.create(tmp_path, 1000, False)
+    assert segment.folder.exists()
+    assert not swept[0].parent.exists()
     segment.close()
 
 
