@@ -32,7 +32,7 @@ from storage.spaces.descriptors import (
     Tuple,
 )
 from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
-from storage.spaces.quick_leaves import Quick, QuickInteger, quick_numbers
+from storage.spaces.quick_leaves import Quick, QuickInteger, QuickName, quick_numbers
 
 __all__ = ["Codec", "Leaf", "leaves"]
 
@@ -62,7 +62,8 @@ def _slot_of(leaf: Leaf, offset: int) -> _Slot:
     space, bounds = leaf.space, bounds_of(leaf.space)
     quick: Quick | None
     if isinstance(space, Discrete):
-        quick = QuickInteger(space.start, space.start + space.n - 1)
+        last = space.start + space.n - 1
+        quick = QuickName(space) if space.names else QuickInteger(space.start, last)
     else:
         quick = quick_numbers(leaf.dtype, leaf.shape, bounds)
     return _Slot(leaf, offset, size, bounds, quick)
@@ -71,7 +72,8 @@ def _slot_of(leaf: Leaf, offset: int) -> _Slot:
 class Codec:
     """Values of one space <-> canonical bytes, with validation in both directions.
 
-    Attributes: `space`; `leaves`; `itemsize`, bytes per value, None when the space holds Text.
+    Attributes: `space`; `leaves`; `itemsize`, bytes per value, None when the space holds Text;
+    `has_names`, whether a leaf has names.
     """
 
     def __init__(self, space: Space) -> None:
@@ -87,15 +89,18 @@ class Codec:
         self._fixed = offset
         self.itemsize: int | None = None if self._texts else offset
         self._single = self._slots[0] if not isinstance(space, (Dict, Text, Tuple)) else None
+        self.has_names = any(isinstance(x.space, Discrete) and x.space.names for x in self.leaves)
 
     # one value
 
     def encode(self, value: Any, where: str = "$", *, check_range: bool = True) -> bytes:
         """The canonical bytes of one value (array, number, nested list, dict, tuple, string).
 
-        Integers may stand for floats; floats never stand for integers. `check_range=False` lets
-        finite Box values leave their bounds, as the unclipped sample of a Gaussian policy does.
-        Raises SpaceError.
+        Integers may stand for floats; floats never stand for integers. Where a space has names, a
+        string is a name and an integer a code; where names are other numbers than their codes, an
+        integer could be either and is refused. `check_range=False` is for what a policy chose: it
+        takes any code, and lets finite Box values leave their bounds, as the unclipped sample of a
+        Gaussian policy does. Raises SpaceError.
         """
         single = self._single
         if single is not None:
@@ -135,6 +140,10 @@ class Codec:
             return np.frombuffer(data, leaf.dtype).reshape(leaf.shape)
         columns = self.columns(data, 1, [len(data)])
         return _assemble(self.space, iter([columns[leaf.path] for leaf in self.leaves]), 0)
+
+    def named(self, value: Any) -> Any:
+        """A value as `decode` answers it, with names in the place of their codes."""
+        return _named(self.space, value) if self.has_names else value
 
     def check(self, data: bytes, where: str = "$", *, check_range: bool = True) -> None:
         """Raise SpaceError unless `data` is the canonical encoding of one allowed value."""
@@ -301,6 +310,11 @@ def _leaf_bytes(slot: _Slot, value: Any, where: str, check_range: bool) -> bytes
         if data is not None:
             return data
     leaf = slot.leaf
+    if isinstance(slot.quick, QuickName) and check_range and slot.quick.is_unsure(value):
+        raise SpaceError(
+            f"{where}: expected {describe(leaf.space)}, as a string (they are numbers, so that an "
+            f"integer could be a name or a code), got {_shown(value)}"
+        )
     try:
         array = value if type(value) is np.ndarray else _as_array(value, leaf, where)
         if array.dtype != leaf.dtype:
@@ -436,6 +450,14 @@ def _walk(space: Space, value: Any, where: str) -> Iterator[tuple[Leaf, Any, str
             yield from _walk(inner, value[i], f"{where}[{i}]")
     else:
         yield Leaf("", space), value, where
+
+
+def _named(space: Space, value: Any) -> Any:
+    if isinstance(space, Dict):
+        return {name: _named(inner, value[name]) for name, inner in space.spaces}
+    if isinstance(space, Tuple):
+        return tuple(_named(inner, item) for inner, item in zip(space.spaces, value, strict=True))
+    return space.names[int(value)] if isinstance(space, Discrete) and space.names else value
 
 
 def _assemble(space: Space, columns: Iterator[Any], row: int) -> Any:

@@ -21,6 +21,8 @@ import numpy.typing as npt
 
 FORMAT_VERSION = 1
 MAX_ELEMENTS = 2**24  # of one array; a descriptor from outside must not ask for all memory
+OTHER = "other"  # the name, in short forms, for whatever is none of the names
+MAX_NAME = 1_000  # characters
 REFUSED = ("Graph", "Sequence", "OneOf")
 BOX_DTYPES = [
     "bool",
@@ -179,10 +181,32 @@ def widest(dtype: np.dtype[Any], sign: int) -> Any:
 
 @dataclass(frozen=True)
 class Discrete:
-    """One of `n` integers, from `start` on. Stored as int64."""
+    """One of `n` integers, from `start` on. Stored as int64.
+
+    With `names`, one for each integer from 0 on, callers say and are told names; what is stored,
+    and what a network sees, are the integers: the codes. A string that is no name is an error, or
+    is taken for the name `other`, if that is given.
+    """
 
     n: int
     start: int = 0
+    names: tuple[str, ...] = ()
+    other: str | None = None
+
+    @classmethod
+    def of(cls, names: Iterable[str], *, other: str | None = None) -> Discrete:
+        """The space of some names, coded in their order; `other` is added if it is not among them.
+
+        Raises SpaceError for none, for one that is no text or empty, and for one that comes twice.
+        """
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise SpaceError(f"discrete: expected names, got {names!r:.80}")
+        given = tuple(names)
+        if other is not None and other not in given:
+            given = (*given, other)
+        if not given:
+            raise SpaceError("discrete: expected one or more names, got none")
+        return cls(len(given), 0, given, other)
 
     def __post_init__(self) -> None:
         n, start = _whole("discrete", "n and start", (self.n, self.start))
@@ -192,9 +216,59 @@ class Discrete:
             raise SpaceError(f"discrete: expected n >= 1, got {self.n}")
         if not -(2**63) <= self.start <= 2**63 - self.n:
             raise SpaceError(f"discrete: expected values that fit int64, got start {self.start}")
+        object.__setattr__(self, "names", tuple(self.names))
+        if self.names:
+            _check_names(self.names, self.n, self.start)
+        if self.other is not None and self.other not in self.names:
+            raise SpaceError(f"discrete: expected other to be one of the names, got {self.other!r}")
+
+    def codes(self, names: Iterable[Any]) -> Array:
+        """The code of each name, int64 (N,); -1 for what is no name, or the code of `other`.
+
+        A value that is no text, as None for a missing one, is -1 in any case. Of an Arrow column
+        only the dictionary needs to be looked at:
+
+            found = column.dictionary_encode()
+            codes = np.append(space.codes(found.dictionary.to_pylist()), -1)
+            codes = codes[found.indices.fill_null(-1).to_numpy()]
+        """
+        known = {name: code for code, name in enumerate(self.names)}
+        rest = -1 if self.other is None else known[self.other]
+        found = (known.get(x, rest) if isinstance(x, str) else -1 for x in names)
+        return np.fromiter(found, np.int64)
+
+    def named(self, codes: Any) -> Array:
+        """The name of each code, as an object array of the shape of `codes`."""
+        found: Array = np.array(self.names, object)[np.asarray(codes)]
+        return found
 
     def to_json(self) -> Json:
-        return {"kind": "discrete", "n": self.n, "start": self.start}
+        node: Json = {"kind": "discrete", "n": self.n, "start": self.start}
+        if self.names:
+            node["names"] = list(self.names)
+        if self.other is not None:
+            node["other"] = self.other
+        return node
+
+
+def _check_names(names: tuple[Any, ...], n: int, start: int) -> None:
+    if len(names) != n or start != 0:
+        raise SpaceError(
+            f"discrete: expected {n} names, one for each integer from 0 on, got {len(names)} from "
+            f"{start} on"
+        )
+    for name in names:
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not _is_utf8(name):
+            raise SpaceError(
+                f"discrete: expected texts of 1 to {MAX_NAME} characters as names, got {name!r:.80}"
+            )
+    if len(set(names)) != n:
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SpaceError(f"discrete: expected different names, got {twice!r:.80} twice")
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 @dataclass(frozen=True)
@@ -317,6 +391,7 @@ _KEYS = {
     "dict": {"spaces"},
     "tuple": {"spaces"},
 }
+_OPTIONAL = {"discrete": {"names", "other"}}
 _MAX_DEPTH = 32
 
 
@@ -351,7 +426,7 @@ def _from_json(node: Json, where: str, depth: int) -> Space:
         raise SpaceError(f"{where}: {kind} spaces are not supported")
     if kind not in _KEYS:
         raise SpaceError(f"{where}: expected a kind of {', '.join(_KEYS)}, got {node!r:.200}")
-    if set(node) != _KEYS[kind] | {"kind"}:
+    if set(node) - _OPTIONAL.get(kind, set()) != _KEYS[kind] | {"kind"}:
         raise SpaceError(f"{where}: expected keys {sorted(_KEYS[kind])}, got {sorted(node)}")
     try:
         return _build(kind, node, where, depth)
@@ -371,7 +446,7 @@ def _build(kind: str, node: dict[str, Json], where: str, depth: int) -> Space:
         low, high = (_bound_from_json(node[name], dtype, shape) for name in ("low", "high"))
         return Box(shape, dtype, low, high)
     if kind == "discrete":
-        return Discrete(_integer(node["n"]), _integer(node["start"]))
+        return _discrete(node)
     if kind == "multi_discrete":
         return MultiDiscrete(_sizes(node["nvec"]), _sizes(node["start"]))
     if kind == "multi_binary":
@@ -388,6 +463,15 @@ def _build(kind: str, node: dict[str, Json], where: str, depth: int) -> Space:
     return Tuple(
         tuple(_from_json(s, f"{where}[{i}]", depth + 1) for i, s in enumerate(node["spaces"]))
     )
+
+
+def _discrete(node: dict[str, Json]) -> Discrete:
+    names, other = node.get("names", []), node.get("other")
+    if not isinstance(names, list) or ("names" in node and not names):
+        raise SpaceError(f"expected a list of names, got {names!r:.80}")
+    if "other" in node and not isinstance(other, str):
+        raise SpaceError(f"expected other to be a name, got {other!r:.80}")
+    return Discrete(_integer(node["n"]), _integer(node["start"]), tuple(names), other)
 
 
 def _integer(value: Json) -> int:
@@ -437,17 +521,24 @@ def schema_id(observation: Space, action: Space) -> str:
 
 def parse_space(text: str) -> Space:
     """The space of a short form: `box:4`, `box:84x84x4:uint8`, `box:2::-1:1` (dtype, low, high),
-    `discrete:2`, `discrete:5:1` (start), `multi_discrete:3,4`, `multi_binary:8`, `text:32`.
+    `discrete:2`, `discrete:5:1` (start), `discrete:["DE","FR"]` (names), `discrete:["DE"]:other`
+    (what is no name is `other`), `multi_discrete:3,4`, `multi_binary:8`, `text:32`.
 
-    Raises SpaceError with the forms that exist.
+    A Dict is JSON: `{"country": ["DE", "FR"], "age": "box:1"}`, a short form or a list of names for
+    each of its spaces. Raises SpaceError with the forms that exist.
     """
     kind, _, rest = text.partition(":")
     parts = rest.split(":") if rest else []
     try:
+        if text.startswith("{"):
+            given = json.loads(text, object_pairs_hook=tuple)
+            return Dict(tuple((name, _parse_inner(inner)) for name, inner in given))
         if kind == "box":
             return _parse_box(parts)
+        if kind == "discrete" and rest.startswith("["):
+            return _parse_names(rest)
         if kind == "discrete" and 1 <= len(parts) <= 2:
-            return Discrete(*(int(p) for p in parts))
+            return Discrete(int(parts[0]), int(parts[1]) if parts[1:] else 0)
         if kind == "multi_discrete" and len(parts) == 1:
             return MultiDiscrete(tuple(int(n) for n in parts[0].split(",")))
         if kind == "multi_binary" and len(parts) == 1:
@@ -456,12 +547,31 @@ def parse_space(text: str) -> Space:
             return Text(int(parts[0]))
     except SpaceError:
         raise
-    except (ValueError, TypeError) as error:
-        raise SpaceError(f"{text!r}: {error}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SpaceError(f"{text!r:.200}: {error}") from error
     raise SpaceError(
-        f"expected box:SHAPE[:DTYPE[:LOW:HIGH]], discrete:N[:START], multi_discrete:N,N,..., "
-        f"multi_binary:SHAPE or text:MAX, got {text!r}"
+        f"expected box:SHAPE[:DTYPE[:LOW:HIGH]], discrete:N[:START], discrete:[NAME,...][:other], "
+        f"multi_discrete:N,N,..., multi_binary:SHAPE, text:MAX or a JSON object of those, got "
+        f"{text!r:.200}"
     )
+
+
+def _parse_inner(given: Json) -> Space:
+    """A space of a Dict: a short form, or names."""
+    if isinstance(given, list):
+        return Discrete.of(given)
+    if not isinstance(given, str):
+        raise SpaceError(f"expected a short form or a list of names, got {given!r:.80}")
+    return parse_space(given)
+
+
+def _parse_names(text: str) -> Discrete:
+    names, end = json.JSONDecoder().raw_decode(text)
+    if text[end:] not in ("", f":{OTHER}"):
+        raise SpaceError(
+            f"expected discrete:[NAME,...] or discrete:[NAME,...]:other, got {text:.200}"
+        )
+    return Discrete.of(names, other=OTHER if text[end:] else None)
 
 
 def _parse_box(parts: list[str]) -> Box:

@@ -25,7 +25,15 @@ from storage.spaces.descriptors import (
     Tuple,
 )
 
-__all__ = ["from_gym", "to_gym"]
+__all__ = ["NamedDiscrete", "from_gym", "to_gym"]
+
+
+class NamedDiscrete(gym.spaces.Discrete):
+    """A Discrete that remembers the names of its codes; to gymnasium they are integers."""
+
+    def __init__(self, space: Discrete) -> None:
+        super().__init__(space.n)
+        self.names, self.other = space.names, space.other
 
 
 def from_gym(space: gym.Space[Any], where: str = "$") -> Space:
@@ -42,6 +50,8 @@ def from_gym(space: gym.Space[Any], where: str = "$") -> Space:
         return Tuple(tuple(from_gym(s, f"{where}[{i}]") for i, s in enumerate(space.spaces)))
     if isinstance(space, spaces.Box):
         return Box(space.shape, space.dtype, space.low, space.high)
+    if isinstance(space, NamedDiscrete):
+        return Discrete(int(space.n), 0, space.names, space.other)
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n), int(space.start))
     if isinstance(space, spaces.MultiDiscrete):
@@ -82,6 +92,8 @@ def to_gym(space: Space) -> gym.Space[Any]:
         return spaces.Tuple([to_gym(inner) for inner in space.spaces])
     if isinstance(space, Box):
         return spaces.Box(space.low, space.high, space.shape, space.dtype.type)
+    if isinstance(space, Discrete) and space.names:
+        return NamedDiscrete(space)
     if isinstance(space, Discrete):
         return spaces.Discrete(space.n, start=space.start)
     if isinstance(space, MultiDiscrete):

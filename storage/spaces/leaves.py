@@ -91,6 +91,9 @@ def _one(bound: Array) -> Array:
 
 
 def describe(space: Any) -> str:
+    if isinstance(space, Discrete) and space.names:
+        shown = ", ".join(map(repr, space.names[:8])) + (", ..." if space.n > 8 else "")
+        return f"one of the {space.n} names {shown:.200}"
     if isinstance(space, Discrete):
         return f"an integer of {space.start}..{space.start + space.n - 1}"
     if isinstance(space, MultiDiscrete):

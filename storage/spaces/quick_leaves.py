@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from storage.spaces.descriptors import Array
+from storage.spaces.descriptors import Array, Discrete
 
 MAX_ITEMS = 32  # beyond about this many numbers numpy's loops win
 
@@ -55,6 +55,35 @@ class QuickInteger:
         if len(data) != 8:
             return False
         return self._first <= int.from_bytes(data, "little", signed=True) <= self._last
+
+
+class QuickName(QuickInteger):
+    """A Discrete leaf with names: a name, or its code."""
+
+    def __init__(self, space: Discrete) -> None:
+        super().__init__(0, space.n - 1)
+        self._codes = {name: i.to_bytes(8, "little") for i, name in enumerate(space.names)}
+        self._other = None if space.other is None else self._codes[space.other]
+        self._numbers = any(_is_another(name, code) for code, name in enumerate(space.names))
+
+    def encode(self, value: Any, check_range: bool) -> bytes | None:
+        if isinstance(value, str):
+            return self._codes.get(value, self._other)
+        if self._numbers and check_range:
+            return None
+        return super().encode(value, check_range)
+
+    def is_unsure(self, value: Any) -> bool:
+        """Whether it is an integer that could be meant as a name or as a code."""
+        return self._numbers and isinstance(value, (int, np.integer))
+
+
+def _is_another(name: str, code: int) -> bool:
+    """Whether a name is the text of an integer other than its code."""
+    try:
+        return str(int(name)) == name != str(code)
+    except ValueError:
+        return False
 
 
 class QuickNumbers:

@@ -37,9 +37,21 @@ def boxes(draw: st.DrawFn) -> Box:
     return Box(shape, dtype, np.minimum(*pair), np.maximum(*pair))
 
 
+@st.composite
+def named_spaces(draw: st.DrawFn) -> Discrete:
+    """Spaces of different names, of any letters, numbers among them; some with an `other`."""
+    numbers = st.integers(-5, 5).map(str)
+    texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=4)
+    found = draw(st.lists(numbers | texts, min_size=1, max_size=6, unique=True))
+    other = draw(st.none() | st.sampled_from(found) | st.just("other"))
+    return Discrete.of(found, other=other)
+
+
+named = named_spaces()
 leaf_spaces: st.SearchStrategy[Space] = st.one_of(
     boxes(),
     st.builds(Discrete, st.integers(1, 2**40), st.integers(-(2**50), 2**50)),
+    named,
     st.lists(st.tuples(st.integers(1, 9), st.integers(-3, 3)), min_size=1, max_size=4).map(
         lambda pairs: MultiDiscrete(tuple(n for n, _ in pairs), tuple(s for _, s in pairs))
     ),
@@ -67,6 +79,8 @@ def values(space: Space) -> st.SearchStrategy[Any]:
     if isinstance(space, Text):
         letters = st.sampled_from(space.charset) if space.charset else st.characters(codec="utf-8")
         return st.text(letters, min_size=space.min_length, max_size=space.max_length)
+    if isinstance(space, Discrete) and space.names:
+        return st.sampled_from(space.names)
     if isinstance(space, Discrete):
         return st.integers(space.start, space.start + space.n - 1)
     if isinstance(space, MultiDiscrete):
