@@ -148,7 +148,9 @@ def replay(
     file: Annotated[Path, typer.Argument(help="CSV, JSON lines or Parquet.")],
     observation: Annotated[
         list[str],
-        typer.Option(help="A column, or NAME:categories for codes of its values. Repeat it."),
+        typer.Option(
+            help="A column, or NAME:categories[:other] where values are names. Repeat it."
+        ),
     ],
     action: Annotated[str, typer.Option(help="The column of the action; :categories as well.")],
     reward: Annotated[str, typer.Option(help="The column of the reward.")],
@@ -163,7 +165,10 @@ def replay(
     truncated: Annotated[str | None, typer.Option(help="Or this: a limit ended it.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN. Repeat it.")] = None,
     categories: Annotated[
-        Path | None, typer.Option(help="Where codes are kept; default: beside the file.")
+        Path | None,
+        typer.Option(
+            help="For spaces without names: where codes are kept; default: beside the file."
+        ),
     ] = None,
     policy_id: Annotated[str | None, typer.Option(help="Default: the collector's only.")] = None,
     declare: Annotated[

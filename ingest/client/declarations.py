@@ -182,8 +182,9 @@ class ClientPolicy:
         return self.action.encode(action, "action", check_range=False)
 
     def action_value(self, sent: Any) -> Any:
-        """An action as the space's value; its Box parts may lie outside their bounds."""
-        return self.action.decode(self.action.from_wire(sent, "action", check_range=False))
+        """An action as a program gets it; its Box parts may lie outside their bounds."""
+        data = self.action.from_wire(sent, "action", check_range=False)
+        return self.action.named(self.action.decode(data))
 
 
 class CollectorSpec:

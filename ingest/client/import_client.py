@@ -161,6 +161,21 @@ class ImportClient(PolicyClient):
         return self._book.cause(episode_id)
 
 
+def declared_policy(
+    address: str,
+    policy_id: str | None = None,
+    *,
+    token: Token = None,
+    ca: Path | None = None,
+    timeout: float = 60.0,
+) -> ClientPolicy:
+    """What a collector declares, before an import has its name. Raises as `ImportClient`."""
+    with PolicyClient(
+        address, "remote", policy_id=policy_id, token=token, ca=ca, timeout=timeout
+    ) as client:
+        return client._declared(None)
+
+
 class StepError(ValueError):
     """A step of an episode does not fit its policy; `index` counts from 0."""
 

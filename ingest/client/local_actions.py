@@ -79,6 +79,8 @@ class LocalActor:
         policy = episode.policy
         if obs is None:
             obs = policy.observe(label_of(episode), observation)
+        if policy.observation.has_names:
+            observation = policy.observation.decode(obs)
         name = policy.policy_id or ""
         local = self._policies.get(name) or self.policy(name)
         if policy.paced and waits:
@@ -100,7 +102,7 @@ class LocalActor:
             ts=time_ns() // 1000,
             pass_prob=policy.pass_prob("decision", episode.pass_prob),
         )
-        return event, chosen.action_env
+        return event, policy.action.named(chosen.action_env)
 
     def must_wait(self, policy: ClientPolicy) -> bool:
         """Whether the next action of a policy would wait for the collector."""

@@ -297,7 +297,8 @@ class LivePolicies:
         return -1 if served is None else served.generation
 
     def sent(self, codec: Codec, action: bytes) -> Any:
-        """A stored action as it goes to a client: Box values clipped to their bounds."""
+        """A stored action as it goes to a client: Box values clipped to their bounds, names for
+        their codes."""
         from policy.inference.preprocessors import assemble
 
         columns = {
@@ -306,7 +307,7 @@ class LivePolicies:
             else column
             for leaf, column in zip(codec.leaves, codec.columns(action, 1).values(), strict=True)
         }
-        return assemble(codec.space, columns, 0)
+        return codec.named(assemble(codec.space, columns, 0))
 
     def act(
         self,
@@ -346,7 +347,9 @@ class LivePolicies:
             return not_finite(live.store.policy_id, policy.version)
         stored = live.action.encode(one.action, "action", check_range=False)
         dist_inputs, version = one.dist_inputs.tobytes(), policy.version
-        return Choice(stored, one.action_env, float(one.logp), dist_inputs, version)
+        return Choice(
+            stored, live.action.named(one.action_env), float(one.logp), dist_inputs, version
+        )
 
     def _act_many(
         self, live: _Live, policy: NumpyPolicy, observations: Sequence[bytes], explore: bool
@@ -358,7 +361,7 @@ class LivePolicies:
         choices = (
             Choice(
                 encoded[i],
-                actions.actions_env[i],
+                live.action.named(actions.actions_env[i]),
                 float(actions.logp[i]),
                 actions.dist_inputs[i].tobytes(),
                 policy.version,

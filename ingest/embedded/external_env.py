@@ -403,9 +403,9 @@ def own_info(episode_id: str, info: Mapping[str, Any]) -> Any:
 
 
 def own_decision(policy: ClientPolicy, where: str, action: Any) -> Any:
-    """What a policy chose, as the space's value. Raises SpaceError."""
+    """What a policy chose, as the program gets it. Raises SpaceError."""
     try:
-        return policy.action.decode(policy.encode_decision(action))
+        return policy.action.named(policy.action.decode(policy.encode_decision(action)))
     except SpaceError as error:
         raise SpaceError(f"Episode {where}: {error}") from error
 

@@ -6,7 +6,8 @@ silently. A field may be added to v1 only with a default.
 
 Values (`obs`, `action`) are nested lists, numbers, strings and mappings, or
 `{"dtype", "shape", "data"}`; in msgpack also the raw bytes of a value's canonical encoding
-(storage.spaces.codec).
+(storage.spaces.codec). Where a space declares names, a string is a name and an integer its code;
+replies to get_action say names.
 
 In a single call (`POST /v1/episodes/{id}/log_action`, ...) the path names the episode; in a batch
 each event does.

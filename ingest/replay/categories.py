@@ -1,6 +1,7 @@
 """Categories of a log's columns: which number stands for which value.
 
-The numbering is kept in a JSON file beside the log, `{column: [value, ...]}`; the place of a value
+What a log declares has them as names in its spaces. For spaces that were declared without, the
+numbering is kept in a JSON file beside the log, `{column: [value, ...]}`; the place of a value
 is its code. It is written by the first import and used by later ones, so that the logs of two
 logging policies mean the same.
 """
@@ -34,7 +35,7 @@ def learn_categories(paths: Iterable[Path], columns: Sequence[str]) -> Categorie
         require_columns(path, table, columns)
         for record in table.records(columns):
             for name, cell in zip(columns, record.cells, strict=not record.problem):
-                if cell is not None and not isinstance(cell, (list, dict)):
+                if cell not in (None, "") and not isinstance(cell, (list, dict)):
                     found[name].setdefault(category(cell), _plain(cell))
                     if len(found[name]) > MOST:
                         raise ReplayError(

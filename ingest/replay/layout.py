@@ -12,7 +12,7 @@ from ingest.protocol.errors import ReplayError
 from ingest.replay.categories import Categories, category
 from ingest.replay.record_files import Record
 from ingest.replay.values import CellError, Column, flag_of, micros_of, number_of, value_reader
-from storage.spaces.descriptors import Space
+from storage.spaces.descriptors import Dict, Discrete, Space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,10 @@ class ReplayOptions:
     """What to import, and what its columns mean.
 
     `observation` and `action` name columns, each as `NAME` (a number or a list) or
-    `NAME:categories` (codes of its values, kept in the file `categories`, by default beside
-    `path`). `tags` maps a tag to the column of its value. `timeout`: seconds without any
-    acknowledgement after which the replay gives up.
+    `NAME:categories` (its values are names: those that the policy declares, or, where its spaces
+    have none, codes that the file `categories` keeps, by default beside `path`). `tags` maps a tag
+    to the column of its value. `timeout`: seconds without any acknowledgement after which the
+    replay gives up.
     """
 
     path: Path
@@ -70,9 +71,33 @@ class ReplayOptions:
 
     def meaning(self) -> dict[str, Any]:
         """The options that change what is imported."""
-        apart = ("path", "address", "categories", "token", "ca", "timeout", "bad_shown")
+        apart = (
+            "path",
+            "address",
+            "categories",
+            "token",
+            "ca",
+            "timeout",
+            "bad_shown",
+        )
         document = {**asdict(self), "observation": list(self.observation), "tags": dict(self.tags)}
         return {name: value for name, value in document.items() if name not in apart}
+
+
+def without_names(options: ReplayOptions, observation: Space, action: Space) -> list[str]:
+    """The columns of categories for which the policy's spaces have no names, each once."""
+    found = [
+        column.name
+        for space, columns in ((observation, options.observations), (action, options.actions))
+        for column in columns
+        if column.categorical and not _is_named(space, column.name)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _is_named(space: Space, column: str) -> bool:
+    inner = dict(space.spaces).get(column) if isinstance(space, Dict) else space
+    return isinstance(inner, Discrete) and bool(inner.names)
 
 
 def columns_of(options: ReplayOptions) -> list[str]:

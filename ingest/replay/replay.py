@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from ingest.client.import_client import ImportClient, StepError
+from ingest.client.import_client import ImportClient, StepError, declared_policy
 from ingest.protocol.errors import (
     BufferFull,
     ClientError,
@@ -33,8 +33,13 @@ from ingest.protocol.errors import (
     Refusal,
     ReplayError,
 )
-from ingest.replay.categories import Categories, category, known_categories
-from ingest.replay.layout import Layout, ReplayOptions, RowError, columns_of
+from ingest.replay.categories import (
+    Categories,
+    category,
+    known_categories,
+    learn_categories,
+)
+from ingest.replay.layout import Layout, ReplayOptions, RowError, columns_of, without_names
 from ingest.replay.record_files import Record, Table, open_table, require_columns
 from ingest.replay.values import CellError, Range, extend, infer_space
 from storage.experience.range_set import RangeSet
@@ -96,19 +101,15 @@ def replay(options: ReplayOptions, *, on_progress: Progress | None = None) -> Re
     """
     table = open_table(options.path)
     require_columns(options.path, table, columns_of(options))
-    categories = known_categories(options.path, options.categorical, options.categories_path)
+    where: dict[str, Any] = {"token": options.token, "ca": options.ca, "timeout": options.timeout}
+    policy = declared_policy(options.address, options.policy_id, **where)
+    spaces = policy.observation.space, policy.action.space
+    unnamed = without_names(options, *spaces)
+    categories = known_categories(options.path, unnamed, options.categories_path)
     name = import_name(options, categories)
-    client = ImportClient(
-        options.address,
-        name=name,
-        policy_id=options.policy_id,
-        token=options.token,
-        ca=options.ca,
-        timeout=options.timeout,
-    )
+    client = ImportClient(options.address, name=name, policy_id=policy.policy_id, **where)
     try:
-        policy = client.policy
-        layout = Layout(options, policy.observation.space, policy.action.space, categories)
+        layout = Layout(options, *spaces, categories)
         return _Replay(options, table, layout, client, name, on_progress).run()
     except (BufferFull, TimeoutError) as error:
         raise CollectorUnavailable(f"{error}; run the same replay again to go on") from error
@@ -132,12 +133,16 @@ def import_name(options: ReplayOptions, categories: Categories) -> str:
 def infer_spaces(options: ReplayOptions) -> tuple[Space, Space]:
     """(observation space, action space) that fit every usable row. Raises ReplayError.
 
-    Categories and whole numbers of few values become choices, other numbers float32 (see
-    `infer_space`). The action's whole numbers are choices however many there are.
+    Categories become names, sorted, or in the order of a given file of categories; whole numbers
+    of few values become choices, other numbers float32 (see `infer_space`). The action's whole
+    numbers are choices however many there are.
     """
     table = open_table(options.path)
     require_columns(options.path, table, columns_of(options))
-    found = known_categories(options.path, options.categorical, options.categories_path)
+    if options.categories is None:
+        found = learn_categories([options.path], options.categorical)
+    else:
+        found = known_categories(options.path, options.categorical, options.categories)
     every = [*options.observations, *options.actions]
     names = list(dict.fromkeys(column.name for column in every if not column.categorical))
     ranges = {name: Range() for name in names}

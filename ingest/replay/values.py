@@ -18,9 +18,18 @@ import numpy as np
 
 from ingest.protocol.errors import ReplayError
 from ingest.replay.categories import Categories, category
-from storage.spaces.descriptors import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Text
+from storage.spaces.descriptors import (
+    OTHER,
+    Box,
+    Dict,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    Text,
+)
 
-_SUFFIX = ":categories"
+_SUFFIX, _OTHER = ":categories", f":{OTHER}"
 _LATEST = 2**62  # microseconds that the wire takes
 Read: TypeAlias = Callable[[Sequence[Any]], Any]
 
@@ -31,17 +40,23 @@ class CellError(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """A column as an option names it: `NAME`, or `NAME:categories` for codes of its values."""
+    """A column as an option names it: `NAME`, or `NAME:categories` where its values are names.
+
+    `NAME:categories:other` declares a name for those that a later log brings.
+    """
 
     name: str
     categorical: bool = False
+    other: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Column:
-        name = text.removesuffix(_SUFFIX)
+        has_other = text.endswith(_SUFFIX + _OTHER)
+        listed = text.removesuffix(_OTHER) if has_other else text
+        name = listed.removesuffix(_SUFFIX)
         if not name:
             raise ReplayError(f"expected the name of a column, got {text!r}")
-        return cls(name, name != text)
+        return cls(name, name != listed, has_other)
 
 
 # --- single cells ----------------------------------------------------------------------------
@@ -109,6 +124,10 @@ def value_reader(what: str, space: Space, columns: Sequence[Column], found: Cate
     names = ", ".join(column.name for column in columns)
     if isinstance(space, Dict):
         return _dict_reader(what, space, columns, found)
+    if isinstance(space, Discrete) and space.names:
+        if len(columns) != 1:
+            raise ReplayError(f"{what}: expected one column of names, got {names}")
+        return _name_reader(columns[0].name, space)
     if isinstance(space, Text):
         if len(columns) != 1 or columns[0].categorical:
             raise ReplayError(f"{what}: expected one column for a text, got {names}")
@@ -144,6 +163,19 @@ def _dict_reader(what: str, space: Dict, columns: Sequence[Column], found: Categ
         for name, inner in space.spaces
     }
     return lambda cells: {name: read([cells[place]]) for name, (place, read) in readers.items()}
+
+
+def _name_reader(name: str, space: Discrete) -> Read:
+    """Names as the policy declares them, whatever a file of categories says."""
+    known = frozenset(space.names)
+
+    def read(cells: Sequence[Any]) -> str:
+        text = None if cells[0] is None else category(cells[0])
+        if text is None or (text not in known and space.other is None):
+            raise _wrong(name, "a known category", cells[0])
+        return text
+
+    return read
 
 
 def _size_of(space: Box | Discrete | MultiDiscrete | MultiBinary) -> int:
@@ -268,15 +300,24 @@ def infer_space(
 ) -> Space:
     """The space of some columns, from what they hold. Raises ReplayError for no usable row.
 
-    Choices alone make a Discrete or a MultiDiscrete, measurements alone a Box, columns of
-    categories beside measurements a Dict. `exact`: whole numbers are always choices (an action).
+    Categories make a Discrete with their names, choices alone a Discrete or a MultiDiscrete,
+    measurements alone a Box, and columns of categories beside others a Dict. `exact`: whole
+    numbers are always choices (an action).
     """
     for column in columns:
         if not column.categorical and not ranges[column.name].count:
             raise ReplayError(f"column {column.name}: expected numbers, got none in any row")
-    choices = {column: _choices(column, ranges, found, exact) for column in columns}
-    if all(choices.values()):
-        pairs = [pair for pair in choices.values() if pair is not None]
+        if column.categorical and not found[column.name]:
+            raise ReplayError(f"column {column.name}: expected categories, got none in any row")
+    if any(column.categorical for column in columns):
+        if len(columns) > 1:
+            named = ((one.name, infer_space([one], ranges, found, exact=exact)) for one in columns)
+            return Dict(tuple(named))
+        names = map(category, found[columns[0].name])
+        return Discrete.of(names, other=OTHER if columns[0].other else None)
+    choices = [_choices(ranges[column.name], exact) for column in columns]
+    if all(choices):
+        pairs = [pair for pair in choices if pair is not None]
         sizes = [n for pair in pairs for n in pair[0]]
         starts = [n for pair in pairs for n in pair[1]]
         return (
@@ -284,22 +325,10 @@ def infer_space(
             if len(sizes) == 1
             else MultiDiscrete(tuple(sizes), tuple(starts))
         )
-    if any(column.categorical for column in columns):
-        return Dict(
-            tuple(
-                (column.name, infer_space([column], ranges, found, exact=exact))
-                for column in columns
-            )
-        )
     return Box((sum(ranges[column.name].count or 0 for column in columns),))
 
 
-def _choices(
-    column: Column, ranges: Mapping[str, Range], found: Categories, exact: bool
-) -> tuple[list[int], list[int]] | None:
-    if column.categorical:
-        return [max(1, len(found[column.name]))], [0]
-    range_ = ranges[column.name]
+def _choices(range_: Range, exact: bool) -> tuple[list[int], list[int]] | None:
     if exact and range_.whole and range_.count:
         low = int(range_.low)
         return [int(range_.high) - low + 1] * range_.count, [low] * range_.count

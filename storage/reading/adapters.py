@@ -1,12 +1,26 @@
-"""Decoded rows of one episode -> `Episode`."""
+"""Decoded rows -> what callers ask for: an `Episode`, names in the place of codes."""
 
 from __future__ import annotations
 
 import json
 
 from storage.experience.episode import Episode
-from storage.experience.sample_batch import EPISODE_ORDINAL, NEXT_OBS, SampleBatch, T
+from storage.experience.sample_batch import EPISODE_ORDINAL, NEXT_OBS, OBS, SampleBatch, T
 from storage.reading.loading import ENDED, EPISODE_COLUMNS, FINAL
+from storage.spaces.descriptors import Discrete, Space
+from storage.spaces.leaves import leaves
+
+
+def with_names(rows: SampleBatch, spaces: tuple[Space, Space]) -> SampleBatch:
+    """The rows with the names of (observation, action), as object arrays, where those have any."""
+    named = rows.select(list(rows))
+    for space, prefixes in zip(spaces, ((OBS, NEXT_OBS), ("actions",)), strict=True):
+        for leaf in leaves(space):
+            if isinstance(leaf.space, Discrete) and leaf.space.names:
+                for column in (leaf.column(prefix) for prefix in prefixes):
+                    if column in named:
+                        named[column] = leaf.space.named(named[column])
+    return named
 
 
 def episode_of(rows: SampleBatch, stream: str, names: frozenset[str]) -> Episode:

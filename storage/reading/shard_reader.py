@@ -36,7 +36,7 @@ from storage.experience.interfaces import (
 )
 from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
-from storage.reading.adapters import episode_of
+from storage.reading.adapters import episode_of, with_names
 from storage.reading.exclusion import Excluded, LeftOut, ReaderStats
 from storage.reading.holdout import Reserve, held_out
 from storage.reading.ledger import Ledger, Ranges
@@ -108,6 +108,7 @@ class ShardReader(InputReader):
     - `schema_id`: which schema to read when the roots hold several. With a `policy_id`, the schema
       of its steps.
     - `columns`: public names instead of `DEFAULT_COLUMNS`; `obs` stands for `obs.<path>` too.
+    - `names`: object arrays of names instead of codes, for spaces that have any.
     - `shuffle`: rows of the shuffle window, 0 for the order at rest; `prefetch`: shards read ahead.
     - `eager`: a batch is what is there, at most `batch_size` rows, and never waits for more.
     - `follow`: wait for new shards instead of ending; the directory is scanned again when
@@ -142,6 +143,7 @@ class ShardReader(InputReader):
         ordinals: Mapping[str, Ranges] | None = None,
         schema_id: str | None = None,
         columns: Sequence[str] | None = None,
+        names: bool = False,
         incomplete: bool = False,
         poll_interval: float = POLL_INTERVAL,
         retry_for: float = RETRY_FOR,
@@ -167,6 +169,7 @@ class ShardReader(InputReader):
             manifest=None if ordinals is None else Ledger(ordinals),
         )
         self._incomplete = incomplete
+        self._names = names
         self._brings_default = columns is None
         chosen = tuple(DEFAULT_COLUMNS if columns is None else columns)
         own = EPISODE_COLUMNS if mode == "episodes" else ()
@@ -388,10 +391,13 @@ class ShardReader(InputReader):
 
     def _public(self, rows: SampleBatch) -> SampleBatch:
         names = [name for name in rows if name.partition(".")[0] in self._columns]
-        batch = rows.select(names)
+        batch = self._named(rows.select(names))
         if rows.count:
             batch[STREAM] = self._stream_names(rows[STREAM_INDEX])
         return batch
+
+    def _named(self, rows: SampleBatch) -> SampleBatch:
+        return with_names(rows, self.spaces) if self._names and self.spaces else rows
 
     def _stream_names(self, index: npt.NDArray[np.int32]) -> npt.NDArray[np.object_]:
         names = np.array(self._streams, object)
@@ -400,7 +406,8 @@ class ShardReader(InputReader):
         return names[index]
 
     def _episode(self, rows: SampleBatch) -> Episode:
-        return episode_of(rows, self._streams[int(rows[STREAM_INDEX][0])], self._columns)
+        stream = self._streams[int(rows[STREAM_INDEX][0])]
+        return episode_of(self._named(rows), stream, self._columns)
 
     # which shards
 

@@ -15,7 +15,7 @@ from ingest.embedded.external_env import ExternalEnv
 from ingest.protocol.errors import BufferFull, ClientError, Refusal, ServingStopped
 from policy.envs.base_env import BaseEnv, require_reset_support, to_base_env
 from storage.experience.episode import DEFAULT_AGENT, LoggedAction
-from storage.spaces.descriptors import Box, Discrete, SpaceError
+from storage.spaces.descriptors import Box, Dict, Discrete, SpaceError
 from tests.ingest.external_worker import Seen, Worker
 
 OBSERVATION, ACTION = Box((2,)), Discrete(100)
@@ -43,6 +43,27 @@ def served(body: Callable[[ExternalEnv], Any], **options: Any) -> dict[str, Seen
     assert str(worker.stopped_by) == "Serving thread has stopped."
     assert worker.stopped_by.__cause__ is None
     return episodes
+
+
+def test_a_program_says_and_is_told_names_where_a_worker_has_codes() -> None:
+    """Its observations, its own actions, and what the worker chooses."""
+    told: list[Any] = []
+
+    class Named(ExternalEnv):
+        def run(self) -> None:
+            episode = self.start_episode()
+            told.append(self.get_action(episode, {"country": "FR"}))
+            self.log_action(episode, {"country": "DE"}, "item-42")
+            self.end_episode(episode, {"country": "FR"})
+
+    observation = Dict((("country", Discrete.of(["DE", "FR"])),))
+    worker = Worker(
+        Named(Discrete.of(["item-42", "item-7"]), observation).to_base_env(), lambda seen: 1
+    )
+    (episode,) = worker.run().values()
+    assert told == ["item-7"]
+    assert [step[:2] for step in episode.steps] == [[{"country": 1}, 1], [{"country": 0}, 0]]
+    assert episode.final_obs == {"country": 1}
 
 
 def obs(i: float, j: float = 0.0) -> list[float]:

@@ -254,7 +254,7 @@ def test_two_logs_share_one_numbering_of_categories(tmp_path: Path) -> None:
 
 
 def test_spaces_are_inferred_from_what_the_columns_hold(tmp_path: Path) -> None:
-    """Few whole numbers are choices, measurements a float Box, both with categories a Dict."""
+    """Few whole numbers are choices, measurements a float Box, categories names."""
     rows = [
         {"c": c, "n": n, "f": f, "v": [0.5, 1.5], "a": a, "r": 0}
         for c, n, f, a in [("x", 3, 0.5, 7), ("y", 5, -2.0, 300), ("x", None, "bad", 4)]
@@ -266,10 +266,16 @@ def test_spaces_are_inferred_from_what_the_columns_hold(tmp_path: Path) -> None:
             ReplayOptions(path=path, observation=observation, action=action, reward="r")
         )
 
-    assert infer("n", "c:categories") == (MultiDiscrete((3, 2), (3, 0)), Discrete(297, 4))
+    names = Discrete.of(["x", "y"])
+    assert infer("n", "c:categories")[0] == Dict((("c", names), ("n", Discrete(3, 3))))
+    assert infer("n", "n")[0] == MultiDiscrete((3, 3), (3, 3))
+    assert infer("c:categories", action="c:categories:other") == (
+        names,
+        Discrete.of(["x", "y"], other="other"),
+    )
     assert infer("n") == (Discrete(3, 3), Discrete(297, 4))
     assert infer("f", "v", "n", action="v") == (Box((4,)), Box((2,)))
-    assert infer("c:categories", "f")[0] == Dict((("c", Discrete(2)), ("f", Box((1,)))))
+    assert infer("c:categories", "f")[0] == Dict((("c", names), ("f", Box((1,)))))
 
 
 def test_the_collectors_declaration_holds(collector: CollectorProcess, tmp_path: Path) -> None:
