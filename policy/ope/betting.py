@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
-from policy.ope.columns import Column, Numbers, column_of, combined, ends, moments
+from policy.ope.columns import Column, Numbers, column_of, combined, ends, mean_of
 
 __all__ = ["betting_interval", "wealth_against"]
 
@@ -91,7 +91,7 @@ def _lower(values: Column, least: float, error: float, sequence: bool) -> float:
     def surplus(mean: float) -> float:
         return _log_wealth(values, bets, mean, least, sequence) - threshold
 
-    return _root(surplus, least, moments(values)[0])
+    return _root(surplus, least, mean_of(values))
 
 
 def _root(surplus: Callable[[float], float], least: float, mean: float) -> float:

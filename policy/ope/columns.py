@@ -16,7 +16,17 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Column", "MemoryColumn", "Numbers", "column_of", "combined", "ends", "moments", "whole"]
+__all__ = [
+    "Column",
+    "MemoryColumn",
+    "Numbers",
+    "column_of",
+    "combined",
+    "ends",
+    "mean_of",
+    "moments",
+    "whole",
+]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -90,10 +100,15 @@ def ends(column: Column) -> tuple[float, float]:
 
 def moments(column: Column) -> tuple[float, float, float]:
     """(mean, second and third central moment), each a mean over the n numbers, n > 0."""
-    mean = sum(float(block.sum()) for block in column.blocks()) / column.size
+    mean = mean_of(column)
     second = third = 0.0
     for block in column.blocks():
         apart = block - mean
-        second += float(apart @ apart)
-        third += float((apart**3).sum())
+        squares = apart * apart
+        second, third = second + float(squares.sum()), third + float(squares @ apart)
     return mean, second / column.size, third / column.size
+
+
+def mean_of(column: Column) -> float:
+    """Of n numbers, n > 0."""
+    return sum(float(block.sum()) for block in column.blocks()) / column.size

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policy.ope.betting import wealth_against
-from policy.ope.columns import Column, Numbers, column_of, combined, moments
+from policy.ope.columns import Column, Numbers, column_of, combined, mean_of
 
 __all__ = [
     "Diagnostic",
@@ -156,9 +156,9 @@ class Support:
         place = np.zeros(len(taken), np.int64)
         _descend(self._tree, np.asarray(flat, np.float64), np.arange(len(taken)), place, 1)
         self._seen[place, taken] = True
-        there = (place == np.arange(len(self._seen))[:, None]).astype(np.float64)
         for near, own in zip(self._near, probs, strict=True):
-            near += there @ own
+            for action, mass in enumerate(own.T):
+                near[:, action] += np.bincount(place, mass, len(near))
 
 
 def _action_support(mass: FloatArray, start: int) -> Diagnostic:
@@ -251,7 +251,7 @@ def mean_weight(ratios: Numbers, largest: float) -> Diagnostic:
     """
     threshold = math.log(1 / WEIGHT_ERROR)
     column = column_of(ratios)
-    value = moments(column)[0]
+    value = mean_of(column)
     above = wealth_against(column, 1.0, least=0.0, error=WEIGHT_ERROR) > threshold
     below = (
         math.isfinite(largest)

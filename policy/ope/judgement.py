@@ -173,7 +173,7 @@ class Evidence:
 
     Of an episode some numbers are kept, in columns of the kind of `column`; of a step one for each
     policy that is weighed. All else is sums, and a number for each unit.
-    Range, discount and units of the rules are those of `judged` too.
+    Discount and units of the rules are those of `judged` too, and of one-step episodes the range.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Evidence:
             return combined([], [*counted, *in_range])
         comparisons, tails = [], []
         for bar in bars:
-            found = bar.differences(self._steps, self._plan())
+            found = bar.differences(self._steps, self._plan(rules.reward_range))
             found = replace(found, in_order=found.in_order and rules.in_order)
             compared = compare(
                 found, bar=bar.name, error=rules.error, looks=rules.looks, unit=rules.unit
@@ -285,11 +285,11 @@ class Evidence:
 
     # what comes of it
 
-    def _plan(self) -> _Plan:
+    def _plan(self, reward_range: tuple[float, float] | None) -> _Plan:
         return _Plan(
             one_step=self._one_step,
             scored=self._scored,
-            reward_range=self._range if self._discrete else None,
+            reward_range=reward_range if self._discrete else None,
             largest=self._steps.largest_weight if self._discrete else math.inf,
             gamma=self._gamma,
         )

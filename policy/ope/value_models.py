@@ -152,11 +152,10 @@ class LinearRewardModel:
         free = penalty.copy()
         free[-1, -1] = 0.0
         pooled = np.linalg.solve(grams.sum(axis=0) + free, sides.sum(axis=0))
-        coefficients = np.tile(pooled, (self.n_actions, 1))
-        for action, (gram, side) in enumerate(zip(grams, sides, strict=True)):
-            if gram[-1, -1] > 0:  # rows of the action
-                coefficients[action] += np.linalg.solve(gram + penalty, side - gram @ pooled)
-        self._coefficients = coefficients
+        # Of an action without rows both sides are 0.
+        self._coefficients = pooled + np.linalg.solve(
+            grams + penalty, (sides - grams @ pooled)[:, :, None]
+        ).squeeze(2)
         return self
 
     def q(self, obs: npt.ArrayLike, actions: npt.ArrayLike) -> FloatArray:

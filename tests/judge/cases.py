@@ -227,6 +227,8 @@ def power() -> Iterator[Case]:
             )
     yield _steps("10 steps +24 %, 10,000", 10_000, 10, 0.5, verdict="better", least=0.95)
     yield _steps("10 steps -24 %, 10,000", 10_000, 10, -0.5, verdict="worse", least=0.95)
+    # It is better: by four matched clicks more than ten. A test that knew both rates would tell in
+    # three logs of ten; "better" is not wrong here, but has to be rare.
     yield _one_step(
         "clicks .004 +40 %, 10,000",
         10_000,
@@ -235,7 +237,7 @@ def power() -> Iterator[Case]:
         _bernoulli,
         UNIT,
         verdict="cannot tell",
-        least=0.95,
+        least=0.90,
     )
     yield _steps(
         "50 steps, .97 of +94 %, 2,000", 2000, 50, 0.5, 0.97, verdict="cannot tell", least=0.95

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import bdtr, bdtrc
 
-from policy.ope.judgement import Evidence, Judgement, Rules
+from policy.ope.judgement import Bar, Evidence, Judgement, Rules
 from tests.judge.cases import Case
 
 FALSE_BETTER = 0.025
@@ -74,17 +74,27 @@ def _too_few(count: int, of: int, target: float) -> bool:
     return target > 0 and bool(bdtr(count, of, target) < CERTAINTY)
 
 
+class _Beside(Evidence):
+    """Of the same episodes without a range: where actions were logged is known already."""
+
+    def __init__(self, first: Evidence, bar: Bar) -> None:
+        super().__init__([bar.name], Rules())
+        self._support = first._support
+
+    def _see(self, *seen: object) -> None:
+        """The first one did."""
+
+
 def bounds_of(case: Case) -> dict[str, Rules]:
     """The bounds that a case is judged by."""
     student = {"student": Rules(min_ess=100.0)}
     if case.reward_range is None:
         return student
-    found = {"betting": Rules(reward_range=case.reward_range)}
-    if case.name.endswith("log") or case.difference <= 0:
-        found |= student
-    if case.difference == 0 or case.least:  # where a target is; a sequence takes as long again
-        found["sequence"] = Rules(reward_range=case.reward_range, looks=1)
-    return found
+    return {
+        "betting": Rules(reward_range=case.reward_range),
+        **student,
+        "sequence": Rules(reward_range=case.reward_range, looks=1),
+    }
 
 
 def tallied(case: Case, repetitions: int, seed: int, only: Iterable[str] = ()) -> list[Tally]:
@@ -96,8 +106,10 @@ def tallied(case: Case, repetitions: int, seed: int, only: Iterable[str] = ()) -
         data, candidate, bar = case.make(rng)
         known: dict[object, Evidence] = {}
         for name, rules in bounds.items():
-            if rules.reward_range not in known:
-                known[rules.reward_range] = Evidence([bar.name], rules)
-                known[rules.reward_range].add(data, candidate, [bar.policy])
-            tallies[name].add(known[rules.reward_range].judged(rules))
+            kind = rules.reward_range if data.one_step else None  # of a reward model
+            if kind not in known:
+                first = next(iter(known.values()), None)
+                known[kind] = Evidence([bar.name], rules) if first is None else _Beside(first, bar)
+                known[kind].add(data, candidate, [bar.policy])
+            tallies[name].add(known[kind].judged(rules))
     return list(tallies.values())
