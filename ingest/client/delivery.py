@@ -33,6 +33,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -45,7 +46,13 @@ from ingest.client.transport import UNAVAILABLE, Backoff, Delivery, M, Transport
 from ingest.client.unconfirmed import LOST, Kept, seq_of, undecided
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, label_of, name_of
-from ingest.protocol.errors import STATUS, ClientError, CollectorUnavailable, Refusal
+from ingest.protocol.errors import (
+    STATUS,
+    BufferFull,
+    ClientError,
+    CollectorUnavailable,
+    Refusal,
+)
 from ingest.protocol.messages import End, Event, Start
 
 log = logging.getLogger("headrace.client")
@@ -218,7 +225,7 @@ class Sender:
         for segment in segments:
             if segment.instance is None:
                 found = self._patiently(self._registration(), wire.Registered, _as_is)
-                segment.note_instance(found.instance)
+                self._note(partial(segment.note_instance, found.instance))
         self.outbox.taking_up = False
         self.outbox.wake()
 
@@ -516,7 +523,24 @@ class Sender:
     def _register_patiently(self) -> None:
         with self._registering:
             if self.outbox.instance is None:
-                self._registered(self._patiently(self._registration(), wire.Registered, _as_is))
+                found = self._patiently(self._registration(), wire.Registered, _as_is)
+                self._note(partial(self._registered, found))
+
+    def _note(self, note: Callable[[], None]) -> None:
+        """Write down an instance before it is used, however long the disk is full."""
+        failures = 0
+        while True:
+            try:
+                note()
+                break
+            except (OSError, BufferFull) as error:
+                failures += 1
+                if failures == 1:
+                    log.error("%s: nothing is sent before it can be written", error)
+                if self.transport.closing.wait(self.backoff.delay(failures)):
+                    raise _Closing from error
+        if failures:
+            log.warning("the instance is written, after %d failures", failures)
 
     def register(self, timeout: float | None = None) -> str:
         """The current instance, registered if need be. Raises as `Delivery.run`."""

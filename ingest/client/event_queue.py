@@ -779,11 +779,14 @@ class Outbox:
             return self.spool.waiting, self.spool.nbytes
 
     def note_instance(self, instance: str) -> None:
-        """Start under this instance from now on."""
+        """Start under this instance from now on. Raises BufferFull when it cannot be spooled."""
         with self._lock:
-            self.instance = instance
             if self.spool is not None:
-                self.spool.note_instance(instance)
+                try:
+                    self.spool.note_instance(instance)
+                except OSError as error:
+                    raise BufferFull(f"{self.spool.directory}: {error}") from error
+            self.instance = instance
 
     def take_up(self, segments: Sequence[Segment]) -> None:
         """Deliver what earlier processes have spooled, too."""

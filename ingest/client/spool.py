@@ -12,6 +12,7 @@ none, because its process never reached the collector, is given one, before the 
 is sent.
 
     segment-PID-RANDOM/lock
+    segment-PID-RANDOM/reserve           room on a full disk, for what must be noted before a send
     segment-PID-RANDOM/00000000, ...     pieces of frames: kind, length, CRC-32, content (msgpack)
 
 The first frame of a piece says what is known without those before it. A frame that does not fit
@@ -48,6 +49,8 @@ log = logging.getLogger("headrace.client")
 PIECE_BYTES = 8_000_000
 LONGEST_RUN = 8  # events of one episode that are not torn between two batches for its length
 _READ_BYTES = 262_144
+_RESERVE = "reserve"
+_RESERVE_BYTES = 65_536
 _FRAME = struct.Struct("<BII")
 _HEAD, _INSTANCE, _START, _EVENT, _DRAFT, _DONE, _MOVED = range(7)
 _COUNTED = (_START, _EVENT, _DRAFT)
@@ -177,6 +180,7 @@ class Segment:
             lock = FileLock(fresh / "lock")
             try:
                 if lock.acquire(blocking=False):
+                    (fresh / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
                     fresh.rename(folder)  # nobody sees it unlocked, and takes it for an empty one
                     break
             except FileNotFoundError:  # removed by `sweep` before it was locked
@@ -254,9 +258,9 @@ class Segment:
             begun.pop(event.episode_id, None)
 
     def note_instance(self, instance: str) -> None:
-        """Note under which instance the events are sent from now on."""
+        """Note under which instance the events are sent from now on. Raises OSError."""
+        self._write_needed(_frame(_INSTANCE, _encode(instance)))
         self.instance = instance
-        self._write(_frame(_INSTANCE, _encode(instance)))
 
     def done(self, numbers: Iterable[int]) -> None:
         """Note that events were judged; files of which nothing is left are removed."""
@@ -271,6 +275,20 @@ class Segment:
             ):
                 return
             self._pieces.popleft().path.unlink(missing_ok=True)
+
+    def _write_needed(self, frame: bytes) -> None:
+        """Write what must be on disk before the next event is sent: a full disk becomes empty only
+        by that."""
+        try:
+            self._write(frame)
+        except OSError:
+            try:
+                (self.folder / _RESERVE).unlink()
+            except OSError:
+                pass
+            else:
+                return self._write(frame)
+            raise
 
     def _write(self, frames: bytes, *, sync: bool = True) -> None:
         if self._fd < 0 or self._pieces[-1].size >= self._piece_bytes:
@@ -469,7 +487,7 @@ class Segment:
         ).hexdigest()
         seq = getattr(event, "seq", None) or 1
         moved = Moved(event.episode_id, seq, new, start)
-        self._write(_frame(_MOVED, _encode(moved)))
+        self._write_needed(_frame(_MOVED, _encode(moved)))
         self.moved[moved.old] = moved
         self.next_start = max(self.next_start, start + 1)
         return self.start_of(new)
@@ -523,7 +541,10 @@ class Spool:
         address: str,
         policy: Callable[[str | None], ClientPolicy],
     ) -> None:
+        made = [one for one in (directory, *directory.parents) if not one.exists()]
         directory.mkdir(parents=True, exist_ok=True)
+        for one in made if sync else ():
+            sync_directory(one.parent)
         probe = FileLock(directory / "lock")  # says so at once where there are no locks
         probe.acquire(shared=False, blocking=False)
         probe.release()
@@ -647,10 +668,10 @@ class Spool:
     # --- instances ---------------------------------------------------------------------------
 
     def note_instance(self, instance: str) -> None:
-        """The events of this process are sent under this instance."""
-        self._instance = instance
+        """The events of this process are sent under this instance. Raises OSError."""
         if self.own is not None:
             self.own.note_instance(instance)
+        self._instance = instance
 
     def renew(self, events: Sequence[Event]) -> None:
         """The instance is forgotten: these events, not sent yet, will be of the next one.

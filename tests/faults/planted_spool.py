@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from ingest.client import spool
 from ingest.client.spool import Segment, Spool
 from ingest.protocol.messages import Event
 from tests.faults.mutants import Patch, mutant
@@ -44,6 +46,24 @@ def spool_done_too_far(patch: Patch) -> None:
         done(self, [*numbers, *(n for n in (max(numbers, default=-2) + 1,) if 0 <= n < self._next)])
 
     patch.replace(Segment, "done", further)
+
+
+@mutant(spool_disk="lost")
+def spool_never_synced(patch: Patch) -> None:
+    """A call returns when its event is with the kernel, whatever `spool_sync` says."""
+    patch.replace(spool, "_sync", lambda fd: None)
+
+
+@mutant(spool_disk=("not_raised", "lost"))
+def spool_full_unsaid(patch: Patch) -> None:
+    """A write that the disk has no room for counts as made."""
+    write = patch.original(Segment, "_write")
+
+    def quiet(self: Segment, *given: Any, **options: Any) -> None:
+        with contextlib.suppress(OSError):
+            write(self, *given, **options)
+
+    patch.replace(Segment, "_write", quiet)
 
 
 @mutant(spool_kills="doubled")

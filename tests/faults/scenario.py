@@ -37,6 +37,7 @@ NAMES = (
     "restore",
     "publishing",
     "spool_kills",
+    "spool_disk",
 )
 """The modules that define a SCENARIO, in the order in which they run."""
 

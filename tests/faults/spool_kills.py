@@ -1,6 +1,6 @@
 """SIGKILL of processes that spool what they log, while the collector comes and goes.
 
-    python -m tests.faults.spool_kills ADDRESS FOLDER NUMBER MUTANT
+    python -m tests.faults.spool_kills ADDRESS FOLDER NUMBER MUTANT OPTIONS
 
 Such a process logs steps until FOLDER/stop exists, and notes each once its call has returned: from
 then on the step is promised. Two of them run at a time, on one spool; one that is killed is
@@ -10,16 +10,19 @@ followed by another, which delivers what it left. The last ones flush.
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ingest.client.policy_client import PolicyClient
-from ingest.protocol.errors import Refusal
+from ingest.protocol.errors import BufferFull, Refusal
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults import mutants
 from tests.faults.account import Account
@@ -28,10 +31,14 @@ from tests.faults.scenario import Scenario, Trial, Verdict
 OBS = [0.0, 1.0, 2.0, 3.0]
 PAUSE_SECONDS = 0.002
 SETTLE_SECONDS = 60.0
+FEW_NOTES_BYTES = 200
 
 
-def log(address: str, folder: Path, number: int) -> None:
-    """One process: episodes of one step, and of several that others may cut off."""
+def log(address: str, folder: Path, number: int, options: Mapping[str, Any]) -> None:
+    """One process: episodes of one step, and of several that others may cut off.
+
+    A call that finds the disk full raises, and its step is not promised; how often is noted.
+    """
     chance = random.Random(number)
 
     def note_refusal(refusal: Refusal) -> None:
@@ -41,15 +48,17 @@ def log(address: str, folder: Path, number: int) -> None:
     client = PolicyClient(
         address,
         on_full="spool",
-        spool_dir=folder / "spool",
+        spool_dir=folder / "volume/spool",
         max_pending=chance.choice((5, 50, 1000)),
         policy_file=folder / "root/policies/default.json",
         on_error=note_refusal,
+        **options,
     )
     steps = 0
     with (
         (folder / f"notes-{number}").open("a") as notes,
         (folder / f"episodes-{number}").open("a") as episodes,
+        (folder / f"full-{number}").open("a") as full,
     ):
 
         def note(what: str, reward: float) -> None:
@@ -62,7 +71,7 @@ def log(address: str, folder: Path, number: int) -> None:
             note("sent", found := number * 1e6 + steps)
             return found
 
-        while not (folder / "stop").exists():
+        def episode() -> None:
             amount = reward()
             client.log_step(OBS, 1, amount, action_prob=0.5)
             note("acknowledged", amount)
@@ -76,16 +85,31 @@ def log(address: str, folder: Path, number: int) -> None:
                 note("acknowledged", amount)
             if chance.random() < 0.8:
                 client.end_episode(name)
+
+        while not (folder / "stop").exists():
+            try:
+                episode()
+            except BufferFull as error:
+                full.write(f"{error}\n")
+                full.flush()
             threading.Event().wait(PAUSE_SECONDS)
     client.close(SETTLE_SECONDS)
 
 
 class Spooling:
-    """Two processes on one spool, and a collector."""
+    """Two processes on one spool, and a collector. `options` and `env` are the processes'."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(
+        self,
+        trial: Trial,
+        *,
+        options: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = trial.folder
+        self.spool = trial.folder / "volume/spool"
         self._mutant = trial.mutant.name if trial.mutant else "none"
+        self._options, self._env = json.dumps(options or {}), {**os.environ, **(env or {})}
         self._started = 0
         declare(trial.folder / "root", episode_timeout=1.0)
         self.collector = CollectorProcess(trial.folder / "root")
@@ -94,24 +118,43 @@ class Spooling:
 
     def start(self) -> subprocess.Popen[bytes]:
         self._started += 1
-        arguments = [self.collector.address, str(self.folder), str(self._started), self._mutant]
-        return subprocess.Popen([sys.executable, "-m", "tests.faults.spool_kills", *arguments])
+        module = [sys.executable, "-m", "tests.faults.spool_kills", self.collector.address]
+        arguments = [str(self.folder), str(self._started), self._mutant, self._options]
+        return subprocess.Popen([*module, *arguments], env=self._env)
 
     def kill(self, place: int) -> None:
         """SIGKILL of a process that has logged something, and another in its place."""
-        while not (self.folder / f"notes-{self.numbers[place]}").exists():
+        self.stop(place)
+        self.follow(place)
+
+    def stop(self, place: int) -> None:
+        """SIGKILL of a process that has logged something, unless it is dead."""
+        while not self.is_logging(place) and self.clients[place].poll() is None:
             threading.Event().wait(PAUSE_SECONDS)
         self.clients[place].send_signal(signal.SIGKILL)
         self.clients[place].wait()
+
+    def is_logging(self, place: int) -> bool:
+        notes = self.folder / f"notes-{self.numbers[place]}"
+        return notes.exists() and notes.stat().st_size > FEW_NOTES_BYTES
+
+    def follow(self, place: int) -> None:
+        """Another process in place of one that is dead."""
         self.numbers[place] = self._started + 1
         self.clients[place] = self.start()
 
-    def finish(self) -> list[int]:
-        """Let the last two deliver all that is there; their exit statuses."""
+    def finish(self, verdict: Verdict) -> None:
+        """Let the last two deliver all that is there, and the collector store it; judge that."""
         (self.folder / "stop").touch()
-        found = [client.wait(2 * SETTLE_SECONDS) for client in self.clients]
+        statuses = [client.wait(2 * SETTLE_SECONDS) for client in self.clients]
         last = self.start()  # for what the one that closed first has left
-        return [*found, last.wait(2 * SETTLE_SECONDS)]
+        statuses.append(last.wait(2 * SETTLE_SECONDS))
+        verdict.require(statuses == [0, 0, 0], "status", statuses)
+        left = [path.name for path in self.spool.glob("*segment-*")]
+        verdict.require(not left, "left", left)
+        self.collector.empty(SETTLE_SECONDS)  # what nobody ended is abandoned
+        verdict.require(self.collector.stop() == 0, "status", "the collector's")
+        judge(self.folder, verdict)
 
     def end(self) -> None:
         for client in self.clients:
@@ -140,25 +183,25 @@ def run(trial: Trial) -> Verdict:
                     kills += 1
                 if away:
                     collector.restart()
-            statuses = spooling.finish()
-            verdict.require(statuses == [0, 0, 0], "status", statuses)
-            left = [path.name for path in (trial.folder / "spool").glob("segment-*")]
-            verdict.require(not left, "left", left)
             verdict.count("kills", kills)
-            collector.empty(SETTLE_SECONDS)  # what nobody ended is abandoned
-            verdict.require(collector.stop() == 0, "status", "the collector's")
+            spooling.finish(verdict)
     finally:
         spooling.end()
-    account = Account.of(trial.folder / "root", list(trial.folder.glob("notes-*")))
+    return verdict
+
+
+def judge(folder: Path, verdict: Verdict) -> None:
+    """Compare what processes noted with what is in shards."""
+    account = Account.of(folder / "root", list(folder.glob("notes-*")))
     unrewarded = account.stored.pop(0.0, 0)  # killed between an action and its reward
     account.found.pop(0.0, None)
-    counted = refused_rewards(trial.folder, account.lost)
+    counted = refused_rewards(folder, account.lost)
     for reward in counted:
         del account.acknowledged[reward]
     account.judge(verdict)
     verdict.count("refused", len(counted))
     verdict.count("unrewarded", unrewarded)
-    return verdict
+    verdict.count("full", sum(len(path.read_text().splitlines()) for path in folder.glob("full-*")))
 
 
 def refused_rewards(folder: Path, missing: list[float]) -> list[float]:
@@ -188,10 +231,10 @@ def refused_rewards(folder: Path, missing: list[float]) -> list[float]:
     return found
 
 
-def main(address: str, folder: str, number: str, mutant: str) -> None:
+def main(address: str, folder: str, number: str, mutant: str, options: str) -> None:
     if mutant != "none":
         mutants.find(mutant).plant(mutants.Patch(delay=mutants.DELAY_SECONDS))
-    log(address, Path(folder), int(number))
+    log(address, Path(folder), int(number), json.loads(options))
 
 
 SCENARIO = Scenario(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -571,6 +573,72 @@ def test_a_folder_that_is_swept_while_it_is_made_is_made_again(
     assert segment.folder.exists()
     assert not swept[0].parent.exists()
     segment.close()
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["of-this-process", "of-an-earlier-one"])
+def test_a_full_disk_is_emptied_by_what_is_sent(
+    collector: ScriptedCollector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: bool
+) -> None:
+    """Nothing fits any more, not even under which instance events are sent: a segment gives up what
+    it holds in reserve for that. Until it can be written nothing is sent."""
+    write, is_full = os.write, threading.Event()
+
+    def full(fd: int, data: bytes) -> int:
+        there = list(tmp_path.glob("segment-*/reserve"))
+        if is_full.is_set() and there and str(tmp_path) in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    gate = Gate()
+    collector.faults.append(gate)
+    client = spooling(collector.address if left else NOBODY, tmp_path, linger=0.0)
+    client.log_step(SHORT, 1, 1.0)
+    monkeypatch.setattr(os, "write", full)
+    is_full.set()
+    with pytest.raises(BufferFull, match="No space left"):
+        client.log_step(SHORT, 1, 2.0)
+    gate.opened.set()
+    if not left:
+        dead(client)
+        client = spooling(collector.address, tmp_path)
+    with client:
+        client.flush(20)
+        assert client.stats.acknowledged == 3
+        assert not list(tmp_path.glob("segment-*/reserve"))
+        is_full.clear()
+        client.log_step(SHORT, 1, 3.0)
+        client.flush(20)
+    assert [record.rewards for record in collector.episodes.values()] == [[1.0], [3.0]]
+
+
+def test_nothing_is_sent_while_its_instance_cannot_be_written(
+    collector: ScriptedCollector, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that sends goes on once the disk takes it; the log has a line for each."""
+    is_full = threading.Event()
+
+    def full(fd: int, data: bytes) -> int:
+        if is_full.is_set() and str(tmp_path) in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    write = os.write
+    gate = Gate()
+    collector.faults.append(gate)
+    client = spooling(collector.address, tmp_path, linger=0.0)
+    client.log_step(SHORT, 1, 1.0)
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(os, "write", full)
+        is_full.set()
+        gate.opened.set()
+        while "nothing is sent" not in caplog.text:
+            client._outbox.wait_until(lambda: False, 0.01)
+        assert collector.episodes == {}
+        is_full.clear()
+        client.flush(20)
+    client.close()
+    assert [record.message.count("written") for record in caplog.records] == [1, 1]
+    assert [record.rewards for record in collector.episodes.values()] == [[1.0]]
 
 
 def test_a_spool_needs_a_folder(tmp_path: Path) -> None:

@@ -1,0 +1,115 @@
+"""The disk of a spool: the power is cut, and it fills up, under two processes that log.
+
+With `spool_sync` a step whose call returned survives a cut of the power at any moment. While the
+disk is full calls raise BufferFull, nobody waits for it, and both go on as soon as there is room,
+whether the collector is there or not.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+from tests.faults.disk import Disk
+from tests.faults.power_loss import wait_until
+from tests.faults.scenario import Scenario, Trial, Verdict
+from tests.faults.spool_kills import Spooling
+
+MOMENTS = (None, "sync", "write", "dirsync", "rename", "create")
+"""A call of either process that is never made; None: whenever."""
+
+LATEST = 40
+PATIENCE = 20.0
+
+
+def run(trial: Trial) -> Verdict:
+    verdict, chance = Verdict(), random.Random(trial.seed)
+    for name, part in (("power", cut_power), ("full", fill)):
+        folder = trial.folder / name
+        found = Verdict()
+        disk = Disk.create(folder / "volume")
+        options = {"spool_sync": name == "power"}
+        spooling = Spooling(replace(trial, folder=folder), options=options, env=disk.environment)
+        try:
+            with spooling.collector:
+                part(trial, spooling, disk, chance, found)
+                disk.disarm()
+                spooling.finish(found)
+        finally:
+            spooling.end()
+        for count, number in found.counts.items():
+            verdict.count(count, number)
+        for kind, texts in found.faults.items():
+            verdict.faults.setdefault(kind, []).extend(texts)
+    return verdict
+
+
+def cut_power(
+    trial: Trial, spooling: Spooling, disk: Disk, chance: random.Random, verdict: Verdict
+) -> None:
+    """Both processes die with the power; the collector is another machine's, and away at times."""
+    for number in range(trial.size):
+        if not trial.in_time:
+            break
+        away = chance.random() < 0.5
+        if away:
+            spooling.collector.kill()
+        moment = MOMENTS[number % len(MOMENTS)]
+        if moment is not None:
+            kind, latest = moment, LATEST if moment in ("sync", "write") else 2
+            disk.fail("collector", kind, chance.randint(1, latest), -1)
+        threading.Event().wait(chance.uniform(0.1, 1.0))
+        for place in range(2):
+            spooling.stop(place)
+        disk.disarm()
+        report = disk.cut(chance, "nothing" if trial.mutant else None)
+        verdict.count("cuts")
+        verdict.count("writes_undone", report.writes)
+        verdict.count("names_undone", report.names)
+        if away:
+            spooling.collector.restart()
+        for place in range(2):
+            spooling.follow(place)
+
+
+def fill(
+    trial: Trial, spooling: Spooling, disk: Disk, chance: random.Random, verdict: Verdict
+) -> None:
+    """The disk is full while both log: twice at a time with a kill, and with the collector away."""
+
+    def told(what: str) -> int:
+        files = [spooling.folder / f"{what}-{number}" for number in spooling.numbers]
+        return min(path.stat().st_size if path.exists() else 0 for path in files)
+
+    for number in range(max(1, trial.size // 3)):
+        away = number % 2 == 1
+        if away:
+            spooling.collector.kill()
+        if number % 3 == 2:
+            spooling.kill(chance.randrange(2))
+        wait_until(lambda: all(map(spooling.is_logging, range(2))), PATIENCE)
+        before = told("full")
+        disk.fill(True)
+        full = wait_until(lambda before=before: told("full") > before, PATIENCE)
+        verdict.require(full, "not_raised", "no call said that the disk is full")
+        if number % 2:
+            spooling.kill(chance.randrange(2))
+        disk.fill(False)
+        before = told("notes")
+        going_on = wait_until(lambda before=before: told("notes") > before, PATIENCE)
+        verdict.require(going_on, "not_resumed", "there is room, and no call succeeds")
+        verdict.count("fillings")
+        if away:
+            spooling.collector.restart()
+
+
+SCENARIO = Scenario(
+    name="spool_disk",
+    law="a spooled step survives a cut of the power, and a full disk is said and got over",
+    unit="cuts",
+    quick=12,
+    long=60,
+    planted=4,
+    run=run,
+)
