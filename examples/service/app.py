@@ -2,6 +2,9 @@
 
     uvicorn examples.service.app:app --workers 3
 
+On the collector's disk; or, with a folder in HEADRACE_SPOOL, on the service's own, so that it
+answers whatever is down. That folder must outlive the worker: the next one delivers what is there.
+
 A caller that gets no answer asks again with the same `request_id`: the decision is drawn from it,
 so that it is the same again, and the collector stores it once.
 """
@@ -18,10 +21,12 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
-from headrace import PolicyClient, Refusal
+from headrace import BufferFull, PolicyClient, Refusal
 
 FLUSH_SECONDS = 10.0
 OFFER_SHARE = 0.3  # how often the offer is shown: the propensity of action 1
+
+SPOOL = os.environ.get("HEADRACE_SPOOL")
 
 # Made when a worker imports this, or before it forks (`gunicorn --preload`): both are fine.
 client = PolicyClient(
@@ -29,6 +34,8 @@ client = PolicyClient(
     token=os.environ.get("HEADRACE_TOKEN"),
     ca=os.environ.get("HEADRACE_CA"),
     cache_dir=os.environ.get("HEADRACE_CACHE"),
+    on_full="spool" if SPOOL else "raise",
+    spool_dir=SPOOL,
 )
 
 
@@ -57,6 +64,10 @@ def decide(asked: Asked) -> dict[str, int]:  # a plain function: it runs in a th
     except Refusal as refusal:  # asked again of the worker that has just logged it
         if refusal.code not in ("conflict", "completed"):
             raise HTTPException(422, str(refusal)) from refusal
+    except BufferFull as error:
+        raise HTTPException(503, "no room to write it down: ask again") from error
+    if SPOOL:
+        return {"action": action}
     try:
         client.flush(FLUSH_SECONDS)
     except TimeoutError as error:

@@ -21,6 +21,7 @@ import pytest
 import urllib3
 import yaml
 
+from headrace import PolicyClient
 from tests.certificates import certify
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.headrace.command import headrace
@@ -158,6 +159,44 @@ def test_kills_lose_no_decision_and_no_click_and_double_none(tmp_path: Path) -> 
     assert {row["eps_id"] for row in rows if row["rewards"]} == clicked
     assert sum(row["rewards"] for row in rows) == len(clicked)
     assert headrace("verify", "--root", tmp_path).returncode == 0
+
+
+def test_a_spool_answers_without_the_collector_and_loses_nothing(tmp_path: Path) -> None:
+    """Workers are killed while the collector is away; the next ones deliver what they answered, and
+    whoever has the folder then delivers the rest."""
+    declare(tmp_path, reward_window=2 * WINDOW)
+    port, spool = free_port(), tmp_path / "spool"
+    address = f"http://127.0.0.1:{port}"
+    answered: dict[str, int] = {}
+    with CollectorProcess(tmp_path) as collector:
+        told = {"HEADRACE_ADDRESS": collector.address, "HEADRACE_CACHE": str(tmp_path / "cache")}
+        words = f"uvicorn --port {port} --workers 2 --log-level error examples.service.app:app"
+        env = told | {"HEADRACE_SPOOL": str(spool)}
+        with running(words.split(), env=env) as server, ThreadPoolExecutor(CALLERS) as callers:
+            until(lambda: HTTP.request("GET", f"{address}/healthz").status == 200)
+            for block in range(3):
+                if block % 2:
+                    collector.kill()
+                names = [f"request-{block}-{number}" for number in range(60)]
+                asked = callers.map(lambda name: decide(address, name), names)
+                answered.update(zip(names, asked, strict=True))
+                for pid in workers(server)[: 1 + block % 2]:
+                    os.kill(pid, signal.SIGKILL)
+                if block % 2:
+                    collector.restart()
+        with PolicyClient(collector.address, on_full="spool", spool_dir=spool) as client:
+            client.flush(PATIENCE)
+        assert [path.name for path in spool.iterdir()] == ["lock"]
+        clicks = Clicks(collector.address)
+        for name in list(answered)[::3]:
+            clicks.click(name)
+        clicks.consume(kill=False)
+        collector.settle(len(answered))
+        assert collector.stop() == 0
+    rows = shard_rows(tmp_path)
+    assert {row["eps_id"]: row["actions"] for row in rows} == answered
+    assert len(rows) == len(answered)
+    assert sum(row["rewards"] for row in rows) == len(answered) / 3
 
 
 def test_the_examples_import_from_headrace_alone() -> None:
