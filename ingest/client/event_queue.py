@@ -859,29 +859,38 @@ class Outbox:
             return now - since
 
     def drained(
-        self, timeout: float | None, stop: Callable[[], bool], *, before: int | None = None
+        self,
+        timeout: float | None,
+        stop: Callable[[], bool],
+        *,
+        before: int | None = None,
+        own: bool = False,
     ) -> bool:
         """Wait until all that is pending now has been judged; False when time ran out or `stop`.
 
-        `before`: only what has a lower index.
+        `before`: only what has a lower index. `own`: what earlier processes have spooled may wait.
         """
         with self._lock:
             target = self._taken + len(self._queue) if before is None else before
             seen = self._requeues
+            has_unread = bool(self.spool and self.spool.own_unread)
             self._urgent += 1
             self._filled.notify()
 
             def judged() -> bool:
-                if before is None and (self.taking_up or (self.spool and self.spool.unread)):
+                if before is None and self._has_unread(own):
                     return False
                 return self._done >= target and all(low >= target for low in self._pulls.values())
 
             def done() -> bool:
-                nonlocal target, seen
+                nonlocal target, seen, has_unread
                 if stop():
                     return True
                 if self._requeues != seen and before is None:
-                    target, seen = self._taken + len(self._queue), self._requeues
+                    if has_unread or not own:
+                        target = self._taken + len(self._queue)
+                    seen = self._requeues
+                    has_unread = self._has_unread(own)
                 return judged()
 
             try:
@@ -889,6 +898,12 @@ class Outbox:
                 return judged()
             finally:
                 self._urgent -= 1
+
+    def _has_unread(self, own: bool) -> bool:
+        """Whether events are on disk alone; `own`: of those that this process has logged."""
+        if self.spool is None:
+            return False
+        return bool(self.spool.own_unread if own else self.taking_up or self.spool.unread)
 
     @property
     def end(self) -> int:

@@ -121,7 +121,7 @@ class LocalActor:
         waiting = self._undelivered.get(name, 0) + 1
         quota = policy.steps_per_version
         if quota is not None and waiting > max(1, quota // WINDOWS_PER_VERSION):
-            self._outbox.drained(HOLD_SECONDS, lambda: False)
+            self._outbox.drained(HOLD_SECONDS, lambda: False, own=True)
             waiting = 1
         self._undelivered[name] = waiting
         held = self._sender.held.get(name)
@@ -129,7 +129,7 @@ class LocalActor:
             return
         self.holds += 1
         begin = monotonic()
-        self._outbox.drained(HOLD_SECONDS, lambda: False)
+        self._outbox.drained(HOLD_SECONDS, lambda: False, own=True)
         if not local.wait_newer(held, HOLD_SECONDS):
             self.holds_given_up += 1
             self._sender.held.pop(name, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import logging
@@ -20,10 +21,16 @@ import numpy as np
 import pytest
 
 from ingest.client import spool
+from ingest.client.async_client import AsyncPolicyClient
+from ingest.client.event_queue import Outbox
 from ingest.client.policy_client import PolicyClient
 from ingest.client.spool import Segment, Spool
 from ingest.protocol import messages as wire
-from ingest.protocol.errors import BufferFull
+from ingest.protocol.errors import BufferFull, CollectorUnavailable
+from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
+from policy.networks.policy import Policy
+from storage.spaces.descriptors import parse_space
 from storage.system.files import FileLock
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.ingest.scripted_collector import Gate, ScriptedCollector, cut_after, cut_before
@@ -479,6 +486,54 @@ def test_pieces_are_read_across_their_borders(tmp_path: Path) -> None:
     segment.close()
 
 
+def test_an_asyncio_loop_with_a_spool_loses_nothing(tmp_path: Path) -> None:
+    """Fifty episodes at once whose actions are the collector's; it is killed in between. An action
+    that had no answer is asked for again, and each step is stored once."""
+    declare(tmp_path, action="discrete:1000")
+    spec = PolicySpec(parse_space("box:4"), parse_space("discrete:1000"))
+    store = WeightStore(tmp_path, "default")
+    weights = Policy(spec, seed=1).get_weights()
+    store.publish(store.add_candidate(weights, spec=spec.to_json(), metrics={}, lineage={}))
+    acted: dict[str, list[int]] = {}
+    with CollectorProcess(tmp_path) as running:
+
+        async def play(client: AsyncPolicyClient) -> None:
+            name = client.start_episode()
+            acted[name] = []
+            for _ in range(4):
+                while True:
+                    try:
+                        acted[name].append(await client.get_action(name, OBS))
+                        break
+                    except CollectorUnavailable:
+                        await asyncio.sleep(0)
+                client.log_returns(name, 1.0)
+            client.end_episode(name)
+
+        async def main() -> None:
+            options = {"on_full": "spool", "spool_dir": tmp_path / "spool", "max_pending": 20}
+            async with AsyncPolicyClient(running.address, "remote", **options) as client:
+                await client.connect()
+                playing = [asyncio.create_task(play(client)) for _ in range(50)]
+                while not any(acted.values()):
+                    await asyncio.sleep(0)
+                await asyncio.to_thread(running.kill)
+                await asyncio.to_thread(running.restart)
+                await asyncio.gather(*playing)
+                await client.flush(60)
+                assert client.stats.refused == {}
+
+        asyncio.run(main())
+        running.settle(200)
+        running.stop()
+    rows: dict[str, list[int]] = {}
+    for row in sorted(shard_rows(tmp_path), key=lambda row: row["t"]):
+        assert row["rewards"] == 1.0
+        rows.setdefault(row["eps_id"], []).append(row["actions"])
+    assert rows == acted
+    assert not list((tmp_path / "spool").glob("*segment-*"))
+
+
 def spool_in(directory: Path) -> Spool:
     return Spool(directory, 1_000_000, sync=False, address=NOBODY, policy=lambda _: None)  # type: ignore[arg-type, return-value]  # no drafts here
 
@@ -508,6 +563,38 @@ def test_reads_of_this_process_and_of_earlier_ones_take_turns(tmp_path: Path) ->
         reads.append({event.episode_id.split("-")[0] for event, _ in found})
     assert reads == [{"own"}, {"earlier"}] * 15
     kept.close()
+
+
+def test_flow_control_waits_for_nothing_of_an_earlier_process(tmp_path: Path) -> None:
+    """An action that must follow its window's delivery would else wait for all that others left."""
+    earlier = spool_in(tmp_path)
+    earlier.append([event for n in range(300) for event in episode(f"earlier-{n}", 2)], left=True)
+    earlier.close()
+    box = Outbox(
+        max_events=8, max_bytes=1_000_000, batch=8, on_full="spool", timeout=1.0, linger=0.0,
+        spool=spool_in(tmp_path),
+    )  # fmt: skip
+    assert box.spool is not None
+    box.take_up(box.spool.find())
+    box.note_instance("instance")
+    for n in range(3):
+        box.put_all(episode(f"own-{n}", 1))
+    found: list[bool] = []
+    waiter = threading.Thread(
+        target=lambda: found.append(box.drained(60.0, lambda: False, own=True))
+    )
+    waiter.start()
+    while waiter.is_alive() and box.waiting:
+        taken = box.take()
+        assert taken is not None
+        box.judged(taken[0])
+        waiter.join(0.01)
+    assert box.spool.unread > 100
+    assert not any(box.carries(f"own-{n}") for n in range(3))
+    assert not box.drained(0.0, lambda: False)
+    waiter.join()
+    assert found == [True]
+    box.close_spool()
 
 
 @pytest.mark.parametrize("steps", [1, 3, 20])
