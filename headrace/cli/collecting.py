@@ -171,6 +171,9 @@ def replay(
         ),
     ] = None,
     policy_id: Annotated[str | None, typer.Option(help="Default: the collector's only.")] = None,
+    schema_id: Annotated[
+        str | None, typer.Option(help="Refuse a policy whose spaces are of another schema.")
+    ] = None,
     declare: Annotated[
         Path | None,
         typer.Option(help="Send nothing: declare what the columns hold under this root."),
@@ -199,6 +202,7 @@ def replay(
         truncated=truncated,
         tags=tag_columns(tag or []),
         policy_id=policy_id,
+        schema_id=schema_id,
         categories=categories,
     )
     if declare is not None:

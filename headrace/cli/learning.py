@@ -27,6 +27,7 @@ from headrace.cli.options import (
     PolicyId,
     RetryFor,
     Root,
+    SchemaId,
     Seed,
     Since,
     Token,
@@ -105,6 +106,7 @@ def _make_live(
 def freeze(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
+    schema_id: SchemaId = None,
     retry_for: RetryFor = 60.0,
     as_json: Json = False,
 ) -> None:
@@ -112,11 +114,13 @@ def freeze(
     from headrace.output import console
     from policy.jobs.freeze import freeze as run
 
-    frozen = run(root, policy_id, retry_for=retry_for)
+    frozen = run(root, policy_id, schema_id=schema_id, retry_for=retry_for)
     if as_json:
         return console.line(frozen.to_dict())
     for name, why in frozen.skipped.items():
         print(f"damaged, left out: {name}: {why}", file=sys.stderr)
+    if frozen.other_schemas:
+        print(f"left out: other schemas: {frozen.other_schemas} rows", file=sys.stderr)
     known = "known already" if frozen.unchanged else "new"
     return print(f"{frozen.rows} rows in {frozen.parts} parts: {frozen.path} ({known})")
 
@@ -130,6 +134,7 @@ def train(
     cluster: Cluster = None,
     since: Since = None,
     until: Until = None,
+    schema_id: SchemaId = None,
     action_rule: Annotated[
         str | None,
         typer.Option(
@@ -173,6 +178,8 @@ def train(
     from policy.jobs.train_once import train_once
 
     settings: dict[str, Any]
+    if schema_id is not None and (follow or manifest is not None):
+        raise ValueError("--schema-id: expected none with --follow, nor with --manifest")
     if follow:
         _require_none_with_follow(action_rule, since, until)
         settings = {"steps_per_update": steps_per_update, "max_lag": max_lag, "seed": seed}
@@ -194,6 +201,7 @@ def train(
     settings["action_rule"] = None if action_rule is None else ActionRule.parse(action_rule)
     with console.progress() as told:
         if manifest is None:
+            settings["schema_id"] = schema_id
             document = run(root, policy_id, chosen, on_progress=told, **settings).to_dict()
         else:
             frozen = load_frozen(manifest)
@@ -254,6 +262,7 @@ def evaluate(
     cluster: Cluster = None,
     since: Since = None,
     until: Until = None,
+    schema_id: SchemaId = None,
     plot: Annotated[Path | None, typer.Option(help="A PNG of all intervals.")] = None,
     html: Annotated[Path | None, typer.Option(help="All of it as one page.")] = None,
     manifest: Manifest = None,
@@ -290,6 +299,7 @@ def evaluate(
             cluster=cluster,
             seed=seed,
             **period(since, until),
+            schema_id=schema_id,
             retry_for=retry_for,
         )
     if html is not None:

@@ -75,6 +75,10 @@ RetryFor = Annotated[
         help="Seconds for which a shard that cannot be read is tried again.",
     ),
 ]
+SchemaId = Annotated[
+    str | None,
+    typer.Option(help="Which schema to read, where spaces were changed; default: the declared."),
+]
 Cluster = Annotated[
     str | None,
     typer.Option(help="tag:NAME: hold out, and judge by, that tag's values, each as one."),

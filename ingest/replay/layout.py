@@ -22,8 +22,8 @@ class ReplayOptions:
     `observation` and `action` name columns, each as `NAME` (a number or a list) or
     `NAME:categories` (its values are names: those that the policy declares, or, where its spaces
     have none, codes that the file `categories` keeps, by default beside `path`). `tags` maps a tag
-    to the column of its value. `timeout`: seconds without any acknowledgement after which the
-    replay gives up.
+    to the column of its value. `schema_id`: what the policy's spaces have to be. `timeout`: seconds
+    without any acknowledgement after which the replay gives up.
     """
 
     path: Path
@@ -39,6 +39,7 @@ class ReplayOptions:
     truncated: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     policy_id: str | None = None
+    schema_id: str | None = None
     categories: Path | None = None
     token: str | None = field(default=None, repr=False)
     ca: Path | None = None
@@ -74,6 +75,7 @@ class ReplayOptions:
         apart = (
             "path",
             "address",
+            "schema_id",
             "categories",
             "token",
             "ca",

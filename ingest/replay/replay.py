@@ -43,7 +43,7 @@ from ingest.replay.layout import Layout, ReplayOptions, RowError, columns_of, wi
 from ingest.replay.record_files import Record, Table, open_table, require_columns
 from ingest.replay.values import CellError, Range, extend, infer_space
 from storage.experience.range_set import RangeSet
-from storage.spaces.descriptors import Space
+from storage.spaces.descriptors import Space, schema_id
 
 __all__ = ["BadRow", "ReplayOptions", "ReplayReport", "import_name", "infer_spaces", "replay"]
 
@@ -104,6 +104,11 @@ def replay(options: ReplayOptions, *, on_progress: Progress | None = None) -> Re
     where: dict[str, Any] = {"token": options.token, "ca": options.ca, "timeout": options.timeout}
     policy = declared_policy(options.address, options.policy_id, **where)
     spaces = policy.observation.space, policy.action.space
+    if options.schema_id not in (None, schema_id(*spaces)):
+        raise ReplayError(
+            f"policy {policy.policy_id}: expected spaces of schema {options.schema_id}, the "
+            f"collector declares {schema_id(*spaces)}"
+        )
     unnamed = without_names(options, *spaces)
     categories = known_categories(options.path, unnamed, options.categories_path)
     name = import_name(options, categories)

@@ -32,6 +32,7 @@ from policy.jobs.decisions import Document, Earlier, earlier_of
 from policy.jobs.judged_log import JudgedBlock, JudgedLog, Lineage
 from policy.jobs.judged_sample import Sample, Taken, ahead
 from policy.jobs.report import HELD_OUT, EvaluationError, EvaluationResult, Split
+from policy.jobs.schemas import require_fit
 from policy.jobs.scratch import Scratch
 from policy.ope.cross_fitting import CrossFitted, cross_fit
 from policy.ope.diagnostics import Diagnostic, at_most
@@ -71,6 +72,7 @@ def evaluate(
     cluster: str | None = None,
     since: int | None = None,
     until: int | None = None,
+    schema_id: str | None = None,
     estimators: Sequence[str] | None = None,
     gamma: float = 1.0,
     confidence: float = 0.95,
@@ -94,6 +96,8 @@ def evaluate(
     `evaluation_share` and `cluster` default to what the weights say that their training reserved;
     with a cluster the values of its tag are the sample, and an episode's value is that of their
     mean. `since` and `until` (microseconds of the client's ts) choose episodes by their begin.
+    `schema_id` is read in place of the schema that the policy is declared with; rows have to fit
+    the spaces of the weights.
     `reward_range` are a step's limits, by default those that the policy's file declares, and never
     from the log: with them the verdict holds at every sample size, without it is approximate.
     `earlier` are decisions (policy.jobs.decisions), so that several looks are known; `alpha_budget`
@@ -128,7 +132,7 @@ def evaluate(
         gathered = _Gathered(log, loaded, live, rules, scratch)
         asked |= {"since": since, "until": until}
         read: dict[str, Any] = {"manifest": manifest, "retry_for": retry_for}
-        read |= {"since": since, "until": until}
+        read |= {"since": since, "until": until, "schema_id": schema_id}
         gathered.read(log.blocks(root, policy_id, on_progress=on_progress, **read))
         before = earlier_of(earlier, loaded.candidate, log.rows, log.episodes)
         rules = _with_earlier(rules, before, alpha_budget, in_order=len(log.rows) < 2)
@@ -314,6 +318,11 @@ def _comparable(
     if live.policy.spec.action != spec.action:
         sentence = f"{who} has another action space: use a canary"
         return [*told, at_most("live_action_space", 1, 0, sentence)], None
+    try:
+        require_fit((spec.observation, spec.action), (live.policy.spec.observation, spec.action))
+    except ValueError:
+        sentence = f"{who} has another observation space: use a canary"
+        return [*told, at_most("live_observation_space", 1, 0, sentence)], None
     if not live.policy.spec.has_propensity:
         sentence = f"{who}: its {_NO_DENSITY}: use a canary"
         return [*told, at_most("live_no_density", 1, 0, sentence)], None

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from policy.jobs.schemas import OTHER_SCHEMA, in_other_schemas
 from storage.declarations.declaration import check_policy_id
 from storage.declarations.policy_files import load_declarations
 from storage.experience.episode import DEFAULT_POLICY
@@ -64,6 +65,7 @@ class Frozen:
     created: int  # microseconds since the epoch
     unchanged: bool = False  # the file was there already
     skipped: Mapping[str, str] = field(default_factory=dict)  # damaged shard -> why
+    other_schemas: int = 0  # rows of the policy that have another schema
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for strict JSON; `manifest` is the file."""
@@ -77,6 +79,7 @@ class Frozen:
             "created": self.created,
             "unchanged": self.unchanged,
             "skipped": dict(self.skipped),
+            "other_schemas": self.other_schemas,
         }
 
 
@@ -84,23 +87,28 @@ def freeze(
     root: Path | str,
     policy_id: str = DEFAULT_POLICY,
     *,
+    schema_id: str | None = None,
     retry_for: float = RETRY_FOR,
     clock: Callable[[], float] = time.time,
 ) -> Frozen:
     """Write down every ordinal at rest of a policy's schema, as `manifests/{hash16}.json`.
 
-    Only whole shards count: one gets its name when it is complete, synced and checked. A shard
-    whose footer makes no sense is left out and named in `skipped`; one that cannot be read is tried
-    again for `retry_for` seconds. `clock` gives seconds since the epoch. Raises NothingToFreeze,
-    ReaderError for what could not be read, and ValueError when several schemas are there and the
-    policy is not declared.
+    `schema_id` takes the place of the declared one. Only whole shards count: one gets its name when
+    it is complete, synced and checked. A shard whose footer makes no sense is left out and named in
+    `skipped`; one that cannot be read is tried again for `retry_for` seconds. `other_schemas`
+    counts the policy's rows of other schemas. `clock` gives seconds since the epoch. Raises
+    NothingToFreeze, ReaderError for what could not be read, and ValueError when several schemas
+    are there and the policy is not declared.
     """
     root = Path(root)
-    frozen = _at_rest(root, check_policy_id(policy_id), retry_for)
+    frozen = _at_rest(root, check_policy_id(policy_id), schema_id, retry_for)
+    others = in_other_schemas(root, policy_id, frozen.schema_id)[OTHER_SCHEMA]
+    frozen = replace(frozen, other_schemas=others)
     if not frozen.streams:
         raise NothingToFreeze(
             f"policy {policy_id!r}: expected shards of schema {frozen.schema_id} under "
-            f"{root / 'shards'}, found none that can be read ({len(frozen.skipped)} damaged)"
+            f"{root / 'shards'}, found none that can be read ({len(frozen.skipped)} damaged; other "
+            f"schemas: {frozen.other_schemas} rows)"
         )
     try:
         there = load_frozen(frozen.path)
@@ -109,7 +117,7 @@ def freeze(
         make_directory(frozen.path.parent)
         replace_file(frozen.path, _encode(frozen))
         return frozen
-    return replace(there, unchanged=True, skipped=frozen.skipped)
+    return replace(there, unchanged=True, skipped=frozen.skipped, other_schemas=others)
 
 
 def load_frozen(path: Path | str) -> Frozen:
@@ -126,18 +134,18 @@ def load_frozen(path: Path | str) -> Frozen:
     return frozen
 
 
-def _at_rest(root: Path, policy_id: str, retry_for: float) -> Frozen:
+def _at_rest(root: Path, policy_id: str, schema_id: str | None, retry_for: float) -> Frozen:
     """What the shards hold now. One that vanishes was replaced since the scan: scan again."""
     for _ in range(SCANS - 1):
         with contextlib.suppress(FileNotFoundError):
-            return _scan(root, policy_id, retry_for)
-    return _scan(root, policy_id, retry_for)
+            return _scan(root, policy_id, schema_id, retry_for)
+    return _scan(root, policy_id, schema_id, retry_for)
 
 
-def _scan(root: Path, policy_id: str, retry_for: float) -> Frozen:
+def _scan(root: Path, policy_id: str, schema_id: str | None, retry_for: float) -> Frozen:
     with DirectorySource(root) as source:
         shards = try_again(source.scan, str(root), retry_for, (ScanIncomplete,))
-    schema_id = _schema_of(root, policy_id, shards)
+    schema_id = schema_id or _schema_of(root, policy_id, shards)
     mine = [shard for shard in shards if shard.schema_id == schema_id]
     return _account(mine, root, schema_id, retry_for)
 
@@ -150,7 +158,7 @@ def _schema_of(root: Path, policy_id: str, shards: list[ShardFile]) -> str:
     if len(schemas) > 1:
         raise ValueError(
             f"policy {policy_id!r} is not declared under {root / 'policies'}, and the shards have "
-            f"{len(schemas)} schemas: {', '.join(schemas)}"
+            f"{len(schemas)} schemas: {', '.join(schemas)}; pass schema_id= (--schema-id)"
         )
     return schemas[0] if schemas else "unknown"
 

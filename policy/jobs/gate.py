@@ -120,6 +120,8 @@ def evaluate_logs(
     if manifest is not None:
         if others or plot or not isinstance(weights, str):
             raise ValueError("--manifest: expected a candidate, and neither --log nor --plot")
+        if settings.pop("schema_id", None) is not None:
+            raise ValueError("--schema-id: expected none with --manifest, which is of one schema")
         frozen, settings = load_frozen(manifest), {"split": split, **settings}
         told: dict[str, Any] = {"retry_for": retry_for, "on_progress": on_progress}
         return evaluate_once(root, policy_id, weights, frozen, **told, **settings)

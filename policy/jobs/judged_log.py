@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from policy.inference.preprocessors import columns_of
 from policy.inference.spec import PolicySpec
+from policy.jobs.schemas import in_other_schemas, require_fit, schema_to_read
 from policy.progress import Progress
 from storage.declarations.dropped_steps import Lost, dropped_steps
 from storage.experience.range_set import RangeSet
@@ -110,6 +111,7 @@ class JudgedLog:
         manifest: Mapping[str, Ranges] | None,
         since: int | None,
         until: int | None,
+        schema_id: str | None,
         retry_for: float,
         on_progress: Progress,
     ) -> Iterator[SampleBatch]:
@@ -117,6 +119,8 @@ class JudgedLog:
         rows = 0
         self.dropped = dropped_steps(Path(root))
         size = self._spec.flattener.size
+        if manifest is None:
+            schema_id = schema_to_read(root, policy_id, schema_id)
         with ShardReader(
             root,
             policy_id=policy_id,
@@ -126,6 +130,7 @@ class JudgedLog:
             ordinals=manifest,
             since=since,
             until=until,
+            schema_id=schema_id,
             incomplete=True,
             columns=tuple(dict.fromkeys((*_COLUMNS, *self.reserve.columns))),
             retry_for=retry_for,
@@ -135,9 +140,14 @@ class JudgedLog:
                     batch = reader.next()
                 except EndOfInput:
                     break
+                if reader.spaces is not None:
+                    require_fit(reader.spaces, (self._spec.observation, self._spec.action))
                 rows += batch.count
                 on_progress("reading", rows, None)
                 yield batch
+            if manifest is None:
+                for why, n in in_other_schemas(root, policy_id, reader.schema_id).items():
+                    reader.stats.exclude(why, n)
             self.not_read = {
                 ("other_split" if why == "select" else why): n
                 for why, n in reader.stats.excluded.items()

@@ -29,6 +29,7 @@ from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.report import HELD_OUT
+from policy.jobs.schemas import in_other_schemas, require_fit, schema_to_read
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.declarations.policy_files import load_declarations
@@ -110,6 +111,7 @@ def train(
     cluster: str = "",
     since: int | None = None,
     until: int | None = None,
+    schema_id: str | None = None,
     epochs: int | None = None,
     seed: int = 0,
     manifest: Mapping[str, Ranges] | None = None,
@@ -125,7 +127,9 @@ def train(
     spaces; `action_rule` to the spec's (see `acting_spec`). `epochs` overrides the algorithm's.
     `evaluation_share` of the episodes are left to evaluation; with `cluster` "tag:NAME" that share
     of the tag's values, each with all its episodes. `manifest` (stream -> ordinal ranges) reads
-    nothing else, `since` and `until` (microseconds of the client's ts) what began then. Rows are
+    nothing else, `since` and `until` (microseconds of the client's ts) what began then. Of several
+    schemas that a policy has rows of, the declared one is read, or `schema_id`, whose rows have to
+    fit the spec; `not_read` counts those of the others. Rows are
     learned from in blocks of at most `block_rows`, in the order of their ordinals, so that memory
     is bounded; one block sees the whole log. `checkpoint` keeps the learner's state and the
     reader's position. `threads` are torch's: more than one fights with a collector on the
@@ -139,13 +143,22 @@ def train(
     config = _configured(algorithm, epochs)
     wanted = spec or declared_spec(Path(root), policy_id)
     reserve, period = Reserve(evaluation_share, cluster), (since, until)
-    with _reader(root, policy_id, reserve, config, retry_for, period, manifest) as reader:
+    if manifest is None:
+        schema_id = schema_to_read(root, policy_id, schema_id)
+    with _reader(
+        root, policy_id, reserve, config, retry_for, period, manifest, schema_id
+    ) as reader:
         make = partial(_learner, config=config, action_rule=action_rule, seed=seed)
         learner = None if wanted is None else make(wanted)
         metrics: dict[str, float] = {}
         for block in _blocks(reader, block_rows, on_progress):
+            if wanted is not None and reader.spaces is not None:
+                require_fit(reader.spaces, (wanted.observation, wanted.action))
             learner = learner or make(_stored_spec(reader))
             metrics = learner.update(block, on_progress) or metrics
+        if manifest is None:
+            for why, rows in in_other_schemas(root, policy_id, reader.schema_id).items():
+                reader.stats.exclude(why, rows)
         if learner is None or not learner.counts.rows_trained:
             raise NothingToTrainOn(_why_nothing(policy_id, learner, reader))
         if checkpoint is not None:
@@ -198,6 +211,7 @@ def _reader(
     retry_for: float,
     period: tuple[int | None, int | None],
     manifest: Mapping[str, Ranges] | None,
+    schema_id: str | None,
 ) -> ShardReader:
     def for_training(batch: SampleBatch) -> npt.NDArray[np.bool_]:
         return ~reserve.rows(batch)
@@ -212,6 +226,7 @@ def _reader(
         retry_for=retry_for,
         since=period[0],
         until=period[1],
+        schema_id=schema_id,
     )
 
 

@@ -40,6 +40,7 @@ from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.checkpoint_files import CheckpointFiles
 from policy.jobs.patience import Patience, Stopped
+from policy.jobs.schemas import schema_to_read
 from policy.jobs.trail import OnConflict, OutOfTurn, Trail, TrailSettings
 from policy.jobs.train import acting_spec, declared_spec
 from policy.networks.policy import Policy
@@ -400,6 +401,7 @@ def _reader(
     return ShardReader(
         root,
         policy_id=policy_id,
+        schema_id=schema_to_read(root, policy_id),
         mode="fragments",
         batch_size=settings.steps_per_update,
         follow=True,

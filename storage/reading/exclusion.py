@@ -16,7 +16,8 @@ Reason: TypeAlias = Literal[
     "content",  # a shard with the right digest whose content fails a check
     "vanished",  # a shard that was listed and is gone, and nothing else holds its parts
     "training_disabled",  # episodes logged with training_enabled=False
-    "other_policy",  # steps of another policy of the same schema
+    "other_policy",  # steps of another policy
+    "other_schema",  # steps of the policy in another schema than a job reads
     "tags",
     "time",
     "select",  # rows that the caller's mask left out

@@ -48,5 +48,5 @@ def refuse_mixture(streams: Mapping[str, set[str]]) -> None:
         listed = "; ".join(f"{key}: {', '.join(sorted(v))}" for key, v in sorted(streams.items()))
         raise MixedSchemas(
             f"expected shards of one schema, found {len(streams)} ({listed}): pass policy_id= or "
-            "schema_id="
+            "schema_id= (--policy-id, --schema-id)"
         )

@@ -418,7 +418,8 @@ class ShardReader(InputReader):
         elif known.schema_id != found.metadata.schema_id:
             raise MixedSchemas(
                 f"policy {self._choice.policy_id!r} has steps of the schemas {known.schema_id} and "
-                f"{found.metadata.schema_id} ({found.shard.place}): pass schema_id="
+                f"{found.metadata.schema_id} ({found.shard.place}): pass schema_id= "
+                "(--schema-id)"
             )
 
     def _load(self, shard: ShardFile, content: Content) -> Loaded:

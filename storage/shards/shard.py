@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.experience.episode import Part
@@ -284,6 +285,15 @@ def shard_metadata(path: Path) -> ShardMetadata:
     require_regular(path)
     with _damage_named(path), pq.ParquetFile(path) as file:
         return _metadata(file, path)
+
+
+def rows_of_policy(path: Path, policy_id: str) -> tuple[int, int]:
+    """(rows of a policy, all rows). Raises ShardDamaged when it is not ours; OSError."""
+    require_regular(path)
+    with _damage_named(path), pq.ParquetFile(path) as file:
+        rows = _metadata(file, path).rows
+        found = file.read(columns=["policy_id"]).column(0).cast(pa.string())
+        return int(pc.sum(pc.equal(found, policy_id), min_count=0).as_py()), rows
 
 
 def find_shard(directory: Path, stream: str, first: int, last: int) -> ShardInfo | None:

@@ -286,6 +286,8 @@ def test_the_collectors_declaration_holds(collector: CollectorProcess, tmp_path:
         replay(dataclasses.replace(options, observation=("x", "y", "r")))
     with pytest.raises(ReplayError, match="r has 3 categories, the policy expects at most 2"):
         replay(dataclasses.replace(options, action="r:categories"))
+    with pytest.raises(ReplayError, match="expected spaces of schema 0123, the collector declares"):
+        replay(dataclasses.replace(options, schema_id="0123"))
     with pytest.raises(ValueError, match=r"policy_id: expected one of \['default'\], got 'other'"):
         replay(dataclasses.replace(options, policy_id="other"))
     short = replay(dataclasses.replace(options, observation=("x",)))

@@ -1,0 +1,38 @@
+"""`--schema-id`, and what the commands say of rows that another schema leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from storage.spaces.descriptors import Discrete, parse_space
+from tests.headrace.command import answer, headrace, refused
+from tests.policy.changed_spaces import log
+
+
+def test_changed_spaces_are_told_and_can_be_chosen(tmp_path: Path) -> None:
+    """`train`, `freeze` and `evaluate` read the declared schema, or the one that is asked for."""
+    old = log(tmp_path, (Discrete(2), Discrete(2)), 30)
+    log(tmp_path, (Discrete(3), Discrete(2)), 50)
+    root = ("--root", tmp_path)
+    trained = headrace("train", *root, "--epochs", "1")
+    assert trained.returncode == 0, trained.stderr
+    assert "not read: other_schema" in trained.stdout
+    frozen = headrace("freeze", *root)
+    assert frozen.stderr == "left out: other schemas: 30 rows\n"
+    chosen = ("--schema-id", old, "--json")
+    assert answer(headrace("freeze", *root, *chosen))["rows"] == 30
+    assert answer(headrace("train", *root, *chosen))["not_read"] == {"other_schema": 50}
+    (judged,) = answer(headrace("evaluate", *root, *chosen))["logs"]
+    assert judged["not_read"]["other_schema"] == 50
+    manifest = ("--manifest", answer(headrace("freeze", *root, "--json"))["manifest"])
+    for command in ("train", "evaluate"):
+        told = headrace(command, *root, *manifest, "--schema-id", old)
+        assert refused(told, "--schema-id: expected none")
+
+
+def test_a_schema_that_does_not_fit_is_told(tmp_path: Path) -> None:
+    """Status 2, and the place where it does not."""
+    old = log(tmp_path, (parse_space("box:2"), Discrete(2)), 30)
+    log(tmp_path, (parse_space("box:3"), Discrete(2)), 50)
+    told = headrace("train", "--root", tmp_path, "--schema-id", old)
+    assert refused(told, f"schema {old}: observation: expected", "shape (2,)")
