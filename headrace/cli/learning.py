@@ -61,6 +61,13 @@ EvaluationShare = Annotated[
         help="Share of episodes kept for evaluate; default: 0.3, with --follow 0.",
     ),
 ]
+Acts = Annotated[
+    str | None,
+    typer.Option(
+        help="How it will act: sample[:temperature], epsilon_greedy[:epsilon] or greedy; "
+        "default: the declared one, or the algorithm's."
+    ),
+]
 MinEss = Annotated[float, typer.Option(help="Effective sample size that is enough.")]
 
 CANNOT_TELL_EXIT = 4
@@ -135,13 +142,7 @@ def train(
     since: Since = None,
     until: Until = None,
     schema_id: SchemaId = None,
-    action_rule: Annotated[
-        str | None,
-        typer.Option(
-            help="How it will act: sample[:temperature], epsilon_greedy[:epsilon] or greedy; "
-            "default: the declared one, or the algorithm's."
-        ),
-    ] = None,
+    action_rule: Acts = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Where to keep the learner.")] = None,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
     manifest: Manifest = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from policy.jobs.freeze import NothingToFreeze, freeze, load_frozen
 from policy.jobs.gate import Gate, publish
 from policy.jobs.schemas import require_fit
 from policy.jobs.train import NothingToTrainOn, train
+from policy.jobs.train_live import follow
 from policy.jobs.train_once import train_once
 from storage.experience.interfaces import MixedSchemas
 from storage.spaces.descriptors import Discrete, parse_space
@@ -46,6 +48,23 @@ def test_the_declared_schema_is_trained_on_and_judged_by(changed: tuple[Path, st
     assert (again.unchanged, again.other_schemas) == (True, 30)
     done = train_once(root, "default", ONCE, load_frozen(frozen.path))
     assert done["not_read"] == {}
+
+
+def test_a_follower_reads_the_declared_schema(changed: tuple[Path, str, str]) -> None:
+    """It updates on the rows since the change, whatever lies beside them."""
+    root, _, new = changed
+    updates: list[Any] = []
+    asked = count()
+    result = follow(
+        root,
+        config=ONCE,
+        steps_per_update=50,
+        on_update=updates.append,
+        stop=lambda: bool(updates) or next(asked) > 600,
+    )
+    assert result.rows_read == 50
+    lineage = WeightStore(root, "default").lineage(result.version)
+    assert [stream.rpartition("-")[2] for stream in lineage] == [new]
 
 
 def test_another_schema_is_read_where_it_fits(tmp_path: Path) -> None:
