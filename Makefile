@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 7
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint dags unit attack faults faults-long judge format demo demo-seeds bench release clean
+.PHONY: help setup test lint dags unit attack faults faults-long judge format demo demo-seeds bench docs release clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -77,6 +77,9 @@ demo-seeds: setup  ## the demo for three seeds, CartPole included
 
 bench: setup  ## one table of ratios, each against a named baseline
 	$(BIN)/python -m benchmarks
+
+docs: setup  ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
 
 release: setup  ## wheel, sdist and SBOM of this commit, each tried, and its tag
 	$(BIN)/python release.py --tag

@@ -87,8 +87,8 @@ class ExternalEnv:
     """An environment whose program runs by itself and calls us. Subclass it, and write `run`.
 
     Args:
-        action_space, observation_space: gymnasium's, or descriptors of
-        `storage.spaces.descriptors`.
+        action_space: gymnasium's, or one of ours (`headrace.Box` and others).
+        observation_space: the same.
         max_concurrent: gone; what waits is bounded by `max_pending`.
         collector: a collector's address, or a PolicyClient: the calls go there, no worker is here.
         action_timeout: seconds that `get_action` waits for the worker's action.

@@ -37,8 +37,9 @@ class ExternalMultiAgentEnv(ExternalEnv):
     """An ExternalEnv whose observations, actions, rewards and infos are dicts by agent.
 
     Args:
-        action_space, observation_space: those of every agent, or mappings agent -> space for agents
-            that differ. With a collector its policies' spaces hold.
+        action_space: that of every agent, or a mapping agent -> space for agents that differ. With
+            a collector its policies' spaces hold.
+        observation_space: the same.
         collector: a collector's address, or a PolicyClient with a `policy_mapping_fn`.
         policy_mapping_fn: for an address, see PolicyClient; by default all agents have the
             collector's only policy. A worker has a mapping of its own.

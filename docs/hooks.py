@@ -1,0 +1,112 @@
+"""Pages of the site that stand elsewhere in the repository, or are made from the code."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+import headrace
+from headrace.__main__ import _command_line
+
+ROOT = Path(__file__).parents[1]
+ELSEWHERE = {
+    "index.md": "README.md",
+    "architecture.md": "ARCHITECTURE.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+}
+TITLES = {
+    "ingest.client": "Clients",
+    "ingest.access": "Access",
+    "ingest.embedded": "Inside the trainer's process",
+    "policy.inference": "Acting",
+    "policy.jobs": "Jobs",
+    "policy.ope": "Off-policy evaluation",
+    "policy.worker": "Workers",
+    "storage.declarations": "Declarations",
+    "storage.experience": "Experience",
+    "storage.reading": "Reading",
+    "storage.spaces": "Spaces",
+    "storage.weights": "Weights",
+}
+_LINK = re.compile(r"\]\(((?!https?:|#)[^)#]+)(#[^)]*)?\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    made = {page: _moved((ROOT / source).read_text()) for page, source in ELSEWHERE.items()}
+    made["reference/python.md"] = "\n".join(_names())
+    made["reference/commands.md"] = "\n".join(_commands())
+    for page, content in made.items():
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to what is no page become the path in the repository."""
+    return re.sub(
+        r"\[([^]]+)\]\(\.\./((?:examples|airflow_dags|data|tests)/?[^)]*)\)", r"`\2`", markdown
+    )
+
+
+def _moved(text: str) -> str:
+    """A page of the repository's top level, with its links as they are from docs/."""
+
+    def link(found: re.Match[str]) -> str:
+        target, anchor = found[1], found[2] or ""
+        for page, source in ELSEWHERE.items():
+            if target == source:
+                return f"]({page}{anchor})"
+        if target.startswith("docs/"):
+            return f"]({target.removeprefix('docs/')}{anchor})"
+        return f"](../{target})"
+
+    return _LINK.sub(link, text)
+
+
+def _names() -> Iterator[str]:
+    """Every public name, by the folder that it comes from."""
+    folders: defaultdict[str, list[str]] = defaultdict(list)
+    for name in headrace.__all__:
+        home = headrace._HOMES.get(name)
+        if home is not None:
+            path = home if home.endswith(f".{name}") else f"{home}.{name}"
+            folders[".".join(home.split(".")[:2])].append(path)
+    yield "# Python\n\nEverything here is imported from `headrace`.\n"
+    for folder in sorted(folders, key=lambda one: TITLES.get(one, one)):
+        yield f"## {TITLES.get(folder, folder)}\n"
+        for path in sorted(folders[folder]):
+            yield f"::: {path}\n"
+
+
+def _commands() -> Iterator[str]:
+    """Every command with its options, as `--help` has them."""
+    yield "# Command line\n\nEach option is an environment variable, too.\n"
+    group = typer.main.get_command(_command_line())
+    yield from _command(group, "headrace")
+
+
+def _command(command: Any, path: str) -> Iterator[str]:
+    inner = getattr(command, "commands", None)
+    if inner is not None:
+        for name in sorted(inner):
+            yield from _command(inner[name], f"{path} {name}")
+        return
+    yield f"## {path}\n\n{command.help or ''}\n"
+    rows = [one for one in command.params if one.name != "help"]
+    if rows:
+        yield "| option | meaning | default |\n|---|---|---|"
+    for one in rows:
+        record = ", ".join(f"`{word}`" for word in (*one.opts, *one.secondary_opts))
+        told = getattr(one, "help", "") or ""
+        default = (
+            "" if one.default in (None, False) or callable(one.default) else f"`{one.default}`"
+        )
+        yield f"| {record} | {told} | {default} |".replace("\n", " ")
+    yield ""
