@@ -73,6 +73,7 @@ def test_steps_store_what_acted(collector: CollectorProcess) -> None:
             actions.append(client.get_action(episode, OBS * t))
             client.log_returns(episode, float(t))
         client.end_episode(episode, OBS)
+    collector.settle(20)
     assert collector.stop() == 0
     rows = shard_rows(collector.root)
     _, weights = WeightStore(collector.root, "default").load(2)
@@ -116,6 +117,7 @@ def test_local_and_remote_steps_store_the_rules_propensity(
                             client.get_action(name, observation)
                 for name in episodes:
                     client.end_episode(name)
+        process.settle(60)
         assert process.stop() == 0
     rows = shard_rows(tmp_path)
     assert len(rows) == 60

@@ -24,6 +24,13 @@ from tests.faults.scenario import Trial
 from tests.ingest.episodes.test_assembler import Shell, picture
 
 
+@pytest.fixture
+def very_slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits that a kill comes before on a busy machine, too."""
+    monkeypatch.setenv(slow_disk.SECONDS, "0.15")
+
+
+@pytest.mark.usefixtures("very_slow_disk")
 def test_kills_between_a_reply_and_the_next_event_change_nothing(tmp_path: Path) -> None:
     """Every step is stored once, with the action that the client was given."""
     verdict = decisions.run(Trial(seed=3, folder=tmp_path, size=8))
@@ -31,6 +38,7 @@ def test_kills_between_a_reply_and_the_next_event_change_nothing(tmp_path: Path)
     assert verdict.counts["decisions_lost_by_kills"] > 0
 
 
+@pytest.mark.usefixtures("very_slow_disk")
 @pytest.mark.parametrize("name", ["decisions-ignored", "nothing-kept"])
 def test_builds_that_break_the_protocol_are_found_out(tmp_path: Path, name: str) -> None:
     """One compares no decisions, one takes a reply for an acknowledgement."""
@@ -49,7 +57,7 @@ def test_flush_waits_until_the_decisions_are_durable(tmp_path: Path) -> None:
     ):
         name = client.start_episode()
         client.get_action(name, [0.0] * 4)
-        assert client.stats.pending == 2  # the start and the decision
+        assert client.stats.pending in (1, 2)  # the decision; the start, if it was not sent before
         client.flush(20.0)
         assert client.stats.pending == 0
         assert client.stats.acknowledged == 2
