@@ -237,27 +237,52 @@ def episodes_needed(
     """About how many episodes, of both arms, tell a difference of `effect` with power 0.8.
 
     `deviation`: of an episode's return; `width`: from the least to the most of one, None unknown.
-    The bets of policy.ope.betting have a log wealth of about sum(s_t d - s_t^2 v / 2) at stakes
-    s_t. Rounded up to two digits.
+    With a width the returns are taken for rare events, whose early bets cost most, and the effect
+    for a gain or a loss, whichever needs more; the bets' log wealth is taken for normal. 200
+    simulated logs a case had a power of .78 to .99. Rounded up to two digits.
     """
-    apart = deviation / math.sqrt(share * (1 - share))
-    power, needed = float(ndtri(POWER)), math.log(1 / error)
     times = np.geomspace(1.0, 1e13, 6000)
     if width is not None:
-        most = LARGEST_STAKE * min(share, 1 - share) / width
-        stakes = np.sqrt(2 * needed / (apart**2 * times * np.log1p(times)))
-        stakes = np.minimum(stakes, most)
-        squares = _summed(stakes**2, times) * apart**2
-        wealth = _summed(stakes, times) * effect - squares / 2 - power * np.sqrt(squares)
-        enough = wealth >= needed
+        enough = np.logical_and(
+            *(_tells(times, sign, deviation, effect, share, error, width) for sign in (1, -1))
+        )
     else:
+        apart = deviation / math.sqrt(share * (1 - share))
         radii = np.array([_radius(float(n), apart, error) for n in times])
-        enough = radii + power * apart / np.sqrt(times) <= effect
+        enough = radii + float(ndtri(POWER)) * apart / np.sqrt(times) <= effect
     if not enough.any():
         return int(times[-1])
     found = math.ceil(float(times[int(np.argmax(enough))]))
     digits: int = 10 ** max(0, len(str(found)) - 2)
     return -(-found // digits) * digits
+
+
+def _tells(
+    times: FloatArray,
+    sign: int,
+    deviation: float,
+    effect: float,
+    share: float,
+    error: float,
+    width: float,
+) -> BoolArray:
+    """Whether bets on rare events of one size have won enough by each of the times.
+
+    An event counts as size / share in the canary, `sign` says which way. Its rate there differs by
+    effect / size, and the size is such that the rate at most doubles.
+    """
+    size, needed = min(width, deviation**2 / effect), math.log(1 / error)
+    rate = (deviation / size) ** 2
+    rates = share * (rate + sign * effect / size), (1 - share) * rate
+    sizes = sign * size / share, -sign * size / (1 - share)
+    variance = sum(r * x * x for r, x in zip(rates, sizes, strict=True))
+    stakes = np.sqrt(2 * needed / (variance * times * np.log1p(times)))
+    stakes = np.minimum(stakes, LARGEST_STAKE * min(share, 1 - share) / width)
+    logs = [np.log1p(stakes * x) for x in sizes]
+    won = _summed(sum(r * x for r, x in zip(rates, logs, strict=True)), times)
+    squares = _summed(sum(r * x * x for r, x in zip(rates, logs, strict=True)), times)
+    enough: BoolArray = won - float(ndtri(POWER)) * np.sqrt(squares) >= needed
+    return enough
 
 
 def _summed(terms: FloatArray, times: FloatArray) -> FloatArray:

@@ -56,15 +56,24 @@ def test_a_difference_is_found_both_ways(limits: tuple[float, float] | None) -> 
 
 
 def test_the_size_that_is_said_to_be_needed_is_about_enough() -> None:
-    """Power 0.8; 60 logs have 0.6 or more of them with 99.9 %."""
-    rng, share, apart = np.random.default_rng(3), 0.2, 0.06
-    for limits, width in ((LIMITS, 1.0), (None, None)):
-        n = episodes_needed(0.21**0.5, apart, share, 0.05 / 3, width=width)
+    """Power 0.8; 60 logs have 0.6 or more of them with 99.9 %. Rare events need more than their
+    variance says."""
+    rng = np.random.default_rng(3)
+    for live, canary, share, limits in (
+        (0.3, 0.36, 0.2, LIMITS),
+        (0.3, 0.36, 0.2, None),
+        (0.05, 0.075, 0.5, LIMITS),
+        (0.05, 0.025, 0.1, LIMITS),
+    ):
+        width = None if limits is None else 1.0
+        deviation, apart = (live * (1 - live)) ** 0.5, abs(canary - live)
+        n = episodes_needed(deviation, apart, share, 0.05 / 3, width=width)
         found = [
-            looked_at(rng, 0.3 + apart, 0.3, share=share, n=n, looks=1, limits=limits)
+            looked_at(rng, canary, live, share=share, n=n, looks=1, limits=limits)
             for _ in range(60)
         ]
-        assert sum(one == {"better"} for one in found) >= 36, (limits, n)
+        verdict = "better" if canary > live else "worse"
+        assert sum(one == {verdict} for one in found) >= 36, (live, share, limits, n)
 
 
 def judged(failures: tuple[float, float], split: float = 0.2) -> ArmsComparison:
