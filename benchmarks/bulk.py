@@ -21,7 +21,7 @@ from benchmarks import bulk_load
 from benchmarks.collector import SPACES, collector, empty_server, medians
 from benchmarks.report import Figure
 from ingest.bulk_import.arrow_stream import read_table
-from ingest.bulk_import.column_path import runs_of
+from ingest.bulk_import.step_columns import Form, StepColumns
 from ingest.episodes.open_episode import PolicyRules
 from storage.declarations.declaration import PolicyDeclaration
 from storage.journal.sqlite_journal import SqliteJournal
@@ -79,10 +79,9 @@ def _blob(stream: bytes) -> bytes:
     """As many bytes as a request's journal row has."""
     observation, action = SPACES
     rules = PolicyRules.of(PolicyDeclaration(observation=observation, action=action))
-    runs = runs_of(read_table(bulk_load.body(stream, 0)), rules, numbered=False)
-    if runs is None:
-        raise RuntimeError("the benchmark's columns do not go the quick way")
-    return b"".join(runs.columns_of(runs.episodes).values())
+    table = read_table(bulk_load.body(stream, 0))
+    block = StepColumns(table, Form(table.schema, rules), None, numbered=False).block(0, STEPS)
+    return b"".join(block.columns.values())
 
 
 @contextmanager

@@ -3,4 +3,4 @@
 Knows the collector, which journals what is accepted here. Loads Arrow at the first request.
 """
 
-__all__ = ["handler", "request_batching"]
+__all__ = ["handler"]

@@ -1,88 +1,225 @@
-"""Whole episodes into the journal: the quick way of a bulk import (see `bulk_runs`)."""
+"""The episodes of an import into the journal, a group at a time, and into its reply."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from ingest.access.tokens import Caller
-from ingest.bulk_import.column_path import Run, Runs
 from ingest.bulk_import.import_reply import ImportReply
+from ingest.bulk_import.step_columns import Block, Run, StepColumns
 from ingest.collector.collector import Collector
 from ingest.collector.quotas import owned
+from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.event_checks import REPLAYED
 from ingest.episodes.journal_events import Event, Imported, ImportedEpisode, Started, encode_event
 from ingest.protocol.errors import Refusal
+from storage.experience.range_set import RangeSet
 
-Apply: TypeAlias = Callable[[Event, bytes], None]
+GROUP_EPISODES = 500
+"""So many are taken in one turn of the event loop, some 20 ms, and are one journal row."""
 
+MAX_EPISODE_BYTES = 128_000_000
+"""Of the columns of an episode that comes in pieces: it waits in memory for its last one."""
 
-class Verdict(Enum):
-    """What became of an episode that was not refused."""
-
-    ACCEPTED = "accepted"
-    DUPLICATE = "duplicate"
-
-
-Outcome: TypeAlias = Verdict | Refusal
+_Apply: TypeAlias = Callable[[Event, bytes], None]
 
 
-def accept_runs(
-    collector: Collector, runs: Runs, some: Sequence[Run], instance: str | None, caller: Caller
-) -> tuple[list[Outcome], int]:
-    """Accept `some` of the episodes as one event in one journal row.
+class Acceptance:
+    """One import: what of its episodes is known, is being taken, and was refused.
 
-    Answers what became of each, and the row that must be durable before anybody hears of it.
-    Raises Refusal when nothing can be accepted.
+    `known` are the numbers of the episodes that requests before with its key have taken.
     """
-    outcomes: list[Outcome] = []
 
-    def fill(apply: Apply) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        found: StepColumns,
+        caller: Caller,
+        instance: str | None,
+        known: RangeSet,
+    ) -> None:
+        self.reply = ImportReply(durable=collector.keeps)
+        self._collector, self._found, self._caller = collector, found, caller
+        self._instance, self._known = instance, known
+        self._over = -1  # the number of the episode whose further pieces nobody looks at
+        self._skipped: list[int] = []  # numbers that the next journal row uses up
+        self._staged: tuple[Started, EpisodeAssembler] | None = None
+
+    def wants(self, begin: int) -> bool:
+        """Whether a block that begins at a row has to be looked at."""
+        return self._over < 0 or begin >= int(self._found.ends[self._over])
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was taken."""
+        return bool(self.reply.message.accepted) or self.is_staging
+
+    @property
+    def is_staging(self) -> bool:
+        """Whether pieces of a long episode are there that wait for their last one."""
+        return self._staged is not None
+
+    def groups(self, block: Block) -> Iterator[list[Run]]:
+        """A block's episodes, so many that others wait no longer for the loop than is sane."""
+        self.reply.count_rows(block.sums())
+        fresh: list[Run] = []
+        for run in block.runs:
+            if run.number in self._known:
+                self._tell_known(block, run)
+            else:
+                fresh.append(run)
+        for number, rows, row in block.refused:
+            self._over = number
+            self._misfit(block, row, rows + 2, self._found.name(number))
+        if self._instance is not None:
+            self._skipped = [number for number, _, _ in block.refused if number not in self._known]
+        yield fresh[:GROUP_EPISODES]
+        for at in range(GROUP_EPISODES, len(fresh), GROUP_EPISODES):
+            yield fresh[at : at + GROUP_EPISODES]
+
+    def accept(self, block: Block, group: Sequence[Run]) -> int:
+        """Accept some episodes as one journal row; answers the row that the reply waits for.
+
+        Raises Refusal when nothing can be accepted.
+        """
+        rules = self._found.rules
+        waits = rules.declaration.reward_window > 0
+        if waits and group and self._collector.is_full:
+            text = "open episodes, and those in their reward windows, fill their memory"
+            raise Refusal("busy", text, retry_after=1.0)
+        self._require_staged(group)
+        skipped, self._skipped = self._skipped, []
+        if not group and not skipped:
+            return -1
         taken: list[Run] = []
-        episodes: list[ImportedEpisode] = []
-        for run in some:
+
+        def fill(apply: _Apply) -> None:
+            episodes = list(self._judged(block, group, taken))
+            if not episodes and not skipped:
+                return
+            event = Imported(
+                episodes,
+                REPLAYED,
+                **block.columns_of(taken),
+                part_steps=block.part_steps,
+                waits=waits,
+                instance=self._instance or "",
+                skipped=skipped,
+            )
+            apply(event, encode_event(event))
+
+        return self._collector.compose(fill)
+
+    def stop(self) -> None:
+        """Let go of the pieces of an episode whose last one does not come."""
+        if self._staged is not None:
+            started, assembler = self._staged
+            self._staged = None
+            if assembler is self._collector.assembler:
+                self._collector.drop_staged(started.key)
+
+    def _judged(
+        self, block: Block, group: Sequence[Run], taken: list[Run]
+    ) -> Iterator[ImportedEpisode]:
+        for run in group:
             try:
-                started = _judge(collector, run, instance, caller, len(taken))
+                started = self._judge(run, len(taken))
             except Refusal as refusal:
-                collector.stats.refused += 1
-                collector.stats.refused_by[refusal.code] += 1
-                outcomes.append(refusal)
+                self._drop(run)
+                path = f"$.eps_id[{run.begin - run.t0}]"
+                error = {**refusal.to_json(), "path": path}
+                self._refuse(run.begin - run.t0, run.all_events, refusal.code, error.copy)
                 continue
             if started is None:
-                collector.stats.duplicates += run.events
-                outcomes.append(Verdict.DUPLICATE)
+                self._drop(run)
+                self._duplicate(run)
                 continue
             taken.append(run)
-            episodes.append(ImportedEpisode(started, run.steps, run.how))
-            outcomes.append(Verdict.ACCEPTED)
-        if taken:
-            event = Imported(episodes, REPLAYED, **runs.columns_of(taken))
-            apply(event, encode_event(event))
-            collector.stats.accepted += sum(run.events for run in taken)
-            collector.stats.ended.update(run.how for run in taken)
+            self._staged = None if run.how else (started, self._collector.assembler)
+            if run.how:
+                self._take(block, run)
+            yield ImportedEpisode(started, run.steps, run.how, run.t0, run.cause, run.final_obs)
 
-    return outcomes, collector.compose(fill)
+    def _judge(self, run: Run, ahead: int) -> Started | None:
+        """The start of an episode, with its owner; None when it is known. Raises Refusal."""
+        assembler, caller = self._collector.assembler, self._caller
+        started = assembler.judge_start(self._instance, run.start, ahead=ahead)
+        if started is None:
+            return None
+        if run.t0 and self._staged is not None:  # judged again: its id may have been taken since
+            return self._staged[0]
+        if not run.how and run.rows * self._found.row_bytes > MAX_EPISODE_BYTES:
+            text = f"expected at most {MAX_EPISODE_BYTES} bytes of columns in an episode"
+            raise Refusal("too_large", text, episode_id=started.episode_id)
+        if not caller.token_id:
+            return started
+        return owned(started, caller, assembler.open_of)[0]
 
+    def _require_staged(self, group: Sequence[Run]) -> None:
+        """Raise Refusal for a piece of an episode whose earlier ones were thrown away."""
+        staged = self._staged
+        if not (group and group[0].t0):
+            return
+        kept = staged and staged[1] is self._collector.assembler
+        if not kept:
+            text = "the state was rebuilt, and not all that was taken is kept: send it again"
+            raise Refusal("busy", text, retry_after=1.0)
 
-def tell(reply: ImportReply, runs: Iterable[tuple[Run, Outcome]], first_row: int = 0) -> None:
-    """Add what became of episodes to the reply; a refusal names its row, counted from a first."""
-    for run, outcome in runs:
-        if outcome is Verdict.ACCEPTED:
-            reply.take(run.events)
-        elif outcome is Verdict.DUPLICATE:
-            reply.take(0, run.events)
-        else:
-            row = run.begin - first_row
-            reply.refused += run.events
-            reply.refuse(row, outcome.to_json(), f"$.eps_id[{row}]")
+    def _drop(self, run: Run) -> None:
+        """Nothing more of an episode is taken."""
+        self._over = run.number
+        self.stop()
 
+    def _take(self, block: Block, run: Run) -> None:
+        stats = self._collector.stats
+        stats.accepted += run.events
+        stats.ended[run.how] += 1
+        self.reply.take(run.events)
+        if run.bad is not None:
+            self._over = run.number
+            self._collector.tell_broken(run.start.episode_id, run.cause)
+            self._misfit(block, run.bad, run.all_events - run.events, run.start.episode_id)
 
-def _judge(
-    collector: Collector, run: Run, instance: str | None, caller: Caller, ahead: int
-) -> Started | None:
-    """The start of an episode, with its owner; None when it is known. Raises Refusal."""
-    started = collector.assembler.judge_start(instance, run.start, ahead=ahead)
-    if started is None or not caller.token_id:
-        return started
-    return owned(started, caller, collector.assembler.open_of)[0]
+    def _misfit(self, block: Block, row: int, events: int, name: str) -> None:
+        self._refuse(row, events, "invalid", lambda: block.error(row, name))
+
+    def _refuse(self, row: int, events: int, code: str, error: Callable[[], Any]) -> None:
+        self._collector.stats.refused += 1
+        self._collector.stats.refused_by[code] += 1
+        self.reply.refuse(row, events, code, error)
+
+    def _duplicate(self, run: Run) -> None:
+        self._collector.stats.duplicates += run.all_events
+        self.reply.take(0, run.all_events)
+
+    def _tell_known(self, block: Block, run: Run) -> None:
+        """An episode that a request before has taken: what was wrong with it is told again."""
+        name = run.start.episode_id
+        if run.bad is not None:
+            self._over = run.number
+            self._misfit(block, run.bad, run.all_events, name)
+        elif run.how:
+            refusal = self._torn(run)
+            if refusal is None:
+                self._duplicate(run)
+            else:
+                row = run.begin - run.t0
+                error = {**refusal.to_json(), "path": f"$.eps_id[{row}]"}
+                self._refuse(row, run.all_events, refusal.code, error.copy)
+
+    def _torn(self, run: Run) -> Refusal | None:
+        """Why a known episode is not whole though its rows fit: an earlier release took pieces."""
+        assembler, name = self._collector.assembler, run.start.episode_id
+        known = assembler.instances.get(self._instance or "")
+        begun, over = assembler.episodes.get(name), assembler.finished.get(name)
+        mine = (self._instance, run.number)
+        if begun is not None and (begun.started.instance, begun.started.start) == mine:
+            text = f"Episode {name} was begun by an earlier release, and waits to be abandoned"
+            return Refusal("broken", text, episode_id=name)
+        if known is None or run.number not in known.torn:
+            return None
+        if over is not None and (over.instance, over.start) == mine:
+            return over.refusal()
+        text = f"Episode {name} was not taken whole: it was broken or abandoned"
+        return Refusal("broken", text, episode_id=name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from typing import Any
 
@@ -49,7 +49,7 @@ class Batches(msgspec.Struct, frozen=True):
 
 def read_table(body: bytes) -> Any:
     """The pyarrow.Table of a stream. Raises Refusal."""
-    return table_of([read_batches(body)])
+    return table_of(read_batches(body))
 
 
 def read_batches(body: bytes) -> Batches:
@@ -68,15 +68,14 @@ def read_batches(body: bytes) -> Batches:
     return Batches(schema, batches, sum(batch.num_rows for batch in batches))
 
 
-def table_of(streams: Sequence[Batches]) -> Any:
-    """The rows of streams of one schema behind each other, every value looked at once.
+def table_of(stream: Batches) -> Any:
+    """The rows of a stream, every value looked at once.
 
-    Raises Refusal when any of them does not hold what it says.
+    Raises Refusal when it does not hold what it says.
     """
     arrow, _ = load_arrow()
     with _malformed(arrow):
-        batches = [batch for stream in streams for batch in stream.batches]
-        table = arrow.Table.from_batches(batches, streams[0].schema)
+        table = arrow.Table.from_batches(stream.batches, stream.schema)
         table.validate(full=True)
     return table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ingest.protocol import messages as wire
@@ -37,18 +37,29 @@ class ImportReply:
         self.message.accepted += accepted
         self.message.duplicates += duplicates
 
-    def refuse(self, row: int, error: Mapping[str, Any], path: str) -> None:
-        """Name a refused episode by its first refused row, as long as a reply does so."""
-        status, named = STATUS[error["code"]], {**error, "path": path}
+    def refuse(
+        self, row: int, events: int, code: str, error: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """Count a refused episode's events, and name it by a row as long as a reply does so."""
+        status = STATUS[code]
+        self.refused += events
         self._episodes += 1
         self._unfit += status in _UNFIT
-        if status in (*_UNFIT, 429):
-            self._futile += 1
-            self._first = self._first or named
-        if len(self.message.refused) < NAMED:
-            self.message.refused.append(wire.ItemError(index=row, error=named))
+        named = self._episodes <= NAMED
+        if named:
+            self.message.refused.append(wire.ItemError(index=row, error=dict(error())))
         else:
             self.message.refused_count = self._episodes
+        if status in (*_UNFIT, 429):
+            self._futile += 1
+            if not self._first:
+                self._first = self.message.refused[-1].error if named else error()
+
+    def count_rows(self, sums: Iterable[tuple[str, int]]) -> None:
+        """Count rows that do not fit, by column and reason."""
+        found = self.message.refused_by
+        for reason, count in sums:
+            found[reason] = found.get(reason, 0) + count
 
     @property
     def _fine(self) -> int:

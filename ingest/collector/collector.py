@@ -332,6 +332,20 @@ class Collector:
         self._last_event = self._clock()
         return self._append(encoded, received)
 
+    def drop_staged(self, key: int) -> None:
+        """Forget the pieces of an episode whose import stopped, unless it is over."""
+        self._sealing.idle_rows += self.assembler.drop_staged(key)
+
+    def tell_broken(self, name: Name, cause: str) -> None:
+        """Count an episode that was broken, and tell the log of it, within its rate."""
+        self.stats.broken += 1
+        self._broken.tell(name, cause, self.now)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether open episodes, and those in their reward windows, fill their memory."""
+        return self.assembler.open_bytes > self._max_open
+
     def _accept(
         self, batch: wire.Batch, single: bool, caller: Caller, given: Given | None
     ) -> tuple[wire.EventsReply, int]:
@@ -441,9 +455,9 @@ class Collector:
         Ends may come, with any rewards in the same batch; for a while also rewards alone, which a
         client may have to send ahead of an end, and of which little is kept beside a sum.
         """
-        held = self.assembler.open_bytes
-        if held <= self._max_open:
+        if not self.is_full:
             return
+        held = self.assembler.open_bytes
         ends = {name_of(event) for event in batch.events if isinstance(event, wire.End)}
         far = held > REWARDS_SHARE * self._max_open
         if any(
@@ -473,8 +487,7 @@ class Collector:
 
     def _break(self, name: Name, cause: str, encoded: list[bytes], row: int, received: int) -> None:
         for ended in self.assembler.break_episode(name, cause):
-            self.stats.broken += 1
-            self._broken.tell(name, cause, self.now)
+            self.tell_broken(name, cause)
             self._apply(ended, encode_event(ended), encoded, row, received)
 
     def _append(self, encoded: list[bytes], received: int, *, ticks: bool = False) -> int:

@@ -102,13 +102,15 @@ def recover(
     state = journal.state()
     past = [_declaration(blob) for key, blob in state.items() if key.startswith(POLICY)]
     assembler = EpisodeAssembler(policies, past=past, limits=limits)
-    found = Recovered(assembler, next_plan=journal.next_plan_id())
+    keys = KeyBook((limits or Limits()).keys)
+    found = Recovered(assembler, next_plan=journal.next_plan_id(), keys=keys)
     found.totals = msgspec.json.decode(state.get(TOTALS, b"{}"), type=Totals)
     found.lost = _lost(state, found.totals)
     _restore(found, state, journal.collector_id)
-    steps = found.totals.steps
+    steps, numbers = found.totals.steps, list[int]()
     for number, blob in journal.replay():
         row = decode_row(blob)
+        numbers.append(number)
         steps = max(steps, row.steps)
         stored = {(e.key, e.part) for e in row.events if isinstance(e, Stored)}
         for event in row.events:
@@ -128,8 +130,9 @@ def recover(
         found.last_received = max(found.last_received, row.received)
         if stored:
             _mark_stored(assembler, stored, number)
-        if number not in assembler.needed:
-            found.idle_rows.append(number)
+    for key in list(assembler.staged):  # whose import was killed: a repetition begins it anew
+        assembler.drop_staged(key)
+    found.idle_rows = [number for number in numbers if number not in assembler.needed]
     _take_over_receipts(found)
     assembler.steps = steps
     assembler.resume(assembler.running if now is None else now)

@@ -40,13 +40,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
 from ingest.episodes.event_checks import ON_POLICY
-from ingest.episodes.imported import sealed_episodes
+from ingest.episodes.imported import Staged, parts_of
 from ingest.episodes.journal_events import (
     Acted,
     Cut,
     Ended,
     Event,
     Imported,
+    ImportedEpisode,
     Opened,
     Receipt,
     Redecided,
@@ -84,6 +85,7 @@ class EpisodeAssembler(Judge):
         self.open_bytes = 0  # what the open episodes take in memory, about
         self.running = 0.0  # the latest running time that any event came at
         self.needed: dict[int, int] = {}  # journal row -> unrecorded parts that need it
+        self.staged: dict[int, Staged] = {}  # key of a long episode that is imported -> its pieces
         self._by_key: dict[int, OpenEpisode] = {}
         self.done = RangeSet()  # keys of the episodes that are recorded to their end
         self.torn: set[int] = set()  # keys of episodes whose history lacks journal rows
@@ -194,7 +196,7 @@ class EpisodeAssembler(Judge):
         elif isinstance(event, Cut):
             self._apply_cut(event, row, now)
         elif isinstance(event, Imported):
-            self._apply_imported(event, row, received)
+            self._apply_imported(event, row, received, now)
         elif isinstance(event, RewardedStep):
             self._apply_rewarded_step(event, encoded, row, now)
         elif isinstance(event, Redecided):
@@ -252,8 +254,7 @@ class EpisodeAssembler(Judge):
         self._note_start(event)
         if event.key in self.done or event.key in self._by_key:
             return
-        rules = self._schemas[event.policy_id, event.schema_id]
-        episode = OpenEpisode(event, rules, row, now)
+        episode = OpenEpisode(event, self.rules_of_start(event), row, now)
         self._need(row)
         self._open(episode)
 
@@ -273,14 +274,63 @@ class EpisodeAssembler(Judge):
         if started.owner:
             self.open_of[started.owner] += 1
 
-    def _apply_imported(self, event: Imported, row: int, received: int) -> None:
-        for episode, sealed, finished in sealed_episodes(event, row, received):
-            self._note_start(episode.started)
-            if sealed.key not in self.done:
+    def _apply_imported(self, event: Imported, row: int, received: int, now: float) -> None:
+        for number in event.skipped:
+            self.instances.started(event.instance, number)
+        for episode, parts in parts_of(event, received):
+            key = episode.started.key
+            self.next_key = max(self.next_key, key + 1)
+            if key in self.done:
+                self._note_start(episode.started)
+                continue
+            staged = self.staged.pop(key, None) or Staged()
+            if staged.steps != episode.t0:  # the journal has lost rows
+                self._release(staged.rows)
+                continue
+            staged.add(parts, row, self.rules_of_start(episode.started).observation.itemsize)
+            for _ in parts:
                 self._need(row)
-                self.steps += episode.steps
-                self.sealed.append(sealed)
-                self.remember_finished(finished)
+            if not episode.how:
+                self.staged[key] = staged
+            elif event.waits:
+                self._wait_imported(staged, episode, row, now)
+            else:
+                self._seal_imported(staged, episode, row)
+
+    def _seal_imported(self, staged: Staged, episode: ImportedEpisode, row: int) -> None:
+        self._note_start(episode.started)
+        sealed, finished = staged.sealed(episode, row)
+        if staged.rows[-1] != row:
+            self._need(row)
+        self.steps += staged.steps
+        self.sealed += sealed
+        self.remember_finished(finished)
+
+    def _wait_imported(
+        self, staged: Staged, episode: ImportedEpisode, row: int, now: float
+    ) -> None:
+        """An episode whose steps take rewards for a while: it is over, and not sealed yet."""
+        started = episode.started
+        self._note_start(started)
+        waiting = OpenEpisode(started, self.rules_of_start(started), row, now)
+        waiting.rows.clear()
+        for part, held in zip(staged.parts, staged.rows, strict=True):
+            waiting.take(part, held, now)
+        if waiting.hold(row):
+            self._need(row)
+        rows = Counter(staged.rows)
+        self._release(held for held, count in rows.items() for _ in range(count - 1))
+        self._by_key[started.key] = waiting
+        self.steps += staged.steps
+        how, final = episode.how, episode.final_obs
+        ended = Ended(started.key, waiting.next_seq, how, final, episode.cause, waits=True)
+        waiting.next_seq += 1
+        self._let_wait(waiting, ended)
+
+    def drop_staged(self, key: int) -> list[int]:
+        """Forget the pieces of an episode that does not go on; answers the rows nothing needs."""
+        staged = self.staged.pop(key, None)
+        return [] if staged is None else self._release(staged.rows)
 
     def _apply_cut(self, event: Cut, row: int, now: float) -> None:
         episode = self._by_key.get(event.key)
@@ -339,15 +389,19 @@ class EpisodeAssembler(Judge):
         if episode.started.owner:
             self.open_of[episode.started.owner] -= 1
         if event.waits and episode.steps:
-            episode.ended = event
-            self.closing[name] = episode
-            due = episode.opened[-1] + episode.rules.declaration.reward_window
-            heappush(self._due, (due, event.key))
-            self.remember_finished(Finished.of(episode, event))
-            self._count_bytes(episode)
+            self._let_wait(episode, event)
         else:
             self._count_bytes(episode, 0)
             self._seal_last(episode, event)
+
+    def _let_wait(self, episode: OpenEpisode, event: Ended) -> None:
+        """An episode is over, and its steps take rewards until their windows are."""
+        episode.ended = event
+        self.closing[episode.started.name] = episode
+        due = episode.opened[-1] + episode.rules.declaration.reward_window
+        heappush(self._due, (due, event.key))
+        self.remember_finished(Finished.of(episode, event))
+        self._count_bytes(episode)
 
     def _seal_last(self, episode: OpenEpisode, event: Ended) -> None:
         """All that is left of an episode is ready for a shard."""
@@ -364,14 +418,18 @@ class EpisodeAssembler(Judge):
 
     def release(self, sealed: Sealed) -> list[int]:
         """Note that a part is recorded; answers the rows that nothing needs any more."""
+        if sealed.finished is not None:
+            self.done.add(sealed.key)
+        return self._release(sealed.rows)
+
+    def _release(self, rows: Iterable[int]) -> list[int]:
+        """Take back needs of rows; answers those that nothing needs any more."""
         free: list[int] = []
-        for row in sealed.rows:
+        for row in rows:
             self.needed[row] -= 1
             if not self.needed[row]:
                 del self.needed[row]
                 free.append(row)
-        if sealed.finished is not None:
-            self.done.add(sealed.key)
         return free
 
     def remember_finished(self, finished: Finished) -> None:
@@ -441,8 +499,7 @@ class EpisodeAssembler(Judge):
         for carry in carries:
             started = carry.started
             self.next_key = max(self.next_key, started.key + 1)
-            rules = self._schemas[started.policy_id, started.schema_id]
-            self._open(OpenEpisode.resumed(carry, rules, 0.0))
+            self._open(OpenEpisode.resumed(carry, self.rules_of_start(started), 0.0))
 
 
 def _closed(episode: OpenEpisode, how: str, cause: str = "") -> Ended:

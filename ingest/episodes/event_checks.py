@@ -267,11 +267,16 @@ def require_part(episode: OpenEpisode, event: Any) -> None:
 
 def info_of(event: Any) -> str:
     """An event's info as a JSON object, "" for none. Raises SpaceError for what JSON cannot say."""
-    if not event.info:
+    return info_text(event.info)
+
+
+def info_text(info: Mapping[str, Any] | None) -> str:
+    """An info as a JSON object, "" for none. Raises SpaceError for what JSON cannot say."""
+    if not info:
         return ""
     try:
-        wire.require_shallow(event.info)
-        return json.dumps(event.info, ensure_ascii=False, allow_nan=False, default=_refuse_info)
+        wire.require_shallow(info)
+        return json.dumps(info, ensure_ascii=False, allow_nan=False, default=_refuse_info)
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, SpaceError):
             raise

@@ -1,17 +1,70 @@
-"""Whole episodes of an import, from their journal event to parts: none of them is ever open."""
+"""Episodes of an import, from their journal event to parts: none of them is ever open.
+
+A long one comes in pieces, a journal row each. It is *staged* until its last piece is there, and
+then all of its parts are sealed at once, so that one plan names them: a collector that was killed
+in between has none of it, and a repetition begins it anew.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ingest.episodes.journal_events import UNKNOWN_LOGP, Imported, ImportedEpisode
+import numpy as np
+from msgspec.structs import replace
+
+from ingest.episodes.journal_events import NO_TIME, UNKNOWN_LOGP, Imported, ImportedEpisode
 from ingest.episodes.sealed_parts import Finished, Sealed
 from storage.experience.episode import UNKNOWN_VERSION, Ending, Part
 
 _LOGP, _PASSED = struct.pack("<d", UNKNOWN_LOGP), struct.pack("<d", 1.0)
-_VERSION = struct.pack("<q", UNKNOWN_VERSION)
+_VERSION, _NO_TIME = struct.pack("<q", UNKNOWN_VERSION), struct.pack("<q", NO_TIME)
+
+
+@dataclass(slots=True)
+class Staged:
+    """The pieces of an episode so far: its parts, and the journal row of each."""
+
+    parts: list[Part] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    steps: int = 0
+
+    def add(self, parts: list[Part], row: int, item: int | None) -> None:
+        """Add the parts of a piece; the last one before them ends where they begin.
+
+        `item` is the size of an observation, None for what a part's lengths say.
+        """
+        if self.parts and parts:
+            first = parts[0]
+            size = int.from_bytes(first.obs_lengths[:4], "little") if item is None else item
+            self.parts[-1] = replace(self.parts[-1], final_obs=first.obs[:size])
+        for part in parts:
+            self.parts.append(replace(part, part=len(self.parts)) if self.parts else part)
+            self.rows.append(row)
+            self.steps += part.steps
+
+    def sealed(self, episode: ImportedEpisode, row: int) -> tuple[list[Sealed], Finished]:
+        """All parts as they are handed on, and what is remembered; `row` is the last piece's."""
+        started = episode.started
+        how: Ending = episode.how  # type: ignore[assignment]  # judged before it was journaled
+        finished = Finished(
+            started.episode_id,
+            started.key,
+            started.instance,
+            started.start,
+            self.steps + 2,
+            how,
+            episode.cause,
+            policy_id=started.policy_id,
+            schema_id=started.schema_id,
+        )
+        last = replace(self.parts[-1], final_obs=episode.final_obs, ended=how)
+        rows = (row,) if self.rows[-1] == row else (self.rows[-1], row)
+        before = zip(self.parts[:-1], self.rows[:-1], strict=True)
+        found = [Sealed(started.key, part, (held,)) for part, held in before]
+        return [*found, Sealed(started.key, last, rows, finished=finished)], finished
 
 
 @lru_cache(maxsize=64)
@@ -20,49 +73,82 @@ def _repeated(value: bytes, steps: int) -> bytes:
     return value * steps
 
 
-def sealed_episodes(
-    event: Imported, row: int, received: int
-) -> Iterator[tuple[ImportedEpisode, Sealed, Finished]]:
-    """Each episode, its one part, what is remembered of it; `row` is the event's own."""
-    total = sum(episode.steps for episode in event.episodes)
-    obs, action = len(event.obs) // total, len(event.actions) // total
-    came, source = struct.pack("<q", received), bytes([event.source])
+def parts_of(event: Imported, received: int) -> Iterator[tuple[ImportedEpisode, list[Part]]]:
+    """Each episode, and its steps as parts that are not ended, numbered from 0."""
+    columns = _Columns(event, received)
     begin = 0
     for episode in event.episodes:
-        started, steps, end = episode.started, episode.steps, begin + episode.steps
-        numbers = slice(8 * begin, 8 * end)
-        received_ts = _repeated(came, steps)
-        how: Ending = episode.how  # type: ignore[assignment]  # judged before it was journaled
-        part = Part(
+        end = begin + episode.steps
+        size = event.part_steps or max(1, episode.steps)
+        parts = [
+            columns.part(episode, number, first - begin, first, min(first + size, end), end)
+            for number, first in enumerate(range(begin, end, size))
+        ]
+        yield episode, parts
+        begin = end
+
+
+class _Columns:
+    """The columns of an event, and where each step's values begin in them."""
+
+    def __init__(self, event: Imported, received: int) -> None:
+        self._event, self._came = event, struct.pack("<q", received)
+        self._total = sum(episode.steps for episode in event.episodes)
+        self._obs = self._places(event.obs, event.obs_lengths)
+        self._actions = self._places(event.actions, event.actions_lengths)
+        self._ts = event.ts
+        if _NO_TIME in event.ts:
+            given = np.frombuffer(event.ts, np.int64)
+            self._ts = np.where(given == NO_TIME, received, given).tobytes()
+
+    def _places(self, data: bytes, lengths: bytes) -> int | list[int]:
+        """The size of each value, or where each one begins, and the last one ends."""
+        if not lengths:
+            return len(data) // self._total if self._total else 0
+        ends: list[int] = np.cumsum(np.frombuffer(lengths, np.uint32), dtype=np.int64).tolist()
+        return [0, *ends]
+
+    def obs(self, begin: int, end: int) -> bytes:
+        """The observations of some steps."""
+        return _cut(self._event.obs, self._obs, begin, end)
+
+    def part(
+        self, episode: ImportedEpisode, number: int, t0: int, begin: int, end: int, last: int
+    ) -> Part:
+        """The steps [begin, end) of all as one part of an episode that has them up to `last`."""
+        event, started, steps = self._event, episode.started, end - begin
+        numbers, short = slice(8 * begin, 8 * end), slice(4 * begin, 4 * end)
+        received_ts = _repeated(self._came, steps)
+        infos = event.infos
+        return Part(
             episode_id=started.episode_id,
-            part=0,
-            t0=0,
+            part=number,
+            t0=episode.t0 + t0,
             steps=steps,
             schema_id=started.schema_id,
-            obs=event.obs[obs * begin : obs * end],
-            actions=event.actions[action * begin : action * end],
+            obs=self.obs(begin, end),
+            actions=_cut(event.actions, self._actions, begin, end),
             rewards=event.rewards[numbers],
             action_logp=event.logp[numbers] or _repeated(_LOGP, steps),
             policy_version=event.versions[numbers] or _repeated(_VERSION, steps),
-            source=_repeated(source, steps),
+            source=_repeated(bytes([event.source]), steps),
             pass_prob=event.pass_prob[numbers] or _repeated(_PASSED, steps),
-            ts=event.ts[numbers] or received_ts,
+            ts=self._ts[numbers] or received_ts,
             received_ts=received_ts,
-            ended=how,
+            obs_lengths=event.obs_lengths[short],
+            actions_lengths=event.actions_lengths[short],
+            infos={at - begin: infos[at] for at in range(begin, end) if at in infos}
+            if infos
+            else {},
+            final_obs=self.obs(end, end + 1) if end < last else None,
             policy_id=started.policy_id,
             training_enabled=started.training_enabled,
             continues=started.continues,
             tags=started.tags,
         )
-        finished = Finished(
-            started.episode_id,
-            started.key,
-            started.instance,
-            started.start,
-            steps + 2,
-            how,
-            policy_id=started.policy_id,
-            schema_id=started.schema_id,
-        )
-        yield episode, Sealed(started.key, part, (row,), finished=finished), finished
-        begin = end
+
+
+def _cut(data: bytes, places: int | list[int], begin: int, end: int) -> bytes:
+    if isinstance(places, int):
+        return data[places * begin : places * end]
+    return data[places[begin] : places[end]]

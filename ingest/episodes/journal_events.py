@@ -141,17 +141,29 @@ class RewardedStep(Struct, array_like=True, tag=7, frozen=True, gc=False):
 
 
 class ImportedEpisode(Struct, array_like=True, frozen=True, gc=False):
-    """A whole episode of an import: its start, how many steps it has, its Ending."""
+    """An episode of an import, or a piece of a long one: its steps from `t0` on.
+
+    `how` is its Ending, "" for a piece that others follow: without them it counts for nothing.
+    """
 
     started: Started
     steps: int
     how: str
+    t0: int = 0
+    cause: str = ""  # why it broke
+    final_obs: bytes | None = None
+
+
+NO_TIME = -(2**63)
+"""In a column of times: none was given."""
 
 
 class Imported(Struct, array_like=True, tag=8, frozen=True):
-    """Whole episodes of one policy, none of which is ever open: their steps as columns.
+    """Episodes of one policy, none of which is ever open: their steps as columns.
 
     A column holds all steps of the first episode, then all of the next; an empty one the default.
+    `skipped` are start numbers of `instance` whose episodes did not fit: they are used up.
+    `waits`: steps take rewards until a Cut says that their windows are over.
     """
 
     episodes: list[ImportedEpisode]
@@ -162,7 +174,14 @@ class Imported(Struct, array_like=True, tag=8, frozen=True):
     logp: bytes  # float64; empty: unknown
     versions: bytes  # int64; empty: unknown
     pass_prob: bytes  # float64; empty: 1
-    ts: bytes  # int64; empty: when they were received
+    ts: bytes  # int64, `NO_TIME` and empty: when they were received
+    obs_lengths: bytes = b""  # uint32, of spaces with Text
+    actions_lengths: bytes = b""
+    infos: dict[int, str] = {}  # step of all these -> JSON object
+    part_steps: int = 0  # a part has at most so many steps, 0: all of its episode
+    waits: bool = False
+    instance: str = ""
+    skipped: list[int] = []
 
 
 class Keyed(Struct, array_like=True, tag=14, frozen=True):

@@ -407,6 +407,10 @@ class Judge:
         """The rules that an episode began under: today's declaration or an earlier one."""
         return self._schemas[policy_id, schema_id]
 
+    def rules_of_start(self, started: Started) -> PolicyRules:
+        """The rules that an episode began under."""
+        return self._schemas[started.policy_id, started.schema_id]
+
     def rules_for(self, event: wire.Event) -> PolicyRules | None:
         """The rules that an event is judged by, or was if its episode is over; None: none known."""
         if isinstance(event, wire.Start):

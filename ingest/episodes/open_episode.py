@@ -321,6 +321,23 @@ class OpenEpisode:
         self.open_row = row
         self.open_seq = event.seq
 
+    def take(self, part: Part, row: int, running: float) -> None:
+        """Take over a part's steps as if they had come one by one, each with its reward."""
+        steps, first = part.steps, self.next_seq
+        for name in ("obs", "actions", "source"):
+            buffer: bytearray = getattr(self, name)
+            buffer += getattr(part, name)
+        for name, column in _OF_PARTS.items():
+            getattr(self, name).frombytes(getattr(part, column))
+        self.infos.update((len(self.rewarded) + at, text) for at, text in part.infos.items())
+        self.info_bytes += sum(map(len, part.infos.values()))
+        self.rewarded += b"\1" * steps
+        self.opened.extend([running] * steps)
+        self.seqs.extend(range(first, first + steps))
+        self.step_rows.extend([row] * steps)
+        self.next_seq = first + steps
+        self.hold(row)
+
     def closed(self, running: float) -> int:
         """How many leading steps take no more rewards: a part may hold them."""
         steps = len(self.rewards) - (self.ended is None and bool(self.rewards))
@@ -547,3 +564,15 @@ _PER_STEP = (
     "env_t",
     "dist_lengths",
 )
+
+_OF_PARTS = {
+    "obs_lengths": "obs_lengths",
+    "action_lengths": "actions_lengths",
+    "rewards": "rewards",
+    "logp": "action_logp",
+    "version": "policy_version",
+    "pass_prob": "pass_prob",
+    "ts": "ts",
+    "received": "received_ts",
+}
+"""A buffer's name -> that of a part's column."""

@@ -116,6 +116,25 @@ class Redaction:
             )
         return self._observation.encode_columns(columns, 1)[0]
 
+    def column(self, leaf: Leaf, values: Any) -> Any:
+        """A column of valid values of an observation's leaf as they are kept: an array
+        (count, *shape), of a Text a list."""
+        rule = next((rule for one, rule in self._leaves if one.path == leaf.path), None)
+        if rule is None or not len(values):
+            return values
+        if leaf.is_text:
+            stands = {value: self._stand_in(leaf, rule, value) for value in {*values}}
+            return [stands[value] for value in values]
+        if rule == "drop":
+            return np.broadcast_to(_nothing(leaf), values.shape)
+        rows, which = np.unique(values.reshape(len(values), -1), axis=0, return_inverse=True)
+        made = [self._stand_in(leaf, rule, row if leaf.shape else row[0]) for row in rows]
+        return np.asarray(made, leaf.dtype)[which.reshape(-1)].reshape(values.shape)
+
+    def info(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An info that is not too deep without what the rules take out."""
+        return self._mapping(info, self._infos) if self._infos else info
+
     def _stand_in(self, leaf: Leaf, rule: str, value: Any) -> Any:
         if rule == "drop":
             return _nothing(leaf)

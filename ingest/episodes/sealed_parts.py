@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ingest.episodes.idempotency import MAX_KEYS
 from ingest.episodes.journal_events import Ended
 from ingest.episodes.open_episode import Carry, OpenEpisode
 from ingest.protocol.agent_names import Name, label, name_in
@@ -101,3 +102,4 @@ class Limits:
     finished: int = 100_000
     instances: int = 4_096
     imports: int = 100_000
+    keys: int = MAX_KEYS  # Idempotency-Keys of single calls

@@ -276,8 +276,9 @@ class EventsReply(Struct, omit_defaults=True, kw_only=True):
 
     Of a batch `refused` names every refused event. Of an import it names refused episodes by their
     first refused row, a hundred at most; where there are more, `refused_count` says how many in
-    all. `hold` names policies whose live version has acted enough steps, and that version: clients
-    wait for a newer one before they act on.
+    all. `refused_by` counts all of an import's rows that do not
+    fit, by column and reason. `hold` names policies whose live version has acted enough steps, and
+    that version: clients wait for a newer one before they act on.
     """
 
     durable: bool
@@ -286,6 +287,7 @@ class EventsReply(Struct, omit_defaults=True, kw_only=True):
     refused: list[ItemError] = []
     refused_count: int = 0
     hold: dict[str, int] = {}
+    refused_by: dict[str, int] = {}
 
 
 class ActionReply(Struct, omit_defaults=True, kw_only=True):

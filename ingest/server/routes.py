@@ -12,8 +12,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from ingest.access.tokens import ACTING, LOGGING, NOBODY, Caller
-from ingest.bulk_import import handler as bulk
-from ingest.bulk_import.request_batching import Gathering
+from ingest.bulk_import.handler import Importer
 from ingest.collector import journal_report as ledger
 from ingest.collector.collector import Collector
 from ingest.collector.live_policies import LivePolicies
@@ -62,7 +61,7 @@ class Routes:
         self.collector = collector
         self.live = live
         self.acting = Acting(collector, live)
-        self.gathering = Gathering(collector)
+        self.imports = Importer(collector)
         self.limits = limits or ServerLimits()
         self._version = version
         self._connections = connections
@@ -154,7 +153,7 @@ class Routes:
         return Given.of(key, request.instance, message, request.caller.token_id)
 
     async def steps(self, request: Request) -> Response:
-        reply, wasted = await bulk.import_steps(request, self.collector, self.gathering)
+        reply, wasted = await self.imports.take(request)
         return Response.of(reply, request, wasted=wasted)
 
     # --- acting ----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What a refused request has cost is waited off, so that it cannot slow down everybody else.
 
 The event loop looks at one body at a time, and a dear one takes it milliseconds: one of megabytes,
-or an import whose rows have to be looked at one by one. That is fair for one that is accepted. For
+or an import of many rows. That is fair for one that is accepted. For
 what is refused for its content there is a rule: *such work of one payer has a hundredth of the
 loop's time*. Its cost, beyond a millisecond that each request has free, is owed a hundred times
 over, and while a payer owes something
@@ -158,13 +158,6 @@ class Lane:
                     continue
                 yield
                 return
-
-
-@contextlib.asynccontextmanager
-async def shared(turn: Turn | AtOnce) -> AsyncIterator[None]:
-    """What those who owe nothing may do beside each other. Raises Refusal (busy)."""
-    await turn()
-    yield
 
 
 class Metered(Generic[T]):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +15,26 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-import urllib3
 
-from ingest.access.key_files import create_token
-from ingest.bulk_import.column_path import runs_of
+from ingest.access.tokens import LOCAL, Allowance, Caller
+from ingest.bulk_import.acceptance import GROUP_EPISODES
+from ingest.bulk_import.handler import Importer
 from ingest.bulk_import.repeats import digest_rows
+from ingest.bulk_import.step_columns import BLOCK_ROWS
+from ingest.collector.collector import Collector
 from ingest.collector.recovery import COUNTERS, INSTANCE
-from ingest.episodes.idempotency import MAX_KEYS, STATE
+from ingest.episodes.idempotency import STATE
 from ingest.episodes.journal_events import Keyed, encode_event, encode_row
-from ingest.episodes.open_episode import PolicyRules
+from ingest.episodes.sealed_parts import Limits
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import Refusal
+from ingest.web.asgi import Request
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
-from storage.journal.sqlite_journal import SqliteJournal
+from storage.journal.memory_journal import MemoryJournal
 from storage.spaces.descriptors import Box, Dict, Discrete, parse_space
 from tests.collector_process import CollectorProcess, shard_rows
+from tests.ingest.collector.test_collector import running
 
 ARROW = "application/vnd.apache.arrow.stream"
 POLICIES = [
@@ -150,18 +159,16 @@ def _mixed(**columns: Any) -> pa.Table:
 BAD: list[tuple[Any, int, str]] = [
     (steps({"x": 2}, extra=[1, 2]), 422, "extra"),
     (steps({"x": 2}, rewards=None), 422, "rewards"),
-    (steps({"x": 2}, t=[0, 2]), 422, "$.t[1]"),
     (steps({"x": 2}, policy_id=["default", "mixed"]), 422, "one policy"),
     (steps({"x": 2}, policy_id=["default", None]), 422, "one policy"),
     (steps({"x": 2}, policy_id=["nobody"] * 2), 422, "nobody"),
     (steps({"x": 2}, agent_id=["a", "b"]), 422, "agent"),
-    (steps({"x": 2}, eps_id=[1, 2]), 422, "$.eps_id[0]"),
-    (steps({"x": 3}, eps_id=["x", "y", "x"]), 422, "$.eps_id[2]"),
-    (steps({"x": 2}, infos=["{", None]), 422, "$.infos[0]"),
-    (steps({"x": 2}, tags=["[]", None]), 422, "$.tags[0]"),
-    (steps({"x": 2}, rewards=[1.0, None]), 422, "$.rewards[1]"),
-    (steps({"x": 2}, truncateds=["no", "yes"]), 422, "$.truncateds[1]"),
-    (steps({"x": 2}, ts=["now", "then"]), 422, "$.ts[0]"),
+    (steps({"x": 2}, eps_id=[1, 2]), 422, "$.eps_id"),
+    (steps({"x": 2}, actions=[0.0, 1.0]), 422, "$.actions"),
+    (steps({"x": 2}, obs=[[[0.0, 0.0]]] * 2), 422, "$.obs"),
+    (steps({"x": 2}, infos=[1, 2]), 422, "$.infos"),
+    (steps({"x": 2}, truncateds=["no", "yes"]), 422, "$.truncateds"),
+    (steps({"x": 2}, ts=["now", "then"]), 422, "$.ts"),
     (pa.table([[1], [2]], names=["eps_id", "eps_id"]), 422, "repeated"),
     (b"nonsense", 400, "Arrow stream"),
     (b"", 400, "Arrow stream"),
@@ -198,6 +205,14 @@ def test_a_body_needs_its_checksum(collector: CollectorProcess, crc: str | None)
         ({"pass_prob": [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]}, "$.pass_prob[2]"),
         ({"final_obs": [None, None, None, b"short", None, None]}, "$.final_obs[3]"),
         ({"obs": [[0, 0], [0, 0], [0, None], [0, 0], [0, 0], [0, 0]]}, "$.obs[2]"),
+        ({"obs": [[0, 0], [0, 0], [0], [0, 0], [0, 0], [0, 0]]}, "$.obs[2]"),
+        ({"obs": [[0, 0], None, [0], [0, 0], [0, 0], [0, 0]]}, "$.obs[1]"),
+        ({"t": [0, 1, 3, 3, 0, 1]}, "$.t[2]"),
+        ({"rewards": pa.array([0.0, 1.0, 2.0, None, 4.0, 5.0])}, "$.rewards[3]"),
+        ({"infos": [None, "", "[", None, "{}", None]}, "$.infos[2]"),
+        ({"infos": [None, '{"a": NaN}', None, None, None, None]}, "$.infos[1]"),
+        ({"policy_version": [0, 0, -2, 0, 0, 0]}, "$.policy_version[2]"),
+        ({"ts": [0, 0, 2**62 + 1, 0, 0, 0]}, "$.ts[2]"),
     ],
 )
 def test_a_bad_row_closes_its_own_episode_only(
@@ -210,8 +225,49 @@ def test_a_bad_row_closes_its_own_episode_only(
     (refused,) = answer["refused"]
     assert refused["error"]["path"] == path
     assert refused["index"] == int(path[-2])
+    ((reason, _),) = answer["refused_by"].items()
+    assert reason.startswith(path[2:-3])
     assert collector.get(f"/v1/episodes/{bad}")[1]["state"] == "broken"
     assert collector.get(f"/v1/episodes/{good}")[1]["state"] == "terminated"
+
+
+@pytest.mark.parametrize(
+    ("columns", "path"),
+    [
+        ({"actions": [9, 1, 2, 0, 1, 2]}, "$.actions[0]"),
+        ({"tags": ["[]", *[None] * 5]}, "$.tags[0]"),
+        ({"tags": ['{"a": 1}', *[None] * 5]}, "$.tags[0]"),
+        ({"tags": ["[" * 100_000, *["{}"] * 5]}, "$.tags[0]"),
+        ({"continues": ["x" * 257, *[None] * 5]}, "$.continues[0]"),
+        ({"eps_id": [*[""] * 4, "%", "%"]}, "$.eps_id[0]"),
+        ({"eps_id": pa.array([*[None] * 4, "%", "%"])}, "$.eps_id[0]"),
+        ({"eps_id": [*["x" * 257] * 4, "%", "%"]}, "$.eps_id[0]"),
+    ],
+)
+def test_an_episode_without_a_good_step_is_not_begun(
+    collector: CollectorProcess, columns: dict[str, Any], path: str, request: Any
+) -> None:
+    """Law: its id is free, and the corrected rows may be sent; the next one is whole."""
+    bad, good = (f"{request.node.name}-{which}"[:200] for which in ("bad", "good"))
+    if "eps_id" in columns:
+        names = pa.array(columns["eps_id"]).to_pylist()
+        columns = {"eps_id": [good if name == "%" else name for name in names]}
+    status, answer = post(collector, steps({bad: 4, good: 2}, **columns))
+    assert (status, answer["accepted"]) == (200, 4)
+    assert [item["error"]["path"] for item in answer["refused"]] == [path]
+    assert collector.get(f"/v1/episodes/{bad}")[0] == 404
+    assert collector.get(f"/v1/episodes/{good}")[1]["state"] == "terminated"
+    assert post(collector, steps({bad: 4}))[1]["accepted"] == 6
+
+
+def test_an_id_in_two_places_is_no_episode_in_either(collector: CollectorProcess) -> None:
+    """Law: half an episode is never taken for a whole one."""
+    status, answer = post(
+        collector, steps({"_": 5}, eps_id=[*["twice"] * 2, "between", "twice", "after"])
+    )
+    assert (status, answer["accepted"]) == (200, 6)
+    assert [item["index"] for item in answer["refused"]] == [0, 3]
+    assert collector.get("/v1/episodes/twice")[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -231,132 +287,192 @@ def test_a_bad_leaf_is_refused(collector: CollectorProcess, columns: dict[str, A
     assert answer["refused"][0]["error"]["code"] == "invalid"
 
 
-def test_a_key_with_other_rows_is_a_conflict(tmp_path: Path) -> None:
+def request(given: pa.Table | bytes, key: str = "", caller: Caller = LOCAL) -> Request:
+    data = given if isinstance(given, bytes) else body(given)
+    headers = {
+        b"content-type": ARROW.encode(),
+        b"headrace-crc32": f"{zlib.crc32(data):08x}".encode(),
+        **({b"idempotency-key": key.encode()} if key else {}),
+    }
+    return Request("POST", "/v1/steps", headers, data, caller=caller)
+
+
+PATIENT = replace(POLICIES[0], seal_bytes=10**9, seal_seconds=10**6)
+"""It seals nothing before the collector's drain."""
+
+Told = tuple[int, int, list[tuple[int, str]]]  # accepted, duplicates, refused rows and why
+Send = Callable[..., Awaitable[Told]]
+
+
+@asynccontextmanager
+async def importing(
+    journal: MemoryJournal, policy: PolicyDeclaration = PATIENT, **given: Any
+) -> AsyncIterator[tuple[Collector, Send]]:
+    """A collector, and how an import is sent to it: (table, key, caller) -> what it is told."""
+    async with running(journal, policy=policy, **given) as collector:
+        imports = Importer(collector)
+
+        async def send(table: pa.Table | bytes, key: str = "", caller: Caller = LOCAL) -> Told:
+            try:
+                reply, _ = await imports.take(request(table, key, caller))
+            except Refusal as refusal:
+                return 0, 0, [(-1, refusal.code)]
+            refused = [(item.index, item.error["code"]) for item in reply.refused]
+            return reply.accepted, reply.duplicates, refused
+
+        yield collector, send
+
+
+def rows_of(journal: MemoryJournal, policy: PolicyDeclaration = PATIENT) -> list[tuple[str, int]]:
+    """(episode, t) of all that a collector finds in a journal, as often as it does."""
+
+    async def main() -> list[tuple[str, int]]:
+        async with running(journal.crash(), policy=policy) as collector:
+            ready = collector.sealing._ready.values()
+            parts = [sealed.part for found in ready for sealed in found.parts]
+            return [
+                (p.episode_id, p.t0 + t) for p in parts if p is not None for t in range(p.steps)
+            ]
+
+    return asyncio.run(main())
+
+
+def test_a_key_with_other_rows_is_a_conflict() -> None:
     """What comes behind the rows of before is taken, other rows are not; over a kill too."""
-    save_declaration(tmp_path, POLICIES[0])
-    with CollectorProcess(tmp_path) as collector:
-        first = steps({"a": 3, "b": 2})
-        assert post(collector, first, idempotency_key="k")[1]["accepted"] == 9
-        collector.settle(5)
-        for _ in range(2):
-            for other in (
-                steps({"a": 3}),
-                steps({"a": 3, "c": 2}),
-                steps({"x": 3, "b": 2, "c": 1}),
-            ):
-                status, answer = post(collector, other, idempotency_key="k")
-                assert (status, answer["error"]["code"]) == (409, "conflict")
-                assert "5 rows" in answer["error"]["message"]
-            assert post(collector, first, idempotency_key="k")[1]["accepted"] == 0
-            collector.kill()
-            collector.restart()
-        assert post(collector, steps({"c": 1}), idempotency_key="other")[1]["accepted"] == 3
-        longer = steps({"a": 3, "b": 2, "d": 1})
-        assert post(collector, longer, idempotency_key="k")[1]["accepted"] == 3
-        assert post(collector, first, idempotency_key="k")[0] == 409
+    journal = MemoryJournal()
+    first, longer = steps({"a": 3, "b": 2}), steps({"a": 3, "b": 2, "d": 1})
+    others = (steps({"a": 3}), steps({"a": 3, "c": 2}), steps({"x": 3, "b": 2, "c": 1}))
+
+    async def main() -> None:
+        async with importing(journal) as (_, send):
+            assert await send(first, "k") == (9, 0, [])
+            for other in others:
+                assert await send(other, "k") == (0, 0, [(-1, "conflict")])
+            crashed = journal.crash()
+        async with importing(crashed) as (_, send):
+            for other in others:
+                assert await send(other, "k") == (0, 0, [(-1, "conflict")])
+            assert await send(first, "k") == (0, 9, [])
+            assert await send(steps({"c": 1}), "other") == (3, 0, [])
+            assert await send(longer, "k") == (3, 9, [])
+            assert await send(first, "k") == (0, 0, [(-1, "conflict")])
+
+    asyncio.run(main())
 
 
-def test_repeating_an_import_adds_nothing(tmp_path: Path) -> None:
+def test_repeating_an_import_adds_nothing() -> None:
     """Under its Idempotency-Key an import is taken once, also over a kill and for a longer file."""
-    with _collector(tmp_path) as collector:
-        assert post(collector, steps({"a": 3, "b": 2}), idempotency_key="k")[1]["accepted"] == 9
-        assert post(collector, steps({"a": 3, "b": 2}), idempotency_key="k")[1]["accepted"] == 0
-        collector.kill()
-        collector.restart()
-        longer = steps({"a": 3, "b": 2, "c": 1})
-        assert post(collector, longer, idempotency_key="k")[1]["accepted"] == 3
-        status, answer = post(collector, longer, idempotency_key="x" * 201)
-        assert (status, answer["error"]["code"]) == (422, "invalid")
-        refused = post(collector, longer)[1]["refused"]
-        assert {item["error"]["code"] for item in refused} == {"completed"}
-        assert collector.stop() == 0
-    assert sorted((r["eps_id"], r["t"]) for r in shard_rows(tmp_path)) == [
-        ("a", 0),
-        ("a", 1),
-        ("a", 2),
-        ("b", 0),
-        ("b", 1),
-        ("c", 0),
-    ]
+    journal, longer = MemoryJournal(), steps({"a": 3, "b": 2, "c": 1})
+
+    async def main() -> MemoryJournal:
+        async with importing(journal) as (_, send):
+            assert await send(steps({"a": 3, "b": 2}), "k") == (9, 0, [])
+            assert await send(steps({"a": 3, "b": 2}), "k") == (0, 9, [])
+            crashed = journal.crash()
+        async with importing(crashed) as (_, send):
+            assert await send(longer, "k") == (3, 9, [])
+            assert await send(longer, "x" * 201) == (0, 0, [(-1, "invalid")])
+            assert {code for _, code in (await send(longer))[2]} == {"completed"}
+            return crashed.crash()
+
+    assert sorted(rows_of(asyncio.run(main()))) == [*zip("aaabbc", [0, 1, 2, 0, 1, 0], strict=True)]
 
 
-def test_no_one_else_takes_an_imports_key_or_name(tmp_path: Path) -> None:
+def test_what_did_not_fit_is_told_again_and_never_taken() -> None:
+    """Who did not hear the first answer hears of the same rows, with the same key."""
+    actions = pa.array([0, 9, 0, 9, 0])
+    table = steps({"broken": 3, "none": 1, "good": 1}, actions=actions)
+
+    async def main() -> None:
+        journal = MemoryJournal()
+        async with importing(journal) as (collector, send):
+            assert await send(table, "k") == (5, 0, [(1, "invalid"), (3, "invalid")])
+            assert await send(table, "k") == (0, 3, [(1, "invalid"), (3, "invalid")])
+            (known,) = (collector.assembler.instances.get(i) for i in collector.assembler.instances)
+            assert known is not None
+            assert known.starts.ranges() == [(0, 2)]  # that of one that was not begun is used up
+            crashed = journal.crash()
+        async with importing(crashed) as (_, send):
+            assert await send(table, "k") == (0, 3, [(1, "invalid"), (3, "invalid")])
+
+    asyncio.run(main())
+
+
+def test_no_one_else_takes_an_imports_key_or_name(collector: CollectorProcess) -> None:
     """Law: an import answered with 200 is on disk, whatever another token does with its key."""
-    save_declaration(tmp_path, POLICIES[0])
-    web, two = ({"authorization": f"Bearer {create_token(tmp_path, n, ['log'])[1]}"} for n in "wt")
-    with CollectorProcess(tmp_path) as collector:
+    status, answer = collector.request("POST", "/v1/instances", {"name": "bulk:k"})
+    assert (status, answer["error"]["path"]) == (422, "$.name")
+    web, two = Caller("w"), Caller("t")
+    first, other = steps({"a": 3, "b": 2}), steps({"x": 1})
 
-        def register(name: str, token: dict[str, str]) -> tuple[int, Any]:
-            return collector.request("POST", "/v1/instances", {"name": name}, token)
+    async def main() -> None:
+        journal = MemoryJournal()
+        async with importing(journal) as (_, send):
+            assert await send(first, "k", web) == (9, 0, [])
+            assert await send(other, "k", two) == (3, 0, [])
+            crashed = journal.crash()
+        async with importing(crashed) as (_, send):
+            assert await send(first, "k", web) == (0, 9, [])
+            assert await send(other, "k", two) == (0, 3, [])
+            assert await send(other, "k", web) == (0, 0, [(-1, "conflict")])
 
-        status, answer = register("bulk:k", two)
-        assert (status, answer["error"]["path"]) == (422, "$.name")
-        first, other = steps({"a": 3, "b": 2}), steps({"x": 1})
-        assert post(collector, first, idempotency_key="k", **web)[1]["accepted"] == 9
-        assert post(collector, other, idempotency_key="k", **two)[1]["accepted"] == 3
-        ids = {register("n", token)[1]["instance"] for token in (web, two, web)}
-        assert len(ids) == 2
-        for _ in range(2):
-            again = {"durable": True, "accepted": 0}
-            assert post(collector, first, idempotency_key="k", **web) == (
-                200,
-                {**again, "duplicates": 9},
-            )
-            assert post(collector, other, idempotency_key="k", **two) == (
-                200,
-                {**again, "duplicates": 3},
-            )
-            assert {register("n", token)[1]["instance"] for token in (web, two)} == ids
-            collector.settle(6, **web)
-            collector.kill()
-            collector.restart()
-    assert sorted(r["eps_id"] for r in shard_rows(tmp_path)) == [*"aaabbx"]
+    asyncio.run(main())
 
 
-def test_keys_of_single_calls_push_no_import_out(tmp_path: Path) -> None:
+def test_keys_of_single_calls_push_no_import_out() -> None:
     """Law: what an import's key stands for is known as long as the numbers of its episodes."""
-    save_declaration(tmp_path, POLICIES[0])
-    with CollectorProcess(tmp_path) as collector:
-        assert post(collector, steps({"a": 3}), idempotency_key="k")[1]["accepted"] == 5
-        collector.settle(3)
-        assert collector.stop() == 0
-        journal = SqliteJournal.open(tmp_path / "journal")
-        keys = [Keyed(9 + n, "e", str(n), b"", 1) for n in range(MAX_KEYS)]
-        journal.commit(put={f"{STATE}{9:016}": msgspec.msgpack.encode(keys)})
-        journal.close()
-        collector.restart()
-        assert post(collector, steps({"b": 3}), idempotency_key="k")[0] == 409
-        assert post(collector, steps({"a": 3}), idempotency_key="k")[1]["duplicates"] == 5
-        assert post(collector, steps({"a": 3, "b": 1}), idempotency_key="k")[1]["accepted"] == 3
+    limits = Limits(keys=3)
+
+    async def main() -> None:
+        journal = MemoryJournal()
+        async with importing(journal, limits=limits) as (_, send):
+            assert await send(steps({"a": 3}), "k") == (5, 0, [])
+            keys = [Keyed(9 + n, "e", str(n), b"", 1) for n in range(4)]
+            crashed = journal.crash()
+        crashed.commit(put={f"{STATE}{9:016}": msgspec.msgpack.encode(keys)})
+        async with importing(crashed, limits=limits) as (collector, send):
+            assert len(collector.keys) == 3
+            assert await send(steps({"b": 3}), "k") == (0, 0, [(-1, "conflict")])
+            assert await send(steps({"a": 3}), "k") == (0, 5, [])
+            assert await send(steps({"a": 3, "b": 1}), "k") == (3, 5, [])
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_an_import_of_an_earlier_release_goes_on(tmp_path: Path, kept: bool) -> None:
+def test_an_import_of_an_earlier_release_goes_on(kept: bool) -> None:
     """Its name has no token, its receipt lies among the keys; one without a receipt is refused."""
-    save_declaration(tmp_path, POLICIES[0])
-    table = steps({"a": 3, "b": 2})
+    table, journal = steps({"a": 3, "b": 2}), MemoryJournal()
     receipt = Keyed(0, "", "bulk:k", digest_rows(table, 3), 3)
-    journal = SqliteJournal.open(tmp_path / "journal")
-    put = {
-        f"{INSTANCE}{n}-abc": msgspec.json.encode(
-            {"number": n, "name": name, "starts": [[0, 0]], "used": n}
-        )
-        for n, name in enumerate(("bulk:k", "import-abc"))
-    }
+    known = {"number": 0, "name": "bulk:k", "starts": [[0, 0]], "used": 0}
     journal.commit(
         rows=[(1, encode_row(0, 0, [encode_event(receipt)] if kept else []))],
-        put={**put, COUNTERS: b'{"instances": 2}'},
+        put={f"{INSTANCE}0-abc": msgspec.json.encode(known), COUNTERS: b'{"instances": 2}'},
     )
-    journal.close()
-    with CollectorProcess(tmp_path) as collector:
-        named = collector.post("/v1/instances", {"name": "import-abc"})[1]
-        assert named == {"instance": "1-abc", "starts": [[0, 0]]}
-        assert post(collector, steps({"x": 3}), idempotency_key="k")[0] == 409
-        status, answer = post(collector, table, idempotency_key="k")
-        if kept:
-            assert answer == {"durable": True, "accepted": 4, "duplicates": 5}
-        else:
-            assert (status, answer["error"]["path"]) == (409, "Idempotency-Key")
+
+    async def main() -> None:
+        async with importing(journal) as (_, send):
+            assert await send(steps({"x": 3}), "k") == (0, 0, [(-1, "conflict")])
+            assert await send(table, "k") == ((4, 5, []) if kept else (0, 0, [(-1, "conflict")]))
+
+    asyncio.run(main())
+
+
+def test_what_an_earlier_release_left_torn_is_not_taken_for_whole() -> None:
+    """It took long episodes in pieces: one that was abandoned half way is named each time."""
+    table, journal = steps({"a": 3, "b": 2}), MemoryJournal()
+
+    async def main() -> None:
+        async with importing(journal) as (_, send):
+            assert await send(table, "k") == (9, 0, [])
+            crashed = journal.crash()
+        async with importing(crashed) as (collector, send):
+            (name,) = collector.assembler.instances
+            collector.assembler.instances.torn(name, 1, "abandoned")
+            accepted, duplicates, [(row, _)] = await send(table, "k")
+            assert (accepted, duplicates, row) == (0, 5, 3)
+
+    asyncio.run(main())
 
 
 def test_many_episodes_make_many_batches(collector: CollectorProcess) -> None:
@@ -371,155 +487,185 @@ def test_many_episodes_make_many_batches(collector: CollectorProcess) -> None:
     assert msgspec.json.decode(msgspec.json.encode(answer)) == answer
 
 
-def test_an_import_leaves_the_loop_to_others_between_its_rows(tmp_path: Path) -> None:
+def test_an_import_leaves_the_loop_to_others_between_its_rows() -> None:
     """Many short episodes are several journal rows, each durable before the next is begun."""
-    save_declaration(tmp_path, replace(POLICIES[0], seal_seconds=3600.0))
-    with CollectorProcess(tmp_path) as collector:
-        lengths = {f"short-{n}": 1 for n in range(1_200)}
-        assert post(collector, steps(lengths))[1] == {"durable": True, "accepted": 3_600}
-        with urllib3.PoolManager() as pool:
-            text = pool.request("GET", collector.address + "/metrics").data.decode()
-    (rows,) = (line for line in text.splitlines() if line.startswith("headrace_journal_rows "))
-    assert float(rows.split()[1]) == 3.0
+
+    async def main() -> None:
+        journal = MemoryJournal()
+        async with importing(journal) as (_, send):
+            assert await send(steps({f"short-{n}": 1 for n in range(1_200)})) == (3_600, 0, [])
+            assert journal.last_row == -(-1_200 // GROUP_EPISODES)
+
+    asyncio.run(main())
 
 
-@pytest.mark.parametrize("quickly", [True, False])
-def test_an_import_waits_for_the_writer_between_its_rows(tmp_path: Path, quickly: bool) -> None:
+def test_an_import_waits_for_the_writer_between_its_rows(tmp_path: Path) -> None:
     """More episodes than may wait for their shards: what has begun is not refused half way."""
     save_declaration(tmp_path, POLICIES[0])
-    slow = {} if quickly else {"infos": [""] * 4_000}
     with CollectorProcess(tmp_path, options=["--limit", "max_pending=300000"]) as collector:
         lengths = {f"one-{n}": 1 for n in range(4_000)}
-        assert post(collector, steps(lengths, **slow))[1] == {"durable": True, "accepted": 12_000}
+        assert post(collector, steps(lengths))[1] == {"durable": True, "accepted": 12_000}
         collector.settle(4_000)
     assert len(shard_rows(tmp_path)) == 4_000
 
 
-# --- the quick way, where steps stay columns ----------------------------------------------------
-
-
-def obs_with(value: float) -> pa.Array:
-    """Observations of box:2 for six steps, one of them with this number."""
-    flat = np.arange(12, dtype=np.float32)
-    flat[5] = value
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat), 2)
-
-
-PLAIN = PolicyRules.of(POLICIES[0])
-SOME = {"a": 3, "b": 1, "c": 2}
-CLOSER: dict[str, dict[str, Any]] = {
-    "infos": {"infos": [""] * 6},
-    "a null": {"rewards": pa.array([1.0, None, 1.0, 1.0, 1.0, 1.0])},
-    "a reward that is not finite": {"rewards": pa.array([1.0, np.inf, 1.0, 1.0, 1.0, 1.0])},
-    "an action out of range": {"actions": pa.array([0, 1, 2, 3, 0, 1])},
-    "another dtype": {"actions": pa.array([0, 1, 2, 0, 1, 2], pa.int32())},
-    "an observation that is not finite": {"obs": obs_with(np.nan)},
-    "a log-probability above 0": {"action_logp": [-1.0, 0.5, -1.0, -1.0, -1.0, -1.0]},
-    "a gap in t": {"t": [0, 2, 3, 0, 0, 1]},
-    "an id in two places": {"eps_id": ["a", "b", "a", "c", "d", "d"]},
-    "an unknown column": {"colour": ["red"] * 6},
-    "tags that are no object": {"tags": ["[]"] * 6},
-    "tags without end": {"tags": ["[" * 100_000] + ["{}"] * 5},
-}
-
-
-def test_plain_columns_go_the_quick_way() -> None:
-    """Whole episodes, as the rows say."""
-    given = {"t": [0, 1, 2, 0, 0, 1], "truncateds": [False] * 5 + [True], "ts": [7] * 6}
-    runs = runs_of(steps(SOME, **given), PLAIN, numbered=True)
-    assert runs is not None
-    assert [(r.start.episode_id, r.steps, r.how) for r in runs.episodes] == [
-        ("a", 3, "terminated"),
-        ("b", 1, "terminated"),
-        ("c", 2, "truncated"),
-    ]
-    assert runs.columns["rewards"] == np.arange(6.0).tobytes()
-    assert runs.columns["logp"] == b""
-    assert [(r.start.start, r.start.ts) for r in runs.episodes] == [(0, 7), (1, 7), (2, 7)]
-
-
-@pytest.mark.parametrize("some", [[0], [2], [0, 1], [1, 2], [0, 2], [0, 1, 2]])
-def test_the_columns_of_some_episodes_are_theirs(some: list[int]) -> None:
-    """What is known already is left out, wherever it stands."""
-    runs = runs_of(steps(SOME, ts=list(range(6))), PLAIN, numbered=True)
-    assert runs is not None
-    rows = np.concatenate([[[0, 1, 2], [3], [4, 5]][n] for n in some])
-    columns = runs.columns_of([runs.episodes[n] for n in some])
-    assert np.frombuffer(columns["rewards"]).tolist() == rows.tolist()
-    assert np.frombuffer(columns["ts"], np.int64).tolist() == rows.tolist()
-    values = np.frombuffer(columns["obs"], np.float32).reshape(-1, 2)
-    assert values[:, 0].tolist() == (2 * rows).tolist()
-    assert columns["versions"] == b""
-
-
-def test_ids_by_a_dictionary_are_their_own() -> None:
-    """Whatever order a dictionary has, and whatever else is in it."""
-    ids = pa.DictionaryArray.from_arrays(pa.array([2, 2, 1]), pa.array(["x", "late", "early"]))
-    runs = runs_of(steps({"_": 3}, eps_id=ids), PLAIN, numbered=False)
-    assert runs is not None
-    assert [(r.start.episode_id, r.steps) for r in runs.episodes] == [("early", 2), ("late", 1)]
-
-
-def test_late_rewards_need_the_way_row_by_row() -> None:
-    """There the steps stay in memory for as long as they take rewards."""
-    windowed = PolicyRules.of(replace(POLICIES[0], reward_window=5.0))
-    assert runs_of(steps(SOME), windowed, numbered=True) is None
-
-
-@pytest.mark.parametrize("columns", CLOSER.values(), ids=CLOSER.keys())
-def test_what_asks_for_a_closer_look_is_not_taken_quickly(columns: dict[str, Any]) -> None:
-    """Row by row the import says what is wrong and where."""
-    assert runs_of(steps(SOME, **columns), PLAIN, numbered=True) is None
-
-
-def test_known_and_refused_episodes_leave_the_others_whole(tmp_path: Path) -> None:
+def test_known_and_refused_episodes_leave_the_others_whole() -> None:
     """One event holds exactly what was taken; a kill and a replay change nothing."""
-    save_declaration(tmp_path, replace(POLICIES[0], seal_seconds=3600.0))
-    with CollectorProcess(tmp_path) as collector:
-        assert post(collector, steps({"b": 2}))[1]["accepted"] == 4
-        status, answer = post(collector, steps({"a": 3, "b": 1, "c": 2}))
-        assert (status, answer["accepted"]) == (200, 9)
-        (refused,) = answer["refused"]
-        assert (refused["error"]["code"], refused["error"]["path"]) == ("completed", "$.eps_id[3]")
-        assert post(collector, steps({"d": 1}), idempotency_key="k")[1]["accepted"] == 3
-        assert post(collector, steps({"d": 1, "e": 2}), idempotency_key="k")[1]["accepted"] == 4
-        collector.kill()
-        collector.restart()
-        assert post(collector, steps({"d": 1, "e": 2}), idempotency_key="k")[1]["accepted"] == 0
-        assert collector.stop() == 0
-    found = sorted((r["eps_id"], r["t"], r["rewards"]) for r in shard_rows(tmp_path))
-    assert found == [
-        *(("a", t, float(t)) for t in range(3)),
-        *(("b", t, float(t)) for t in range(2)),
-        *(("c", t, t + 4.0) for t in range(2)),
-        ("d", 0, 0.0),
-        *(("e", t, t + 1.0) for t in range(2)),
-    ]
+
+    async def main() -> MemoryJournal:
+        journal = MemoryJournal()
+        async with importing(journal) as (_, send):
+            assert (await send(steps({"b": 2})))[0] == 4
+            assert await send(steps({"a": 3, "b": 1, "c": 2})) == (9, 0, [(3, "completed")])
+            assert await send(steps({"d": 1}), "k") == (3, 0, [])
+            assert await send(steps({"d": 1, "e": 2}), "k") == (4, 3, [])
+            return journal.crash()
+
+    found = sorted(rows_of(asyncio.run(main())))
+    assert found == [*((name, t) for name, n in (("a", 3), ("b", 2), ("c", 2), ("d", 1), ("e", 2))
+                       for t in range(n))]  # fmt: skip
 
 
-def test_both_ways_store_the_same_and_a_kill_changes_nothing(tmp_path: Path) -> None:
-    """An empty info sends the same rows the other way; both are read back from the journal."""
-    given = {
-        "action_logp": pa.array([-0.5, -1.0, -1.5, -2.0, -2.5, -3.0]),
-        "policy_version": [4] * 6,
-        "pass_prob": [0.5] * 6,
-        "ts": list(range(6)),
-        "ended": [None, None, "terminated", "truncated", None, None],
-        "tags": ['{"user": "u"}'] * 6,
-    }
-    save_declaration(tmp_path, replace(POLICIES[0], seal_seconds=3600.0))
-    with CollectorProcess(tmp_path) as collector:
-        assert post(collector, steps(SOME, **given))[0] == 200
-        slow = {name + "-slow": length for name, length in SOME.items()}
-        assert post(collector, steps(slow, **given, infos=[""] * 6))[0] == 200
-        collector.kill()
-        collector.restart()
-        assert collector.stop() == 0
-    found: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-    for row in sorted(shard_rows(tmp_path), key=lambda row: (row["eps_id"], row["t"])):
-        name, _, way = row["eps_id"].partition("-")
-        own = ("eps_id", "received_ts", "ordinal", "episode_ordinal")
-        values = {k: np.asarray(v).tolist() for k, v in row.items() if k not in own}
-        found[bool(way)].append(values | {"eps_id": name})
-    assert len(found[False]) == 6
-    assert str(found[False]) == str(found[True])  # as text: a null reads as NaN here
+def test_a_rate_is_charged_before_anything_is_waited_for() -> None:
+    """What comes at once with a large import finds the allowance used."""
+
+    async def main() -> None:
+        allowance = Allowance(rate=100.0, since=0.0)
+        caller = Caller("t", allowance=allowance)
+        async with importing(MemoryJournal()) as (_, send):
+            call = asyncio.ensure_future(send(steps({"a": 300}), caller=caller))
+            await asyncio.sleep(0)
+            assert not call.done()
+            assert allowance.wait(0.0) == pytest.approx(2.0)
+            assert (await call)[0] == 302
+            assert allowance.wait(0.0) == pytest.approx(2.0)  # once, not twice
+
+    asyncio.run(main())
+
+
+# --- long episodes ------------------------------------------------------------------------------
+
+ROWS = 2 * BLOCK_ROWS + 300
+LENGTHS = {"before": 2, "long": ROWS, "behind": 2}
+
+
+def test_a_long_episode_is_stored_as_one() -> None:
+    """In several journal rows and parts that join; a repetition adds nothing."""
+    table = steps(LENGTHS, infos=["", '{"k": 1}'] * (ROWS // 2 + 2))
+
+    async def main() -> MemoryJournal:
+        journal = MemoryJournal()
+        async with importing(journal) as (collector, send):
+            assert await send(table, "k") == (ROWS + 4 + 6, 0, [])
+            assert journal.last_row >= 4
+            (ready,) = collector.sealing._ready.values()
+            parts = [s.part for s in ready.parts if s.part and s.part.episode_id == "long"]
+            rewards = np.concatenate([np.frombuffer(part.rewards) for part in parts])
+            assert rewards.tolist() == [float(row) for row in range(2, ROWS + 2)]
+            assert [part.part for part in parts] == [*range(len(parts))]
+            assert {part.steps for part in parts[:-2]} == {PATIENT.part_steps}
+            for part, after in pairwise(parts):
+                assert part.t0 + part.steps == after.t0
+                assert (part.ended, part.final_obs) == (None, after.obs[:8])
+                assert part.episode_ordinal == after.episode_ordinal
+            assert (parts[-1].ended, parts[-1].final_obs) == ("terminated", None)
+            assert sum(len(part.infos) for part in parts) == ROWS // 2
+            assert await send(table, "k") == (0, ROWS + 4 + 6, [])
+            return journal.crash()
+
+    found = rows_of(asyncio.run(main()))
+    assert len(found) == len({*found}) == ROWS + 4
+
+
+@pytest.mark.parametrize("how", ["cancelled", "killed"])
+def test_an_import_that_stops_in_a_long_episode_begins_it_anew(how: str) -> None:
+    """Law: of the episodes before it nothing is lost or doubled, of itself nothing was taken."""
+    table, caller = steps(LENGTHS), Caller("w")
+
+    async def main() -> MemoryJournal:
+        journal = MemoryJournal()
+        async with importing(journal) as (collector, send):
+            call = asyncio.ensure_future(send(table, "k", caller))
+            while not collector.assembler.staged:
+                await asyncio.sleep(0)
+            if how != "killed":
+                call.cancel()
+                await asyncio.wait([call])
+                assert not collector.assembler.staged
+                assert collector.steps == 2
+                assert await send(steps({"long": 1}), "", Caller("x")) == (3, 0, [])
+                assert (await send(table, "k", caller))[:2] == (ROWS + 8 - 4 - ROWS, 4)
+                return journal.crash()
+            crashed = journal.crash()
+            call.cancel()
+            await asyncio.wait([call])
+        async with importing(crashed) as (collector, send):
+            assert collector.steps == 2
+            assert collector.sealing.idle_rows
+            assert await send(table, "k", caller) == (ROWS + 2 + 4, 4, [])
+            return crashed.crash()
+
+    found = rows_of(asyncio.run(main()))
+    assert len(found) == len({*found}) == (ROWS + 4 if how == "killed" else 5)
+
+
+def test_a_bad_row_of_a_long_episode_is_named_once() -> None:
+    """Whatever piece it is in: the steps before it are kept, the next episode is taken."""
+
+    async def main(bad: int) -> MemoryJournal:
+        actions = np.zeros(ROWS + 4, np.int64)
+        actions[[bad, min(bad + 2, ROWS + 1)]] = 9
+        journal = MemoryJournal()
+        async with importing(journal) as (_, send):
+            table = steps(LENGTHS, actions=actions)
+            accepted, _, refused = await send(table, "k")
+            assert refused == [(bad, "invalid")]
+            assert accepted == 8 + (bad - 1 if bad > 2 else 0)
+            assert await send(table, "k") == (0, 8, [(bad, "invalid")])
+            return journal.crash()
+
+    for bad in (2, 3, 2 + BLOCK_ROWS, ROWS + 1):
+        found = rows_of(asyncio.run(main(bad)))
+        assert sum(name == "long" for name, _ in found) == bad - 2
+
+
+def test_whoever_takes_the_id_meanwhile_has_it() -> None:
+    """The last piece is judged again: two episodes never mix in one."""
+
+    async def main() -> None:
+        async with importing(MemoryJournal()) as (collector, send):
+            call = asyncio.ensure_future(send(steps(LENGTHS)))
+            while not collector.assembler.staged:
+                await asyncio.sleep(0)
+            collector.accept(wire.Batch(events=[wire.Start(episode_id="long")]))
+            assert await call == (8, 0, [(2, "already_started")])
+            assert not collector.assembler.staged
+
+    asyncio.run(main())
+
+
+def test_late_rewards_reach_an_imported_step() -> None:
+    """Its episode waits for as long as its policy's window, long or short, over a kill too."""
+    windowed, now = replace(PATIENT, reward_window=5.0), 0.0
+    late = [wire.LogReturns(episode_id=name, step=1, reward=0.5) for name in LENGTHS]
+
+    async def main() -> list[float]:
+        nonlocal now
+        journal = MemoryJournal()
+        async with importing(journal, windowed, clock=lambda: now) as (_, send):
+            assert await send(steps(LENGTHS), "k") == (ROWS + 10, 0, [])
+            crashed = journal.crash()
+        async with importing(crashed, windowed, clock=lambda: now) as (collector, send):
+            assert await send(steps(LENGTHS), "k") == (0, ROWS + 10, [])
+            reply, _ = collector.accept(wire.Batch(events=late))
+            assert (reply.accepted, reply.refused) == (3, [])
+            now += 6.0
+            collector.tick()
+            reply, _ = collector.accept(wire.Batch(events=late))
+            assert {item.error["code"] for item in reply.refused} == {"window_closed"}
+            (ready,) = collector.sealing._ready.values()
+            parts = [sealed.part for sealed in ready.parts if sealed.part is not None]
+            assert sum(part.steps for part in parts) == ROWS + 4
+            return [float(np.frombuffer(part.rewards)[1]) for part in parts]
+
+    assert sorted(asyncio.run(main())) == [1.5, 3.5, ROWS + 3.5]

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from ingest.bulk_import.row_path import BulkColumns
+from ingest.bulk_import.step_columns import Form, StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.journal_events import Acted, Rewarded, RewardedStep, decode_row
+from ingest.episodes.open_episode import PolicyRules
+from ingest.episodes.redaction import Redactor
 from ingest.protocol import messages as wire
-from ingest.protocol.errors import Refusal
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.redaction_rules import rules_for_earlier
 from storage.journal.sqlite_journal import MemoryJournal
@@ -294,8 +295,10 @@ def test_a_bad_cell_of_an_import_is_not_shown_where_it_is_redacted(
     """What no rule can be applied to, as it is no JSON, might hold what the rules name."""
     policy = declared(redact={} if path is None else {path: "drop"})
     cells = [f'{{"email":"{SECRET}","n":NaN}}', None]
-    found = BulkColumns(steps({"e": 2}, **{column: cells}), policy, numbered=True)
-    with pytest.raises(Refusal, match="expected a JSON object, got") as refused:
-        list(found.episodes())
-    assert refused.value.path == f"$.{column}[0]"
-    assert (SECRET in str(refused.value)) is not (path or "").startswith(column)
+    table, rules = steps({"e": 2}, **{column: cells}), PolicyRules.of(policy)
+    redaction = Redactor(b"").of(rules)
+    found = StepColumns(table, Form(table.schema, rules), redaction, numbered=True)
+    error = found.block(0, 2).error(0, "e")
+    assert error["message"].startswith("Episode e: expected a JSON object")
+    assert error["path"] == f"$.{column}[0]"
+    assert (SECRET in error["message"]) is not (path or "").startswith(column)

@@ -1,0 +1,76 @@
+"""Which rows of an import do not fit, and why: found by mask, named one by one only if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]
+
+
+class Faults:
+    """The first fault of each of so many rows; `label(row)` is a row's number in the table."""
+
+    def __init__(self, rows: int, label: Callable[[int], int]) -> None:
+        self._rows, self.label = rows, label
+        self._which = np.zeros(0, np.int16)  # 0: none, n: the n-th reason; empty: none has any
+        self._reasons: list[tuple[str, str, Callable[[int], Any]]] = []
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def add(
+        self, bad: Mask, column: str, expected: str, got: Callable[[int], Any] | None = None
+    ) -> None:
+        """Rows that are `bad`, unless they are so for another reason already.
+
+        `got(row)` is what came, of a row counted from 0 as everywhere here.
+        """
+        if bad.any():
+            if not self._reasons:
+                self._which = np.zeros(self._rows, np.int16)
+            self._reasons.append((column, expected, got or (lambda row: "null")))
+            self._which[bad & (self._which == 0)] = len(self._reasons)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The rows that do not fit, rising."""
+        return np.flatnonzero(self._which) if self._reasons else np.zeros(0, np.int64)
+
+    def sums(self) -> Iterator[tuple[str, int]]:
+        """How many rows do not fit, by column and reason."""
+        if self._reasons:
+            counts = np.bincount(self._which, minlength=len(self._reasons) + 1)
+            for (column, expected, _), count in zip(self._reasons, counts[1:], strict=True):
+                if count:
+                    yield f"{column}: {expected}"[:200], int(count)
+
+    def has(self, row: int) -> bool:
+        """Whether a row does not fit."""
+        return bool(self._reasons) and bool(self._which[row])
+
+    def expected(self, row: int) -> str:
+        """What was expected where a row does not fit."""
+        expected: str = self._reasons[int(self._which[row]) - 1][1]
+        return expected
+
+    def name(self, row: int) -> tuple[str, str]:
+        """(path, message) of a row that does not fit."""
+        column, expected, got = self._reasons[self._which[row] - 1]
+        return f"$.{column}[{self.label(row)}]", f"{expected}, got {got(row)!s:.100}"
+
+    def take(self, others: Faults, rows: NDArray[np.int64]) -> None:
+        """Take over the faults of some rows, which the others have by themselves."""
+        for number, (column, expected, got) in enumerate(others._reasons, 1):
+            bad = np.zeros(len(self), np.bool_)
+            bad[rows[others._which == number]] = True
+            place = dict(zip(rows.tolist(), range(len(rows)), strict=True))
+            self.add(bad, column, expected, partial(_at, got, place))
+
+
+def _at(got: Callable[[int], Any], place: Mapping[int, int], row: int) -> Any:
+    return got(place[row])

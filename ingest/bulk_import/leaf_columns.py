@@ -1,0 +1,243 @@
+"""The columns of a space's leaves: from Arrow to canonical bytes, a whole column at a time.
+
+Numbers are cast where nothing but a float's precision can be lost. A leaf of several numbers comes
+as lists, or as its bytes. Rows whose values do not fit are `Faults`, and hold zeros from there on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingest.bulk_import.arrow_stream import is_list, load_arrow
+from ingest.bulk_import.faults import Faults, Mask
+from ingest.protocol.errors import Refusal
+from storage.spaces.codec import Codec
+from storage.spaces.descriptors import MultiBinary
+from storage.spaces.leaves import Leaf, bounds_of, describe
+
+Array: TypeAlias = NDArray[Any]
+Values: TypeAlias = Any
+"""An array (rows, *shape), of a Text a list of strings."""
+
+_CASTS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
+
+
+class LeafColumn:
+    """A column of a leaf: what it may hold, and its values. `hidden`: no message shows them."""
+
+    def __init__(self, column: str, kind: Any, leaf: Leaf, *, hidden: bool) -> None:
+        """Raises Refusal for a column whose type holds no value of the leaf."""
+        self.column, self.leaf, self.path, self._hidden = column, leaf, leaf.path, hidden
+        self.dtype, self.shape, self.size = leaf.dtype, leaf.shape, math.prod(leaf.shape)
+        self._expected = f"expected {describe(leaf.space)}"
+        self._bounds = None if leaf.is_text or self.dtype.kind == "b" else bounds_of(leaf.space)
+        self._is_null = load_arrow()[0].types.is_null(kind)
+        self._is_bytes, self._is_list = is_bytes(kind), is_list(kind)
+        self._is_flat = getattr(kind, "list_size", -1) == self.size and not is_list(kind.value_type)
+        self._is_bool = str(kind) == "bool"
+        fits = self._is_null or self._is_bytes or (leaf.is_text and is_text(kind))
+        if not (fits or self._holds(kind)):
+            text = f"{self._expected}, got a column of {kind!s:.80}"
+            raise Refusal("invalid", text, f"$.{column}")
+
+    def _holds(self, kind: Any) -> bool:
+        """Whether numbers, or lists of them as deep as the leaf's shape, can be cast to it."""
+        types, depth, axes = load_arrow()[0].types, 0, len(self.shape)
+        while is_list(kind):
+            kind, depth = kind.value_type, depth + 1
+        if self.leaf.is_text or not (depth == axes if axes < 2 else depth >= 1):
+            return False
+        if types.is_boolean(kind):
+            return self.dtype.kind == "b" or isinstance(self.leaf.space, MultiBinary)
+        given = "f" if types.is_floating(kind) else "i" if types.is_integer(kind) else "?"
+        return given in _CASTS[self.dtype.kind]
+
+    def values(self, column: Any, faults: Faults) -> Values:
+        """A pyarrow.Array's values."""
+        if self.leaf.is_text:
+            return self._texts(column, faults)
+        if column.null_count:
+            self._add(faults, _numpy(column.is_null()))
+        if self._is_bytes:
+            found = self._from_bytes(column, faults)
+        elif self._is_null:
+            found = np.zeros((len(column), *self.shape), self.dtype)
+        else:
+            found = self._cast(self._numbers(column, faults), faults)
+        if self._bounds is not None and found.size:
+            fine = np.asarray((found >= self._bounds[0]) & (found <= self._bounds[1]))
+            if not fine.all():
+                self._add(
+                    faults, ~_every(fine), lambda row: np.array2string(found[row], threshold=8)
+                )
+        return found
+
+    def _add(self, faults: Faults, bad: Mask, got: Callable[[int], Any] | None = None) -> None:
+        if self._hidden and got is not None:
+            got = _not_shown
+        faults.add(bad, self.column, self._expected, got)
+
+    def _from_bytes(self, values: Any, faults: Faults) -> Array:
+        """A leaf's canonical bytes as its numbers."""
+        _, compute = load_arrow()
+        size, rows = self.dtype.itemsize * self.size, len(values)
+        lengths = _numpy(compute.binary_length(values).fill_null(size))
+        wrong = lengths != size
+        if wrong.any():
+            self._add(faults, wrong, lambda row: f"{lengths[row]} bytes")
+        kept = ~wrong & ~_numpy(values.is_null())
+        some = values if kept.all() else values.filter(load_arrow()[0].array(kept))
+        raw = np.zeros((rows, size), np.uint8)
+        raw[kept] = np.frombuffer(b"".join(some.to_pylist()), np.uint8).reshape(len(some), size)
+        if self.dtype.kind == "b":
+            fine = raw <= 1
+            if not fine.all():
+                self._add(faults, ~_every(fine), lambda row: "other bytes")
+                raw &= 1
+        if not size:
+            return np.zeros((rows, *self.shape), self.dtype)
+        return raw.view(self.dtype).reshape(rows, *self.shape)
+
+    def _numbers(self, values: Any, faults: Faults) -> Array:
+        """Numbers as they came, (rows, *shape), of a row that has too few or none zeros."""
+        rows, size = len(values), self.size
+        kept: Mask | None = None
+        if self._is_flat and not values.null_count:
+            values = values.flatten()
+        elif self._is_list:
+            counts = _counts(values)
+            kept = counts == size
+            if kept.all():
+                kept = None
+            else:
+                self._add(faults, ~kept, lambda row: f"{counts[row]} values")
+                values = values.filter(load_arrow()[0].array(kept))
+            while is_list(values.type):
+                values = values.flatten()
+        if values.null_count:
+            if self._is_list:
+                none = _numpy(values.is_null()).reshape(-1, size).any(axis=1)
+                bad = np.zeros(rows, np.bool_)
+                bad[slice(None) if kept is None else kept] = none
+                self._add(faults, bad, lambda row: "a null among them")
+            values = values.fill_null(False if str(values.type) == "bool" else 0)
+        flat = _numpy(values)
+        if kept is None:
+            return flat.reshape(rows, *self.shape)
+        found = np.zeros((rows, *self.shape), flat.dtype)
+        found[kept] = flat.reshape(int(kept.sum()), *self.shape)
+        return found
+
+    def _cast(self, values: Array, faults: Faults) -> Array:
+        """To the leaf's dtype, if nothing but a float's precision is lost."""
+        if values.dtype == self.dtype:
+            return values
+        with np.errstate(over="ignore"):
+            found = values.astype(self.dtype)
+        if self.dtype.kind != "f":
+            same = np.asarray(found == values)
+            if not same.all():
+                self._add(faults, ~_every(same), lambda row: "other integers")
+        return found
+
+    def _texts(self, values: Any, faults: Faults) -> list[str]:
+        """Strings, "" for one that does not fit. Each word is looked at once."""
+        space: Any = self.leaf.space
+        if self._is_null:
+            values = values.cast("string")
+        encoded = values.dictionary_encode()
+        words = [_word(word, space) for word in encoded.dictionary.to_pylist()]
+        places = _numpy(encoded.indices.fill_null(len(words)))
+        words.append(None)
+        bad = np.array([word is None for word in words])[places]
+        if bad.any():
+            self._add(faults, bad, lambda row: repr(values[row].as_py()))
+        return [words[place] or "" for place in places.tolist()]
+
+
+def _not_shown(row: int) -> str:
+    return "other values, not shown because they are redacted"
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a type is of strings."""
+    types = load_arrow()[0].types
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def is_bytes(kind: Any) -> bool:
+    """Whether a type is of bytes."""
+    types = load_arrow()[0].types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _numpy(values: Any) -> Array:
+    found: Array = values.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _every(fine: Array) -> Mask:
+    """Of each row whether all of its values are fine."""
+    result: Mask = np.asarray(fine.all(axis=tuple(range(1, fine.ndim))))
+    return result
+
+
+def _counts(values: Any) -> Array:
+    """How many values the lists of each row hold in all, int64 (rows,)."""
+    _, compute = load_arrow()
+
+    def lengths(lists: Any) -> Array:
+        return _numpy(compute.fill_null(compute.list_value_length(lists), 0)).astype(np.int64)
+
+    counts = lengths(values)
+    inner = compute.list_flatten(values)
+    while is_list(inner.type):
+        ends, below = np.append(0, np.cumsum(counts)), np.append(0, np.cumsum(lengths(inner)))
+        counts = below[ends[1:]] - below[ends[:-1]]
+        inner = compute.list_flatten(inner)
+    return counts
+
+
+def _word(word: str | bytes, space: Any) -> str | None:
+    """A text of the space, None for what is none."""
+    if isinstance(word, bytes):
+        try:
+            word = word.decode()
+        except UnicodeDecodeError:
+            return None
+    fits = space.min_length <= len(word) <= space.max_length
+    return word if fits and (not space.charset or {*word} <= {*space.charset}) else None
+
+
+def encode(codec: Codec, columns: Mapping[str, Values], rows: int) -> tuple[bytes, bytes]:
+    """Canonical bytes of all rows by leaf path, and uint32 lengths where the space holds Text."""
+    fixed = [leaf for leaf in codec.leaves if not leaf.is_text]
+    if len(codec.leaves) == 1 and fixed:
+        return np.ascontiguousarray(columns[fixed[0].path]).tobytes(), b""
+    raw = [
+        np.ascontiguousarray(columns[leaf.path]).reshape(rows, -1).view(np.uint8).reshape(rows, -1)
+        for leaf in fixed
+        if math.prod(leaf.shape)
+    ]
+    joined = np.concatenate(raw, axis=1) if raw else np.zeros((rows, 0), np.uint8)
+    texts = [columns[leaf.path] for leaf in codec.leaves if leaf.is_text]
+    if not texts:
+        return joined.tobytes(), b""
+    records = {text: _record(text) for column in texts for text in {*column}}
+    ahead = [row.tobytes() for row in joined]
+    pieces = [
+        b"".join([head, *(records[text] for text in row)])
+        for head, row in zip(ahead, zip(*texts, strict=True), strict=True)
+    ]
+    lengths = np.fromiter(map(len, pieces), np.uint32, rows)
+    return b"".join(pieces), lengths.tobytes()
+
+
+def _record(text: str) -> bytes:
+    data = text.encode()
+    return len(data).to_bytes(4, "little") + data

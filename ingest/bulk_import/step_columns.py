@@ -1,0 +1,670 @@
+"""The rows of a bulk import as episodes whose steps are columns, a block of rows at a time.
+
+`StepColumns` checks a table's form and finds its episodes; `block` casts, checks and encodes the
+columns of some rows. What does not fit is found by mask (`Faults`): an episode has the steps before
+its first fault, and none is made of one whose first row has it. A block may be made in a thread: it
+touches nothing of the collector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ingest.bulk_import.arrow_stream import load_arrow
+from ingest.bulk_import.faults import Faults
+from ingest.bulk_import.import_reply import NAMED
+from ingest.bulk_import.leaf_columns import (
+    Array,
+    LeafColumn,
+    encode,
+    is_bytes,
+    is_text,
+)
+from ingest.episodes.event_checks import info_text
+from ingest.episodes.journal_events import NO_TIME, UNKNOWN_LOGP
+from ingest.episodes.open_episode import PolicyRules
+from ingest.episodes.redaction import Redaction
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import Refusal
+from storage.declarations.declaration import PolicyDeclaration
+from storage.experience.episode import DEFAULT_AGENT, DEFAULT_POLICY, LOGP_TOLERANCE
+from storage.spaces.descriptors import SpaceError
+
+_FEW = 256
+
+BLOCK_ROWS, BLOCK_BYTES = 20_000, 4_000_000
+"""So much is looked at in one turn; an episode of more rows comes in pieces."""
+
+NUMBERS, INTEGERS, TRUTH, TEXT, JSON = "a number", "an integer", "true or false", "text", "JSON"
+NEEDED = {"eps_id": TEXT, "rewards": NUMBERS}
+OPTIONAL = {
+    "t": INTEGERS,
+    "agent_id": TEXT,
+    "terminateds": TRUTH,
+    "truncateds": TRUTH,
+    "ended": TEXT,
+    "infos": JSON,
+    "action_logp": NUMBERS,
+    "policy_id": TEXT,
+    "policy_version": INTEGERS,
+    "source": TEXT,
+    "pass_prob": NUMBERS,
+    "ts": INTEGERS,
+    "training_enabled": TRUTH,
+    "continues": TEXT,
+    "tags": JSON,
+}
+_UNREAD = {"terminateds", "source", "agent_id", "policy_id"}
+
+_NAMELESS, _LONG, _REPEATED = 1, 2, 3
+_IDS = {
+    _NAMELESS: "expected an episode id",
+    _LONG: "expected an episode id of at most 256 characters",
+    _REPEATED: "expected the rows of an episode behind each other",
+}
+_LATEST, _LAST_VERSION = 2**62, 2**53
+
+
+@dataclass(slots=True)
+class Run:
+    """An episode, or a piece of a long one: its number in the table, its good rows [begin, end).
+
+    `rows` are those of the episode, good or not. `how` is its Ending, "" where a piece follows.
+    """
+
+    number: int
+    begin: int
+    end: int
+    rows: int
+    start: wire.Start
+    how: str
+    t0: int = 0
+    final_obs: bytes | None = None
+    bad: int | None = None  # the row that broke it
+    cause: str = ""
+
+    @property
+    def steps(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def events(self) -> int:
+        """What its good steps count for in a reply: the start, the steps, the end."""
+        return 1 + self.t0 + self.steps + (self.bad is None)
+
+    @property
+    def all_events(self) -> int:
+        return self.rows + 2
+
+
+@dataclass(slots=True)
+class Block:
+    """The rows [begin, end) of a table: its episodes, and the columns of `Imported` over them.
+
+    `refused`: (number, rows, first bad row) of episodes without a good step.
+    """
+
+    begin: int
+    end: int
+    runs: list[Run]
+    refused: list[tuple[int, int, int]]
+    columns: dict[str, bytes]
+    infos: dict[int, str]
+    part_steps: int
+    faults: Faults
+    ends: Faults  # of final observations
+    told: int = 0
+
+    def columns_of(self, some: Sequence[Run]) -> dict[str, Any]:
+        """The columns over the good rows of some of the episodes only, in their order."""
+        spans = list(self._spans(some))
+        rows, found = self.end - self.begin, dict[str, Any]()
+        for name in ("obs", "actions"):
+            data, lengths = self.columns[name], self.columns[f"{name}_lengths"]
+            if not lengths:
+                found[name] = _cut(data, len(data) // rows, spans)
+                continue
+            ends = np.append(0, np.cumsum(np.frombuffer(lengths, np.uint32), dtype=np.int64))
+            found[name] = _cut(data, 1, [(int(ends[a]), int(ends[b])) for a, b in spans])
+        for name, data in self.columns.items():
+            if name not in found:
+                found[name] = _cut(data, len(data) // rows, spans)
+        if self.infos:
+            found["infos"], at = {}, 0
+            for begin, end in spans:
+                for row in range(begin, end):
+                    if row in self.infos:
+                        found["infos"][at + row - begin] = self.infos[row]
+                at += end - begin
+        return found
+
+    def _spans(self, runs: Sequence[Run]) -> Iterator[tuple[int, int]]:
+        """The good rows of runs in the block, as few ranges [begin, end)."""
+        begin = end = -1
+        for run in runs:
+            if run.begin - self.begin != end:
+                if end > begin:
+                    yield begin, end
+                begin = run.begin - self.begin
+            end = run.end - self.begin
+        if end > begin:
+            yield begin, end
+
+    def sums(self) -> Iterator[tuple[str, int]]:
+        """How many rows do not fit, by column and reason."""
+        yield from self.faults.sums()
+        yield from self.ends.sums()
+
+    def cause(self, row: int) -> str:
+        """Why an episode broke; what came is told of the first ones only."""
+        self.told += 1
+        if self.told > NAMED:
+            return self._of(row).expected(row - self.begin)
+        return str(self.error(row, "")["message"])
+
+    def error(self, row: int, name: str) -> dict[str, Any]:
+        """What is wrong with a bad row of the table, as a reply has it."""
+        path, message = self._of(row).name(row - self.begin)
+        said = f"Episode {name}: {message}" if name else message
+        return dict(Refusal("invalid", said, path, name or None).to_json())
+
+    def _of(self, row: int) -> Faults:
+        return self.faults if self.faults.has(row - self.begin) else self.ends
+
+
+def _cut(data: bytes, size: int, spans: list[tuple[int, int]]) -> bytes:
+    if len(spans) == 1:
+        begin, end = spans[0]
+        return data[size * begin : size * end]
+    return b"".join([data[size * begin : size * end] for begin, end in spans])
+
+
+class Form:
+    """What the columns of a schema are to a policy. Raises Refusal where they do not fit it."""
+
+    def __init__(self, schema: Any, rules: PolicyRules) -> None:
+        arrow, _ = load_arrow()
+        self.rules, names = rules, schema.names
+        obs, actions = rules.observation.leaves, rules.action.leaves
+        needed = NEEDED.keys() | {leaf.column("obs") for leaf in obs}
+        needed |= {leaf.column("actions") for leaf in actions}
+        finals = {leaf.column("final_obs") for leaf in obs}
+        known = needed | finals | OPTIONAL.keys()
+        unknown = {name for name in names if name not in known or names.count(name) > 1}
+        if unknown or not needed <= {*names}:
+            text = f"unknown or repeated columns {sorted(unknown)}"
+            raise Refusal("invalid", f"{text}, missing columns {sorted(needed - {*names})}", "$")
+        self.hidden = {path.partition(".")[0] for path in rules.declaration.redact}
+        kinds = dict(zip(names, schema.types, strict=True))
+        hidden = "obs" in self.hidden
+        self.leaves = {
+            prefix: [
+                LeafColumn(name, kinds[name], leaf, hidden=hidden and prefix != "actions")
+                for leaf in leaves
+                if (name := leaf.column(prefix)) in kinds
+            ]
+            for prefix, leaves in (("obs", obs), ("actions", actions), ("final_obs", obs))
+        }
+        self.has_finals = finals <= {*names}
+        self.read = {}  # name -> its place in the table
+        for place, (name, kind) in enumerate(kinds.items()):
+            expected = {**NEEDED, **OPTIONAL}.get(name)
+            if name in _UNREAD or (arrow.types.is_null(kind) and name in OPTIONAL):
+                continue
+            if expected is not None and not _holds(kind, expected):
+                text = f"expected {expected} in each row, got a column of {kind!s:.80}"
+                raise Refusal("invalid", text, f"$.{name}")
+            self.read[name] = place
+        texts = any(leaf.is_text for leaf in (*obs, *actions))
+        self.is_slow = texts or "infos" in self.read or bool(rules.declaration.redact)
+
+
+class Forms:
+    """The forms of the latest schemas: the senders of small requests repeat theirs."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[Any, Form]] = {}
+
+    def get(self, schema: Any, rules: PolicyRules) -> Form:
+        """A schema's form. Raises Refusal."""
+        known = self._known.get((id(schema), id(rules)))
+        if known is None:
+            if len(self._known) >= 64:
+                self._known.clear()
+            known = self._known[id(schema), id(rules)] = (schema, Form(schema, rules))
+        return known[1]
+
+
+class StepColumns:
+    """A table of the right form: its episodes, and what its rows hold, block by block."""
+
+    def __init__(
+        self, table: Any, form: Form, redaction: Redaction | None, *, numbered: bool
+    ) -> None:
+        """`table` is a validated pyarrow.Table or RecordBatch of that form.
+
+        Starts are `numbered` when the import may be repeated. Raises Refusal for several agents.
+        """
+        _require_one_agent(table)
+        self._arrow, self._compute = load_arrow()
+        self.rules, self._form = form.rules, form
+        self._redaction, self._numbered = redaction, numbered
+        self.rows: int = table.num_rows
+        columns = table.columns
+        self._columns = {name: _joined(self._arrow, columns[at]) for name, at in form.read.items()}
+        codecs = (form.rules.observation, form.rules.action)
+        size = max(table.nbytes // max(1, self.rows), *(codec.itemsize or 0 for codec in codecs))
+        self.row_bytes = size + 49  # of the columns of a step, about
+        self._wide = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, size)))
+        self._tags: dict[str, Any] = {}
+        self.begins, self._names, self._id_faults = self._episodes()
+        self.ends = np.append(self.begins[1:], self.rows) if self.rows else self.begins
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether Python looks at each row."""
+        return self._form.is_slow
+
+    @property
+    def count(self) -> int:
+        """How many episodes there are."""
+        return len(self.begins)
+
+    def name(self, number: int) -> str:
+        """The id of an episode, as it came."""
+        return self._names[number] or ""
+
+    def _episodes(self) -> tuple[Array, list[str | None], Array | None]:
+        """Where each episode begins, its id, and which ids do not fit."""
+        if not self.rows:
+            return np.zeros(0, np.int64), [], None
+        ids = self._columns["eps_id"]
+        if self.rows <= _FEW and (found := _few_episodes(ids.to_pylist())):
+            return found
+        if ids.null_count:
+            ids = ids.cast("string").fill_null("")
+        differs = self._compute.not_equal(ids.slice(1), ids.slice(0, self.rows - 1))
+        begins = np.append(0, np.flatnonzero(differs.to_numpy(zero_copy_only=False)) + 1)
+        words = ids.take(self._arrow.array(begins)).dictionary_encode()
+        known = words.dictionary.to_pylist()
+        if len(known) == len(begins) and all(known) and max(map(len, known)) <= 256:
+            return begins, known, None
+        places = words.indices.to_numpy()
+        faults = np.zeros(len(begins), np.int8)
+        faults[(np.bincount(places) > 1)[places]] = _REPEATED
+        faults[np.array([len(word) > 256 for word in known])[places]] = _LONG
+        faults[np.array([not word for word in known])[places]] = _NAMELESS
+        return begins, [known[place] for place in places.tolist()], faults
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """The rows [begin, end) of some episodes each, or of a piece of a long one."""
+        begin = 0
+        while begin < self.rows:
+            number = int(self.begins.searchsorted(begin, "right")) - 1
+            if self.ends[number] - begin > self._wide or begin > self.begins[number]:
+                end = min(begin + self._piece, int(self.ends[number]))
+            else:
+                last = int(self.ends.searchsorted(begin + self._wide, "right")) - 1
+                end = int(self.ends[last])
+            yield begin, end
+            begin = end
+
+    def is_piece(self, begin: int, end: int) -> bool:
+        """Whether a block is a piece of a longer episode."""
+        number = int(self.begins.searchsorted(begin, "right")) - 1
+        return bool(begin > self.begins[number] or end < self.ends[number])
+
+    @property
+    def _piece(self) -> int:
+        """Rows of a piece of a long episode: of whole parts, if they are no larger."""
+        steps: int = min(self.rules.declaration.part_steps, self._wide)
+        whole: int = self._wide // steps * steps
+        return whole
+
+    # --- a block ---------------------------------------------------------------------------
+
+    def block(self, begin: int, end: int) -> Block:
+        """The rows [begin, end), which `blocks` gave."""
+        faults = Faults(end - begin, begin.__add__)
+        first, after = self.begins.searchsorted((begin, end - 1), "right").tolist()
+        numbers = np.arange(first - 1, after)
+        starts = self.begins[numbers]
+        cut = self._columns
+        if end - begin < self.rows:
+            cut = {name: column.slice(begin, end - begin) for name, column in cut.items()}
+        heads = np.maximum(starts, begin) - begin
+        self._check_ids(faults, numbers, heads)
+        self._check_t(faults, cut, begin, end, numbers)
+        obs, obs_lengths = self._values("obs", cut, faults)
+        actions, action_lengths = self._values("actions", cut, faults)
+        columns = {
+            "obs": obs,
+            "actions": actions,
+            "rewards": self._floats("rewards", cut, faults),
+            "logp": self._floats("action_logp", cut, faults),
+            "versions": self._integers("policy_version", cut, faults, -1, _LAST_VERSION, -1),
+            "pass_prob": self._floats("pass_prob", cut, faults),
+            "ts": self._integers("ts", cut, faults, -_LATEST, _LATEST, NO_TIME),
+            "obs_lengths": obs_lengths,
+            "actions_lengths": action_lengths,
+        }
+        tags = self._check_tags(faults, cut, heads[starts >= begin])
+        self._check_continues(faults, cut, heads)
+        infos = self._infos(faults, cut)
+        ends = Faults(end - begin, begin.__add__)
+        policy = self.rules.declaration
+        size = (len(obs) + len(actions)) // (end - begin) + 74  # as an open episode counts
+        part_steps = max(1, min(policy.part_steps, policy.part_bytes // size))
+        block = Block(begin, end, [], [], columns, infos, part_steps, faults, ends)
+        self._fill(block, numbers, cut, tags)
+        return block
+
+    def _fill(
+        self, block: Block, numbers: Array, cut: Mapping[str, Any], tags: dict[int, Any]
+    ) -> None:
+        """Make a block's episodes of its rows."""
+        begin, end = block.begin, block.end
+        begins, ends = self.begins[numbers], self.ends[numbers]
+        heads, tails = np.maximum(begins, begin), np.minimum(ends, end)
+        bad = block.faults.rows + begin
+        first_bad = np.append(bad, end)[bad.searchsorted(heads)]
+        good = np.minimum(first_bad, tails)
+        lasts = np.flatnonzero((good == ends) & (good > begins))
+        finals = self._final_values(block, cut, (ends[lasts] - 1 - begin))
+        final = dict(zip(lasts.tolist(), finals, strict=True))
+        how = self._endings(cut, tails - 1 - begin)
+        enabled = self._cells("training_enabled", cut, heads - begin, True)
+        continues = self._cells("continues", cut, heads - begin, None)
+        times = np.frombuffer(block.columns["ts"], np.int64)
+        times = times[heads - begin] if len(times) else np.full(len(heads), NO_TIME)
+        places = zip(
+            numbers.tolist(), begins.tolist(), heads.tolist(), good.tolist(), ends.tolist(),
+            times.tolist(), strict=True,
+        )  # fmt: skip
+        for at, (number, row, head, stop, last, ts) in enumerate(places):
+            broken = stop < min(last, end)
+            if stop == row and broken:
+                block.refused.append((number, last - row, stop))
+                continue
+            start = wire.Start(
+                episode_id=self._names[number] or "",
+                start=number if self._numbered else None,
+                policy_id=self.rules.declaration.policy_id,
+                training_enabled=enabled[at],
+                tags=tags.get(head - begin),
+                continues=continues[at],
+                ts=None if ts == NO_TIME else ts,
+            )
+            run = Run(number, head, stop, last - row, start, how[at], head - row)
+            if broken:
+                run.how, run.bad, run.cause = "broken", stop, block.cause(stop)
+            elif last > end:
+                run.how = ""
+            elif at in final:
+                run.final_obs = final[at]
+                if block.ends.has(last - 1 - begin):
+                    run.how, run.bad, run.final_obs = "broken", last - 1, None
+                    run.cause = block.cause(last - 1)
+            block.runs.append(run)
+
+    # --- columns ---------------------------------------------------------------------------
+
+    def _check_ids(self, faults: Faults, numbers: Array, heads: Array) -> None:
+        """The first row of each episode whose id does not fit."""
+        if self._id_faults is None:
+            return
+        found = self._id_faults[numbers]
+        for kind, expected in _IDS.items():
+            rows = np.zeros(len(faults), np.bool_)
+            rows[heads[found == kind]] = True
+            faults.add(rows, "eps_id", expected, lambda row: repr(self._id_at(faults, row)))
+
+    def _id_at(self, faults: Faults, row: int) -> Any:
+        return self._columns["eps_id"][faults.label(row)].as_py()
+
+    def _check_t(
+        self, faults: Faults, cut: Mapping[str, Any], begin: int, end: int, numbers: Array
+    ) -> None:
+        if "t" not in cut:
+            return
+        values, nulls = _numbers(cut["t"])
+        begins, ends = self.begins[numbers], np.minimum(self.ends[numbers], end)
+        expected = np.arange(begin, end) - np.repeat(begins, ends - np.maximum(begins, begin))
+        bad = values != expected
+        if nulls is not None:
+            bad &= ~nulls
+        faults.add(bad, "t", "expected t to run from 0 in each episode", lambda row: values[row])
+
+    def _values(self, prefix: str, cut: Mapping[str, Any], faults: Faults) -> tuple[bytes, bytes]:
+        """A space's canonical bytes in all rows, and their lengths where these differ."""
+        codec = self.rules.action if prefix == "actions" else self.rules.observation
+        found = {}
+        for leaf in self._form.leaves[prefix]:
+            values = leaf.values(cut[leaf.column], faults)
+            if self._redaction is not None and prefix != "actions":
+                values = self._redaction.column(leaf.leaf, values)
+            found[leaf.path] = values
+        return encode(codec, found, len(faults))
+
+    def _final_values(
+        self, block: Block, cut: Mapping[str, Any], rows: Array
+    ) -> list[bytes | None]:
+        """The final observations in some rows of the block, None for an absent one."""
+        if not self._form.has_finals or not len(rows):
+            return [None] * len(rows)
+        codec = self.rules.observation
+        names = [leaf.column for leaf in self._form.leaves["final_obs"]]
+        there = np.ones(len(rows), np.bool_)
+        taken = {name: cut[name].take(self._arrow.array(rows)) for name in names}
+        for column in taken.values():
+            if column.null_count:
+                there &= ~np.asarray(column.is_null())
+        found: list[bytes | None] = [None] * len(rows)
+        places = np.flatnonzero(there)
+        if not len(places):
+            return found
+        some = {name: column.take(self._arrow.array(places)) for name, column in taken.items()}
+        labels = block.begin + rows[places]
+        faults = Faults(len(places), labels.__getitem__)
+        data, lengths = self._values("final_obs", some, faults)
+        sizes = (
+            np.frombuffer(lengths, np.uint32) if lengths else [codec.itemsize or 0] * len(places)
+        )
+        at = 0
+        for place, size in zip(places.tolist(), np.asarray(sizes).tolist(), strict=True):
+            found[place] = data[at : at + size]
+            at += size
+        block.ends.take(faults, rows[places])
+        return found
+
+    def _floats(self, name: str, cut: Mapping[str, Any], faults: Faults) -> bytes:
+        """A column of numbers as float64, empty where there is none."""
+        if name not in cut:
+            return b""
+        values, nulls = _numbers(cut[name])
+        values = values.astype(np.float64, copy=False)
+        expected = "expected a finite number"
+        if name == "pass_prob":
+            bad, expected = ~((values > 0.0) & (values <= 1.0)), "expected a number in (0, 1]"
+        elif name == "action_logp" and not self.rules.has_densities:
+            bad = ~(np.isfinite(values) & (values <= LOGP_TOLERANCE))
+            expected = "expected a finite number of at most 0, a probability's"
+        else:
+            bad = ~np.isfinite(values)
+        if nulls is not None:
+            if name == "rewards":
+                faults.add(nulls, name, expected)
+            bad &= ~nulls
+            values = np.where(nulls, 1.0 if name == "pass_prob" else UNKNOWN_LOGP, values)
+        faults.add(bad, name, expected, lambda row: values[row])
+        return values.tobytes()
+
+    def _integers(
+        self, name: str, cut: Mapping[str, Any], faults: Faults, least: int, most: int, none: int
+    ) -> bytes:
+        """A column of integers as int64, `none` for null, empty where there is no column."""
+        if name not in cut:
+            return b""
+        values, nulls = _numbers(cut[name])
+        bad = (values < least) | (values > most)
+        if nulls is not None:
+            bad &= ~nulls
+        expected = f"expected an integer of {least}..{most}"
+        faults.add(bad, name, expected, lambda row: values[row])
+        found = values.astype(np.int64)
+        return (found if nulls is None else np.where(nulls, none, found)).tobytes()
+
+    def _infos(self, faults: Faults, cut: Mapping[str, Any]) -> dict[int, str]:
+        """The infos of a block's rows, those that have one."""
+        if "infos" not in cut:
+            return {}
+        bad, found = np.zeros(len(faults), np.bool_), dict[int, str]()
+        known: dict[Any, str | None] = {None: ""}
+        for row, text in enumerate(cut["infos"].to_pylist()):
+            if text not in known:
+                known = {None: ""} if len(known) > 256 else known
+                known[text] = self._info(text)
+            info = known[text]
+            if info is None:
+                bad[row] = True
+            elif info:
+                found[row] = info
+        got = self._shown_json("infos", cut["infos"])
+        faults.add(bad, "infos", "expected a JSON object of JSON values", got)
+        return found
+
+    def _info(self, text: str | bytes) -> str | None:
+        value = _json(text)
+        if value is None:
+            return None
+        try:
+            wire.require_shallow(value)
+            return info_text(value if self._redaction is None else self._redaction.info(value))
+        except (SpaceError, ValueError):
+            return None
+
+    def _shown_json(self, name: str, values: Any) -> Any:
+        if name in self._form.hidden:
+            return lambda row: "other text, not shown because it is redacted"
+        return lambda row: f"{values[row].as_py()!r:.80}"
+
+    def _check_tags(self, faults: Faults, cut: Mapping[str, Any], heads: Array) -> dict[int, Any]:
+        """The tags of episodes by their first rows, of those that have any."""
+        if "tags" not in cut:
+            return {}
+        texts = cut["tags"].take(self._arrow.array(heads)).to_pylist()
+        known = self._tags
+        for text in {*texts}.difference(known):
+            if len(known) > 1_000:
+                known.clear()
+            value = _json(text) if text else {}
+            strings = value is not None and all(type(tag) is str for tag in value.values())
+            known[text] = (value or None) if strings else False
+        found = [known.get(text) for text in texts]
+        bad = np.zeros(len(faults), np.bool_)
+        bad[heads] = [tags is False for tags in found]
+        got = self._shown_json("tags", cut["tags"])
+        faults.add(bad, "tags", "expected a JSON object of strings", got)
+        return {row: tags for row, tags in zip(heads.tolist(), found, strict=True) if tags}
+
+    def _check_continues(self, faults: Faults, cut: Mapping[str, Any], heads: Array) -> None:
+        if "continues" in cut:
+            names = self._cells("continues", cut, heads, None)
+            bad = np.zeros(len(faults), np.bool_)
+            bad[heads] = [name is not None and not 0 < len(name) <= 256 for name in names]
+            expected = "expected an episode id of 1 to 256 characters"
+            faults.add(bad, "continues", expected, lambda row: f"{cut['continues'][row].as_py()!r}")
+
+    def _endings(self, cut: Mapping[str, Any], rows: Array) -> list[str]:
+        """How each episode ended, by its last row: what is not said to be truncated is over."""
+        ended = self._cells("ended", cut, rows, "terminated")
+        flags = self._cells("truncateds", cut, rows, None)
+        return [
+            "truncated" if (word != "terminated" if flag is None else flag) else "terminated"
+            for word, flag in zip(ended, flags, strict=True)
+        ]
+
+    def _cells(self, name: str, cut: Mapping[str, Any], rows: Array, default: Any) -> list[Any]:
+        """A column's values in some rows, the default for null and where there is no column."""
+        if name not in cut:
+            return [default] * len(rows)
+        values = cut[name].take(self._arrow.array(rows)).to_pylist()
+        return [default if value is None else value for value in values]
+
+
+def _json(text: str | bytes) -> dict[str, Any] | None:
+    """A JSON object, {} for no text, None for what is none."""
+    if not text:
+        return {}
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _numbers(column: Any) -> tuple[Array, Array | None]:
+    """A column's numbers, and which of them are null, if any are."""
+    if not column.null_count:
+        return column.to_numpy(zero_copy_only=False), None
+    nulls = np.asarray(column.is_null())
+    return column.fill_null(0).to_numpy(zero_copy_only=False), nulls
+
+
+def _few_episodes(ids: list[str | None]) -> tuple[Array, list[str | None], None] | None:
+    """As `StepColumns` finds them in many rows; None where an id does not fit."""
+    begins = [at for at, name in enumerate(ids) if not at or name != ids[at - 1]]
+    names = [ids[at] for at in begins]
+    fine = all(name and len(name) <= 256 for name in names) and len({*names}) == len(names)
+    return (np.array(begins), names, None) if fine else None
+
+
+def _joined(arrow: Any, column: Any) -> Any:
+    """A column in one piece."""
+    if isinstance(column, arrow.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return arrow.concat_arrays(column.chunks) if column.num_chunks else arrow.array([], column.type)
+
+
+def _holds(kind: Any, expected: str) -> bool:
+    types = load_arrow()[0].types
+    if expected == NUMBERS:
+        return bool(types.is_integer(kind) or types.is_floating(kind))
+    if expected == INTEGERS:
+        return bool(types.is_integer(kind))
+    if expected == TRUTH:
+        return bool(types.is_boolean(kind))
+    return is_text(kind) or (expected == JSON and is_bytes(kind))
+
+
+def _require_one_agent(table: Any) -> None:
+    """Raise Refusal unless all rows are of the one agent that has no name."""
+    if "agent_id" not in table.schema.names:
+        return
+    agents = set(table["agent_id"].unique().slice(0, 9).to_pylist()) - {None, DEFAULT_AGENT}
+    if agents:
+        text = f"expected the agent {DEFAULT_AGENT!r}, got {sorted(map(str, agents))!r:.200}"
+        raise Refusal("invalid", text, "$.agent_id")
+
+
+def policy_of(table: Any, policies: Mapping[str, PolicyDeclaration]) -> PolicyDeclaration:
+    """The one policy of a request's rows. Raises Refusal."""
+    names = [None]
+    if table.schema.names.count("policy_id") == 1:
+        names = table["policy_id"].unique().slice(0, 2).to_pylist()
+    name = names[0] if len(names) == 1 else ""
+    if name is None:
+        name = next(iter(policies)) if len(policies) == 1 else DEFAULT_POLICY
+    policy = policies.get(name)
+    if policy is None:
+        got = repr(name) if name else "none or several"
+        text = f"expected one policy for all rows, of {sorted(policies)}, got {got:.100}"
+        raise Refusal("invalid", text, "$.policy_id")
+    return policy

@@ -1,0 +1,116 @@
+"""What an import is told: named refusals, sums, and when the rest is not looked at."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pyarrow as pa
+import pytest
+
+from ingest.access.tokens import Caller
+from ingest.bulk_import.handler import Importer
+from ingest.bulk_import.import_reply import NAMED, REFUSED_EVENTS
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import Refusal
+from storage.journal.memory_journal import MemoryJournal
+from tests.ingest.bulk_import.test_handler import importing, request, steps
+from tests.ingest.collector.test_collector import GatedJournal
+
+
+def told(*tables: pa.Table) -> tuple[wire.EventsReply, float]:
+    """The reply to the last of some imports, and the part of it that did not fit."""
+
+    async def main() -> tuple[wire.EventsReply, float]:
+        async with importing(MemoryJournal()) as (collector, _):
+            imports = Importer(collector)
+            answers = [await imports.take(request(table)) for table in tables]
+            return answers[-1]
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("actions", "part"), [([0, 1, 2, 0], 0.0), ([0, 1, 2, 9], 2 / 8), ([9] * 4, 1.0)]
+)
+def test_what_is_refused_of_an_import_is_told(actions: list[int], part: float) -> None:
+    """Of two episodes of two steps: good steps are taken, what follows is refused."""
+    assert told(steps({"a": 2, "b": 2}, actions=pa.array(actions)))[1] == part
+
+
+@pytest.mark.parametrize("good", [0, 1])
+@pytest.mark.parametrize("episodes", [NAMED, NAMED + 1, 700])
+def test_a_reply_names_the_first_hundred_refused_episodes(episodes: int, good: int) -> None:
+    """And says how many there are in all; the rows that do not fit are summed by reason."""
+    actions = pa.array([9] * episodes + [0] * good)
+    reply, wasted = told(steps({f"e{n}": 1 for n in range(episodes + good)}, actions=actions))
+    assert [item.index for item in reply.refused] == list(range(NAMED))
+    assert reply.refused_count == (episodes if episodes > NAMED else 0)
+    assert reply.refused_by == {"actions: expected an integer of 0..2": episodes}
+    assert reply.accepted == 3 * good
+    assert wasted == 3 * episodes / (3 * episodes + 3 * good)
+
+
+def test_rows_are_summed_by_their_first_reason() -> None:
+    """Each bad row counts once, also behind the one that broke its episode."""
+    actions = pa.array([0, 9, 9, 0, 0, 9])
+    rewards = pa.array([0.0, 0.0, float("nan"), None, 0.0, 0.0])
+    reply, _ = told(steps({"a": 4, "b": 2}, actions=actions, rewards=rewards))
+    assert reply.refused_by == {
+        "actions: expected an integer of 0..2": 3,
+        "rewards: expected a finite number": 1,
+    }
+    assert [item.index for item in reply.refused] == [1, 5]
+
+
+def test_what_does_not_fit_counts_beyond_what_a_reply_names() -> None:
+    """Episodes that are known already fill the list; the toll is for those behind them."""
+    known = {f"e{n}": 1 for n in range(NAMED)}
+    actions = pa.array([0] * NAMED + [9])
+    reply, wasted = told(steps(known), steps(known | {"x": 1}, actions=actions))
+    assert {item.error["code"] for item in reply.refused} <= {"completed", "invalid"}
+    assert (reply.refused_count, reply.accepted) == (NAMED + 1, 0)
+    assert wasted > 0.9
+
+
+def test_what_is_refused_for_the_most_part_is_not_read_to_its_end() -> None:
+    """It hears why, and what was taken is on disk; one refused in part is taken to its end."""
+    count = 30_000
+    lengths = {f"e{n}": 1 for n in range(count)}
+
+    async def main() -> None:
+        journal = GatedJournal()
+        async with importing(journal) as (collector, _):
+            table = steps(lengths, actions=[0, *[9] * (count - 2), 0])
+            with pytest.raises(Refusal, match=r"stopped after .* 3 were taken") as refused:
+                await Importer(collector).take(request(table))
+            assert refused.value.code == "invalid"
+            assert collector.durable_row == collector.submitted_row
+            assert collector.steps == 1
+
+    asyncio.run(main())
+    reply, _ = told(steps(lengths, actions=[9 if n % 2 else 0 for n in range(count)]))
+    assert (reply.accepted, reply.refused_count) == (3 * count // 2, count // 2)
+
+
+def test_what_has_no_room_for_now_is_no_bad_import() -> None:
+    """A token with its quota of open episodes hears 429, which it may send again, not 422."""
+    caller, table = Caller("t", open_episodes=1), steps({f"e{n}": 1 for n in range(REFUSED_EVENTS)})
+
+    async def main() -> None:
+        async with importing(MemoryJournal()) as (collector, send):
+            collector.accept(wire.Batch(events=[wire.Start(episode_id="x")]), caller=caller)
+            with pytest.raises(Refusal, match="t may have 1 open episodes") as refused:
+                await Importer(collector).take(request(table, caller=caller))
+            assert (refused.value.status, refused.value.retry_after) == (429, 1.0)
+            collector.accept(wire.Batch(events=[wire.End(episode_id="x")]), caller=caller)
+            assert (await send(table, caller=caller))[0] == 3 * REFUSED_EVENTS
+
+    asyncio.run(main())
+
+
+def test_an_import_without_a_key_may_be_sent_again_with_more_behind() -> None:
+    """However many of its episodes are known: what is new comes last, and is reached."""
+    lengths = {f"e{n}": 1 for n in range(REFUSED_EVENTS)}
+    reply, _ = told(steps(lengths), steps(lengths | {"new": 1}))
+    assert reply.accepted == 3
+    assert {item.error["code"] for item in reply.refused} == {"completed"}

@@ -1,0 +1,378 @@
+"""Rows as columns: what an import stores is what its events would store; bad rows by mask.
+
+Also of `ingest.bulk_import.leaf_columns` and `ingest.bulk_import.faults`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tracemalloc
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingest.bulk_import.step_columns import BLOCK_BYTES, BLOCK_ROWS, Block, Form, StepColumns
+from ingest.collector.collector import Collector
+from ingest.episodes.open_episode import PolicyRules
+from ingest.episodes.redaction import Redactor
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import Refusal
+from storage.declarations.declaration import PolicyDeclaration
+from storage.journal.memory_journal import MemoryJournal
+from storage.spaces.descriptors import (
+    Box,
+    Dict,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    Text,
+    Tuple,
+    parse_space,
+)
+from tests.ingest.bulk_import.test_handler import PATIENT, importing, steps
+
+MIXED = Dict(
+    (
+        ("image", Box((2, 2), np.dtype(np.uint8))),
+        ("many", MultiDiscrete((3, 4))),
+        ("place", Discrete(5)),
+        ("who", Text(40)),
+    )
+)
+
+
+def columns_of(table: pa.Table, policy: PolicyDeclaration = PATIENT) -> StepColumns:
+    rules = PolicyRules.of(policy)
+    redaction = Redactor(b"key").of(rules)
+    return StepColumns(table, Form(table.schema, rules), redaction, numbered=True)
+
+
+def block_of(table: pa.Table, policy: PolicyDeclaration = PATIENT) -> Block:
+    """The one block of a small table."""
+    found = columns_of(table, policy)
+    ((begin, end),) = found.blocks()
+    return found.block(begin, end)
+
+
+# --- the same as event by event -----------------------------------------------------------------
+
+INFOS = [None, "", "{}", '{"a": 1.50, "b": {"c": "x"}}', '{"ü": [1, {"c": "\\u00e9"}]}']
+
+
+def _step(draw: random.Random) -> dict[str, Any]:
+    return {
+        "obs.image": draw.randbytes(4),
+        "obs.many": [draw.randrange(3), draw.randrange(4)],
+        "obs.place": draw.randrange(5),
+        "obs.who": draw.choice(["", "a", "häß", "x" * 40]),
+        "actions.0": draw.randrange(2),
+        "actions.1": [draw.random() < 0.5, draw.random() < 0.5],
+        "rewards": draw.gauss(0.0, 1e3),
+        "infos": draw.choice(INFOS),
+        "action_logp": draw.choice([None, -0.5, -20.0]),
+        "policy_version": draw.choice([None, -1, 9]),
+        "pass_prob": draw.choice([None, 0.1, 1.0]),
+        "ts": draw.choice([None, -(2**62), 5, 2**62]),
+    }
+
+
+def drawn(seed: int) -> list[dict[str, Any]]:
+    """A few episodes of a few steps."""
+    draw = random.Random(seed)
+    return [
+        {
+            "steps": [_step(draw) for _ in range(draw.choice([1, 1, 2, 7]))],
+            "tags": draw.choice([None, "", '{"user": "u1", "z": "2"}']),
+            "truncateds": draw.choice([None, True, False]),
+            "final": draw.choice([None, _step(draw)]),
+            "training_enabled": draw.choice([None, True, False]),
+        }
+        for _ in range(draw.randint(1, 4))
+    ]
+
+
+NUMBERS = {
+    "obs.many": pa.list_(pa.int16()),
+    "obs.place": pa.uint8(),
+    "actions.0": pa.int32(),
+    "actions.1": pa.list_(pa.bool_()),
+    "obs.image": pa.binary(),
+    "final_obs.many": pa.list_(pa.int64()),
+    "policy_version": pa.int32(),
+}
+
+
+def table_of(episodes: list[dict[str, Any]]) -> pa.Table:
+    rows: list[dict[str, Any]] = []
+    for number, episode in enumerate(episodes):
+        for step in episode["steps"]:
+            final = {k.replace("obs.", "final_obs."): None for k in step if k.startswith("obs.")}
+            rest = {name: episode[name] for name in ("tags", "truncateds", "training_enabled")}
+            rows.append({"eps_id": f"e{number}", **step, **final, **rest})
+        if episode["final"] is not None:
+            given = {f"final_{k}": v for k, v in episode["final"].items() if k.startswith("obs.")}
+            rows[-1].update(given)
+    kinds = {"tags": pa.string(), "truncateds": pa.bool_(), "training_enabled": pa.bool_()}
+    kinds |= {"ts": pa.int64(), "infos": pa.string(), "action_logp": pa.float64(), **NUMBERS}
+    kinds |= {"pass_prob": pa.float64(), "final_obs.who": pa.string()}
+    kinds |= {"final_obs.image": pa.binary(), "final_obs.place": pa.int64()}
+    names = rows[0].keys()
+    return pa.table({n: pa.array([row[n] for row in rows], kinds.get(n)) for n in names})
+
+
+def value_of(step: Mapping[str, Any]) -> dict[str, Any]:
+    image = np.frombuffer(step["obs.image"], np.uint8).reshape(2, 2)
+    return {"image": image, **{n: step[f"obs.{n}"] for n in ("many", "place", "who")}}
+
+
+def events_of(episodes: list[dict[str, Any]]) -> list[wire.Event]:
+    """The same log as the events that its program would have sent."""
+    events: list[wire.Event] = []
+    for number, episode in enumerate(episodes):
+        name, first = f"e{number}", episode["steps"][0]
+        tags = msgspec.json.decode(episode["tags"] or "{}")
+        on = episode["training_enabled"] is not False
+        events.append(wire.Start(episode_id=name, tags=tags, training_enabled=on, ts=first["ts"]))
+        for step in episode["steps"]:
+            version, passed = step["policy_version"], step["pass_prob"]
+            events.append(
+                wire.LogAction(
+                    episode_id=name,
+                    obs=value_of(step),
+                    action=[step["actions.0"], [int(bit) for bit in step["actions.1"]]],
+                    reward=step["rewards"],
+                    info=msgspec.json.decode(step["infos"] or "{}"),
+                    action_logp=step["action_logp"],
+                    policy_version=-1 if version is None else version,
+                    pass_prob=1.0 if passed is None else passed,
+                    ts=step["ts"],
+                    replayed=True,
+                )
+            )
+        final = None if episode["final"] is None else value_of(episode["final"])
+        cut = bool(episode["truncateds"])
+        events.append(wire.End(episode_id=name, obs=final, truncated=cut))
+    return events
+
+
+def stored(collector: Collector) -> dict[str, list[Any]]:
+    """The parts of each episode, without what depends on when and where they came."""
+    found: dict[str, list[Any]] = {}
+    for ready in collector.sealing._ready.values():
+        for sealed in ready.parts:
+            assert sealed.part is not None
+            part = msgspec.structs.replace(sealed.part, ordinal=0, episode_ordinal=0)
+            found.setdefault(part.episode_id, []).append(
+                msgspec.structs.replace(part, infos=dict(sorted(part.infos.items())))
+            )
+    return found
+
+
+REDACT = {
+    "obs.who": "hash",
+    "obs.many": "hash",
+    "obs.image": "drop",
+    "infos.b.c": "hash",
+    "infos.ü": "drop",
+    "tags.user": "hash",
+}
+
+
+@pytest.mark.parametrize("redact", [{}, REDACT], ids=["plain", "redacted"])
+@pytest.mark.parametrize("window", [0.0, 5.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_an_import_stores_what_its_events_would(
+    redact: dict[str, str], window: float, seed: int
+) -> None:
+    """Law: spaces of several leaves, casts, infos, redaction, windows, parts: the same parts."""
+    episodes = drawn(seed)
+    action = Tuple((Discrete(2), MultiBinary((2,))))
+    policy = replace(PATIENT, observation=MIXED, action=action, redact=redact)
+    policy = replace(policy, reward_window=window, part_steps=3)
+
+    async def main(how: str) -> dict[str, list[Any]]:
+        now = 0.0
+        given = {"clock": lambda: now, "wall": lambda: 77, "redaction_key": b"key"}
+        async with importing(MemoryJournal(), policy, **given) as (collector, send):
+            if how == "import":
+                told = await send(table_of(episodes))
+                assert told == (sum(len(e["steps"]) + 2 for e in episodes), 0, [])
+            else:
+                reply, _ = collector.accept(wire.Batch(events=events_of(episodes)))
+                assert reply.refused == []
+            now = 10.0
+            collector.tick()
+            return stored(collector)
+
+    imported, logged = asyncio.run(main("import")), asyncio.run(main("events"))
+    if window:  # a window's episode is one part in an import, and cut at its end when logged
+        imported, logged = ({n: _joined(p) for n, p in s.items()} for s in (imported, logged))
+    assert imported == logged
+
+
+def _joined(parts: list[Any]) -> Any:
+    fields = ("obs", "actions", "rewards", "ts", "action_logp", "obs_lengths")
+    return [b"".join(getattr(part, name) for part in parts) for name in fields], [
+        text for part in parts for text in part.infos.values()
+    ]
+
+
+# --- what does not fit --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("space", "values", "bad"),
+    [
+        (parse_space("discrete:3"), pa.array([0, 3, None, -1, 2], pa.int8()), [1, 2, 3]),
+        (parse_space("discrete:3"), pa.array([0, 2**63, 1, 2, 0], pa.uint64()), [1]),
+        (Box((), np.dtype(np.float32)), pa.array([0.0, 1e300, float("nan"), 1.0, 2.0]), [1, 2]),
+        (Box((), np.dtype(np.uint8)), pa.array([0, 256, -1, 255, 7]), [1, 2]),
+        (Box((2,)), pa.array([[0, 1], [1], None, [1, None], [1, 2, 3]]), [1, 2, 3, 4]),
+        (Box((2, 1)), pa.array([[[0], [1]], [[1, 2]], [[]], [[1]], None]), [2, 3, 4]),
+        (Box((2,)), pa.array([b"12345678", b"1234", None, b"", b"\0" * 8]), [1, 2, 3]),
+        (Box((2,), np.dtype("?")), pa.array([b"\0\1", b"\2\0", b"\1"] + 2 * [b"\1\1"]), [1, 2]),
+        (MultiBinary((2,)), pa.array([[0, 1], [2, 0], [1, 1], [0], [0, 0]]), [1, 3]),
+        (Text(3, min_length=1, charset="ab"), pa.array(["a", "", "c", None, "aaaa"]), [1, 2, 3, 4]),
+        (Text(3), pa.array([b"a", b"\xff", b"b", "é".encode(), b"aaaa"]), [1, 4]),
+        (Box((0,)), pa.array([[], [1.0], [], None, []], pa.list_(pa.float32())), [1, 3]),
+    ],
+)  # fmt: skip
+def test_values_that_do_not_fit_are_found(space: Space, values: pa.Array, bad: list[int]) -> None:
+    """Law: exactly those rows, each with a message, whatever form the column has."""
+    policy = replace(PATIENT, observation=space)
+    block = block_of(steps({f"e{n}": 1 for n in range(5)}, obs=values), policy)
+    assert [row for _, _, row in block.refused] == bad
+    assert [run.number for run in block.runs] == sorted({*range(5)} - {*bad})
+    for row in bad:
+        error = block.error(row, "e")
+        assert error["path"] == f"$.obs[{row}]"
+        assert "expected" in error["message"]
+        assert "got" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        (parse_space("discrete:3"), pa.float64()),
+        (parse_space("discrete:3"), pa.list_(pa.int64())),
+        (Box((2,)), pa.float32()),
+        (Box((2,)), pa.list_(pa.list_(pa.float32()))),
+        (Box((2,)), pa.list_(pa.string())),
+        (Box((2,), np.dtype(np.bool_)), pa.list_(pa.int8())),
+        (Text(3), pa.int8()),
+    ],
+)
+def test_a_column_of_another_kind_is_refused_as_a_whole(space: Space, kind: pa.DataType) -> None:
+    """Before any of its values is looked at; a column of nulls has no kind."""
+    policy = replace(PATIENT, observation=space)
+    with pytest.raises(Refusal) as refused:
+        columns_of(steps({"e": 2}, obs=pa.nulls(2, kind)), policy)
+    assert refused.value.path == "$.obs"
+    assert [row for _, _, row in block_of(steps({"e": 2}, obs=pa.nulls(2)), policy).refused] == [0]
+
+
+def test_a_row_of_far_too_many_values_costs_nothing() -> None:
+    """Law: what is looked at is never larger than the body."""
+    obs = pa.array([[0.0] * 2, [0.0] * 100_000, [0.0] * 2], pa.list_(pa.float32()))
+    table = steps({"a": 1, "b": 1, "c": 1}, obs=obs)
+    tracemalloc.start()
+    try:
+        block = block_of(table)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [row for _, _, row in block.refused] == [1]
+    assert "got 100000 values" in block.error(1, "b")["message"]
+    assert peak < 2 * table.nbytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data(), st.integers(1, 5))
+def test_an_episode_has_the_steps_before_its_first_bad_row(
+    lengths: list[int], data: st.DataObject, chunk: int
+) -> None:
+    """Law: whatever rows are bad and however the table came in chunks."""
+    total = sum(lengths)
+    bad = data.draw(st.sets(st.integers(0, total - 1)))
+    actions = pa.array([9 if row in bad else 1 for row in range(total)])
+    table = steps({f"e{n}": length for n, length in enumerate(lengths)}, actions=actions)
+    block = block_of(pa.Table.from_batches(table.to_batches(max_chunksize=chunk)))
+    good, refused, row = [], [], 0
+    for number, length in enumerate(lengths):
+        first = min((b for b in bad if row <= b < row + length), default=row + length)
+        if first == row:
+            refused.append((number, length, row))
+        else:
+            good.append((number, row, first, "broken" if first < row + length else "terminated"))
+        row += length
+    assert [(run.number, run.begin, run.end, run.how) for run in block.runs] == good
+    assert block.refused == refused
+    assert sum(count for _, count in block.sums()) == len(bad)
+    rewards = np.frombuffer(block.columns_of(block.runs)["rewards"])
+    assert rewards.tolist() == [float(r) for _, a, b, _ in good for r in range(a, b)]
+
+
+def test_a_bad_final_observation_keeps_all_steps() -> None:
+    """The episode is broken, as it ended somehow that nobody can say; an absent one is none."""
+    finals = pa.array([None, b"1234", None, None, b"12345678", None], pa.binary())
+    block = block_of(steps({"a": 2, "b": 1, "c": 2, "d": 1}, final_obs=finals))
+    told = [(run.steps, run.how, run.final_obs) for run in block.runs]
+    assert told == [
+        (2, "broken", None),
+        (1, "terminated", None),
+        (2, "terminated", b"12345678"),
+        (1, "terminated", None),
+    ]
+    assert block.error(1, "a")["path"] == "$.final_obs[1]"
+
+
+# --- blocks -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 60_000), min_size=1, max_size=5))
+def test_blocks_are_whole_episodes_or_pieces_of_one(lengths: list[int]) -> None:
+    """Law: all rows once, in order; no block is of more rows than a turn is for."""
+    found = columns_of(steps({f"e{n}": length for n, length in enumerate(lengths)}))
+    blocks, begins = list(found.blocks()), {*found.begins.tolist(), found.rows}
+    assert [begin for begin, _ in blocks] == [0, *(end for _, end in blocks[:-1])]
+    assert blocks[-1][1] == found.rows
+    for begin, end in blocks:
+        assert 0 < end - begin <= BLOCK_ROWS
+        whole = begin in begins and end in begins
+        assert found.is_piece(begin, end) is not whole
+
+
+def test_wide_rows_are_looked_at_a_few_at_a_time() -> None:
+    """A block has a bound in bytes, too; a row is never cut."""
+    policy = replace(PATIENT, observation=parse_space("box:900000"))
+    obs = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(2_700_000, np.float32)), 900_000)
+    found = columns_of(steps({"a": 3}, obs=obs), policy)
+    assert 900_000 * 4 < BLOCK_BYTES < 2 * 900_000 * 4
+    assert list(found.blocks()) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_a_table_without_rows_has_no_episodes() -> None:
+    found = columns_of(steps({"x": 1}).slice(0, 0))
+    assert (found.count, list(found.blocks())) == (0, [])
+
+
+def test_ids_by_a_dictionary_are_their_own() -> None:
+    """Whatever order a dictionary has, and whatever else is in it."""
+    ids = pa.DictionaryArray.from_arrays(pa.array([2, 2, 1]), pa.array(["x", "late", "early"]))
+    block = block_of(steps({"_": 3}, eps_id=ids.cast(pa.string())))
+    assert [(r.start.episode_id, r.steps) for r in block.runs] == [("early", 2), ("late", 1)]
+
+
+def test_rewards_of_single_precision_are_doubles_from_then_on() -> None:
+    block = block_of(steps({"a": 2}, rewards=pa.array([0.5, 1.5], pa.float32())))
+    assert block.columns["rewards"] == np.array([0.5, 1.5]).tobytes()
