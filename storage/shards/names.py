@@ -109,7 +109,7 @@ def _is_regular(entry: os.DirEntry[str]) -> bool:
     return False
 
 
-def require_regular(path: Path) -> None:
+def require_regular(path: Path | str) -> None:
     """Raises ShardDamaged for what is no regular file, nor a link to one, and for a path that is
     not UTF-8, which Arrow does not open; OSError.
 
@@ -118,7 +118,7 @@ def require_regular(path: Path) -> None:
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
-        lost = isinstance(error, FileNotFoundError) and path.is_symlink()
+        lost = isinstance(error, FileNotFoundError) and os.path.islink(path)
         if not lost and error.errno != errno.ELOOP:  # it is gone, or cannot be asked for now
             raise
         raise ShardDamaged(f"{path}: expected a file, found a link that leads nowhere") from error
