@@ -14,6 +14,7 @@ ROOMS = (
     "images",
     "collector",
     "bulk",
+    "importing",
     "safety",
     "live",
     "acting",

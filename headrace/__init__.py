@@ -12,7 +12,7 @@ Exceptions:
     │   └── BufferFull              more events wait than the client may hold
     ├── ServingStopped              the program behind an ExternalEnv, or its worker, has gone
     ├── TokenError (ValueError)     a token cannot be made, found or read
-    ├── ReplayError                 a log cannot be imported
+    ├── ImportFailed                a log cannot be imported
     ├── ServeError                  the collector cannot start: what to change
     └── CollectorFailed             the journal failed: restart and replay
     StorageError                    anything at rest
@@ -62,13 +62,17 @@ if TYPE_CHECKING:
         ExternalMultiAgentEnv as ExternalMultiAgentEnv,
     )
     from ingest.embedded.policy_server_input import PolicyServerInput as PolicyServerInput
+    from ingest.importing.importing import import_table as import_table
+    from ingest.importing.options import ImportOptions as ImportOptions
+    from ingest.importing.report import BadRow as BadRow
+    from ingest.importing.report import ImportReport as ImportReport
     from ingest.protocol.errors import BufferFull as BufferFull
     from ingest.protocol.errors import ClientError as ClientError
     from ingest.protocol.errors import CollectorFailed as CollectorFailed
     from ingest.protocol.errors import CollectorUnavailable as CollectorUnavailable
+    from ingest.protocol.errors import ImportFailed as ImportFailed
     from ingest.protocol.errors import IngestError as IngestError
     from ingest.protocol.errors import Refusal as Refusal
-    from ingest.protocol.errors import ReplayError as ReplayError
     from ingest.protocol.errors import ServingStopped as ServingStopped
     from ingest.protocol.messages import NowLive as NowLive
     from ingest.protocol.messages import Versions as Versions
@@ -183,6 +187,11 @@ _HOMES = {
     "PolicyServerInput": "ingest.embedded.policy_server_input",
     "Publisher": "ingest.client.publisher",
     "Versions": "ingest.protocol.messages",
+    # Imports
+    "BadRow": "ingest.importing.report",
+    "ImportOptions": "ingest.importing.options",
+    "ImportReport": "ingest.importing.report",
+    "import_table": "ingest.importing.importing",
     # Spaces
     "Box": "storage.spaces.descriptors",
     "Dict": "storage.spaces.descriptors",
@@ -266,6 +275,7 @@ _HOMES = {
     "ExportError": "policy.networks.export",
     "FolderMoved": "storage.errors",
     "GenerationConflict": "storage.errors",
+    "ImportFailed": "ingest.protocol.errors",
     "IngestError": "ingest.protocol.errors",
     "JournalError": "storage.errors",
     "JournalFailed": "storage.errors",
@@ -282,7 +292,6 @@ _HOMES = {
     "ReaderError": "storage.experience.interfaces",
     "ReaderState": "storage.experience.interfaces",
     "Refusal": "ingest.protocol.errors",
-    "ReplayError": "ingest.protocol.errors",
     "ServeError": "ingest.server.listening",
     "ServingStopped": "ingest.protocol.errors",
     "ShardDamaged": "storage.shards.names",
@@ -301,6 +310,7 @@ _HOMES = {
 # What a home needs beyond the base install, so that `dir` lists what can be loaded.
 _NEEDS = {
     "ingest.embedded.policy_server_input": "uvloop",
+    "ingest.importing.importing": "pyarrow",
     "policy.algorithms": "torch",
     "policy.envs.base_env": "gymnasium",
     "policy.jobs": "torch",

@@ -114,7 +114,10 @@ def _command_line() -> typer.Typer:
 
     app.callback()(_options)
     for command in _commands():
-        app.command(cls=Command)(command)
+        name = "import" if command.__name__ == "import_source" else None  # a word of Python's
+        app.command(name, cls=Command)(command)
+        if name is not None:
+            app.command("replay", cls=Command, hidden=True)(command)
     for group in _groups():
         app.add_typer(group)
     return app
@@ -124,6 +127,7 @@ def _commands() -> tuple[Callable[..., None], ...]:
     """Every command, in the order of `--help`."""
     from headrace.cli import canaries as canaries
     from headrace.cli import collecting as edge
+    from headrace.cli import importing as importing
     from headrace.cli import learning as learning
     from headrace.cli import publishing as publishing
     from headrace.cli import reporting as reporting
@@ -131,7 +135,6 @@ def _commands() -> tuple[Callable[..., None], ...]:
     learning.join(publishing)
 
     whole_way = (edge.demo, edge.up)
-    collecting = (edge.collect, edge.replay)
     judging = (learning.freeze, learning.train, learning.evaluate, learning.publish)
     numbering = (
         learning.decisions,
@@ -143,7 +146,7 @@ def _commands() -> tuple[Callable[..., None], ...]:
         publishing.resume,
     )
     looking = (edge.ls, reporting.report, edge.verify, edge.pseudonym)
-    return (*whole_way, *collecting, *judging, *numbering, *looking)
+    return (*whole_way, edge.collect, importing.import_source, *judging, *numbering, *looking)
 
 
 def _groups() -> tuple[typer.Typer, ...]:

@@ -13,6 +13,7 @@ EXTRA_OF = {
     "prometheus_client": "collector",
     "pyarrow": "collector",
     "watchdog": "collector",
+    "sqlalchemy": "sql",
     "torch": "train",
     "gymnasium": "train",
     "pandas": "train",

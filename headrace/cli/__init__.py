@@ -4,4 +4,13 @@ May know every folder, for it is where they are put together. Each command loads
 it runs, so that `--help` loads neither torch nor Arrow.
 """
 
-__all__ = ["canaries", "collecting", "learning", "options", "publishing", "reporting", "tokens"]
+__all__ = [
+    "canaries",
+    "collecting",
+    "importing",
+    "learning",
+    "options",
+    "publishing",
+    "reporting",
+    "tokens",
+]

@@ -1,4 +1,4 @@
-"""The commands `demo`, `collect`, `replay`, `up`, `ls`, `verify` and `pseudonym`.
+"""The commands `demo`, `collect`, `up`, `ls`, `verify` and `pseudonym`.
 
 A command is a plain function that `headrace.__main__` registers; its imports stand inside it, so
 that `--help` loads neither torch nor Arrow, and each command nothing but what it needs.
@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import ADDRESS, ROOT, Address, Ca, Json, PolicyId, Root, Seed, Token
+from headrace.cli.options import ROOT, Ca, Json, PolicyId, Root, Seed
 from storage.system.startup import loading, use_one_blas_thread
 
 if TYPE_CHECKING:
     from ingest.collector.collector import Collector
-    from ingest.replay.replay import ReplayOptions
     from storage.declarations.declaration import PolicyDeclaration
 
 
@@ -142,85 +141,6 @@ def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> Non
     print(f"Collecting on {address} into {root} for {', '.join(collector.policies)}.")
     print(f"""Begin with:  curl --json '{{"episode_id": "first"}}' {address}/v1/episodes""")
     return print("Ctrl-C or SIGTERM drains and stops it.", flush=True)
-
-
-def replay(
-    file: Annotated[Path, typer.Argument(help="CSV, JSON lines or Parquet.")],
-    observation: Annotated[
-        list[str],
-        typer.Option(
-            help="A column, or NAME:categories[:other] where values are names. Repeat it."
-        ),
-    ],
-    action: Annotated[str, typer.Option(help="The column of the action; :categories as well.")],
-    reward: Annotated[str, typer.Option(help="The column of the reward.")],
-    address: Address = ADDRESS,
-    token: Token = None,
-    ca: Ca = None,
-    action_prob: Annotated[str | None, typer.Option(help="Its probability.")] = None,
-    action_logp: Annotated[str | None, typer.Option(help="Or the logarithm of it.")] = None,
-    episode: Annotated[str | None, typer.Option(help="Default: a row is an episode.")] = None,
-    time: Annotated[str | None, typer.Option(help="Microseconds, or ISO 8601.")] = None,
-    terminated: Annotated[str | None, typer.Option(help="True on an episode's last row.")] = None,
-    truncated: Annotated[str | None, typer.Option(help="Or this: a limit ended it.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN. Repeat it.")] = None,
-    categories: Annotated[
-        Path | None,
-        typer.Option(
-            help="For spaces without names: where codes are kept; default: beside the file."
-        ),
-    ] = None,
-    policy_id: Annotated[str | None, typer.Option(help="Default: the collector's only.")] = None,
-    schema_id: Annotated[
-        str | None, typer.Option(help="Refuse a policy whose spaces are of another schema.")
-    ] = None,
-    declare: Annotated[
-        Path | None,
-        typer.Option(help="Send nothing: declare what the columns hold under this root."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Log the rows of a file through a collector; running it twice adds nothing."""
-    from headrace.cli.replay_words import tag_columns
-    from headrace.output import console, results
-    from ingest.replay.replay import ReplayOptions
-    from ingest.replay.replay import replay as run
-
-    options = ReplayOptions(
-        path=file,
-        observation=observation,
-        action=action,
-        reward=reward,
-        address=address,
-        token=token,
-        ca=ca,
-        action_prob=action_prob,
-        action_logp=action_logp,
-        episode=episode,
-        time=time,
-        terminated=terminated,
-        truncated=truncated,
-        tags=tag_columns(tag or []),
-        policy_id=policy_id,
-        schema_id=schema_id,
-        categories=categories,
-    )
-    if declare is not None:
-        return _declare(declare, options, as_json)
-    with console.progress() as on_progress:
-        report = run(options, on_progress=on_progress)
-    document = report.to_dict()
-    return console.line(document) if as_json else results.replayed(document)
-
-
-def _declare(root: Path, options: ReplayOptions, as_json: bool) -> None:
-    from headrace.cli.replay_words import declare_columns
-    from headrace.output import console
-
-    declared = declare_columns(root, options)
-    if as_json:
-        return console.line({"root": str(root), "policy": declared.to_json()})
-    return print(f"Declared. Now: headrace collect --root {root}")
 
 
 def up(

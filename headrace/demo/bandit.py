@@ -1,6 +1,6 @@
 """`headrace demo`, second part: a real production log, which says too little to judge by.
 
-Two logs of one shop, each by another logging policy, are replayed to two collectors. A policy is
+Two logs of one shop, each by another logging policy, are imported by two collectors. A policy is
 learned from the first, judged by the episodes that its training held out and by the other log,
 published, and asked for actions by a remote client. Every step is a process or an HTTP request of
 its own; each command is printed before it runs, so that it can be typed again.
@@ -36,7 +36,7 @@ DECISIONS = 20
 
 
 def run_bandit(demo: Demo) -> dict[str, Any]:
-    """Replay, learn, judge, publish, act; what was found.
+    """Import, learn, judge, publish, act; what was found.
 
     `ok` is False when the intervals of the two logs do not overlap, or `verify` found something.
     """
@@ -45,7 +45,7 @@ def run_bandit(demo: Demo) -> dict[str, Any]:
     spaces = _spaces(found["categories"])
     with contextlib.ExitStack() as stack:
         collectors = [stack.enter_context(demo.collecting(name, *spaces)) for name in LOGS]
-        found["logs"] = {one.name: {"replay": _replay(demo, one)} for one in collectors}
+        found["logs"] = {one.name: {"import": _import(demo, one)} for one in collectors}
         for collector in collectors:
             found["logs"][collector.name]["rows"] = demo.await_shards(collector)
         found |= _learn(demo, *collectors)
@@ -74,9 +74,9 @@ def _spaces(categories: dict[str, list[Any]]) -> list[str]:
     return ["--observation", f"multi_discrete:{sizes}", "--action", f"discrete:{ACTIONS}"]
 
 
-def _replay(demo: Demo, collector: Collecting) -> dict[str, Any]:
-    """Log every row of the file as an episode of one step, through PolicyClient."""
-    words: list[object] = ["replay", demo.data / FOLDER / f"{collector.name}.parquet"]
+def _import(demo: Demo, collector: Collecting) -> dict[str, Any]:
+    """Log every row of the file as an episode of one step."""
+    words: list[object] = ["import", demo.data / FOLDER / f"{collector.name}.parquet"]
     words += ["--address", collector.address]
     for feature in FEATURES:
         words += ["--observation", f"{feature}:categories"]

@@ -5,6 +5,7 @@ Each function takes one command's document and prints it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,9 +18,9 @@ __all__ = [
     "estimated",
     "estimates",
     "evaluated",
+    "imported",
     "judgements",
     "not_used",
-    "replayed",
     "streams",
     "trained",
     "verdicts",
@@ -33,22 +34,43 @@ Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 """A title, the columns' names and the rows."""
 
 
-def replayed(document: Document) -> None:
-    """Of `replay`: what became of each row, and which were at fault."""
+def imported(document: Document) -> None:
+    """Of `import`: what became of each row, which were at fault, what the rest was taken for."""
     counts = {
-        "in the file": document["rows"],
-        "acknowledged": document["steps"],
+        "in the source": document["rows"],
+        "would be sent" if document["checked"] else "acknowledged": document["steps"],
         "known already": document["rows_known"],
         "left out": document["rows_left_out"],
+        "dropped for a missing cell": document["rows_dropped"],
     }
-    table(f"Replayed as {document['name']}", ("rows", "count"), counts.items())
+    title = "Checked" if document["checked"] else f"Imported as {document['name']}"
+    table(title, ("rows", "count"), counts.items())
+    if document["checked"]:
+        _understood(document["understood"])
     for bad in document["bad"]:
-        line = "" if bad["line"] is None else f" (line {bad['line']})"
-        print(f"row {bad['row']}{line}: {bad['reason']}")
+        print(f"{bad['source']} row {bad['row']}: {bad['reason']}")
     faulty = sum(document["bad_counts"].values())
     if faulty > len(document["bad"]):
-        print(f"... and {faulty - len(document['bad'])} more rows at fault")
+        print(f"... and {faulty - len(document['bad'])} more rows at fault:")
+        for reason, rows in document["bad_counts"].items():
+            print(f"{rows} times: {reason}")
     print(f"{document['episodes']} episodes in {document['seconds']:.1f} s")
+
+
+def _understood(found: Document) -> None:
+    """The spaces, and of each number of the episodes how many there are and from where to where."""
+    spaces = found["spaces"]
+    for name in ("observation", "action"):
+        print(f"{name}, by {spaces['by']}: {json.dumps(spaces[name])}")
+    names = {"steps": "steps of an episode", "rewards": "rewards", "returns": "returns"}
+    names |= {"propensities": "propensities", "times": "times (us)"}
+    rows = [(label, *_range(found[name])) for name, label in names.items()]
+    table("Understood", ("", "count", "lowest", "mean", "highest"), rows)
+
+
+def _range(seen: Document) -> tuple[object, ...]:
+    shown = ("-" if seen[name] is None else f"{seen[name]:.6g}" for name in ("low", "mean", "high"))
+    return seen["count"], *shown
 
 
 def trained(document: Document) -> None:

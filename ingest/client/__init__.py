@@ -12,7 +12,6 @@ __all__ = [
     "client_stats",
     "declarations",
     "events",
-    "import_client",
     "multi_agent",
     "open_episodes",
     "policy_client",

@@ -7,7 +7,7 @@ IngestError
 │   └── BufferFull             the bounded queue is full and the policy says raise
 ├── ServingStopped    the program behind an ExternalEnv, or its worker, has gone
 ├── TokenError        (ingest.access.tokens) a token cannot be made, found or read
-├── ReplayError       a log cannot be imported: the file, its columns, or what was asked for
+├── ImportFailed      a log cannot be imported: the file, its columns, or what was asked for
 ├── ServeError        (ingest.server.listening) the collector cannot start: what to change
 └── CollectorFailed   the collector must stop: the journal can no longer be trusted
 
@@ -143,7 +143,7 @@ class ServingStopped(IngestError):
     """The program behind an ExternalEnv has gone, or the worker that served it."""
 
 
-class ReplayError(IngestError):
+class ImportFailed(IngestError):
     """A log cannot be imported: its file, its columns, or what was asked for."""
 
 

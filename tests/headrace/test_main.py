@@ -23,7 +23,7 @@ from storage.errors import (
 )
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("cli", "collector", "train")
+EXTRAS = ("cli", "collector", "train", "sql")
 
 
 def test_every_module_of_an_extra_is_known() -> None:

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     ),
     "headrace.cli": (
         "headrace.demo headrace.output headrace.up ingest.access ingest.client ingest.collector"
-        " ingest.episodes ingest.protocol ingest.replay ingest.server ingest.verification"
+        " ingest.episodes ingest.importing ingest.protocol ingest.server ingest.verification"
         " ingest.web policy.inference policy.jobs storage.declarations storage.errors"
         " storage.experience storage.system storage.verify storage.weights msgspec typer"
     ),
@@ -56,10 +56,12 @@ MAY_IMPORT = {
     "ingest.episodes": (
         "ingest.protocol storage.declarations storage.experience storage.spaces msgspec numpy"
     ),
-    "ingest.protocol": "msgspec",
-    "ingest.replay": (
-        "ingest.client ingest.protocol storage.experience storage.spaces msgspec numpy"
+    # drivers of ADBC come by `importlib`, where a URL asks for them
+    "ingest.importing": (
+        "ingest.client ingest.protocol storage.experience storage.spaces msgspec numpy pyarrow"
+        " sqlalchemy"
     ),
+    "ingest.protocol": "msgspec",
     # gymnasium: the space of an environment's name, in `declare`
     "ingest.server": (
         "ingest.access ingest.bulk_import ingest.collector ingest.episodes ingest.histogram"

@@ -4,7 +4,6 @@ The test imports the module, or names it between backticks in its docstring.
 """
 
 TESTED_BY = {
-    "headrace.cli.replay_words": "headrace/cli/test_collecting_replay",
     "headrace.demo.play": "docs/test_marked_blocks",
     "headrace.demo.stage": "headrace/demo/test_run",
     "headrace.extras": "headrace/test_main",
@@ -19,7 +18,6 @@ TESTED_BY = {
     "ingest.client.admin_session": "ingest/client/test_publisher",
     "ingest.client.client_events": "ingest/client/test_policy_client",
     "ingest.client.events": "ingest/client/test_policy_client",
-    "ingest.client.import_client": "ingest/replay/test_replay",
     "ingest.client.local_actions": "ingest/client/test_local_inference",
     "ingest.client.open_episodes": "ingest/client/test_policy_client",
     "ingest.collector.address_file": "storage/verify/test_audit",
@@ -38,11 +36,14 @@ TESTED_BY = {
     "ingest.episodes.sealed_parts": "ingest/episodes/test_assembler",
     "ingest.episodes.status": "ingest/protocol/test_agent_names",
     "ingest.histogram": "ingest/server/test_metrics",
+    "ingest.importing.categories": "ingest/importing/test_importing",
+    "ingest.importing.episodes": "ingest/importing/test_importing",
+    "ingest.importing.inference": "ingest/importing/test_importing",
+    "ingest.importing.options": "ingest/importing/test_importing",
+    "ingest.importing.report": "ingest/importing/test_importing",
+    "ingest.importing.values": "ingest/importing/test_importing",
     "ingest.protocol.messages": "ingest/protocol/test_agent_names",
     "ingest.protocol.weights": "ingest/client/test_local_inference",
-    "ingest.replay.categories": "ingest/replay/test_replay",
-    "ingest.replay.layout": "ingest/replay/test_replay",
-    "ingest.replay.values": "ingest/replay/test_replay",
     "ingest.server.collect": "ingest/server/test_process_start",
     "ingest.server.declare": "headrace/cli/test_collecting",
     "ingest.server.listening": "ingest/access/test_admission",

@@ -195,7 +195,7 @@ def test_bad_options_are_refused(
 def test_help_lists_every_command() -> None:
     """And each command explains its options."""
     told = headrace("--help").stdout
-    commands = ["demo", "collect", "replay", "train", "evaluate", "publish", "versions", "ls"]
+    commands = ["demo", "collect", "import", "train", "evaluate", "publish", "versions", "ls"]
     assert [name for name in [*commands, "verify"] if f" {name} " not in told] == []
     for name in ("publish", "verify"):
         options = headrace(name, "--help").stdout

@@ -1,4 +1,4 @@
-"""`headrace token`: made, listed, revoked by people and programs; and used by `replay`."""
+"""`headrace token`: made, listed, revoked by people and programs; and used by `import`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_makes_no_sense_is_refused(
     assert load_tokens(tmp_path) == []
 
 
-def test_replay_sends_its_token_by_the_environment(tmp_path: Path) -> None:
+def test_an_import_sends_its_token_by_the_environment(tmp_path: Path) -> None:
     """Without it the import is refused with 401's words; with it every row arrives."""
     declare(tmp_path / "root", "box:1", "discrete:2")
     made = headrace("token", "create", "import", "--scope", "log", "--root", tmp_path / "root")
@@ -61,7 +61,7 @@ def test_replay_sends_its_token_by_the_environment(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("x,a,r\n0.5,1,1.0\n0.25,0,2.0\n")
     with CollectorProcess(tmp_path / "root") as process:
-        words = ["replay", log, "--observation", "x", "--action", "a", "--reward", "r"]
+        words = ["import", log, "--observation", "x", "--action", "a", "--reward", "r"]
         words += ["--address", process.address, "--json"]
         assert refused(headrace(*words), "expected a token")
         done = headrace(*words, env={"HEADRACE_TOKEN": token})

@@ -1,7 +1,4 @@
-"""`headrace replay`: a file's rows through a collector, and what its columns declare.
-
-Also of `headrace.cli.replay_words`.
-"""
+"""`headrace import`: a file's rows through a collector, and what its columns declare."""
 
 from __future__ import annotations
 
@@ -36,10 +33,10 @@ def test_a_file_becomes_rows_once(file: Path, tmp_path: Path) -> None:
     root = tmp_path / "run"
     declare(root, "box:2", "discrete:2")
     with CollectorProcess(root) as collector:
-        words = ("replay", file, *WORDS, "--address", collector.address)
+        words = ("import", file, *WORDS, "--address", collector.address)
         first = headrace(*words)
         assert first.returncode == 0, first.stderr
-        assert "row 7 (line 8): " in first.stdout
+        assert "log.csv row 7: " in first.stdout
         again = answer(headrace(*words, "--json"))
         assert collector.stop() == 0
     assert (again["rows"], again["steps"], again["rows_known"]) == (40, 0, 39)
@@ -54,11 +51,11 @@ def test_a_file_becomes_rows_once(file: Path, tmp_path: Path) -> None:
 def test_columns_declare_what_they_hold(file: Path, tmp_path: Path) -> None:
     """`--declare` writes the policy that a collector of this file needs, and sends nothing."""
     root = tmp_path / "run"
-    declared = answer(headrace("replay", file, *WORDS, "--declare", root, "--json"))["policy"]
+    declared = answer(headrace("import", file, *WORDS, "--declare", root, "--json"))["policy"]
     assert load_declarations(root)["default"] == PolicyDeclaration.from_json(declared)
     assert load_declarations(root)["default"].action == Discrete(2)
     with CollectorProcess(root) as collector:
-        sent = headrace("replay", file, *WORDS, "--address", collector.address, "--json")
+        sent = headrace("import", file, *WORDS, "--address", collector.address, "--json")
         assert answer(sent)["steps"] == 40
 
 
@@ -73,4 +70,25 @@ def test_columns_declare_what_they_hold(file: Path, tmp_path: Path) -> None:
 )
 def test_bad_options_are_refused(file: Path, words: tuple[str, ...], told: str) -> None:
     """A file or column that is not there, and options that do not fit: status 2, no traceback."""
-    assert refused(headrace("replay", file.with_name(words[0]), *words[1:]), told)
+    assert refused(headrace("import", file.with_name(words[0]), *words[1:]), told)
+
+
+def test_a_check_sends_nothing_and_shows_what_it_understood(file: Path, tmp_path: Path) -> None:
+    """With and without a collector; rows that would be left out are status 2."""
+    shown = headrace("replay", file, *WORDS, "--check", "--address", "http://127.0.0.1:9")
+    assert shown.returncode == 0, shown.stderr
+    for text in ("would be sent", "action, by the columns: ", "propensities", "40 episodes"):
+        assert text in shown.stdout
+    file.write_text(file.read_text() + "u1,1.0,1,,0.5\n")
+    declare(tmp_path / "run", "box:2", "discrete:2")
+    with CollectorProcess(tmp_path / "run") as collector:
+        words = ("import", file, *WORDS, "--check", "--address", collector.address)
+        checked = headrace(*words, "--json")
+        assert (checked.returncode, answer(checked)["understood"]["spaces"]["by"]) == (
+            2,
+            "the collector",
+        )
+        assert answer(checked)["bad_counts"] == {"column paid: expected a number": 1}
+        dropped = headrace(*words, "--missing", "drop", "--json")
+        assert (dropped.returncode, answer(dropped)["rows_dropped"]) == (0, 1)
+        assert collector.get("/readyz")[1]["steps"] == 0

@@ -1,0 +1,131 @@
+"""The command `import`, and `replay`, its older name."""
+
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.options import ADDRESS, Address, Ca, Json, Token
+
+if TYPE_CHECKING:
+    from ingest.importing.options import ImportOptions
+    from storage.declarations.declaration import PolicyDeclaration
+
+
+def import_source(
+    source: Annotated[str, typer.Argument(help="A file, a folder, or a database's URL.")],
+    observation: Annotated[
+        list[str],
+        typer.Option(
+            help="A column, or NAME:categories[:other] where values are names. Repeat it."
+        ),
+    ],
+    action: Annotated[str, typer.Option(help="The column of the action; :categories as well.")],
+    reward: Annotated[list[str], typer.Option(help="The column of the reward. Repeated: a sum.")],
+    query: Annotated[str | None, typer.Option(help="Of a database's URL: SQL.")] = None,
+    address: Address = ADDRESS,
+    token: Token = None,
+    ca: Ca = None,
+    action_prob: Annotated[str | None, typer.Option(help="Its probability.")] = None,
+    action_logp: Annotated[str | None, typer.Option(help="Or the logarithm of it.")] = None,
+    uniform: Annotated[bool, typer.Option("--uniform", help="Or: all were as likely.")] = False,
+    episode: Annotated[str | None, typer.Option(help="Default: a row is an episode.")] = None,
+    step: Annotated[str | None, typer.Option(help="Its number in the episode, checked.")] = None,
+    time: Annotated[str | None, typer.Option(help="Numbers, or ISO 8601.")] = None,
+    time_unit: Annotated[str, typer.Option(help="Of such numbers: s, ms, us or ns.")] = "us",
+    timezone: Annotated[str, typer.Option(help="Of times that name none.")] = "UTC",
+    terminated: Annotated[str | None, typer.Option(help="True on an episode's last row.")] = None,
+    truncated: Annotated[str | None, typer.Option(help="Or this: a limit ended it.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN. Repeat it.")] = None,
+    missing: Annotated[
+        str, typer.Option(help="Of a cell with nothing: error, drop the row, or value (0).")
+    ] = "error",
+    default: Annotated[
+        list[str] | None, typer.Option(help="COLUMN=VALUE for its missing cells. Repeat it.")
+    ] = None,
+    categories: Annotated[
+        Path | None,
+        typer.Option(
+            help="For spaces without names: where codes are kept; default: beside the file."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Names the import in place of its content.")
+    ] = None,
+    policy_id: Annotated[str | None, typer.Option(help="Default: the collector's only.")] = None,
+    schema_id: Annotated[
+        str | None, typer.Option(help="Refuse a policy whose spaces are of another schema.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Send nothing: show what would be imported.")
+    ] = False,
+    declare: Annotated[
+        Path | None,
+        typer.Option(help="Send nothing: declare what the columns hold under this root."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Log the rows of a source through a collector; running it twice adds nothing."""
+    given = dict(locals())
+    from headrace.output import console, results
+    from ingest.importing.importing import run_import
+
+    options = _options(given)
+    if declare is not None:
+        return _declare(declare, options, as_json)
+    with console.progress() as on_progress:
+        report = run_import(options, check=check, on_progress=on_progress)
+    document = report.to_dict()
+    console.line(document) if as_json else results.imported(document)
+    # what --check would leave out is bad input
+    raise typer.Exit(2 if check and report.rows_left_out else 0)
+
+
+def _options(given: Mapping[str, Any]) -> ImportOptions:
+    """What the command was given, by its parameters' names. Raises ValueError, ImportFailed."""
+    from ingest.importing.options import ImportOptions
+
+    named = {name: given[name] for name in ImportOptions.__dataclass_fields__ if name in given}
+    named["tags"] = _pairs("--tag", "NAME=COLUMN", given["tag"] or [])
+    named["default"] = _pairs("--default", "COLUMN=VALUE", given["default"] or [])
+    return ImportOptions(**named)
+
+
+def _pairs(option: str, form: str, words: Sequence[str]) -> dict[str, str]:
+    """name -> value, of words NAME=VALUE. Raises ValueError."""
+    pairs = [word.partition("=") for word in words]
+    for word, (name, equals, value) in zip(words, pairs, strict=True):
+        if not name or not equals or (form == "NAME=COLUMN" and not value):
+            raise ValueError(f"{option}: expected {form}, got {word!r}")
+    return {name: value for name, _, value in pairs}
+
+
+def _declare(root: Path, options: ImportOptions, as_json: bool) -> None:
+    from headrace.output import console
+
+    declared = _declare_columns(root, options)
+    if as_json:
+        return console.line({"root": str(root), "policy": declared.to_json()})
+    return print(f"Declared. Now: headrace collect --root {root}")
+
+
+def _declare_columns(root: Path, options: ImportOptions) -> PolicyDeclaration:
+    """Declare the spaces that the columns need, for a collector to be started on `root`."""
+    from ingest.importing.inference import infer_spaces
+    from ingest.server.declare import declare
+    from storage.declarations.declaration import PolicyDeclaration
+    from storage.experience.episode import DEFAULT_POLICY
+
+    observation, action = infer_spaces(options)
+    declared = PolicyDeclaration(
+        observation=observation, action=action, policy_id=options.policy_id or DEFAULT_POLICY
+    )
+    for change in declare(root, declared, spaces_only=True):
+        print(change, file=sys.stderr)
+    return declared

@@ -1,0 +1,117 @@
+"""Categories of a log's columns: which number stands for which value.
+
+The numbering is kept in a JSON file beside the log, `{column: [value, ...]}`; the place of a value
+is its code. It is written by the first import and used by later ones, so that the logs of two
+logging policies mean the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow.compute as pc
+
+from ingest.importing.cells import texts_of
+from ingest.importing.sources import Unit, require_columns
+from ingest.protocol.errors import ImportFailed
+
+MOST = 10_000
+"""Different values that a column of categories may have; more are a mistake in the options."""
+
+Value: TypeAlias = str | int
+Categories: TypeAlias = dict[str, list[Value]]
+
+
+def learn_categories(units: Iterable[Unit], columns: Sequence[str]) -> Categories:
+    """The distinct values of each column in all units: sorted, as numbers if all are integers.
+
+    Raises ImportFailed for a column that is missing or has more than MOST values.
+    """
+    found: dict[str, set[str]] = {name: set() for name in columns}
+    for unit in units:
+        require_columns(unit, columns)
+        for block in unit.blocks(columns):
+            for name in columns:
+                texts = texts_of(block.table[name].combine_chunks())
+                found[name].update(pc.unique(texts.drop_null()).to_pylist())
+                if len(found[name]) > MOST:
+                    raise ImportFailed(
+                        f"{unit.label}: column {name}: expected at most {MOST} categories, got more"
+                    )
+    return {name: _sorted(map(_plain, texts)) for name, texts in found.items()}
+
+
+def category(value: Value) -> str:
+    """The text by which a value is looked up: 3 and "3" are the same category."""
+    return str(value)
+
+
+def _plain(text: str) -> Value:
+    try:
+        number = int(text)
+    except ValueError:
+        return text
+    return number if str(number) == text else text
+
+
+def _sorted(values: Iterable[Value]) -> list[Value]:
+    listed = list(values)
+    if all(isinstance(value, int) for value in listed):
+        return sorted(listed)
+    return sorted(map(str, listed))
+
+
+def load_categories(path: Path) -> Categories:
+    """The categories of a file. Raises ImportFailed unless it is what `save_categories` writes."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ImportFailed(f"{path}: expected a file of categories: {error}") from error
+    if not isinstance(document, dict) or not all(map(_is_numbering, document.values())):
+        raise ImportFailed(
+            f"{path}: expected {{column: [value, ...]}} with different texts or integers"
+        )
+    return document
+
+
+def _is_numbering(values: Any) -> bool:
+    if not isinstance(values, list):
+        return False
+    fine = all(isinstance(value, (str, int)) for value in values)
+    return fine and len(set(map(category, values))) == len(values)
+
+
+def save_categories(path: Path, categories: Categories) -> None:
+    """Write the file whole or not at all. Raises ImportFailed where that is not possible."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(json.dumps(categories, indent=1) + "\n")
+        draft.replace(path)
+    except OSError as error:
+        raise ImportFailed(
+            f"{path}: the categories cannot be kept there ({error.strerror}); name another file "
+            f"with --categories"
+        ) from error
+
+
+def known_categories(
+    units: Sequence[Unit], columns: Sequence[str], path: Path | None
+) -> Categories:
+    """The categories of these columns: of the file at `path`, and learned where it has none.
+
+    Raises ImportFailed where they would have to be kept, and `path` is None.
+    """
+    if not columns:
+        return {}
+    if path is None:
+        raise ImportFailed("categories: expected a file to keep the codes in, as of a table")
+    saved = load_categories(path) if path.exists() else {}
+    missing = [name for name in columns if name not in saved]
+    if missing:
+        saved |= learn_categories(units, missing)
+        save_categories(path, saved)
+    return {name: saved[name] for name in columns}

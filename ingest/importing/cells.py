@@ -1,0 +1,346 @@
+"""The columns of some rows as numbers, flags, times and texts; cells that do not fit are faults.
+
+Every fault says which column, what was expected and what came: its text up to ", got" is what such
+rows are counted by. A row is at fault once, by what was looked at first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeAlias
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+from numpy.typing import NDArray
+
+from ingest.importing.options import UNITS, ImportOptions
+
+Array: TypeAlias = NDArray[Any]
+
+_NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:nan|inf|infinity))$"
+_ZONED = r"\d[T ]\d\d.*(Z|z|[+-]\d\d(:?\d\d)?)$"
+_LATEST = 2**62  # microseconds that the wire takes
+_TRUE, _FALSE = ["true", "1", "1.0"], ["false", "0", "0.0"]
+
+
+class Fault(NamedTuple):
+    """What is wrong with some rows: their places, why, and their cells if those are shown."""
+
+    rows: Array
+    reason: str
+    cells: Any = None  # pyarrow.Array over all rows
+
+    def text(self, row: int) -> str:
+        if self.cells is None:
+            return self.reason
+        cell = self.cells[row].as_py()
+        return f"{self.reason}, got {'nothing' if cell is None else f'{cell!r:.80}'}"
+
+
+class Faults:
+    """Which rows are at fault, bool (rows,), and why; and which are left out for a missing cell."""
+
+    def __init__(self, rows: int) -> None:
+        self.bad, self.dropped = np.zeros(rows, bool), np.zeros(rows, bool)
+        self.found: list[Fault] = []
+
+    def add(self, mask: Array, reason: str, cells: Any = None) -> None:
+        """Rows of the mask are at fault, but those that were before, or are left out."""
+        new = mask & ~self.bad & ~self.dropped
+        if new.any():
+            self.found.append(Fault(np.flatnonzero(new), reason, cells))
+            self.bad |= new
+
+
+class Cells:
+    """The cells of a table's columns, read as what they are used for."""
+
+    def __init__(self, table: Any, options: ImportOptions, faults: Faults) -> None:
+        self.rows: int = table.num_rows
+        self._table, self._options, self.faults = table, options, faults
+
+    def raw(self, name: str) -> Any:
+        """A column as a pyarrow.Array, with its default in place of missing cells."""
+        column = _one(self._table[name])
+        default = self._options.default.get(name)
+        if default is None or not column.null_count:
+            return column
+        if pa.types.is_null(column.type):
+            return pa.repeat(pa.scalar(default), len(column))
+        try:
+            return pc.fill_null(column, pa.scalar(default).cast(column.type))
+        except pa.ArrowException:
+            return pc.fill_null(texts_of(column), default)
+
+    def missing(self, name: str, column: Any, expected: str, *, has_value: bool = True) -> Array:
+        """Which cells are missing, bool (rows,), once the option `missing` has had its say."""
+        absent = nulls(column)
+        if not column.null_count:
+            return absent
+        if self._options.missing == "drop":
+            self.faults.dropped |= absent
+        elif self._options.missing == "error" or not has_value:
+            self.faults.add(absent, f"column {name}: expected {expected}", column)
+        return absent
+
+    def numbers(self, name: str, *, whole: bool = False) -> Array:
+        """A number a row: float64 (rows,), or int64 if `whole`; 0 where there is none."""
+        column = self.raw(name)
+        self.missing(name, column, "a number")
+        values, bad = to_numbers(column, whole=whole)
+        self.faults.add(bad, f"column {name}: expected {_a_number(whole)}", column)
+        return values
+
+    def flags(self, name: str) -> Array:
+        """True or False a row: of booleans, 0 and 1, or such texts."""
+        column = self.raw(name)
+        absent = self.missing(name, column, "true or false")
+        texts = pc.utf8_lower(pc.utf8_trim_whitespace(texts_of(column)))
+        true = pc.is_in(texts, pa.array(_TRUE)).to_numpy(zero_copy_only=False)
+        false = pc.is_in(texts, pa.array(_FALSE)).to_numpy(zero_copy_only=False)
+        self.faults.add(~(true | false | absent), f"column {name}: expected true or false", column)
+        return np.asarray(true)
+
+    def micros(self, name: str) -> Array:
+        """Microseconds since the epoch, int64 (rows,)."""
+        column = self.raw(name)
+        self.missing(name, column, "a time", has_value=False)
+        values, bad = to_micros(column, self._options.time_unit, self._options.timezone)
+        text = f"numbers of {self._options.time_unit} or an ISO 8601 time"
+        self.faults.add(bad, f"column {name}: expected {text}", column)
+        return values
+
+    def texts(self, name: str) -> Any:
+        """A pyarrow.Array of text, in which 3 and 3.0 are the same; null where there is none."""
+        return texts_of(self.raw(name))
+
+    def lists(self, name: str) -> Any:
+        """A column of numbers or lists as it is; texts that are JSON lists become lists."""
+        column = self.raw(name)
+        if not _is_text(column.type) or not _any(pc.starts_with(column, "[")):
+            return column
+        lines = pc.binary_join_element_wise('{"v":', pc.coalesce(column, "null"), "}\n", "")
+        try:
+            read = pyarrow.json.ReadOptions(block_size=max(1_000, 2 * lines.nbytes))
+            found = pyarrow.json.read_json(io.BytesIO("".join(lines.to_pylist()).encode()), read)
+            if is_list(found["v"].type) and len(found) == len(column):
+                return _one(found["v"])
+        except pa.ArrowException:
+            pass
+        return pa.array([_listed(cell) for cell in column.to_pylist()], pa.list_(pa.float64()))
+
+
+def _listed(cell: str | None) -> list[float] | None:
+    """The numbers of a JSON text, of lists within each other; None for what is none."""
+    try:
+        return [float(item) for item in _leaves(json.loads(cell or "null"))]
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if not isinstance(value, list):
+        yield value
+        return
+    for item in value:
+        yield from _leaves(item)
+
+
+def _a_number(whole: bool) -> str:
+    return "a whole number" if whole else "a number"
+
+
+def _one(column: Any) -> Any:
+    """A chunked column as one array."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_list(kind: Any) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _any(mask: Any) -> bool:
+    return bool(pc.any(mask).as_py())
+
+
+def nulls(column: Any) -> Array:
+    if not column.null_count:
+        return np.zeros(len(column), bool)
+    return np.asarray(column.is_null().to_numpy(zero_copy_only=False))
+
+
+def texts_of(column: Any) -> Any:
+    """Any column as text."""
+    kind = column.type
+    if pa.types.is_string(kind):
+        return column
+    if pa.types.is_nested(kind):
+        cells = column.to_pylist()
+        texts = [None if cell is None else json.dumps(cell, default=str) for cell in cells]
+        return pa.array(texts, pa.string())
+    if pa.types.is_floating(kind):
+        numbers = column.drop_null().to_numpy(zero_copy_only=False)
+        with np.errstate(invalid="ignore"):
+            if ((numbers == np.trunc(numbers)) & (abs(numbers) < 2**53)).all():
+                column = column.cast(pa.int64())
+    return column.cast(pa.string())
+
+
+def to_numbers(column: Any, *, whole: bool = False) -> tuple[Array, Array]:
+    """(values, which cells hold something that is no number); 0 for those and for missing ones."""
+    absent, kind, types = nulls(column), column.type, pa.types
+    if types.is_null(kind):
+        return np.zeros(len(column), np.int64 if whole else np.float64), np.zeros(len(column), bool)
+    if _is_text(kind):
+        column = _parsed(column, whole)
+    elif types.is_boolean(kind):
+        column = column.cast(pa.int8())
+    elif types.is_decimal(kind):
+        column = column.cast(pa.float64())
+    elif not (types.is_integer(kind) or types.is_floating(kind)):
+        return np.zeros(len(column), np.int64 if whole else np.float64), ~absent
+    bad = nulls(column) & ~absent
+    values = np.asarray(column.fill_null(0).to_numpy(zero_copy_only=False))
+    if not whole:
+        return values.astype(np.float64, copy=False), bad
+    if values.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            odd = ~((values == np.trunc(values)) & (abs(values) < 2**63))
+        bad, values = bad | odd, np.where(odd, 0, values)
+    elif values.dtype == np.uint64:
+        odd = values > np.uint64(2**63 - 1)
+        bad, values = bad | odd, np.where(odd, 0, values)
+    return values.astype(np.int64, copy=False), bad
+
+
+def _parsed(column: Any, whole: bool) -> Any:
+    """Texts as numbers, null for what is none."""
+    texts = pc.utf8_trim_whitespace(column)
+    kinds = (pa.int64(), pa.float64()) if whole else (pa.float64(),)
+    if not _any(pc.match_substring(texts, "x")):  # Arrow would read 0x10
+        for kind in kinds:
+            with contextlib.suppress(pa.ArrowInvalid):
+                return texts.cast(kind)
+    texts = _only(texts, pc.match_substring_regex(texts, _NUMBER))
+    for kind in kinds[:-1]:
+        with contextlib.suppress(pa.ArrowInvalid):
+            return texts.cast(kind)
+    return texts.cast(pa.float64())
+
+
+def to_micros(column: Any, unit: str, timezone: str) -> tuple[Array, Array]:
+    """(microseconds since the epoch int64, which cells hold something that is no time)."""
+    absent, kind, types = nulls(column), column.type, pa.types
+    if types.is_date(kind):
+        column = column.cast(pa.timestamp("s" if types.is_date32(kind) else "ms"))
+    if types.is_timestamp(column.type):
+        try:
+            column = _in_zone(column.cast(pa.timestamp("us", column.type.tz), safe=False), timezone)
+        except pa.ArrowInvalid:
+            return np.zeros(len(column), np.int64), ~absent
+        return column.fill_null(0).to_numpy(zero_copy_only=False), np.zeros(len(column), bool)
+    if not _is_text(kind):
+        return _scaled(column, unit)
+    texts = pc.utf8_trim_whitespace(column)
+    digits = pc.match_substring_regex(texts, r"^[+-]?\d+(\.\d*)?$")
+    if _all(digits):
+        return _scaled(texts, unit)
+    values, bad = _scaled(_only(texts, digits), unit)
+    zoned = pc.match_substring_regex(texts, _ZONED)
+    for mask, zone in ((pc.and_(pc.invert(digits), zoned), "UTC"), (_neither(digits, zoned), None)):
+        found = _moments(_only(texts, mask), zone, timezone)
+        chosen = np.asarray(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))
+        values = np.where(chosen, found.fill_null(0).to_numpy(zero_copy_only=False), values)
+        bad = np.where(chosen, nulls(found), bad)
+    return values, (bad | (abs(values) > _LATEST)) & ~absent
+
+
+def _all(mask: Any) -> bool:
+    return pc.all(mask).as_py() is not False
+
+
+def _only(texts: Any, mask: Any) -> Any:
+    return pc.if_else(mask, texts, pa.scalar(None, texts.type))
+
+
+def _neither(first: Any, second: Any) -> Any:
+    return pc.invert(pc.or_(first, second))
+
+
+def _in_zone(column: Any, timezone: str) -> Any:
+    """Timestamps as int64; those without a zone are `timezone`'s."""
+    if column.type.tz is None:
+        # of an hour that comes twice the first, of one that does not come the next moment there is
+        column = pc.assume_timezone(column, timezone, ambiguous="earliest", nonexistent="latest")
+    return column.cast(pa.int64())
+
+
+def _scaled(column: Any, unit: str) -> tuple[Array, Array]:
+    """Numbers of a unit as microseconds."""
+    factor = UNITS[unit]
+    values, bad = to_numbers(column, whole=factor == 1)
+    if factor != 1:
+        values = values * factor
+    with np.errstate(invalid="ignore"):
+        bad = bad | ~(abs(values) <= _LATEST)
+    return np.where(bad, 0, np.floor(values) if factor != 1 else values).astype(np.int64), bad
+
+
+def _moments(texts: Any, zone: str | None, timezone: str) -> Any:
+    """ISO 8601 texts as int64, null for what is none."""
+    cut = pc.replace_substring_regex(texts, r"([.,]\d{6})\d+", r"\1")
+    try:
+        return _in_zone(cut.cast(pa.timestamp("us", zone)), timezone)
+    except pa.ArrowInvalid:  # one of them is no time, or in a form that Arrow does not read
+        return pa.array([_moment(text, timezone) for text in texts.to_pylist()], pa.int64())
+
+
+def _moment(text: str | None, timezone: str) -> int | None:
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(timezone))
+    try:
+        since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    except OverflowError:
+        return None
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def flattened(column: Any) -> tuple[Array, Any]:
+    """(how many values each row's list has int64, the values): of lists within each other too.
+
+    A column of single values has one a row.
+    """
+    if not is_list(column.type):
+        return np.ones(len(column), np.int64), column
+    lengths = pc.fill_null(pc.list_value_length(column), 0)
+    counts = np.asarray(lengths.to_numpy(zero_copy_only=False)).astype(np.int64)
+    inner, values = flattened(pc.list_flatten(column))
+    if is_list(pc.list_flatten(column).type):
+        ends = np.append(0, np.cumsum(inner))
+        at = np.append(0, np.cumsum(counts))
+        counts = ends[at[1:]] - ends[at[:-1]]
+    return counts, values
+
+
+def logarithms(values: Array) -> Array:
+    """Natural logarithms, NaN where there is none."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(values > 0, np.log(values), math.nan))

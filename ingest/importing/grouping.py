@@ -1,0 +1,143 @@
+"""Rows by episode: all rows of an episode together, whatever lies between them in the source.
+
+A first pass over the column of keys tells where the last row of each episode is. In the second one
+an episode is complete once that row has come; what waits until then is what is in memory, and 8
+bytes and a key for each episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ingest.importing.cells import texts_of
+from ingest.importing.sources import Block, Unit
+from ingest.protocol.errors import ImportFailed
+
+HELD_BYTES = 1_000_000_000
+"""Rows of episodes that are not complete; more are a source to be sorted first."""
+
+_MERGED = 64  # blocks whose keys are brought together at a time
+
+NUMBER, UNIT, EPISODE = "\x00number", "\x00unit", "\x00episode"
+"""Columns of a chunk beside those of the source: a row's number, its unit's, its episode's."""
+
+
+class Problem(NamedTuple):
+    """A row that could not be read: its unit, its number, why."""
+
+    unit: int
+    number: int
+    reason: str
+
+
+class Chunk(NamedTuple):
+    """Whole episodes, each in one place: a pyarrow.Table, and the rows that could not be read."""
+
+    table: Any
+    problems: Sequence[Problem]
+
+
+def single_rows(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Chunk]:
+    """Every row as an episode of one step."""
+    for at, unit in enumerate(units):
+        for block in unit.blocks(columns):
+            problems = [Problem(at, *problem) for problem in block.problems]
+            yield Chunk(_marked(block, at), problems)
+
+
+def by_episode(
+    units: Sequence[Unit], columns: Sequence[str], key: str, default: str | None = None
+) -> Iterator[Chunk]:
+    """The rows in the order in which their episodes are complete, within one as they came.
+
+    Rows without a key have the default, or come at once. Raises ImportFailed where too many wait.
+    """
+    keys, lasts = _last_rows(units, key, default)
+    held: Any = None
+    before = 0
+    for at, unit in enumerate(units):
+        for block in unit.blocks(columns):
+            table, after = _marked(block, at), before + len(block.numbers)
+            table = table.append_column(EPISODE, _keys(block, key, default))
+            held = table if held is None else joined([held, table])
+            first, last = np.searchsorted(lasts, [before, after])
+            ready, held = _parted(held, keys.slice(first, last - first))
+            before = after
+            if held.nbytes > HELD_BYTES:
+                raise ImportFailed(
+                    f"the rows of {pc.count_distinct(held[EPISODE]).as_py()} episodes lie so far "
+                    f"apart that {held.nbytes:,} bytes wait for their last ones: sort the source "
+                    f"by {key}"
+                )
+            yield Chunk(ready, [Problem(at, *problem) for problem in block.problems])
+
+
+def _last_rows(
+    units: Sequence[Unit], key: str, default: str | None
+) -> tuple[Any, NDArray[np.int64]]:
+    """(keys, the place of the last row of each in the whole source), in the order of the latter."""
+    found: list[Any] = []
+    before = 0
+    for unit in units:
+        for block in unit.blocks([key]):
+            places = np.arange(before, before + len(block.numbers))
+            before += len(block.numbers)
+            texts = _keys(block, key, default).cast(pa.large_string())
+            found.append(_latest(pa.table({"key": texts, "at": places})))
+            if len(found) == _MERGED:
+                found = [_latest(pa.concat_tables(found))]
+    if not found:
+        return pa.array([], pa.large_string()), np.zeros(0, np.int64)
+    whole = _latest(pa.concat_tables(found)).sort_by("at")
+    whole = whole.filter(pc.is_valid(whole["key"])).combine_chunks()
+    return whole["key"].combine_chunks(), whole["at"].to_numpy()
+
+
+def _keys(block: Block, key: str, default: str | None) -> Any:
+    texts = texts_of(block.table[key].combine_chunks())
+    return texts if default is None else texts.fill_null(default)
+
+
+def _latest(table: Any) -> Any:
+    return table.group_by("key").aggregate([("at", "max")]).rename_columns(["key", "at"])
+
+
+def _parted(table: Any, complete: Any) -> tuple[Any, Any]:
+    """(the rows of complete episodes, in their order, and those without a key; the other rows)."""
+    ranks = pc.index_in(table[EPISODE].cast(pa.large_string()), complete)
+    waits = pc.and_(pc.is_null(ranks), pc.is_valid(table[EPISODE]))
+    held = table.filter(waits).combine_chunks()
+    chosen = pc.invert(waits)
+    ready = table.filter(chosen)
+    order = np.argsort(
+        ranks.filter(chosen).fill_null(-1).to_numpy(zero_copy_only=False), kind="stable"
+    )
+    return ready.take(pa.array(order)), held
+
+
+def _marked(block: Any, unit: int) -> Any:
+    units = pa.repeat(pa.scalar(unit, pa.int32()), len(block.numbers))
+    return block.table.append_column(NUMBER, pa.array(block.numbers)).append_column(UNIT, units)
+
+
+def joined(tables: Sequence[Any]) -> Any:
+    """Tables behind each other; a column of several kinds becomes text."""
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException:
+        names = tables[0].column_names
+        mixed = [name for name in names if len({str(one[name].type) for one in tables}) > 1]
+        return pa.concat_tables([_as_texts(table, mixed) for table in tables])
+
+
+def _as_texts(table: Any, names: Sequence[str]) -> Any:
+    for name in names:
+        texts = texts_of(table[name].combine_chunks()).cast(pa.large_string())
+        table = table.set_column(table.column_names.index(name), name, texts)
+    return table

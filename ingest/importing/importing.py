@@ -1,0 +1,223 @@
+"""Import: the rows of a source through a collector's bulk route, each exactly once.
+
+The way of the data: units (`sources`) are read as blocks of columns (`readers`), brought together
+by episode (`grouping`), become the route's columns (`episodes`, `values`, `cells`), are cut into
+requests where an episode ends, and posted (`posting`).
+
+An import is named by the digest of its content and of the options that say what its rows mean. A
+request's key is that name and its number, so that an import that was killed anywhere is run again
+without doubling anything. Without a column of episodes each file of a folder is named by itself: a
+folder that has grown adds its new files.
+
+A row that cannot be used is left out, with its episode, and reported. (A row that cannot even be
+read names no episode, so it is left out alone.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ingest.client.declarations import CollectorSpec
+from ingest.client.transport import Transport
+from ingest.importing.categories import Categories, known_categories
+from ingest.importing.episodes import Layout
+from ingest.importing.grouping import by_episode, single_rows
+from ingest.importing.inference import (
+    categories_path,
+    declared_categories,
+    several_passes,
+    spaces_of,
+)
+from ingest.importing.options import ImportOptions
+from ingest.importing.posting import Cutter, Sender
+from ingest.importing.report import Account, ImportReport
+from ingest.importing.sources import Unit, open_source, require_columns
+from ingest.importing.values import without_names
+from ingest.protocol.errors import CollectorUnavailable, ImportFailed
+from storage.spaces.descriptors import Space, schema_id
+
+_FORMAT = 1
+"""Of what a source is turned into and cut by: a new number is a new import of everything."""
+
+Progress: TypeAlias = Callable[[str, int, int | None], None]
+
+
+def import_table(
+    source: Any, *, check: bool = False, on_progress: Progress | None = None, **meaning: Any
+) -> ImportReport:
+    """Log a source's rows; running it twice, or after it was killed, adds what is missing.
+
+    `source` and `meaning` are those of `ImportOptions`. With `check` nothing is sent: the report
+    says what the import understood, and which rows it would leave out; a collector that does not
+    answer is no error then, and the spaces are those that the columns need.
+
+    Raises ImportFailed for a source or columns that cannot be used; CollectorUnavailable when the
+    collector stays away for `timeout` seconds (run it again to go on); Refusal when it refuses the
+    client (a wrong token); ValueError for a policy that it does not have.
+    """
+    options = ImportOptions(source=source, **meaning)
+    return run_import(options, check=check, on_progress=on_progress)
+
+
+def run_import(
+    options: ImportOptions, *, check: bool = False, on_progress: Progress | None = None
+) -> ImportReport:
+    """The same for options as they stand."""
+    began = time.monotonic()
+    units = open_source(options.source, options.query)
+    for unit in units:
+        require_columns(unit, options.columns)
+    transport = Transport(
+        options.address, token=options.token, ca=options.ca, timeout=options.timeout
+    )
+    with tempfile.TemporaryDirectory(prefix="headrace-import-") as folder, _closing(transport):
+        codes = categories_path(options)
+        unknown = bool(options.categorical) and not (codes is not None and codes.exists())
+        if check or unknown or options.episode is not None:
+            units = several_passes(units, options, Path(folder))
+        spec = _spec(transport, patient=not check)
+        spaces, told = _spaces(spec, units, options)
+        unnamed = without_names(spaces, options.observations, options.actions)
+        categories = known_categories(units, unnamed, codes)
+        names = _names(units, options, categories)
+        account = Account(options.bad_shown)
+        run = _Run(units, options, spaces, categories, names, account, on_progress)
+        if check or spec is None:
+            run.check()
+        else:
+            sender = Sender(transport, options.timeout, [unit.label for unit in units], account)
+            max_bulk = spec.document.get("limits", {}).get("max_bulk", 64_000_000)
+            run.send(sender, Cutter(max_bulk))
+        report = account.finish()
+        if report.rows == 0:
+            raise ImportFailed(f"{', '.join(unit.label for unit in units):.200} has no rows")
+        report.checked, report.name = check, _name(*names)
+        report.understood["spaces"] = told
+        report.seconds = time.monotonic() - began
+        return report
+
+
+@contextlib.contextmanager
+def _closing(transport: Transport) -> Any:
+    try:
+        yield
+    finally:
+        transport.close()
+
+
+def _spec(transport: Transport, *, patient: bool) -> CollectorSpec | None:
+    """What the collector declares; None where it need not be there, and is not."""
+    try:
+        return CollectorSpec.fetch(transport)
+    except CollectorUnavailable:
+        if patient:
+            raise
+        return None
+
+
+def _spaces(
+    spec: CollectorSpec | None,
+    units: Sequence[Unit],
+    options: ImportOptions,
+) -> tuple[tuple[Space, Space], dict[str, Any]]:
+    """The spaces to fill, and as the report says them. Raises ImportFailed for another schema."""
+    if spec is None:
+        observation, action = spaces_of(units, options, declared_categories(units, options))
+    else:
+        policy = spec.policy(options.policy_id)
+        observation, action = policy.observation.space, policy.action.space
+    found = schema_id(observation, action)
+    if options.schema_id not in (None, found):
+        raise ImportFailed(f"expected spaces of schema {options.schema_id}, got {found}")
+    by = "the columns" if spec is None else "the collector"
+    told = {"by": by, "observation": observation.to_json(), "action": action.to_json()}
+    return (observation, action), told
+
+
+def _names(units: Sequence[Unit], options: ImportOptions, categories: Categories) -> list[str]:
+    """The name of each unit's import; with a column of episodes all are one. Raises ImportFailed.
+
+    `import-` and a digest of the content and of what its columns mean.
+    """
+    digests = [options.name or unit.digest() for unit in units]
+    if None in digests:
+        raise ImportFailed("name: expected one for what is read only once")
+    meaning = {"format": _FORMAT, "categories": categories, **options.meaning()}
+    if options.episode is not None:
+        digests = [json.dumps(digests)] * len(units)
+    return [_name(str(digest), json.dumps(meaning, sort_keys=True)) for digest in digests]
+
+
+def _name(*parts: str) -> str:
+    if len(set(parts)) == 1:
+        return parts[0]
+    return f"import-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
+
+
+class _Run:
+    """One run over all rows."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        options: ImportOptions,
+        spaces: tuple[Space, Space],
+        categories: Categories,
+        names: Sequence[str],
+        account: Account,
+        on_progress: Progress | None,
+    ) -> None:
+        self._options, self._names = options, names
+        self._account, self._on_progress = account, on_progress
+        prefixes = [name.removeprefix("import-")[:12] for name in names]
+        labels = [unit.label for unit in units]
+        self._layout = Layout(options, spaces, categories, prefixes, labels)
+        if options.episode is None:
+            self._chunks = single_rows(units, options.columns)
+        else:
+            key = options.episode
+            self._chunks = by_episode(units, options.columns, key, options.default.get(key))
+
+    def check(self) -> None:
+        """Only look."""
+        report = self._account.report
+        for chunk in self._chunks:
+            episodes = self._layout.episodes(chunk, self._account)
+            report.episodes += len(episodes.begins)
+            report.steps += len(episodes.numbers)
+            self._tell()
+
+    def send(self, sender: Sender, cutter: Cutter) -> None:
+        """Send all of it; of a source that is damaged half-way, what came before."""
+        name = self._names[0]
+        try:
+            try:
+                for chunk in self._chunks:
+                    episodes = self._layout.episodes(chunk, self._account)
+                    if len(episodes.units) and self._names[int(episodes.units[0])] != name:
+                        for request in cutter.finish():
+                            sender.send(request, name)
+                        name = self._names[int(episodes.units[0])]
+                    for request in cutter.add(episodes):
+                        sender.send(request, name)
+                    self._tell()
+            finally:
+                for request in cutter.finish():
+                    sender.send(request, name)
+                sender.wait()
+        finally:
+            sender.close()
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress("import", self._account.report.rows, None)
+
+
+__all__ = ["import_table", "run_import"]

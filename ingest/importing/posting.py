@@ -1,0 +1,269 @@
+"""Whole episodes into requests of the bulk route, and what the collector says of them.
+
+Where a request ends depends on the episodes alone, so that a second run makes the same ones. Each
+has an idempotency key of the import's name and its number: what an earlier run has sent is known to
+the collector, skipped and counted, and other rows under a key are a conflict. While one request is
+on its way the next is made.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.client.transport import Delivery, Transport
+from ingest.importing.cells import Array
+from ingest.importing.episodes import Episodes
+from ingest.importing.grouping import joined
+from ingest.importing.report import Account, BadRow
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import CollectorUnavailable, ImportFailed, Refusal
+
+ROWS, BYTES = 100_000, 8_000_000
+"""A request has at least so many rows or bytes, unless it is the last one or the episodes end."""
+
+LARGEST_ROWS, LARGEST, HEAD_BYTES = 900_000, 0.9, 6_000
+"""An episode of more rows, or of more than that part of `max_bulk` less some bytes, goes in several
+requests."""
+
+
+class Request(NamedTuple):
+    """Episodes of one body, whose key is `number`."""
+
+    episodes: Episodes
+    number: int
+
+
+class Cutter:
+    """Episodes come, requests go: cut where an episode ends."""
+
+    def __init__(self, max_bulk: int) -> None:
+        self._most_bytes = max(HEAD_BYTES, int(max_bulk * LARGEST) - HEAD_BYTES)
+        self._bytes = min(BYTES, self._most_bytes // 4)
+        self._waiting: list[Episodes] = []
+        self._number = 0
+
+    def add(self, episodes: Episodes) -> Iterator[Request]:
+        if len(episodes.begins):
+            self._waiting.append(episodes)
+            yield from self._cut(last=False)
+
+    def finish(self) -> Iterator[Request]:
+        """What is left; the next one begins anew, with the number 0."""
+        if self._waiting:
+            yield from self._cut(last=True)
+        self._number = 0
+
+    def _cut(self, *, last: bool) -> Iterator[Request]:
+        if not last and sum(one.table.num_rows for one in self._waiting) < self._least():
+            return
+        whole = _behind(self._waiting)
+        sizes = np.cumsum(row_bytes(whole.table))
+        ends = np.append(whole.begins[1:], whole.table.num_rows)
+        before_rows = before_bytes = first = 0
+        while first < len(ends):
+            enough = (ends - before_rows >= ROWS) | (sizes[ends - 1] - before_bytes >= self._bytes)
+            enough[:first] = False
+            if not enough.any() and not last:
+                break
+            end = int(enough.argmax()) + 1 if enough.any() else len(ends)
+            # an episode that makes a body too large begins the next one
+            too_large = sizes[ends[end - 1] - 1] - before_bytes > self._most_bytes
+            too_long = ends[end - 1] - before_rows > LARGEST_ROWS
+            end -= (too_large or too_long) and end - first > 1
+            yield from self._requests(whole.slice(first, end))
+            first, before_rows = end, int(ends[end - 1])
+            before_bytes = int(sizes[before_rows - 1])
+        self._waiting = [whole.slice(first, len(ends))] if first < len(ends) else []
+
+    def _least(self) -> int:
+        """Rows below which it makes no sense to measure their bytes."""
+        table = self._waiting[0].table
+        each = 2 * int(table.nbytes) // max(1, int(table.num_rows))
+        return min(ROWS, self._bytes // max(1, each))
+
+    def _requests(self, episodes: Episodes) -> Iterator[Request]:
+        for piece in self._pieces(episodes):
+            yield Request(piece, self._number)
+            self._number += 1
+
+    def _pieces(self, episodes: Episodes) -> Iterator[Episodes]:
+        """The episodes; one that is too large for a request in pieces, each going on from the last.
+
+        A piece but the last is truncated, and has the next observation as its final one.
+        """
+        table = episodes.table
+        sizes = np.cumsum(row_bytes(table))
+        if sizes[-1] <= self._most_bytes and len(sizes) <= LARGEST_ROWS:
+            yield episodes
+            return
+        # with final observations, of which Arrow stores one a row, a row has twice its bytes
+        count = int(max(2 * sizes[-1] // self._most_bytes, len(sizes) // LARGEST_ROWS)) + 2
+        bounds = np.linspace(0, len(sizes), min(count, len(sizes)) + 1).astype(int).tolist()
+        name = table["eps_id"][0].as_py()
+        for at, (begin, end) in enumerate(pairwise(bounds)):
+            rows = slice(begin, end)
+            piece = _piece(table, begin, end, name, at)
+            units, numbers = episodes.units[rows], episodes.numbers[rows]
+            yield Episodes(piece, np.zeros(1, np.int64), units, numbers)
+
+
+def _piece(table: Any, begin: int, end: int, name: str, at: int) -> Any:
+    """The rows [begin, end) of an episode as an episode of its own."""
+    piece, rows = table.slice(begin, end - begin), end - begin
+    own = name if at == 0 else f"{name}~{at + 1}"
+    columns = {one: piece[one] for one in piece.column_names}
+    columns |= {"eps_id": pa.repeat(pa.scalar(own), rows), "t": pa.array(np.arange(rows))}
+    if at:
+        before = name if at == 1 else f"{name}~{at}"
+        columns["continues"] = pa.repeat(pa.scalar(before), rows)
+        if "tags" in columns:
+            columns["tags"] = pa.repeat(table["tags"][0], rows)
+    if end < len(table):
+        is_last = np.arange(rows) == rows - 1
+        columns["truncateds"] = pa.array(is_last)
+        for one in piece.column_names:
+            if one.partition(".")[0] == "obs":  # of which one row is read, the last
+                columns[f"final_{one}"] = table[one].slice(begin + 1, rows)
+    return pa.table(columns)
+
+
+def row_bytes(table: Any) -> Array:
+    """The bytes of each row in a body, int64 (rows,)."""
+    total = np.zeros(table.num_rows, np.int64)
+    for column in table.columns:
+        kind = column.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            total += 4 + pc.binary_length(column).fill_null(0).to_numpy()
+        elif pa.types.is_fixed_size_list(kind):
+            total += kind.list_size * kind.value_type.bit_width // 8
+        else:
+            total += max(1, kind.bit_width // 8)
+    return total
+
+
+def _behind(some: Sequence[Episodes]) -> Episodes:
+    rows = np.cumsum([0, *(one.table.num_rows for one in some)])
+    begins = [one.begins + before for one, before in zip(some, rows.tolist(), strict=False)]
+    table = joined([one.table for one in some]).combine_chunks()
+    units = np.concatenate([one.units for one in some])
+    numbers = np.concatenate([one.numbers for one in some])
+    return Episodes(table, np.concatenate(begins), units, numbers)
+
+
+# --- sending -----------------------------------------------------------------------------------
+
+
+class Sender:
+    """Posts requests one behind the other, on a thread, and adds what became of them."""
+
+    def __init__(
+        self, transport: Transport, timeout: float, labels: Sequence[str], account: Account
+    ) -> None:
+        self._transport, self._timeout = transport, timeout
+        self._labels, self._account = labels, account
+        self._thread = ThreadPoolExecutor(1, "headrace-import")
+        self._sent: tuple[Request, Future[wire.EventsReply]] | None = None
+
+    def send(self, request: Request, name: str) -> None:
+        """Post it once the one before is answered. Raises ImportFailed, CollectorUnavailable."""
+        body = _encoded(request.episodes.table)
+        self.wait()
+        headers = {
+            "Content-Type": wire.ARROW,
+            "Headrace-CRC32": f"{zlib.crc32(body):08x}",
+            "Idempotency-Key": f"{name}:{request.number}",
+        }
+        self._sent = request, self._thread.submit(self._post, body, headers)
+
+    def wait(self) -> None:
+        """Until what was sent is answered; adds what became of it."""
+        if self._sent is not None:
+            request, future = self._sent
+            self._sent = None
+            self._take(request, future.result())
+
+    def close(self) -> None:
+        self._transport.closing.set()
+        self._thread.shutdown(wait=True)
+
+    def _post(self, body: bytes, headers: dict[str, str]) -> wire.EventsReply:
+        try:
+            delivery = Delivery(self._transport, "POST", "/v1/steps", body, headers)
+            return delivery.run(wire.EventsReply, self._timeout)
+        except CollectorUnavailable as error:
+            raise CollectorUnavailable(
+                f"{error}; run the same import again to go on",
+                maybe_applied=error.maybe_applied,
+                retry_after=error.retry_after,
+            ) from error
+        except Refusal as refusal:
+            if refusal.code == "conflict":
+                raise ImportFailed(
+                    "the collector knows this import with other rows: its source, the order of its "
+                    f"rows, or the policy's spaces have changed since ({refusal.message})"
+                ) from refusal
+            raise
+
+    def _take(self, request: Request, reply: wire.EventsReply) -> None:
+        """Add a reply to the report: it counts events, an episode's start and end among them.
+
+        Episodes are taken in their order, so that those that were known come first.
+        """
+        episodes, report = request.episodes, self._account.report
+        refused = self._refused(episodes, reply)
+        lengths = np.diff(np.append(episodes.begins, len(episodes.numbers)))
+        fine = np.delete(lengths, refused)
+        beyond = reply.refused_count - len(refused) if reply.refused_count else 0
+        left_out = int(lengths[refused].sum())
+        if beyond > 0:  # of which the reply says only how many there are
+            taken = reply.accepted + reply.duplicates - 2 * (len(fine) - beyond)
+            left_out += max(0, int(fine.sum()) - taken)
+        events = np.cumsum(fine + 2)
+        known = int(np.searchsorted(events, reply.duplicates, side="right"))
+        rows_known = max(0, reply.duplicates - 2 * known)
+        report.rows_left_out += left_out
+        report.skipped_known += known
+        report.rows_known += rows_known
+        report.episodes += len(fine) - known - max(0, beyond)
+        report.steps += len(episodes.numbers) - left_out - rows_known
+
+    def _refused(self, episodes: Episodes, reply: wire.EventsReply) -> list[int]:
+        """The places of refused episodes, which are named and counted."""
+        places = []
+        for item in reply.refused:
+            row = item.index
+            place = int(np.searchsorted(episodes.begins, row, side="right")) - 1
+            name = episodes.table["eps_id"][row].as_py()
+            text = (
+                str(item.error.get("message", ""))
+                .removeprefix(f"Episode {name}: ")
+                .replace(name, "of it")
+            )
+            reason = f"{item.error['code']}: {text}"
+            source = self._labels[int(episodes.units[row])]
+            self._account.name(BadRow(source, int(episodes.numbers[row]), reason, name))
+            self._account.count(reason, 1)
+            places.append(place)
+        if reply.refused_count > len(places):
+            self._account.count(
+                "the collector refused more than it names", reply.refused_count - len(places)
+            )
+        return sorted(set(places))
+
+
+def _encoded(table: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table.combine_chunks())
+    return bytes(sink.getvalue())
+
+
+__all__ = ["Cutter", "Request", "Sender"]

@@ -1,0 +1,382 @@
+"""Files as blocks of rows: CSV, JSON lines, Parquet and Arrow IPC, in bounded memory.
+
+Text is read as text, and what a block of JSON lines holds is not held against the next one: one odd
+value must cost one row. A row that cannot be read is a problem with its number; the rest of the
+file is read all the same. A CSV block, a page of Parquet or a record batch is what is in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ingest.protocol.errors import ImportFailed
+
+BLOCK_BYTES = 4_000_000
+BLOCK_ROWS = 65_536
+
+_COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+_ARROW_FILE = b"ARROW1"
+
+
+@dataclass
+class Block:
+    """Some rows in their order: their columns, and their numbers from 1 on in their file.
+
+    `problems`: numbers of rows that are not among them, and why.
+    """
+
+    table: Any  # pyarrow.Table
+    numbers: NDArray[np.int64]
+    problems: list[tuple[int, str]] = field(default_factory=list)
+
+
+Blocks: TypeAlias = Iterator[Block]
+"""`blocks(columns)` of a file answers these; without columns all of them are read."""
+
+
+def kinds() -> str:
+    return ", ".join(_KINDS)
+
+
+def is_readable(path: Path) -> bool:
+    """Whether a file's suffixes say what it is."""
+    return _suffix(path)[0] in _KINDS
+
+
+def _suffix(path: Path) -> tuple[str, str | None]:
+    """The suffix that says what a file holds, and its compression."""
+    compression = _COMPRESSED.get(path.suffix.lower())
+    name = path.with_suffix("") if compression else path
+    return name.suffix.lower(), compression
+
+
+def file_names(path: Path) -> list[str]:
+    """The names of a file's columns. Raises ImportFailed."""
+    names = _open(path)[0]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ImportFailed(f"{path}: expected different column names, got {twice} twice")
+    return names
+
+
+def file_blocks(path: Path, columns: Sequence[str]) -> Blocks:
+    """The rows of a file. Raises ImportFailed."""
+    return _open(path)[1](columns)
+
+
+_Opened: TypeAlias = tuple[list[str], Callable[[Sequence[str]], Blocks]]
+
+
+def _open(path: Path) -> _Opened:
+    suffix, compression = _suffix(path)
+    if suffix not in _KINDS:
+        raise ImportFailed(f"{path}: expected a file of {kinds()}, also with .gz or .zst behind it")
+    kind, opened = _KINDS[suffix]
+    with _readable(path, kind):
+        if path.stat().st_size == 0:
+            raise ImportFailed(f"{path} is empty")
+        return opened(path, compression)
+
+
+@contextmanager
+def _readable(path: Path, kind: str) -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise ImportFailed(f"{path}: expected {kind}: {error!s:.300}") from error
+    except OSError as error:
+        raise ImportFailed(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _stream(path: Path, compression: str | None) -> Any:
+    return pa.input_stream(str(path), compression=compression)
+
+
+# --- CSV -------------------------------------------------------------------------------------
+
+
+def _csv(path: Path, compression: str | None) -> _Opened:
+    parse = {"delimiter": "\t" if ".tsv" in path.suffixes else ",", "newlines_in_values": True}
+
+    def reader(columns: Sequence[str], skip: Any) -> Any:
+        return pyarrow.csv.open_csv(
+            _stream(path, compression),
+            pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+            pyarrow.csv.ParseOptions(**parse, invalid_row_handler=skip),
+            pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(columns, pa.binary()),
+                include_columns=list(columns),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=True,
+            ),
+        )
+
+    def blocks(columns: Sequence[str]) -> Blocks:
+        odd: list[tuple[int, str]] = []
+
+        def skip(row: Any) -> str:
+            text = f"row: expected {row.expected_columns} fields, got {row.actual_columns}"
+            odd.append((row.number - 1, text))  # its numbers count the header
+            return "skip"
+
+        last = 0
+        with _readable(path, "CSV"), closing(reader(columns, skip)) as batches:
+            for batch in batches:
+                numbers = _numbers(last, batch.num_rows, odd)
+                last = int(numbers[-1]) if len(numbers) else last
+                # the reader is a block ahead: what it skipped there stands behind these rows
+                before = [problem for problem in odd if problem[0] < last]
+                odd[:] = odd[len(before) :]
+                yield _decoded(pa.Table.from_batches([batch]), numbers, before)
+        if odd:
+            yield Block(_nothing(columns), np.zeros(0, np.int64), list(odd))
+
+    with closing(reader([], lambda _: "skip")) as opened:
+        return opened.schema.names, blocks
+
+
+def _numbers(last: int, count: int, odd: Sequence[tuple[int, str]]) -> NDArray[np.int64]:
+    """The numbers of the next rows after the last, without those of the odd ones."""
+    skipped = np.array([number for number, _ in odd], np.int64)
+    numbers = np.arange(last + 1, last + 1 + count + len(skipped), dtype=np.int64)
+    return numbers[~np.isin(numbers, skipped)][:count]
+
+
+def _decoded(table: Any, numbers: NDArray[np.int64], odd: Sequence[tuple[int, str]]) -> Block:
+    """A table of bytes as one of text; a row with other bytes is a problem."""
+    problems, columns = list(odd), {}
+    bad = np.zeros(len(table), bool)
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        try:
+            columns[name] = column.cast(pa.string())
+        except pa.ArrowInvalid:
+            cells = [None if cell is None else _text(cell) for cell in column.to_pylist()]
+            wrong = np.array([cell is False for cell in cells])
+            text = f"column {name}: expected UTF-8, got other bytes"
+            problems += [(int(number), text) for number in numbers[wrong & ~bad]]
+            bad |= wrong
+            columns[name] = pa.array([cell or None for cell in cells], pa.string())
+    made = pa.table(columns)
+    return Block(made.filter(pa.array(~bad)) if bad.any() else made, numbers[~bad], problems)
+
+
+def _text(cell: bytes) -> str | bool:
+    try:
+        return cell.decode()
+    except UnicodeDecodeError:
+        return False
+
+
+def _nothing(columns: Sequence[str]) -> Any:
+    return pa.table({name: pa.nulls(0) for name in columns})
+
+
+# --- JSON lines ------------------------------------------------------------------------------
+
+
+def _json(path: Path, compression: str | None) -> _Opened:
+    def blocks(columns: Sequence[str]) -> Blocks:
+        number, read = 0, _JsonReader(columns)
+        with _readable(path, "JSON lines"), _stream(path, compression) as stream:
+            for text in _lines(stream):
+                block = read.block(text, number)
+                number += len(block.numbers) + len(block.problems)
+                yield block
+
+    with _stream(path, compression) as stream:
+        first = next(_lines(stream), b"")
+        found = [_object(line) for line in first.splitlines()[:1_000] if line.strip()]
+        names = dict.fromkeys(name for row in found if isinstance(row, dict) for name in row)
+    if not names:
+        raise ImportFailed(f"{path}: expected a JSON object in each line, got none")
+    return list(names), blocks
+
+
+def _lines(stream: Any) -> Iterator[bytes]:
+    """Bytes that end where a line ends."""
+    rest = b""
+    while data := stream.read(BLOCK_BYTES):
+        whole, end, tail = data.rpartition(b"\n")
+        if end:
+            yield rest + whole + end
+            rest = tail
+        else:
+            rest += data
+    if rest:
+        yield rest + b"\n"
+
+
+class _JsonReader:
+    """Blocks of lines as tables: by pyarrow, and line by line where that fails."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._schema: Any = None  # what the block before held
+
+    def block(self, text: bytes, before: int) -> Block:
+        lines = text.count(b"\n")
+        table = self._read(text, self._schema) if self._schema is not None else None
+        table = self._infer(text) if table is None else table
+        if table is None or table.num_rows != lines:
+            return self._one_by_one(text, before)
+        self._schema = table.schema
+        return Block(table, np.arange(before + 1, before + 1 + lines, dtype=np.int64))
+
+    def _infer(self, text: bytes) -> Any:
+        table = self._read(text, None)
+        if table is None:
+            return None
+        wanted = [name for name in self._columns if name in table.column_names]
+        fields = [table.schema.field(name) for name in wanted]
+        # times stay the text that they were: a tag may be one, and a later block less regular
+        plain = [
+            pa.field(one.name, pa.string() if pa.types.is_timestamp(one.type) else one.type)
+            for one in fields
+        ]
+        table = table.select(wanted) if fields == plain else self._read(text, pa.schema(plain))
+        for name in self._columns:
+            if table is not None and name not in table.column_names:
+                table = table.append_column(name, pa.nulls(table.num_rows))
+        return table
+
+    def _read(self, text: bytes, schema: Any) -> Any:
+        behaviour = "infer" if schema is None else "ignore"
+        parse = pyarrow.json.ParseOptions(
+            explicit_schema=schema, unexpected_field_behavior=behaviour
+        )
+        try:
+            read = pyarrow.json.ReadOptions(block_size=len(text) + 1)
+            return pyarrow.json.read_json(io.BytesIO(text), read, parse)
+        except (pa.ArrowException, UnicodeDecodeError):
+            return None
+
+    def _one_by_one(self, text: bytes, before: int) -> Block:
+        rows, numbers, problems, number = [], [], list[tuple[int, str]](), before
+        for line in text.split(b"\n"):
+            if not line.strip():
+                continue
+            number += 1
+            found = _object(line)
+            if isinstance(found, dict):
+                rows.append([found.get(name) for name in self._columns])
+                numbers.append(number)
+            else:
+                problems.append((number, f"row: expected a JSON object, got {found}"))
+        cells = list(zip(*rows, strict=True)) if rows else [()] * len(self._columns)
+        made = dict(zip(self._columns, map(array_of, cells), strict=True))
+        return Block(pa.table(made), np.array(numbers, np.int64), problems)
+
+
+def _object(line: bytes) -> dict[str, Any] | str:
+    """The object of a line, or what is wrong with it."""
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        return str(error)
+    return found if isinstance(found, dict) else f"{found!r:.80}"
+
+
+def array_of(cells: Sequence[Any]) -> Any:
+    """Cells as a pyarrow.Array; those of several kinds as texts, lists among them as JSON."""
+    kinds = set(map(type, cells)) - {type(None)}
+    if len(kinds) <= 1 or kinds == {int, float}:
+        with contextlib.suppress(pa.ArrowException, OverflowError):
+            return pa.array(cells)
+    return pa.array([_plain(cell) for cell in cells], pa.string())
+
+
+def _plain(cell: Any) -> str | None:
+    if cell is None or isinstance(cell, str):
+        return cell
+    return json.dumps(cell) if isinstance(cell, (bool, list, dict)) else str(cell)
+
+
+# --- Parquet and Arrow -----------------------------------------------------------------------
+
+
+def _parquet(path: Path, compression: str | None) -> _Opened:
+    if compression is not None:
+        raise ImportFailed(f"{path}: expected Parquet as it is, which compresses its own pages")
+
+    def blocks(columns: Sequence[str]) -> Blocks:
+        with _readable(path, "Parquet"), opened() as file:
+            yield from numbered(file.iter_batches(BLOCK_ROWS, columns=list(columns)), columns)
+
+    def opened() -> Any:  # page by page: a row group may be the whole file
+        return pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+
+    with opened() as file:
+        return list(file.schema_arrow.names), blocks
+
+
+def _arrow(path: Path, compression: str | None) -> _Opened:
+    def blocks(columns: Sequence[str]) -> Blocks:
+        with _readable(path, "Arrow IPC"), _stream(path, compression) as stream:
+            yield from numbered(batches(stream)[1], columns)
+
+    def batches(stream: Any) -> tuple[Any, Iterator[Any]]:
+        if compression is None and _begins(path) == _ARROW_FILE:
+            file = pa.ipc.open_file(str(path))
+            return file.schema, (file.get_batch(at) for at in range(file.num_record_batches))
+        opened = pa.ipc.open_stream(stream)
+        return opened.schema, opened
+
+    with _stream(path, compression) as stream:
+        return list(batches(stream)[0].names), blocks
+
+
+def _begins(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_ARROW_FILE))
+
+
+def numbered(batches: Iterator[Any], columns: Sequence[str]) -> Blocks:
+    """Record batches as blocks of plain columns."""
+    number = 0
+    for batch in batches:
+        for at in range(0, batch.num_rows, BLOCK_ROWS):
+            piece = batch.slice(at, BLOCK_ROWS)
+            made = pa.table({name: _flat(piece.column(name)) for name in columns})
+            numbers = np.arange(number + 1, number + 1 + piece.num_rows, dtype=np.int64)
+            number += piece.num_rows
+            yield Block(made, numbers)
+
+
+def _flat(column: Any) -> Any:
+    """A column without dictionaries, views and runs."""
+    types, kind = pa.types, column.type
+    if types.is_run_end_encoded(kind):
+        return _flat(pc.run_end_decode(column))
+    if types.is_dictionary(kind):
+        return _flat(column.cast(kind.value_type))
+    if types.is_string_view(kind):
+        return column.cast(pa.large_string())
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+        return column.cast(pa.string())  # bytes are taken for text
+    return column
+
+
+_KINDS: Mapping[str, tuple[str, Callable[[Path, str | None], _Opened]]] = {
+    **dict.fromkeys((".csv", ".tsv"), ("CSV", _csv)),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), ("JSON lines", _json)),
+    **dict.fromkeys((".parquet", ".pq"), ("Parquet", _parquet)),
+    **dict.fromkeys((".arrow", ".arrows", ".feather"), ("Arrow IPC", _arrow)),
+}

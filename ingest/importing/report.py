@@ -1,0 +1,121 @@
+"""What became of each row of an import."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class BadRow(NamedTuple):
+    """A row that was left out: of which file, its number from 1, and why.
+
+    With its episode, if that has more rows: they are all left out.
+    """
+
+    source: str
+    row: int
+    reason: str
+    episode: str | None = None
+
+
+@dataclass
+class Seen:
+    """The number, the sum and the range of some numbers."""
+
+    count: int = 0
+    total: float = 0.0
+    low: float | None = None
+    high: float | None = None
+
+    def add(self, values: Array) -> None:
+        if len(values):
+            low, high = float(values.min()), float(values.max())
+            self.count, self.total = self.count + len(values), self.total + float(values.sum())
+            self.low = low if self.low is None else min(self.low, low)
+            self.high = high if self.high is None else max(self.high, high)
+
+    def to_dict(self) -> dict[str, Any]:
+        found = {"low": self.low, "mean": self.total / max(1, self.count), "high": self.high}
+        return {"count": self.count, **{name: _finite(value) for name, value in found.items()}}
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
+
+
+@dataclass
+class ImportReport:
+    """What became of each row: rows == steps + rows_known + rows_left_out + rows_dropped.
+
+    `steps` were acknowledged to this run, of `episodes` episodes; `skipped_known` episodes were
+    there already. `rows_dropped` lacked a cell, under `missing="drop"`. `bad` holds the first rows
+    that were at fault, `bad_counts` counts all by reason. `understood` is what the rows were taken
+    for: spaces, lengths of episodes, rewards and returns, propensities, times in microseconds.
+    With `checked` nothing was sent, and `steps` and `episodes` are what would be.
+    """
+
+    name: str = ""
+    checked: bool = False
+    rows: int = 0
+    episodes: int = 0
+    steps: int = 0
+    skipped_known: int = 0
+    rows_known: int = 0
+    rows_left_out: int = 0
+    rows_dropped: int = 0
+    bad: list[BadRow] = field(default_factory=list)
+    bad_counts: dict[str, int] = field(default_factory=dict)
+    understood: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "bad": [row._asdict() for row in self.bad]}
+
+
+class Account:
+    """A report while it is put together."""
+
+    def __init__(self, bad_shown: int) -> None:
+        self.report = ImportReport()
+        self._bad_shown = bad_shown
+        self._counts = Counter[str]()
+        self._seen = {
+            name: Seen() for name in ("steps", "rewards", "returns", "propensities", "times")
+        }
+
+    @property
+    def room(self) -> int:
+        """How many more rows are named."""
+        return max(0, self._bad_shown - len(self.report.bad))
+
+    def name(self, bad: BadRow) -> None:
+        """Name a row at fault, while there is room; `count` counts it."""
+        if self.room:
+            self.report.bad.append(bad)
+
+    def count(self, reason: str, rows: int) -> None:
+        self._counts[reason.partition(", got")[0]] += rows
+
+    def see(self, columns: Mapping[str, Array]) -> None:
+        """Take what episodes hold into account, name -> numbers."""
+        for name, values in columns.items():
+            self._seen[name].add(values)
+
+    def finish(self) -> ImportReport:
+        report = self.report
+        report.bad_counts = dict(self._counts.most_common())
+        report.understood |= {name: seen.to_dict() for name, seen in self._seen.items()}
+        return report
+
+
+def segment_sums(values: Array, begins: Array) -> Array:
+    """The sums of values between begins, which are ascending from 0."""
+    return np.add.reduceat(values, begins) if len(begins) else values[:0]

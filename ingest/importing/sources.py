@@ -1,0 +1,323 @@
+"""Where the rows of an import come from: files and folders, databases, tables in memory.
+
+A source is one or more units, read one behind the other. A unit that can be read only once, a query
+or a reader, is kept in a temporary file where several passes are needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from ingest.importing.readers import (
+    BLOCK_ROWS,
+    Block,
+    Blocks,
+    array_of,
+    file_blocks,
+    file_names,
+    is_readable,
+    kinds,
+    numbered,
+)
+from ingest.protocol.errors import ImportFailed
+
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+class Unit(Protocol):
+    """Rows behind each other, numbered from 1. `once`: they can be read only once."""
+
+    label: str
+    once: bool
+
+    def names(self) -> list[str]:
+        """Of its columns. Raises ImportFailed."""
+
+    def digest(self) -> str | None:
+        """What names its content, None where that is not known before it is read."""
+
+    def blocks(self, columns: Sequence[str]) -> Blocks:
+        """Its rows. Raises ImportFailed."""
+
+
+def open_source(source: Any, query: str | None) -> list[Unit]:
+    """The units of what an import was given. Raises ImportFailed."""
+    if isinstance(source, (str, Path)):
+        text = str(source)
+        if "://" in text or query is not None:
+            if query is None:
+                raise ImportFailed(f"{_public(text)}: expected a query beside a database's URL")
+            return [_QueryUnit(text, query)]
+        return _files(Path(source))
+    if query is not None:
+        raise ImportFailed("query: expected a database's URL as the source, got a table")
+    return [_table_unit(source)]
+
+
+def require_columns(unit: Unit, columns: Sequence[str]) -> None:
+    """Raise ImportFailed that names the columns that are missing and those that exist."""
+    names = unit.names()
+    missing = [name for name in columns if name not in names]
+    if missing:
+        there = ", ".join(names)
+        raise ImportFailed(
+            f"{unit.label}: no column {', '.join(map(repr, missing))}; it has {there}"
+        )
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def _files(path: Path) -> list[Unit]:
+    if not path.is_dir():
+        return [_FileUnit(path, path.name, {})]
+    found: list[Unit] = []
+    for file in sorted(path.rglob("*")):
+        inner = file.relative_to(path)
+        if any(part.startswith((".", "_")) for part in inner.parts) or not file.is_file():
+            continue
+        if is_readable(file):
+            pairs = (part.partition("=") for part in inner.parts[:-1] if "=" in part)
+            hive = {name: unquote(value) for name, _, value in pairs}
+            found.append(_FileUnit(file, str(inner), hive))
+    if not found:
+        raise ImportFailed(f"{path}: expected files of {kinds()} in it, got none")
+    return found
+
+
+class _FileUnit:
+    """A file, with the columns that its folders' names are (`country=DE`)."""
+
+    once = False
+
+    def __init__(self, path: Path, label: str, hive: dict[str, str]) -> None:
+        self.label, self._path = label, path
+        self._hive = {name: None if v == _HIVE_NULL else v for name, v in hive.items()}
+
+    def names(self) -> list[str]:
+        own = file_names(self._path)
+        return [*own, *(name for name in self._hive if name not in own)]
+
+    def digest(self) -> str | None:
+        try:
+            with self._path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            text = f"{self._path}: cannot be read: {error.strerror or error}"
+            raise ImportFailed(text) from error
+        return f"{content} {sorted(self._hive.items())}"
+
+    def blocks(self, columns: Sequence[str]) -> Blocks:
+        own = [name for name in columns if name not in self._hive]
+        for block in file_blocks(self._path, own):
+            for name in columns:
+                if name in self._hive:
+                    values = pa.repeat(pa.scalar(self._hive[name], pa.string()), len(block.table))
+                    block.table = block.table.append_column(name, values)
+            yield block
+
+
+# --- tables in memory --------------------------------------------------------------------------
+
+
+def _table_unit(source: Any) -> Unit:
+    """A table or a reader. Raises ImportFailed for what is neither."""
+    if isinstance(source, pa.RecordBatch):
+        source = pa.Table.from_batches([source])
+    if not isinstance(source, (pa.Table, pa.RecordBatchReader)):
+        if hasattr(source, "to_pandas") or not hasattr(source, "iloc"):
+            source = _from_stream(source)
+        else:
+            try:
+                source = pa.Table.from_pandas(source, preserve_index=False)
+            except (pa.ArrowException, ValueError, TypeError) as error:
+                raise ImportFailed(f"source: expected plain columns: {error!s:.300}") from error
+    return _TableUnit(source)
+
+
+def _from_stream(source: Any) -> Any:
+    if not hasattr(source, "__arrow_c_stream__"):
+        raise ImportFailed(
+            "source: expected a path, a database's URL, or a table of pandas, polars or pyarrow, "
+            f"got {type(source).__name__}"
+        )
+    reader = pa.RecordBatchReader.from_stream(source)
+    return reader if type(source).__name__.endswith("Reader") else reader.read_all()
+
+
+class _TableUnit:
+    """A pyarrow.Table, or a pyarrow.RecordBatchReader, which is read once."""
+
+    label = "table"
+
+    def __init__(self, table: Any) -> None:
+        self.once = isinstance(table, pa.RecordBatchReader)
+        self._table = table
+
+    def names(self) -> list[str]:
+        return list(self._table.schema.names)
+
+    def digest(self) -> str | None:
+        if self.once:
+            return None
+        whole = hashlib.sha256()
+        table = self._table.replace_schema_metadata()
+        for at in range(0, len(table), BLOCK_ROWS):  # however its rows lie in chunks
+            piece = table.slice(at, BLOCK_ROWS).combine_chunks()
+            with pa.ipc.new_stream(_Hashing(whole), table.schema) as stream:
+                stream.write_table(piece)
+        return whole.hexdigest()
+
+    def blocks(self, columns: Sequence[str]) -> Blocks:
+        batches = self._table if self.once else self._table.to_batches(BLOCK_ROWS)
+        return numbered(iter(batches), columns)
+
+
+class _Hashing:
+    """A file whose content only counts for a digest."""
+
+    closed = False
+
+    def __init__(self, digest: Any) -> None:
+        self._digest = digest
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+# --- databases ---------------------------------------------------------------------------------
+
+
+def _public(url: str) -> str:
+    """A URL as messages show it: without who logs in, and without parameters."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+
+
+class _QueryUnit:
+    """The rows of a query, by SQLAlchemy or an ADBC driver, in the order that the query gives."""
+
+    once = True
+
+    def __init__(self, url: str, query: str) -> None:
+        self._url, self._query, self.label = url, query, "query"
+        self._open: Iterator[Any] | None = None
+        self._first: Any = None
+
+    def names(self) -> list[str]:
+        self._begin()
+        return list(self._first.schema.names)
+
+    def digest(self) -> str | None:
+        return hashlib.sha256(f"{_public(self._url)}\n{self._query}".encode()).hexdigest()
+
+    def blocks(self, columns: Sequence[str]) -> Blocks:
+        self._begin()
+        if self._open is None:
+            return
+
+        def batches() -> Iterator[Any]:
+            yield self._first
+            yield from self._open or ()
+
+        try:
+            yield from numbered(batches(), columns)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _begin(self) -> None:
+        if self._first is not None:
+            return
+        try:
+            adbc = self._url.startswith("adbc+")
+            self._open = (self._by_adbc if adbc else self._by_sqlalchemy)()
+            self._first = next(self._open)
+        except ModuleNotFoundError as error:
+            if error.name == "sqlalchemy":
+                raise
+            text = f"needs {error.name}, a driver of its database, which is not installed"
+            raise ImportFailed(f"{_public(self._url)}: {text}") from error
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> ImportFailed:
+        # a driver's error is of any type; its first line names the cause, the next ones the query
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        return ImportFailed(f"{_public(self._url)}: {first:.300}")
+
+    def _by_sqlalchemy(self) -> Iterator[Any]:
+        import sqlalchemy  # noqa: PLC0415 - the extra `sql`
+
+        engine = sqlalchemy.create_engine(self._url)
+        with engine.connect().execution_options(stream_results=True) as connection:
+            result = connection.execute(sqlalchemy.text(self._query))
+            names = list(result.keys())
+            yield pa.RecordBatch.from_arrays([pa.nulls(0)] * len(names), names)
+            for rows in result.partitions(BLOCK_ROWS // 4):
+                columns = [array_of(cells) for cells in zip(*rows, strict=True)]
+                yield pa.RecordBatch.from_arrays(columns, names)
+        engine.dispose()
+
+    def _by_adbc(self) -> Iterator[Any]:
+        name, _, rest = self._url.removeprefix("adbc+").partition(":")
+        driver = importlib.import_module(f"adbc_driver_{name}.dbapi")
+        # SQLite's driver takes a path; the others the URL that they are named in
+        where = rest.removeprefix("///") if name == "sqlite" else f"{name}:{rest}"
+        with driver.connect(where) as connection, connection.cursor() as cursor:
+            cursor.execute(self._query)
+            reader = cursor.fetch_record_batch()
+            yield pa.RecordBatch.from_pylist([], reader.schema)
+            yield from reader
+
+
+# --- several passes over what can be read once ---------------------------------------------------
+
+
+class KeptUnit:
+    """The rows of a unit in a temporary file, in which they keep their numbers."""
+
+    once = False
+
+    def __init__(self, unit: Unit, columns: Sequence[str], folder: Path) -> None:
+        """Reads all of the unit. Raises ImportFailed."""
+        self.label, self._digest, self._columns = unit.label, unit.digest(), list(columns)
+        self._path = folder / "rows.arrow"
+        self._pieces: list[tuple[int, int]] = []  # where each block begins in the file, its length
+        with self._path.open("wb") as file:
+            for block in unit.blocks(columns):
+                sink, begin = pa.BufferOutputStream(), file.tell()
+                with pa.ipc.new_stream(sink, block.table.schema) as stream:
+                    stream.write_table(block.table)
+                self._pieces.append((begin, file.write(sink.getvalue())))
+
+    def names(self) -> list[str]:
+        return self._columns
+
+    def digest(self) -> str | None:
+        return self._digest
+
+    def blocks(self, columns: Sequence[str]) -> Blocks:
+        return numbered(self._batches(), columns)
+
+    def _batches(self) -> Iterator[Any]:
+        with self._path.open("rb") as file:
+            for begin, length in self._pieces:
+                file.seek(begin)
+                yield from pa.ipc.open_stream(file.read(length))
+
+
+__all__ = ["Block", "KeptUnit", "Unit", "open_source", "require_columns"]

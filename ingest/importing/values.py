@@ -1,0 +1,247 @@
+"""From columns to the values of a space, as the columns of the bulk route."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.importing.categories import Categories, category
+from ingest.importing.cells import Array, Cells, flattened, nulls, to_numbers
+from ingest.importing.options import Column
+from ingest.protocol.errors import ImportFailed
+from storage.spaces.descriptors import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Text
+from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
+
+Read: TypeAlias = Callable[[Cells], dict[str, Any]]
+"""What answers column -> pyarrow.Array, over all rows; those at fault hold anything."""
+
+
+def value_reader(
+    what: str, prefix: str, space: Space, columns: Sequence[Column], found: Categories
+) -> Read:
+    """What turns columns into a value for `space` a row. Raises ImportFailed.
+
+    The numbers of all columns stand behind each other, those of a list in its order. A Dict takes
+    one column for each of its names, a Text one column. The route's columns begin with `prefix`.
+    """
+    names = ", ".join(column.name for column in columns)
+    if isinstance(space, Dict):
+        return _dict_reader(what, prefix, space, columns, found)
+    if isinstance(space, Discrete) and space.names:
+        if len(columns) != 1:
+            raise ImportFailed(f"{what}: expected one column of names, got {names}")
+        return _name_reader(prefix, space, columns[0].name)
+    if isinstance(space, Text):
+        if len(columns) != 1 or columns[0].categorical:
+            raise ImportFailed(f"{what}: expected one column for a text, got {names}")
+        return _text_reader(what, prefix, space, columns[0].name)
+    if not isinstance(space, (Box, Discrete, MultiDiscrete, MultiBinary)):
+        raise ImportFailed(
+            f"{what}: the policy's space is a {type(space).__name__}, which columns cannot fill"
+        )
+    (leaf,) = leaves(space)
+    size = math.prod(leaf.shape)
+    if len(columns) > max(size, 1):
+        raise ImportFailed(f"{what}: the policy expects {size} numbers, got the columns {names}")
+    _require_room(what, space, columns, found)
+
+    def read(cells: Cells) -> dict[str, Any]:
+        return {prefix: _packed(what, leaf, _matrix(what, leaf, columns, found, cells), cells)}
+
+    return read
+
+
+def _dict_reader(
+    what: str, prefix: str, space: Dict, columns: Sequence[Column], found: Categories
+) -> Read:
+    names = [column.name for column in columns]
+    wanted = [name for name, _ in space.spaces]
+    if sorted(names) != sorted(wanted):
+        raise ImportFailed(f"{what}: the policy expects the columns {wanted}, got {names}")
+    by_name = {column.name: column for column in columns}
+    readers = [
+        value_reader(f"{what}.{name}", f"{prefix}.{name}", inner, [by_name[name]], found)
+        for name, inner in space.spaces
+    ]
+
+    def read(cells: Cells) -> dict[str, Any]:
+        return {name: made for reader in readers for name, made in reader(cells).items()}
+
+    return read
+
+
+def _require_room(what: str, space: Any, columns: Sequence[Column], found: Categories) -> None:
+    """Categories need as many codes as they are, where the place of each column is known."""
+    if isinstance(space, Discrete):
+        sizes: Sequence[int] = [space.n + space.start]
+    elif isinstance(space, MultiDiscrete):
+        sizes = [n + start for n, start in zip(space.nvec, space.start, strict=True)]
+    else:
+        return
+    if len(sizes) != len(columns):
+        return
+    for column, size in zip(columns, sizes, strict=True):
+        if column.categorical and len(found[column.name]) > size:
+            raise ImportFailed(
+                f"{what}: column {column.name} has {len(found[column.name])} categories, the "
+                f"policy expects at most {size}"
+            )
+
+
+# --- names -----------------------------------------------------------------------------------
+
+
+def without_names(
+    spaces: tuple[Space, Space], observations: Sequence[Column], actions: Sequence[Column]
+) -> list[str]:
+    """The columns of categories for which the policy's spaces have no names, each once."""
+    found = [
+        column.name
+        for space, columns in zip(spaces, (observations, actions), strict=True)
+        for column in columns
+        if column.categorical and not _is_named(space, column.name)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _is_named(space: Space, column: str) -> bool:
+    inner = dict(space.spaces).get(column) if isinstance(space, Dict) else space
+    return isinstance(inner, Discrete) and bool(inner.names)
+
+
+def _name_reader(prefix: str, space: Discrete, name: str) -> Read:
+    """Names as the policy declares them, whatever a file of categories says."""
+
+    def read(cells: Cells) -> dict[str, Any]:
+        texts = cells.texts(name)
+        cells.missing(name, texts, "a known category", has_value=False)
+        found = texts.dictionary_encode()
+        known = np.append(space.codes(found.dictionary.to_pylist()), -1)
+        made = known[np.asarray(found.indices.fill_null(-1).to_numpy(zero_copy_only=False))]
+        unknown = (made < 0) & ~nulls(texts)
+        cells.faults.add(unknown, f"column {name}: expected a known category", texts)
+        return {prefix: pa.array(np.maximum(made, 0))}
+
+    return read
+
+
+# --- numbers ---------------------------------------------------------------------------------
+
+
+def codes(cells: Cells, name: str, found: Categories) -> Array:
+    """The numbers of a column's categories, int64 (rows,)."""
+    texts = cells.texts(name)
+    cells.missing(name, texts, "a known category", has_value=False)
+    places = pc.index_in(texts, pa.array([category(value) for value in found[name]], pa.string()))
+    unknown = nulls(places) & ~nulls(texts)
+    cells.faults.add(unknown, f"column {name}: expected a known category", texts)
+    return np.asarray(places.fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64)
+
+
+def _matrix(
+    what: str, leaf: Leaf, columns: Sequence[Column], found: Categories, cells: Cells
+) -> Array:
+    """The numbers of all columns behind each other, (rows, size)."""
+    size, whole = math.prod(leaf.shape), leaf.dtype.kind in "iub"
+    parts: list[tuple[Array, Array]] = []  # how many numbers each row has, the numbers
+    for column in columns:
+        if column.categorical:
+            made = codes(cells, column.name, found)
+            parts.append((np.ones(cells.rows, np.int64), made))
+            continue
+        raw = cells.lists(column.name)
+        cells.missing(column.name, raw, "numbers")
+        counts, flat = flattened(raw)
+        values, bad = to_numbers(flat, whole=whole)
+        if bad.any() or (flat.null_count and flat is not raw):
+            odd = bad | nulls(flat)
+            rows = odd if flat is raw else _rows_with(odd, counts)
+            kind = "whole numbers" if whole else "a number" if flat is raw else "numbers"
+            shown = cells.raw(column.name)
+            cells.faults.add(rows & ~nulls(raw), f"column {column.name}: expected {kind}", shown)
+        parts.append((counts, values))
+    return _side_by_side(what, parts, size, cells)
+
+
+def _rows_with(mask: Array, counts: Array) -> Array:
+    """Which rows have a marked one among so many values each."""
+    rows = np.zeros(len(counts), bool)
+    rows[np.repeat(np.arange(len(counts)), counts)[mask]] = True
+    return rows
+
+
+def _side_by_side(
+    what: str, parts: Sequence[tuple[Array, Array]], size: int, cells: Cells
+) -> Array:
+    total = np.zeros(cells.rows, np.int64)
+    for counts, _ in parts:
+        total += counts
+    reason = f"{what}: expected {size} numbers"
+    absent = cells.faults.bad | cells.faults.dropped
+    fine = total == size
+    cells.faults.add(~fine, reason, pa.array(total))
+    usual = parts[0][0][:0]
+    if fine.any():  # lists are as long as in the first row that fits
+        usual = np.array([counts[int(fine.argmax())] for counts, _ in parts])
+        for width, (counts, _) in zip(usual, parts, strict=True):
+            cells.faults.add(fine & (counts != width), reason, pa.array(counts))
+            fine &= counts == width
+    matrix = np.zeros((cells.rows, size), parts[0][1].dtype)
+    at = 0
+    for width, (counts, values) in zip(usual, parts, strict=False):
+        chosen = values if fine.all() else values[np.repeat(fine, counts)]
+        matrix[fine, at : at + width] = chosen.reshape(-1, width)
+        at += int(width)
+    matrix[absent] = 0
+    return matrix
+
+
+def _packed(what: str, leaf: Leaf, matrix: Array, cells: Cells) -> Any:
+    """The numbers as the leaf has them, those out of its range at fault."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = matrix.astype(leaf.dtype).reshape(len(matrix), *leaf.shape)
+        bounds = bounds_of(leaf.space)
+        fine = np.ones(len(matrix), bool)
+        if bounds is not None:
+            inside = (values >= bounds[0]) & (values <= bounds[1])
+            fine &= inside.reshape(len(matrix), -1).all(axis=1)
+        if leaf.dtype.kind in "iub":
+            fine &= (values.reshape(matrix.shape) == matrix).all(axis=1)
+    if not fine.all():
+        size = math.prod(leaf.shape)
+        shown = matrix[:, 0] if size == 1 else None
+        made = pa.array(shown) if shown is not None else lists_of(matrix)
+        cells.faults.add(~fine, f"{what}: expected {describe(leaf.space)}", made)
+    if leaf.shape == ():
+        return pa.array(values)
+    return lists_of(values.reshape(len(matrix), -1))
+
+
+def lists_of(matrix: Array) -> Any:
+    """A pyarrow.Array of the rows of a matrix."""
+    flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
+
+
+# --- texts -----------------------------------------------------------------------------------
+
+
+def _text_reader(what: str, prefix: str, space: Text, name: str) -> Read:
+    def read(cells: Cells) -> dict[str, Any]:
+        texts = cells.texts(name)
+        absent = cells.missing(name, texts, "a text")
+        texts = texts.fill_null("")
+        lengths = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
+        fine = (lengths >= space.min_length) & (lengths <= space.max_length)
+        if space.charset:
+            rest = pc.utf8_trim(texts, characters=space.charset)
+            fine &= pc.equal(rest, "").to_numpy(zero_copy_only=False)
+        cells.faults.add(~fine & ~absent, f"{what}: expected {describe(space)}", texts)
+        return {prefix: texts}
+
+    return read

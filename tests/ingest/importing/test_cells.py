@@ -1,0 +1,178 @@
+"""Cells: numbers, times and flags are what Python makes of them; what is none is a fault."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingest.importing.cells import Cells, Faults, flattened, texts_of, to_micros, to_numbers
+from ingest.importing.options import ImportOptions
+
+MICRO = timedelta(microseconds=1)
+START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+WHOLE = st.none() | st.integers(-(2**62), 2**62) | st.sampled_from(["x", "", "1_0", "0x1"])
+
+
+@given(st.lists(WHOLE))
+def test_whole_numbers_of_texts_are_exact(cells: list[Any]) -> None:
+    """A text that is no number is marked, and costs no other cell a digit."""
+    texts = pa.array([None if cell is None else f" {cell} " for cell in cells], pa.string())
+    values, bad = to_numbers(texts, whole=True)
+    assert bad.tolist() == [isinstance(cell, str) for cell in cells]
+    for cell, value in zip(cells, values.tolist(), strict=True):
+        assert not isinstance(cell, int) or value == cell
+
+
+@given(st.lists(st.none() | st.floats() | st.just("nothing")))
+def test_numbers_of_texts_are_those_of_python(cells: list[Any]) -> None:
+    """NaN and infinity are numbers, which a space refuses."""
+    texts = pa.array([None if cell is None else str(cell) for cell in cells], pa.string())
+    values, bad = to_numbers(texts)
+    for cell, value, wrong in zip(cells, values.tolist(), bad.tolist(), strict=True):
+        assert wrong == isinstance(cell, str)
+        if isinstance(cell, float):
+            assert value == cell or math.isnan(value) == math.isnan(cell) is True
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([1, 2.5, None], pa.float32()), [1, 2.5, 0]),
+        (pa.array([True, None]), [1, 0]),
+        (pa.array([2**64 - 1, 1], pa.uint64()), [float(2**64), 1]),
+        (pa.array([None, None]), [0, 0]),
+    ],
+)
+def test_numbers_of_other_kinds(column: Any, expected: list[float]) -> None:
+    values, bad = to_numbers(column)
+    assert values.tolist() == expected
+    assert not bad.any()
+
+
+def test_what_is_not_whole_is_no_integer() -> None:
+    """3.0 is one, 3.5 and what int64 cannot hold are none; a date is no number at all."""
+    values, bad = to_numbers(pa.array([3.0, 3.5, 1e30, None]), whole=True)
+    assert (values.tolist(), bad.tolist()) == ([3, 0, 0, 0], [False, True, True, False])
+    _, bad = to_numbers(pa.array([2**63, 1], pa.uint64()), whole=True)
+    assert bad.tolist() == [True, False]
+    _, bad = to_numbers(pa.array([datetime(2026, 1, 1), None]))  # noqa: DTZ001 - none is the case
+    assert bad.tolist() == [True, False]
+
+
+TIMES = st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1))  # noqa: DTZ001 - zones come by hand
+
+
+ZONES = st.sampled_from(["", "Z", "+02:00"])
+
+
+@given(st.lists(TIMES, min_size=1), st.sampled_from(["T", " "]), ZONES)
+def test_times_are_those_of_python(times: list[datetime], sep: str, zone: str) -> None:
+    """ISO 8601 with either separator, with and without a zone and a fraction."""
+    texts = [time.isoformat(sep) + zone for time in times]
+    values, bad = to_micros(pa.array(texts), "us", "UTC")
+    shift = timedelta(hours=2 if zone == "+02:00" else 0)
+    assert not bad.any()
+    assert values.tolist() == [(t.replace(tzinfo=UTC) - shift - START) // MICRO for t in times]
+
+
+def test_times_without_a_zone_are_the_given_ones() -> None:
+    """Of an hour that comes twice the first; numbers, dates and stamped times need no zone."""
+    zone = "Europe/Berlin"
+    texts = ["2026-07-01T12:00", "2026-10-25 02:30:00", "2026-07-01T12:00Z", "2026-07-01"]
+    expected = [
+        datetime(2026, 7, 1, 12, tzinfo=ZoneInfo(zone)),
+        datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo(zone)),
+        datetime(2026, 7, 1, 12, tzinfo=UTC),
+        datetime(2026, 7, 1, tzinfo=ZoneInfo(zone)),
+    ]
+    micros = [(time.astimezone(UTC) - START) // MICRO for time in expected]
+    assert to_micros(pa.array(texts), "us", zone)[0].tolist() == micros
+    naive = pa.array([datetime(2026, 7, 1, 12)], pa.timestamp("ms"))  # noqa: DTZ001 - the case
+    assert to_micros(naive, "us", zone)[0].tolist() == micros[:1]
+    stamped = pa.array([expected[2]], pa.timestamp("ns", "UTC"))
+    assert to_micros(stamped, "us", zone)[0].tolist() == micros[2:3]
+
+
+@pytest.mark.parametrize(
+    ("column", "unit", "micros", "bad"),
+    [
+        (["1", "2.5", "x", "-3"], "ms", [1_000, 2_500, 0, -3_000], [False, False, True, False]),
+        (["2026-13-01", "1", None], "us", [0, 1, 0], [True, False, False]),
+        ([10**18 * 9, 1], "s", [0, 1_000_000], [True, False]),
+        ([1_700_000_000_123_456_789], "ns", [1_700_000_000_123_456], [False]),
+        (["2026-01-01T00:00:00.1234567Z"], "us", [1_767_225_600_123_456], [False]),
+    ],
+)
+def test_units_and_what_is_no_time(
+    column: list[Any], unit: str, micros: list[int], bad: list[bool]
+) -> None:
+    """Numbers are of the unit; what is neither a number nor a time is marked."""
+    values, wrong = to_micros(pa.array(column), unit, "UTC")
+    assert wrong.tolist() == bad
+    assert np.where(wrong, 0, values).tolist() == micros
+
+
+def cells(column: list[Any], **options: Any) -> Cells:
+    meaning = {"observation": ["x"], "action": "x", "reward": "x", **options}
+    table = pa.table({"x": column})
+    return Cells(table, ImportOptions(source=table, **meaning), Faults(len(column)))
+
+
+def test_flags_are_booleans_zero_and_one_and_such_texts() -> None:
+    """Anything else is a fault, which shows the cell."""
+    found = cells(["true", " FALSE ", "1", "0.0", "yes", None])
+    assert found.flags("x").tolist() == [True, False, True, False, False, False]
+    assert found.faults.bad.tolist() == [False] * 4 + [True, True]
+    assert {fault.text(int(row)) for fault in found.faults.found for row in fault.rows} == {
+        "column x: expected true or false, got 'yes'",
+        "column x: expected true or false, got nothing",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "bad", "dropped"),
+    [
+        ({}, [1, 0], [False, True], [False, False]),
+        ({"missing": "drop"}, [1, 0], [False, False], [False, True]),
+        ({"missing": "value"}, [1, 0], [False, False], [False, False]),
+        ({"default": {"x": "7"}}, [1, 7], [False, False], [False, False]),
+        ({"missing": "drop", "default": {"x": "7"}}, [1, 7], [False, False], [False, False]),
+    ],
+)
+def test_a_missing_cell_is_what_the_options_say(
+    options: dict[str, Any], values: list[float], bad: list[bool], dropped: list[bool]
+) -> None:
+    """A fault, a row less, 0, or the column's default before any of them."""
+    found = cells([1.0, None], **options)
+    assert found.numbers("x").tolist() == values
+    assert (found.faults.bad.tolist(), found.faults.dropped.tolist()) == (bad, dropped)
+
+
+def test_texts_are_the_same_for_the_same_number() -> None:
+    """3 and 3.0 are one category; 3.5 is another, whatever else the column holds."""
+    assert texts_of(pa.array([3.0, None])).to_pylist() == ["3", None]
+    assert texts_of(pa.array([3])).to_pylist() == ["3"]
+    assert texts_of(pa.array([3.5, 2.0])).to_pylist() == ["3.5", "2"]
+    assert texts_of(pa.array([True])).to_pylist() == ["true"]
+
+
+def test_lists_within_each_other_are_one_row_of_numbers() -> None:
+    """Also as JSON texts; the counts say how many numbers each row has."""
+    lists = [[[1, 2], [3]], [[4]], None]
+    texts = ["[[1, 2], [3]]", "[4]", None]
+    for column in (pa.array(lists), cells(texts).lists("x")):
+        counts, flat = flattened(column)
+        assert counts.tolist() == [3, 1, 0]
+        assert to_numbers(flat)[0].tolist() == [1, 2, 3, 4]
+    odd = flattened(cells(["[1, 2]", "[1", "5"]).lists("x"))
+    assert odd[0].tolist() == [2, 0, 1]

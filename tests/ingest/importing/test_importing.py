@@ -1,0 +1,523 @@
+"""Import: each usable row of a log is in the shards exactly once; every other row is named.
+
+Also of `ingest.importing.categories`, `ingest.importing.episodes`, `ingest.importing.inference`,
+`ingest.importing.options`, `ingest.importing.report` and `ingest.importing.values`.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ingest.importing.importing import import_table, run_import
+from ingest.importing.inference import infer_spaces
+from ingest.importing.options import ImportOptions
+from ingest.importing.report import ImportReport
+from ingest.protocol.errors import CollectorUnavailable, ImportFailed
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.spaces.descriptors import Box, Dict, Discrete, MultiDiscrete, Text
+from tests.collector_process import CollectorProcess, declare, shard_rows
+
+BANDIT: dict[str, Any] = {
+    "observation": ("x", "y"),
+    "action": "a",
+    "reward": "r",
+    "action_prob": "p",
+}
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    """A bandit's log whose rewards tell its rows apart."""
+    return [
+        {"x": i / 8, "y": -float(i), "a": i % 2, "r": float(i), "p": 0.25 + i % 2 / 2}
+        for i in range(count)
+    ]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[CollectorProcess]:
+    root = tmp_path / "root"
+    declare(root, "box:2", "discrete:2")
+    with CollectorProcess(root) as running:
+        yield running
+
+
+def stored(collector: CollectorProcess) -> list[dict[str, Any]]:
+    """All rows, once everything is sealed."""
+    assert collector.stop() == 0
+    return shard_rows(collector.root)
+
+
+def accounts_for_every_row(report: ImportReport) -> bool:
+    apart = report.rows_known + report.rows_left_out + report.rows_dropped
+    return report.rows == report.steps + apart
+
+
+# --- what arrives ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_every_row_becomes_an_episode_of_one_step(
+    suffix: str, collector: CollectorProcess, tmp_path: Path
+) -> None:
+    """Observation, action, reward, propensity, time and tags of each row are stored as given."""
+    rows = [row | {"at": 1_700_000_000_000_000 + i} for i, row in enumerate(rows_of(50))]
+    options = ImportOptions(
+        source=write(tmp_path / f"log.{suffix}", rows),
+        address=collector.address,
+        time="at",
+        tags={"arm": "a"},
+        **BANDIT,
+    )
+    report = run_import(options)
+    assert (report.rows, report.episodes, report.steps, report.bad) == (50, 50, 50, [])
+    found = sorted(stored(collector), key=lambda row: row["rewards"])
+    assert len(found) == 50
+    for row, sent in zip(found, rows, strict=True):
+        assert row["obs"].tolist() == [sent["x"], sent["y"]]
+        assert (row["actions"], row["rewards"]) == (sent["a"], sent["r"])
+        assert row["action_logp"] == math.log(sent["p"])
+        assert (row["ts"], row["source"], row["ended"]) == (sent["at"], "replayed", "terminated")
+        assert json.loads(row["tags"]) == {"arm": str(sent["a"])}
+    assert len({row["eps_id"] for row in found}) == 50
+
+
+def test_a_second_run_adds_nothing_but_another_file_or_meaning_does(
+    collector: CollectorProcess, tmp_path: Path
+) -> None:
+    """An import is its content and what its columns mean, wherever the file lies."""
+    path = write(tmp_path / "log.csv", rows_of(20))
+    options = ImportOptions(source=path, address=collector.address, **BANDIT)
+    first, again = run_import(options), run_import(options)
+    moved = dataclasses.replace(options, source=path.rename(tmp_path / "moved.csv"))
+    third = run_import(moved)
+    assert (first.steps, again.steps, again.skipped_known, third.skipped_known) == (20, 0, 20, 20)
+    assert first.name == again.name == third.name
+    assert accounts_for_every_row(again)
+    other = dataclasses.replace(moved, action_prob=None)
+    further = run_import(other)
+    assert (further.steps, further.name == first.name) == (20, False)
+    assert len(stored(collector)) == 40
+
+
+def test_rows_of_an_episode_may_lie_anywhere_and_are_ordered_by_time(
+    collector: CollectorProcess, tmp_path: Path
+) -> None:
+    """Interleaved rows are grouped; t follows the time column; the last row says how it ended."""
+    rows = [
+        {"e": name, "at": at, "x": 0, "y": at, "a": 0, "r": at, "p": 1, "end": at == 3}
+        for at, name in [(2, "A"), (1, "B"), (3, "B"), (1, "A"), (1, "C"), (2, "B"), (3, "A")]
+    ]
+    rows[4]["end"] = False  # C was cut off
+    options = ImportOptions(
+        source=write(tmp_path / "log.csv", rows),
+        address=collector.address,
+        episode="e",
+        time="at",
+        terminated="end",
+        **BANDIT,
+    )
+    report = run_import(options)
+    assert (report.episodes, report.steps) == (3, 7)
+    assert run_import(options).skipped_known == 3
+    found = stored(collector)
+    by_id: dict[str, list[Any]] = {}
+    for row in sorted(found, key=lambda row: row["t"]):
+        by_id.setdefault(row["eps_id"].rpartition("-")[2], []).append(row)
+    assert {name: [row["rewards"] for row in part] for name, part in by_id.items()} == {
+        "A": [1, 2, 3],
+        "B": [1, 2, 3],
+        "C": [1],
+    }
+    endings = {name: part[-1]["ended"] for name, part in by_id.items()}
+    assert endings == {"A": "terminated", "B": "terminated", "C": "truncated"}
+
+
+# --- bad rows --------------------------------------------------------------------------------
+
+
+def test_a_bad_row_is_named_counted_and_stops_nothing(
+    collector: CollectorProcess, tmp_path: Path
+) -> None:
+    """Each fault names the file, the row and the column; the other rows arrive."""
+    path = tmp_path / "log.csv"
+    path.write_text(
+        'note,x,y,a,r,p\n"two\nlines",1,1,0,1,0.5\nb,one,1,0,1,0.5\nc,1,1,5,1,0.5\n'
+        "d,1,1,0,1,1.5\ne,1,1\nf,1,nan,0,1,0.5\ng,1,1,0,,0.5\nh,1,1,0,1,-1\ni,1,1,1,2,0.5\n"
+    )
+    report = run_import(ImportOptions(source=path, address=collector.address, **BANDIT))
+    assert (report.rows, report.steps, report.rows_left_out) == (9, 2, 7)
+    assert accounts_for_every_row(report)
+    assert [(bad.source, bad.row) for bad in report.bad] == [("log.csv", i) for i in range(2, 9)]
+    reasons = [bad.reason for bad in report.bad]
+    assert reasons[0] == "column x: expected a number, got 'one'"
+    assert reasons[1].startswith("action: expected ")
+    assert reasons[2] == "action_prob: expected a number in (0, 1], got 1.5"
+    assert reasons[3] == "row: expected 6 fields, got 3"
+    assert reasons[4].startswith("observation: expected finite ")
+    assert reasons[5] == "column r: expected a number, got nothing"
+    assert report.bad_counts["action_prob: expected a number in (0, 1]"] == 2
+    assert sum(report.bad_counts.values()) == 7
+    assert sorted(row["rewards"] for row in stored(collector)) == [1, 2]
+
+
+def test_a_bad_row_leaves_its_whole_episode_out(
+    collector: CollectorProcess, tmp_path: Path
+) -> None:
+    """No part of an episode with a hole is stored; the row at fault and its episode are named."""
+    rows = [
+        {"e": name, "x": 0, "y": 0, "a": 0, "r": r, "p": 1}
+        for name, r in [("A", 1), ("A", "?"), ("A", 3), ("B", 4), ("B", 5), ("", 6)]
+    ]
+    options = ImportOptions(
+        source=write(tmp_path / "log.csv", rows),
+        address=collector.address,
+        episode="e",
+        bad_shown=1,
+        **BANDIT,
+    )
+    report = run_import(options)
+    assert (report.rows, report.steps, report.rows_left_out) == (6, 2, 4)
+    assert len(report.bad) == 1
+    assert sum(report.bad_counts.values()) == 2
+    (bad,) = report.bad
+    assert (bad.source, bad.row) == ("log.csv", 2)
+    assert (bad.episode or "").endswith("-A")
+    assert accounts_for_every_row(run_import(options))
+    assert sorted(row["rewards"] for row in stored(collector)) == [4, 5]
+
+
+def test_an_end_before_the_last_row_is_a_fault(collector: CollectorProcess, tmp_path: Path) -> None:
+    """An episode that goes on after its end is two episodes under one name."""
+    rows = [{"e": 1, "x": 0, "y": 0, "a": 0, "r": 1, "p": 1, "end": end} for end in (1, 0)]
+    path = write(tmp_path / "log.jsonl", rows)
+    report = run_import(
+        ImportOptions(
+            source=path, address=collector.address, episode="e", terminated="end", **BANDIT
+        )
+    )
+    assert report.bad_counts == {"row: expected the end on its episode's last row": 1}
+    assert (report.bad[0].row, report.rows_left_out, report.steps) == (1, 2, 0)
+
+
+# --- rules for data --------------------------------------------------------------------------
+
+
+def checked(table: dict[str, list[Any]], **meaning: Any) -> ImportReport:
+    """What would be imported, without a collector, of a table with a reward r and an action a."""
+    rows = len(next(iter(table.values())))
+    usual = {"x": [0.5] * rows, "a": [n % 2 for n in range(rows)], "r": [1.0] * rows}
+    whole = pa.table({**usual, **table})
+    known = {"observation": ["x"], "action": "a", "reward": "r", "address": "http://127.0.0.1:9"}
+    return import_table(whole, check=True, **{**known, "timeout": 0.1, **meaning})
+
+
+def test_several_columns_of_rewards_are_added_up() -> None:
+    """Each row's reward is their sum; a missing one is a fault unless it has a default."""
+    table = {"click": [1.0, None, 0.5], "margin": [2.0, 3.0, -1.0]}
+    report = checked(table, reward=["click", "margin"])
+    assert report.bad_counts == {"column click: expected a number": 1}
+    report = checked(table, reward=["click", "margin"], default={"click": "0"})
+    rewards = report.understood["rewards"]
+    assert (rewards["count"], rewards["low"], rewards["high"]) == (3, -0.5, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("action", "space", "prob"),
+    [
+        ([1, 2, 4, 3], "discrete", 1 / 4),
+        ([[0, 1], [1, 2], [0, 0], [1, 1]], "multi_discrete", 1 / 9),
+    ],
+)
+def test_a_declared_uniform_policy_is_the_propensity(
+    action: list[Any], space: str, prob: float
+) -> None:
+    """Every action of the space was as likely, those that the log lacks too."""
+    report = checked({"a": action}, uniform=True)
+    seen = report.understood["propensities"]
+    assert report.understood["spaces"]["action"]["kind"] == space
+    assert seen["low"] == pytest.approx(prob) == pytest.approx(seen["high"])
+
+
+def test_nothing_is_uniform_on_a_box_without_bounds() -> None:
+    with pytest.raises(ImportFailed, match="uniform: expected an action space of choices"):
+        checked({"a": [0.5, 1.5]}, uniform=True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "rows", "bad"),
+    [
+        ([2, 0, 1], 3, {}),
+        ([1, 2, 3], 3, {}),
+        ([0, 2, 3], 0, {"column t: expected no gap or repeat": 1}),
+        ([0, 1, 1], 0, {"column t: expected no gap or repeat": 1}),
+        ([2, 3, 4], 0, {"column t: expected no gap or repeat": 1}),
+        ([0, None, 1], 0, {"column t: expected a number": 1}),
+    ],
+)
+def test_steps_of_an_episode_are_in_order_and_without_gaps(
+    steps: list[int | None], rows: int, bad: dict[str, int]
+) -> None:
+    """Another episode beside it is as it was."""
+    table = {"t": [*steps, 0], "e": ["A"] * 3 + ["B"]}
+    report = checked(table, episode="e", step="t")
+    assert (report.steps, report.bad_counts) == (rows + 1, bad)
+
+
+def test_times_that_fall_along_the_steps_are_a_fault() -> None:
+    """One of the two columns is wrong."""
+    table = {"t": [0, 1, 2], "at": [5, 7, 6], "e": [1, 1, 1]}
+    report = checked(table, episode="e", step="t", time="at")
+    assert report.bad_counts == {"column at: expected times in the order of t": 1}
+
+
+def test_a_dropped_row_leaves_its_episode(collector: CollectorProcess) -> None:
+    """Its episode goes on without it; the report counts it apart from faults."""
+    table = pa.table(
+        {
+            "e": ["A", "A", "A", "B"],
+            "x": [1.0, None, 3.0, 4.0],
+            "y": [0.0] * 4,
+            "a": [0] * 4,
+            "r": [1.0, 2.0, 3.0, 4.0],
+            "end": [False, False, True, True],
+        }
+    )
+    report = import_table(
+        table,
+        observation=["x", "y"],
+        action="a",
+        reward="r",
+        episode="e",
+        terminated="end",
+        missing="drop",
+        address=collector.address,
+    )
+    assert (report.steps, report.rows_dropped, report.rows_left_out, report.bad) == (3, 1, 0, [])
+    assert accounts_for_every_row(report)
+    found = sorted((row["t"], row["rewards"]) for row in stored(collector))
+    assert found == [(0, 1), (0, 4), (1, 3)]
+
+
+def test_tags_and_keys_of_any_text_arrive(collector: CollectorProcess) -> None:
+    """Quotes, line ends and what a path would misread; a missing tag is none."""
+    texts = ['say "hi"', "back\\slash", "line\nend", "a/b", None, "ünï"]
+    rows = range(len(texts))
+    table = {
+        "x": list(rows),
+        "y": [0] * 6,
+        "a": [0] * 6,
+        "r": list(rows),
+        "e": texts,
+        "n": [7.0] * 6,
+    }
+    report = import_table(
+        pa.table(table),
+        observation=["x", "y"],
+        action="a",
+        reward="r",
+        episode="e",
+        default={"e": "none"},
+        tags={"text": "e", "number": "n"},
+        address=collector.address,
+    )
+    assert (report.steps, report.bad) == (6, [])
+    found = {row["rewards"]: row for row in stored(collector)}
+    assert [json.loads(found[at]["tags"]) for at in rows] == [
+        {"text": text or "none", "number": "7"} for text in texts
+    ]
+    ids = [found[at]["eps_id"].partition("-")[2] for at in rows]
+    assert ids[1] == texts[1]
+    assert ids[4:] == ["none", "ünï"]
+    assert not any("/" in name or "\n" in name for name in ids)
+
+
+def test_spaces_of_several_leaves_are_filled_by_name(tmp_path: Path) -> None:
+    """A Dict takes a column for each of its names, one of which may be text or a list."""
+    space = Dict((("words", Text(8)), ("kind", Discrete(2)), ("size", Box((2,)))))
+    rules = {"observation": space, "action": Discrete(2), "seal_seconds": 0.2}
+    save_declaration(tmp_path / "root", PolicyDeclaration(**rules))
+    table = {"words": ["ab", "too long to fit", "c"], "kind": ["u", "v", "v"], "a": [0, 1, 0]}
+    table |= {"size": [[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]], "r": [1.0, 2.0, 3.0]}
+    with CollectorProcess(tmp_path / "root") as collector:
+        report = import_table(
+            pa.table(table),
+            observation=["size", "words", "kind:categories"],
+            action="a",
+            reward="r",
+            categories=tmp_path / "codes.json",
+            address=collector.address,
+        )
+        reason = "observation.words: expected a string of 0 to 8 characters"
+        assert report.bad_counts == {reason: 1}
+        found = sorted(stored(collector), key=lambda row: row["rewards"])
+    sizes = [np.frombuffer(row["obs.size"], np.float32).tolist() for row in found]
+    named = [(row["obs.words"], row["obs.kind"]) for row in found]
+    assert named == [("ab", 0), ("c", 1)]
+    assert sizes == [[1, 2], [3, 4]]
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    """Before anything is read."""
+    table = {"x": [1.0]}
+    for meaning, text in (
+        ({"action_prob": "x", "uniform": True}, "one of action_prob, action_logp and uniform"),
+        ({"step": "x"}, "step: expected an episode's column"),
+        ({"missing": "maybe"}, "missing: expected error, drop or value"),
+        ({"time_unit": "h"}, "time_unit: expected s, ms, us, ns"),
+        ({"timezone": "Mars"}, "timezone: expected one such as"),
+        ({"default": {"z": "1"}}, "default: expected columns that are imported"),
+        ({"observation": []}, "observation: expected one or more"),
+        ({"reward": []}, "reward: expected one or more"),
+        ({"observation": ["x:categories"]}, "categories: expected a file"),
+    ):
+        with pytest.raises(ImportFailed, match=text):
+            checked(table, **meaning)
+
+
+def test_a_folder_that_has_grown_adds_its_new_file(
+    collector: CollectorProcess, tmp_path: Path
+) -> None:
+    """Files are named by themselves where a row is an episode."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    write(folder / "1.csv", rows_of(10))
+    options = ImportOptions(source=folder, address=collector.address, **BANDIT)
+    assert run_import(options).steps == 10
+    write(folder / "2.parquet", rows_of(20)[10:])
+    again = run_import(options)
+    assert (again.steps, again.rows_known) == (10, 10)
+    assert sorted(row["rewards"] for row in stored(collector)) == list(range(20))
+
+
+# --- categories and spaces -------------------------------------------------------------------
+
+
+def test_two_logs_share_one_numbering_of_categories(tmp_path: Path) -> None:
+    """Codes are the places among the sorted values of the first log; others are named, unknown."""
+    declare(tmp_path / "root", "multi_discrete:3,10", "discrete:2")
+    first = write(
+        tmp_path / "first.parquet",
+        [{"c": c, "n": 9, "a": a, "r": 1.0} for c, a in [("z", "up"), ("b", "down"), ("k", "up")]],
+    )
+    second = write(
+        tmp_path / "second.parquet",
+        [{"c": c, "n": 9, "a": "up", "r": 2.0} for c in ("k", "new", "z")],
+    )
+    kept = tmp_path / "kept.json"
+    with CollectorProcess(tmp_path / "root") as collector:
+        options = ImportOptions(
+            source=first,
+            observation=("c:categories", "n"),
+            action="a:categories",
+            reward="r",
+            categories=kept,
+            address=collector.address,
+        )
+        run_import(options)
+        assert json.loads(kept.read_text()) == {"c": ["b", "k", "z"], "a": ["down", "up"]}
+        report = run_import(dataclasses.replace(options, source=second))
+        assert [(bad.row, bad.reason) for bad in report.bad] == [
+            (2, "column c: expected a known category, got 'new'")
+        ]
+        found = sorted((row["rewards"], *row["obs"], row["actions"]) for row in stored(collector))
+    assert found == [(1, 0, 9, 0), (1, 1, 9, 1), (1, 2, 9, 1), (2, 1, 9, 1), (2, 2, 9, 1)]
+
+
+def test_spaces_are_inferred_from_what_the_columns_hold(tmp_path: Path) -> None:
+    """Few whole numbers are choices, measurements a float Box, both with categories a Dict."""
+    rows = [
+        {"c": c, "n": n, "f": f, "v": [0.5, 1.5], "a": a, "r": 0}
+        for c, n, f, a in [("x", 3, 0.5, 7), ("y", 5, -2.0, 300), ("x", None, "bad", 4)]
+    ]
+    path = write(tmp_path / "log.jsonl", rows)
+
+    def infer(*observation: str, action: str = "a") -> Any:
+        return infer_spaces(
+            ImportOptions(source=path, observation=observation, action=action, reward="r")
+        )
+
+    assert infer("n", "c:categories") == (MultiDiscrete((3, 2), (3, 0)), Discrete(297, 4))
+    assert infer("n") == (Discrete(3, 3), Discrete(297, 4))
+    assert infer("f", "v", "n", action="v") == (Box((4,)), Box((2,)))
+    assert infer("c:categories", "f")[0] == Dict((("c", Discrete(2)), ("f", Box((1,)))))
+
+
+def test_the_collectors_declaration_holds(collector: CollectorProcess, tmp_path: Path) -> None:
+    """Columns that cannot fill the declared space are refused before anything is sent."""
+    path = write(tmp_path / "log.csv", rows_of(3))
+    options = ImportOptions(source=path, address=collector.address, **BANDIT)
+    with pytest.raises(ImportFailed, match="expects 2 numbers, got the columns x, y, r"):
+        run_import(dataclasses.replace(options, observation=("x", "y", "r")))
+    with pytest.raises(ImportFailed, match="r has 3 categories, the policy expects at most 2"):
+        run_import(dataclasses.replace(options, action="r:categories"))
+    with pytest.raises(ValueError, match=r"policy_id: expected one of \['default'\], got 'other'"):
+        run_import(dataclasses.replace(options, policy_id="other"))
+    short = run_import(dataclasses.replace(options, observation=("x",)))
+    assert short.bad_counts == {"observation: expected 2 numbers": 3}
+
+
+# --- files that cannot be used ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("log.csv", b"x,y,a\n1,2,3\n", r"no column 'r', 'p'; it has x, y, a"),
+        ("log.csv", b"", "is empty"),
+        ("log.csv", b"x,x\n", r"different column names, got \['x'\] twice"),
+        ("log.jsonl", b"[]\nnot json\n", "expected a JSON object in each line"),
+        ("log.parquet", b"PAR1 no more", "expected Parquet"),
+        ("log.xlsx", b"PK", r"expected a file of \.csv, "),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_why(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    """Before any request: the address leads nowhere."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ImportFailed, match=message):
+        run_import(ImportOptions(source=path, address="http://127.0.0.1:9", **BANDIT))
+
+
+def test_a_missing_file_and_an_absent_collector_are_told_apart(tmp_path: Path) -> None:
+    """The one is the caller's to mend, the other passes."""
+    options = ImportOptions(source=tmp_path / "no.csv", address="http://127.0.0.1:9", **BANDIT)
+    with pytest.raises(ImportFailed, match="cannot be read: No such file"):
+        run_import(options)
+    path = write(tmp_path / "log.csv", rows_of(3))
+    with pytest.raises(CollectorUnavailable):
+        run_import(dataclasses.replace(options, source=path, timeout=0.2))
+
+
+def test_a_header_alone_is_no_log(collector: CollectorProcess, tmp_path: Path) -> None:
+    """A file without rows is a mistake that must not look like success."""
+    path = tmp_path / "log.csv"
+    path.write_text("x,y,a,r,p\n")
+    with pytest.raises(ImportFailed, match="has no rows"):
+        run_import(ImportOptions(source=path, address=collector.address, **BANDIT))

@@ -1,0 +1,128 @@
+"""SIGKILL of the collector, its writer and the client in the middle of importing the real log."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.collector_process import CollectorProcess, declare, shard_rows
+from tests.headrace.command import answer, headrace
+
+ROOT = Path(__file__).parents[3]
+LOG = ROOT / "data/open_bandit/random_all.parquet"
+KILLS, ROWS, APART = 12, 10_000, 600
+BANDIT = ["--observation", "position", "--action", "item_id", "--reward", "click"]
+BANDIT += ["--action-prob", "propensity_score", "--time", "timestamp_us"]
+
+RUN = """
+import sys
+import ingest.importing.posting
+ingest.importing.posting.ROWS = int(sys.argv.pop(1))
+from headrace.__main__ import main
+main()
+"""
+
+
+def importing(rows: int, *words: object) -> subprocess.Popen[bytes]:
+    """`headrace import` with requests of about so many rows."""
+    command = [sys.executable, "-c", RUN, str(rows), "import", *map(str, words), "--json"]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+
+
+def ended(client: subprocess.Popen[bytes]) -> None:
+    """SIGKILL, and its pipe closed."""
+    client.kill()
+    client.wait()
+    if client.stdout is not None:
+        client.stdout.close()
+
+
+def test_kills_within_an_import_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Each kill comes after more of the log has arrived; at the end every row is there once."""
+    declare(tmp_path, observation="box:1", action="discrete:80")
+    chance = random.Random(7)
+    with CollectorProcess(tmp_path) as collector:
+
+        def begin() -> subprocess.Popen[bytes]:
+            return importing(250, LOG, *BANDIT, "--address", collector.address)
+
+        client = begin()
+        try:
+            for number in range(KILLS):
+                client = await_steps(collector, (number + 1) * APART, client, begin)
+                victim = chance.choice(("collector", "writer", "client"))
+                writer = collector.writer_pid()
+                if victim == "collector":
+                    collector.kill()
+                    collector.restart()
+                elif victim == "writer" and writer is not None:
+                    os.kill(writer, signal.SIGKILL)
+                else:
+                    ended(client)
+            ended(client)
+            client = begin()
+            assert client.wait(120) == 0
+        finally:
+            ended(client)
+        assert collector.stop() == 0
+    rows = shard_rows(tmp_path)
+    log = pq.read_table(LOG)
+    assert sorted(row["ts"] for row in rows) == sorted(log["timestamp_us"].to_pylist())
+    assert len({row["eps_id"] for row in rows}) == len(rows) == ROWS
+    assert sum(row["rewards"] for row in rows) == sum(log["click"].to_pylist())
+
+
+def await_steps(
+    collector: CollectorProcess,
+    steps: int,
+    client: subprocess.Popen[bytes],
+    begin: Callable[[], subprocess.Popen[bytes]],
+) -> subprocess.Popen[bytes]:
+    """Wait until so many have arrived; a client that was killed is followed by another."""
+    while collector.get("/readyz")[1]["steps"] < steps:
+        if client.poll() is not None:
+            ended(client)
+            client = begin()
+    return client
+
+
+def test_a_killed_import_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """What arrived before SIGKILL is known in the next run, which sends the rest and no more.
+
+    Episodes of several steps, whose rows lie between each other's.
+    """
+    declare(tmp_path / "root", observation="box:1", action="discrete:2")
+    count = np.arange(40_000)
+    episodes = count // 800 * 8 + count % 8
+    path = tmp_path / "log.parquet"
+    columns = {"x": count, "a": count % 2, "r": count, "e": episodes, "n": count % 800 // 8}
+    pq.write_table(pa.table(columns), path)
+    words = [path, "--observation", "x", "--action", "a", "--reward", "r"]
+    words += ["--episode", "e", "--step", "n"]
+    with CollectorProcess(tmp_path / "root") as collector:
+        words += ["--address", collector.address]
+        client = importing(2_000, *words)
+        await_steps(collector, 6_000, client, lambda: client)
+        ended(client)
+        rest = importing(2_000, *words)
+        output, _ = rest.communicate(timeout=120)
+        report = answer(subprocess.CompletedProcess([], 0, output.decode(), ""))
+        assert 6_000 <= report["rows_known"] == 100 * report["skipped_known"]
+        assert report["steps"] == len(count) - report["rows_known"]
+        checked = headrace("import", *words, "--check", "--json")
+        assert answer(checked)["steps"] == len(count)
+        assert collector.stop() == 0
+    rows = shard_rows(tmp_path / "root")
+    assert Counter(row["rewards"] for row in rows) == {float(i): 1 for i in count}
+    assert all(row["t"] == row["rewards"] % 800 // 8 for row in rows)
+    assert {row["ended"] for row in rows} >= {"terminated"}

@@ -1,0 +1,98 @@
+"""Files as blocks: any cell comes back as it was written, with the number of its row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingest.importing.readers import BLOCK_BYTES, file_blocks
+
+CELL = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_size=8)
+
+
+@given(st.lists(st.tuples(CELL, CELL), min_size=1, max_size=8))
+def test_csv_cells_are_those_of_the_file(rows: list[tuple[str, str]]) -> None:
+    """For any text: what was written is read, row by row."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    writer.writerows([("a", "b"), *rows])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log.csv")
+        path.write_bytes(text.getvalue().encode())
+        assert cells(path, "b", "a") == [(b or None, a or None) for a, b in rows]
+
+
+def cells(path: Path, *columns: str) -> list[tuple[object, ...]]:
+    """All rows, whose numbers run from 1."""
+    found: list[tuple[object, ...]] = []
+    for block in file_blocks(path, columns):
+        assert not block.problems
+        first = len(found) + 1
+        assert block.numbers.tolist() == list(range(first, first + len(block.table)))
+        found += zip(*(block.table[name].to_pylist() for name in columns), strict=True)
+    return found
+
+
+JSON = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | CELL | st.just(0.5)
+
+
+@given(st.lists(st.tuples(JSON, JSON), min_size=1, max_size=8))
+def test_json_cells_are_those_of_the_file_or_their_text(rows: list[tuple[Any, Any]]) -> None:
+    """A column of one kind keeps it; of several kinds each cell becomes its text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log.jsonl")
+        path.write_text("".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in rows))
+        found = cells(path, "a", "b")
+    for at in range(2):
+        sent, read = [row[at] for row in rows], [row[at] for row in found]
+        kinds = {type(cell) for cell in sent if cell is not None}
+        if len(kinds) <= 1:
+            assert read == sent
+        elif kinds != {int, float}:
+            assert read == [c if c is None or isinstance(c, str) else json.dumps(c) for c in sent]
+
+
+def test_a_line_that_is_no_object_costs_itself(tmp_path: Path) -> None:
+    """Blank lines are passed over; numbers count the others, in the later lines too."""
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"a": 1}\n\n[2]\n{"a": "x"}\nnot json\n{"a": 5, "b": {"c": []}}')
+    blocks = list(file_blocks(path, ["a"]))
+    assert [cell for block in blocks for cell in block.table["a"].to_pylist()] == ["1", "x", 5]
+    assert [number for block in blocks for number in block.numbers.tolist()] == [1, 3, 5]
+    problems = [problem for block in blocks for problem in block.problems]
+    assert [number for number, _ in problems] == [2, 4]
+    assert problems[0][1] == "row: expected a JSON object, got [2]"
+
+
+def test_bytes_that_are_no_text_cost_their_row(tmp_path: Path) -> None:
+    """A CSV file of another encoding loses the rows that show it."""
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"\xef\xbb\xbfa,b\n1,x\n2,\xff\n3\n4,y\n")
+    (block,) = file_blocks(path, ["a", "b"])
+    assert block.table.to_pylist() == [{"a": "1", "b": "x"}, {"a": "4", "b": "y"}]
+    assert block.numbers.tolist() == [1, 4]
+    assert sorted(block.problems) == [
+        (2, "column b: expected UTF-8, got other bytes"),
+        (3, "row: expected 2 fields, got 1"),
+    ]
+
+
+def test_numbers_of_rows_go_on_from_block_to_block(tmp_path: Path) -> None:
+    """Rows that are left out are counted where they stand, in a file of several blocks."""
+    path, count = tmp_path / "log.csv", 3 * BLOCK_BYTES // 20
+    path.write_text("a,b\n" + "".join(f"{n},{'x' * 20}\n" for n in range(1, count)) + "z\n7,\n")
+    blocks = list(file_blocks(path, ["a"]))
+    assert len(blocks) > 2
+    numbers = np.concatenate([block.numbers for block in blocks])
+    assert numbers.tolist() == [*range(1, count), count + 1]
+    assert [problem for block in blocks for problem in block.problems] == [
+        (count, "row: expected 2 fields, got 1")
+    ]

@@ -1,0 +1,169 @@
+"""Sources: whatever holds the same rows is imported as the same rows, and none twice."""
+
+from __future__ import annotations
+
+import gzip
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from ingest.importing.importing import import_table
+from ingest.importing.options import ImportOptions
+from ingest.importing.report import ImportReport
+from ingest.importing.sources import open_source, require_columns
+from ingest.protocol.errors import ImportFailed
+
+ROWS = [{"x": n / 4, "a": n % 3, "r": float(n), "e": n // 2, "c": "ab"[n % 2]} for n in range(12)]
+TABLE = pa.Table.from_pylist(ROWS)
+MEANING: dict[str, Any] = {"observation": ["x", "c:categories"], "action": "a", "reward": "r"}
+
+
+def zstd(path: Path, data: bytes) -> None:
+    with pa.CompressedOutputStream(str(path), "zstd") as file:
+        file.write(data)
+
+
+def arrow(path: Path, make: Any) -> bytes:
+    with make(str(path), TABLE.schema) as writer:
+        writer.write_table(TABLE)
+    return path.read_bytes()
+
+
+def csv(path: Path) -> bytes:
+    pyarrow.csv.write_csv(TABLE, str(path))
+    return path.read_bytes()
+
+
+WRITE: dict[str, Callable[[Path], object]] = {
+    "log.csv": csv,
+    "log.csv.gz": lambda path: path.write_bytes(gzip.compress(csv(path.with_suffix("")))),
+    "log.csv.zst": lambda path: zstd(path, csv(path.with_suffix(""))),
+    "log.tsv": lambda path: path.write_bytes(csv(path).replace(b",", b"\t")),
+    "log.jsonl": lambda path: pl.from_arrow(TABLE).write_ndjson(path),
+    "log.ndjson.gz": lambda path: path.write_bytes(
+        gzip.compress(pl.from_arrow(TABLE).write_ndjson().encode())
+    ),
+    "log.parquet": lambda path: pq.write_table(TABLE, path, row_group_size=5),
+    "log.arrow": lambda path: arrow(path, pa.ipc.new_file),
+    "log.arrows": lambda path: arrow(path, pa.ipc.new_stream),
+    "log.arrows.zst": lambda path: zstd(path, arrow(path.with_suffix(""), pa.ipc.new_stream)),
+    "log.feather": lambda path: pl.from_arrow(TABLE).write_ipc(path),
+}
+
+
+def check(source: Any, tmp_path: Path, **more: Any) -> ImportReport:
+    """What would be imported, for a collector that is not there."""
+    meaning = {**MEANING, "address": "http://127.0.0.1:9", "timeout": 0.1}
+    meaning["categories"] = tmp_path / "codes.json"
+    return import_table(source, check=True, **{**meaning, **more})
+
+
+def understood(report: ImportReport) -> tuple[Any, ...]:
+    found = report.understood
+    return report.steps, report.bad, found["spaces"], found["rewards"], found["returns"]
+
+
+@pytest.mark.parametrize("name", WRITE)
+def test_every_kind_of_file_holds_the_same_rows(name: str, tmp_path: Path) -> None:
+    """Spaces, steps and rewards are those of the table, by rows and by episodes."""
+    WRITE[name](tmp_path / name)
+    for more in ({}, {"episode": "e"}):
+        expected = understood(check(TABLE, tmp_path, **more))
+        assert expected[0] == len(ROWS)
+        assert understood(check(tmp_path / name, tmp_path, **more)) == expected
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pd.DataFrame(ROWS),
+        lambda: pd.DataFrame(ROWS).astype({"c": "category"}),
+        lambda: pl.DataFrame(ROWS),
+        lambda: TABLE.to_batches()[0],
+        lambda: TABLE.to_reader(),
+        lambda: TABLE.set_column(4, "c", TABLE["c"].dictionary_encode()),
+    ],
+)
+def test_tables_in_memory_hold_the_same_rows(make: Any, tmp_path: Path) -> None:
+    """pandas, polars, pyarrow; a reader is read once, and has to be named."""
+    expected = understood(check(TABLE, tmp_path, episode="e"))
+    assert understood(check(make(), tmp_path, episode="e", name="mine")) == expected
+
+
+def test_a_reader_needs_a_name(tmp_path: Path) -> None:
+    """Its content is not known before it is read."""
+    with pytest.raises(ImportFailed, match="name: expected one"):
+        check(TABLE.to_reader(), tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "adbc+sqlite"])
+def test_a_query_is_a_source(scheme: str, tmp_path: Path) -> None:
+    """By SQLAlchemy and by a driver of ADBC; errors name the database and no parameter."""
+    with sqlite3.connect(tmp_path / "shop.db") as database:
+        database.execute("CREATE TABLE log (x REAL, a INTEGER, r REAL, e INTEGER, c TEXT)")
+        rows = [tuple(row.values()) for row in ROWS]
+        database.executemany("INSERT INTO log VALUES (?, ?, ?, ?, ?)", rows)
+    database.close()
+    url = f"{scheme}:///{tmp_path}/shop.db"
+    for more in ({}, {"episode": "e"}):
+        expected = understood(check(TABLE, tmp_path, **more))
+        found = check(url, tmp_path, query="SELECT * FROM log ORDER BY rowid", **more)
+        assert understood(found) == expected
+    with pytest.raises(ImportFailed, match=r"shop\.db: .*no such table: logs"):
+        check(url + "?timeout=3" * (scheme == "sqlite"), tmp_path, query="SELECT * FROM logs")
+    with pytest.raises(ImportFailed, match="expected a query"):
+        check(url, tmp_path)
+    none = url.replace(scheme, "adbc+nobody")
+    with pytest.raises(ImportFailed, match="needs adbc_driver_nobody, a driver"):
+        check(none, tmp_path, query="SELECT 1")
+
+
+def test_a_folder_is_its_files_and_their_partitions(tmp_path: Path) -> None:
+    """`name=value` of a path is a column; hidden files and others are passed over."""
+    folder = tmp_path / "logs"
+    for country, part in (("DE", TABLE.slice(0, 4)), ("F%2FR", TABLE.slice(4))):
+        (folder / f"country={country}").mkdir(parents=True)
+        pq.write_table(part, folder / f"country={country}" / "part.parquet")
+    (folder / "_SUCCESS").touch()
+    (folder / "readme.txt").write_text("no rows")
+    more = {"observation": ["x"], "tags": {"land": "country"}}
+    assert understood(check(folder, tmp_path, **more))[0] == len(ROWS)
+    units = open_source(folder, None)
+    assert [unit.label for unit in units] == [
+        "country=DE/part.parquet",
+        "country=F%2FR/part.parquet",
+    ]
+    (block,) = units[1].blocks(["country", "r"])
+    assert set(block.table["country"].to_pylist()) == {"F/R"}
+    assert len({unit.digest() for unit in units}) == 2
+
+
+def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
+    """A folder without files, an object that is no table, a column that is not there."""
+    with pytest.raises(ImportFailed, match="expected files of"):
+        check(tmp_path, tmp_path)
+    with pytest.raises(ImportFailed, match="got list"):
+        check([1, 2], tmp_path)
+    with pytest.raises(ImportFailed, match="no column 'z'; it has x, a, r, e, c"):
+        require_columns(open_source(TABLE, None)[0], ["z"])
+    (tmp_path / "log.parquet.gz").write_bytes(b"x")
+    with pytest.raises(ImportFailed, match="expected Parquet as it is"):
+        check(tmp_path / "log.parquet.gz", tmp_path)
+
+
+def test_a_table_is_named_by_its_rows_however_they_lie_in_chunks() -> None:
+    """Two frames of the same rows are one import."""
+    chunks = pa.concat_tables([TABLE.slice(0, 5), TABLE.slice(5)])
+    names = {open_source(table, None)[0].digest() for table in (TABLE, chunks)}
+    other = open_source(TABLE.slice(1), None)[0].digest()
+    assert len(names) == 1
+    assert other not in names
+    assert ImportOptions(source=TABLE, **MEANING).columns == ["x", "c", "a", "r"]
