@@ -279,8 +279,8 @@ def _tells(
     stakes = np.sqrt(2 * needed / (variance * times * np.log1p(times)))
     stakes = np.minimum(stakes, LARGEST_STAKE * min(share, 1 - share) / width)
     logs = [np.log1p(stakes * x) for x in sizes]
-    won = _summed(sum(r * x for r, x in zip(rates, logs, strict=True)), times)
-    squares = _summed(sum(r * x * x for r, x in zip(rates, logs, strict=True)), times)
+    won = _summed(rates[0] * logs[0] + rates[1] * logs[1], times)
+    squares = _summed(rates[0] * logs[0] ** 2 + rates[1] * logs[1] ** 2, times)
     enough: BoolArray = won - float(ndtri(POWER)) * np.sqrt(squares) >= needed
     return enough
 
