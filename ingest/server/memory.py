@@ -7,24 +7,15 @@ or parts that would be many times what is needed from then on, so it is asked to
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 
 from ingest.collector.collector import Collector
 from ingest.web.limits import Budget
+from storage.system.memory import return_memory
 
 LOOK_SECONDS = 1.0
 
 MUCH = 2_000_000
 """Bytes that are worth asking for."""
-
-
-def return_memory() -> None:
-    """Give back what young garbage holds, and what the C library keeps between blocks in use."""
-    gc.collect(1)
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):
-        library.malloc_trim(0)
 
 
 class Ebb:

@@ -47,6 +47,7 @@ from storage.reading.ledger import Ranges
 from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve
 from storage.spaces.descriptors import Discrete
+from storage.system.memory import return_memory
 from storage.weights.store import Candidate, Manifest, WeightStore
 
 __all__ = ["EvaluationError", "EvaluationResult", "evaluate"]
@@ -58,6 +59,8 @@ _NEEDS_MODEL = frozenset({"dm", "dr", "sndr", "switch_dr", "dr_os"})
 
 _NO_DENSITY = "greedy actions have no density in a continuous space"
 
+RETURN_ROWS = 1 << 18
+"""Between two requests to return freed memory to the operating system; each takes some ms."""
 MOST_LOST = 0.05
 MOST_WITHOUT_PROPENSITY = 0.5
 
@@ -260,7 +263,13 @@ class _Gathered:
         self.sample = Sample()
 
     def read(self, batches: Iterable[SampleBatch]) -> None:
+        """Freed blocks of many sizes leave gaps in the heap, so that it would grow with the log."""
+        rows = 0
         for block, candidate, bar, kept in ahead(self._asked, batches):
+            rows += block.steps.count
+            if rows >= RETURN_ROWS:
+                rows = 0
+                return_memory()
             units = self._log.note(block)
             self._certain, self._kept = self._certain + block.certain.count, self._kept + kept
             self.sample.add(block, units)

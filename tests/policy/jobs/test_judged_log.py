@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 from policy.inference.weight_store import WeightStore
 from policy.jobs import judged_log
 from policy.jobs.evaluate import evaluate
+from policy.jobs.scratch import Scratch
+from policy.ope.columns import MemoryColumn
 from tests.policy.jobs.test_evaluate_verdicts import log_episodes, probabilities, stored
 
 
@@ -56,3 +60,45 @@ def test_blocks_change_nothing(
     assert {k: v for k, v in one.items() if k not in numbers} == {
         k: v for k, v in other.items() if k not in numbers
     }
+
+
+def peak_of(root: Path, digest: str) -> int:
+    """Bytes that Python and numpy held at most while the log was judged."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        evaluate(root, "default", digest, split="all", reward_range=(0.0, 1.0), estimators=["is"])
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+class Kept(Scratch):
+    """The planted build: numbers stay in memory."""
+
+    def column(self) -> MemoryColumn:  # type: ignore[override]
+        return MemoryColumn()
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times as many rows take less than half as much again; a build that holds rows more."""
+    monkeypatch.setattr(judged_log, "BLOCK_ROWS", 1000)
+    monkeypatch.setattr("policy.jobs.scratch.BLOCK", 1000)
+    monkeypatch.setattr("policy.jobs.judged_sample.SAMPLE_CELLS", 20_000)
+    monkeypatch.setattr("policy.ope.diagnostics.SAMPLE_CELLS", 20_000)
+    monkeypatch.setattr("policy.ope.diagnostics.MOST_COMMON_OF", 1000)
+    rng, found = np.random.default_rng(3), []
+    for shards in (8, 32):
+        root = tmp_path / str(shards)
+        for number in range(shards):
+            actions = rng.integers(4, size=(250, 8))
+            rewards = (rng.random((250, 8)) < 0.5).astype(float)
+            obs = rng.normal(size=(250, 8, 2))
+            log_episodes(root, obs, actions, rewards, np.full((250, 8), 0.25), first=250 * number)
+        digest = stored(root, probabilities(0.4, 0.2, 0.2, 0.2))
+        peak_of(root, digest)  # what is loaded once
+        found.append((root, digest, peak_of(root, digest)))
+    (small, large), (root, digest, _) = [one[2] for one in found], found[1]
+    assert large < 1.5 * small
+    monkeypatch.setattr("policy.jobs.evaluate.Scratch", Kept)
+    assert peak_of(root, digest) > 1.5 * small

@@ -1,0 +1,20 @@
+"""Return freed memory to the operating system."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+
+__all__ = ["return_memory"]
+
+
+def return_memory() -> None:
+    """Free young garbage, then the pages that glibc and, where it is loaded, Arrow keep unused."""
+    gc.collect(1)
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None:
+        arrow.default_memory_pool().release_unused()
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)

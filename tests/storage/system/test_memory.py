@@ -1,0 +1,41 @@
+"""Freed memory goes back to the operating system."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CODE = """
+import sys
+import pyarrow
+from storage.system.memory import return_memory
+
+def resident():
+    with open("/proc/self/status") as status:
+        return int(status.read().partition("VmRSS:")[2].split()[0]) // 1000
+
+before = resident()
+blocks = [bytes(50_000) for _ in range(2_000)]
+kept = blocks[::2]  # no gap is as wide as two
+del blocks
+full = resident()
+if "kept" not in sys.argv:
+    return_memory()
+print(full - before, resident() - before)
+"""
+
+
+def megabytes(*words: str) -> tuple[int, int]:
+    told = subprocess.run(
+        [sys.executable, "-c", CODE, *words], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    full, after = map(int, told.split())
+    return full, after
+
+
+def test_gaps_between_blocks_in_use_are_returned() -> None:
+    """Half of 100 MB; without the call they stay."""
+    full, after = megabytes()
+    assert full > 90
+    assert after < 65
+    assert megabytes("kept")[1] > 90
