@@ -171,7 +171,7 @@ _HEAD = """<!doctype html><html lang=en><head><meta charset=utf-8>
 @media(prefers-color-scheme:dark){:root{--ok:#4ac26b;--bad:#ff7b72}}
 body{font:16px/1.4 system-ui,sans-serif;margin:0 auto;max-width:60rem;padding:.5rem 1rem}
 h1{font-size:1.15rem;margin:.3rem 0}h2{font-size:1rem;margin:0 0 .15rem}
-main{display:grid;gap:.5rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr))}
+#needs{grid-column:1/-1}main{display:grid;gap:.5rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr))}
 section{border:1px solid var(--line);border-radius:.4rem;padding:.4rem .7rem}
 section:focus-visible,summary:focus-visible{outline:3px solid Highlight}
 p{margin:.1rem 0;overflow-wrap:anywhere}ul{margin:.1rem 0;padding-left:1.1rem}
