@@ -29,8 +29,8 @@ MODULES = sorted(
 )
 # Raised and caught inside one folder, or by a command of ours: no caller sees them.
 INTERNAL = {
-    "CellError", "DemoFailed", "LiveFailed", "Malformed", "OutOfTurn", "RowError", "ScanIncomplete",
-    "StepError", "Stopped", "TooManyEpisodes",
+    "CellError", "DemoFailed", "LiveFailed", "Malformed", "NotRegular", "OutOfTurn", "RowError",
+    "ScanIncomplete", "StepError", "Stopped", "TooManyEpisodes",
 }  # fmt: skip
 
 

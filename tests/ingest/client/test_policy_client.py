@@ -910,7 +910,7 @@ def test_an_event_that_no_request_can_carry_raises_in_the_call(
 ) -> None:
     """The collector's limit is known before anything is queued."""
     collector.limits["max_body"] = 2_000
-    with PolicyClient(collector.address) as client:
+    with PolicyClient(collector.address, max_wait=30.0) as client:
         name = client.start_episode()
         client.log_action(name, OBS, 1)
         with pytest.raises(ValueError, match="an event of at most 1800 bytes"):

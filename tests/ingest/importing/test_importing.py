@@ -393,7 +393,6 @@ def test_options_that_make_no_sense_are_refused() -> None:
         ({"default": {"z": "1"}}, "default: expected columns that are imported"),
         ({"observation": []}, "observation: expected one or more"),
         ({"reward": []}, "reward: expected one or more"),
-        ({"observation": ["x:categories"]}, "categories: expected a file"),
     ):
         with pytest.raises(ImportFailed, match=text):
             checked(table, **meaning)
@@ -449,7 +448,7 @@ def test_two_logs_share_one_numbering_of_categories(tmp_path: Path) -> None:
 
 
 def test_spaces_are_inferred_from_what_the_columns_hold(tmp_path: Path) -> None:
-    """Few whole numbers are choices, measurements a float Box, both with categories a Dict."""
+    """Few whole numbers are choices, measurements a float Box, categories names."""
     rows = [
         {"c": c, "n": n, "f": f, "v": [0.5, 1.5], "a": a, "r": 0}
         for c, n, f, a in [("x", 3, 0.5, 7), ("y", 5, -2.0, 300), ("x", None, "bad", 4)]
@@ -461,10 +460,16 @@ def test_spaces_are_inferred_from_what_the_columns_hold(tmp_path: Path) -> None:
             ImportOptions(source=path, observation=observation, action=action, reward="r")
         )
 
-    assert infer("n", "c:categories") == (MultiDiscrete((3, 2), (3, 0)), Discrete(297, 4))
+    names = Discrete.of(["x", "y"])
+    assert infer("n", "c:categories")[0] == Dict((("c", names), ("n", Discrete(3, 3))))
+    assert infer("n", "n")[0] == MultiDiscrete((3, 3), (3, 3))
+    assert infer("c:categories", action="c:categories:other") == (
+        names,
+        Discrete.of(["x", "y"], other="other"),
+    )
     assert infer("n") == (Discrete(3, 3), Discrete(297, 4))
     assert infer("f", "v", "n", action="v") == (Box((4,)), Box((2,)))
-    assert infer("c:categories", "f")[0] == Dict((("c", Discrete(2)), ("f", Box((1,)))))
+    assert infer("c:categories", "f")[0] == Dict((("c", names), ("f", Box((1,)))))
 
 
 def test_the_collectors_declaration_holds(collector: CollectorProcess, tmp_path: Path) -> None:
@@ -475,6 +480,11 @@ def test_the_collectors_declaration_holds(collector: CollectorProcess, tmp_path:
         run_import(dataclasses.replace(options, observation=("x", "y", "r")))
     with pytest.raises(ImportFailed, match="r has 3 categories, the policy expects at most 2"):
         run_import(dataclasses.replace(options, action="r:categories"))
+    table = pa.table({"x": [0.0], "y": [0.0], "r": [0.0], "p": [0.5]})
+    with pytest.raises(ImportFailed, match="categories: expected a file to keep the codes in"):
+        run_import(dataclasses.replace(options, source=table, action="x:categories"))
+    with pytest.raises(ImportFailed, match="expected spaces of schema other, got "):
+        run_import(dataclasses.replace(options, schema_id="other"))
     with pytest.raises(ValueError, match=r"policy_id: expected one of \['default'\], got 'other'"):
         run_import(dataclasses.replace(options, policy_id="other"))
     short = run_import(dataclasses.replace(options, observation=("x",)))
