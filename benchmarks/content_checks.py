@@ -12,17 +12,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 import storage.reading.loading as loading
-from benchmarks.reader import ACTION, EPISODES, OBSERVATION, STEPS, STREAM, cartpole_like_part
+from benchmarks.reader import LAYOUTS, write_shards
 from benchmarks.report import Figure, render
-from storage.reading.loading import DEFAULT_COLUMNS, PartFilter, ShardLoader
-from storage.reading.sources import DirectorySource
-from storage.shards.shard import ShardWriter
-from storage.spaces.descriptors import canonical_json
+from storage.reading.loading import DEFAULT_COLUMNS, PartFilter, ShardLoader, fetch
+from storage.reading.sources import DirectorySource, MemorySource
 
 ROUNDS = 31
 CHECKS = ("check_size", "check_column", "check_endings", "check_footer", "check_choices")
@@ -42,25 +39,21 @@ def unchecked() -> Iterator[None]:
 
 
 def run() -> list[Figure]:
-    rng = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as folder:
-        writer = ShardWriter(Path(folder) / "shards")
-        parts = [cartpole_like_part(i, rng) for i in range(EPISODES)]
-        writer.write(STREAM, canonical_json(OBSERVATION, ACTION), parts)
-        with DirectorySource(folder) as source:
-            (shard,) = source.scan()
-            content = source.read(shard)
+    with tempfile.TemporaryDirectory() as folder, DirectorySource(folder) as source:
+        rows = write_shards(Path(folder), replace(LAYOUTS[0], shards=1))
+        (shard,) = source.scan()
+        memory = MemorySource()
+        memory.put(shard.stream, shard.name, source.read(shard))
+    (shard,) = memory.scan()
     loader = ShardLoader(DEFAULT_COLUMNS, PartFilter())
     times: dict[str, list[float]] = {"checked": [], "unchecked": []}
     for _ in range(ROUNDS):
         for name, spent in times.items():
             with unchecked() if name == "unchecked" else contextlib.nullcontext():
                 begin = time.thread_time()
-                loader.load(shard, content, 0)
+                loader.load(shard, fetch(memory, shard).proven(), 0)
                 spent.append(time.thread_time() - begin)
-    speed = {
-        name: EPISODES * STEPS / statistics.median(spent) / 1e6 for name, spent in times.items()
-    }
+    speed = {name: rows / statistics.median(spent) / 1e6 for name, spent in times.items()}
     return [
         Figure(
             name="decoding a shard, content checked",

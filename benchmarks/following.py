@@ -18,12 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.reader import ACTION, OBSERVATION, STREAM, cartpole_like_part
+from benchmarks.reader import ACTION, LAYOUTS, any_part
 from benchmarks.report import Figure, render
 from storage.reading.listing import MOST_INTERVAL
 from storage.shards.shard import ShardWriter
 from storage.spaces.descriptors import canonical_json
 
+LAYOUT = LAYOUTS[0]
+STREAM = LAYOUT.stream
 THERE = (10, 1_000, 10_000)
 NEW = 150
 PAUSE = 0.05  # s between a batch and the next shard
@@ -52,10 +54,8 @@ def follow(there: int) -> Following:
 
 def _write(aside: Path, first: int) -> list[Path]:
     rng = np.random.default_rng(0)
-    writer, text = ShardWriter(aside / "shards"), canonical_json(OBSERVATION, ACTION)
-    return [
-        writer.write(STREAM, text, [cartpole_like_part(first + i, rng)]).path for i in range(NEW)
-    ]
+    writer, text = ShardWriter(aside / "shards"), canonical_json(LAYOUT.observation, ACTION)
+    return [writer.write(STREAM, text, [any_part(LAYOUT, first + i, rng)]).path for i in range(NEW)]
 
 
 def _measure(root: Path, stream: Path, there: int, made: list[Path]) -> Following:

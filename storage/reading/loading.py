@@ -43,8 +43,8 @@ from storage.experience.sample_batch import (
     T,
 )
 from storage.reading.exclusion import Reason
-from storage.reading.sources import Content, ShardFile
-from storage.shards.arrow_arrays import decode_column
+from storage.reading.sources import Content, ShardFile, ShardSource
+from storage.shards.arrow_arrays import decode_values
 from storage.shards.content import (
     LATER,
     bounded_actions,
@@ -55,7 +55,6 @@ from storage.shards.content import (
     check_finals,
     check_footer,
     check_runs,
-    is_null,
 )
 from storage.shards.names import ShardDamaged
 from storage.shards.page_sizes import check_size
@@ -195,17 +194,19 @@ class ShardLoader:
         self.filter = parts
 
     def load(self, shard: ShardFile, content: Content, stream_index: int) -> Loaded:
-        """Raises ShardDamaged when the bytes are not those that the name proves."""
+        """Of what `fetch` found to be whole. Raises ShardDamaged for content that cannot be."""
         if isinstance(content, UnwrittenParts):
             return self._load_parts(shard, content, stream_index)
-        check_digest(shard, content)
         with (
             _content_named(shard.place),
-            pq.ParquetFile(pa.BufferReader(content), read_dictionary=_TEXTS) as file,
+            pq.ParquetFile(
+                pa.BufferReader(content), read_dictionary=_TEXTS, pre_buffer=False
+            ) as file,
         ):
-            metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, shard.place)
-            check_footer(file.schema_arrow, metadata, shard.stream, shard.first, shard.last)
-            opened = _Opened(metadata, file.schema_arrow.names, partial(_bounded, file, content))
+            schema = file.schema_arrow
+            metadata = ShardMetadata.from_footer(schema.metadata, shard.place)
+            check_footer(schema, metadata, shard.stream, shard.first, shard.last)
+            opened = _Opened(metadata, schema.names, partial(_bounded, file, content, schema))
             self._require(opened)
             parts, rows = self._decode(opened, stream_index)
         return Loaded(shard, metadata, len(content), parts, rows)
@@ -239,7 +240,7 @@ class ShardLoader:
             ordinals,
             keys[T],
             keys[EPISODE_ORDINAL],
-            lambda: column_of(opened.read([AGENT_ID]), AGENT_ID),
+            lambda: column_of(opened.read([AGENT_ID]), AGENT_ID, opened.metadata),
             opened.metadata,
         )
         check_alike(table, runs)
@@ -274,15 +275,16 @@ class ShardLoader:
             check_column(table.column(name), None, metadata, name)
         if bounded:
             check_choices(table.column("source"), columns, metadata)
-        columns.update({name: np.full(len(keys[T]), -1, _LATER[name]) for name in absent})
+        count = len(keys[T])
+        columns.update({name: np.broadcast_to(_LATER[name], (count,)) for name in absent})
         if TERMINATEDS in columns and TRUNCATEDS in columns:
             check_endings(runs, columns, columns.get(ENDED))
         if NEXT_OBS in self.columns or HAS_NEXT_OBS in self.columns:
             columns.update(_next_columns(columns, table, runs, metadata))
         starts = np.cumsum(parts.steps) - parts.steps
-        row = np.arange(len(keys[ORDINAL]), dtype=np.int32)
-        columns[ROW] = row - np.repeat(starts, parts.steps).astype(np.int32)
-        columns[STREAM_INDEX] = np.full(len(row), stream_index, np.int32)
+        row = np.arange(count, dtype=np.int32)
+        columns[ROW] = row - np.repeat(starts.astype(np.int32), parts.steps)
+        columns[STREAM_INDEX] = np.broadcast_to(np.int32(stream_index), (count,))
         rows = SampleBatch(columns)
         return rows if kept.all() else rows.take(np.repeat(kept, parts.steps))
 
@@ -305,7 +307,7 @@ class ShardLoader:
         return list(dict.fromkeys([*leaves, *(p for p in prefixes if p not in _LEAF_PREFIXES)]))
 
 
-_LATER = {ENV_T: np.int64, AGENTS: np.int32}
+_LATER: dict[str, Array] = {ENV_T: np.array(-1, np.int64), AGENTS: np.array(-1, np.int32)}
 
 _LEAF_PREFIXES = (OBS, "actions", "final_obs", "action_dist_inputs")
 
@@ -317,6 +319,37 @@ def check_digest(shard: ShardFile, content: bytes | memoryview) -> None:
         raise ShardDamaged(
             f"{shard.place}: expected digest {shard.digest16}, found {digest}", "damaged"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A shard's content as its source gave it, and why it is not to be used."""
+
+    content: Content | None
+    error: Exception | None
+
+    @property
+    def nbytes(self) -> int:
+        """Of a file; what is not written yet has none."""
+        return len(self.content) if isinstance(self.content, bytes | memoryview) else 0
+
+    def proven(self) -> Content:
+        """Raises ShardDamaged unless the bytes are those that the name proves, OSError, ..."""
+        if self.error is not None or self.content is None:
+            raise self.error or ValueError("expected a shard's content, got none")
+        return self.content
+
+
+def fetch(source: ShardSource, shard: ShardFile) -> Fetched:
+    """Read one shard and compare its digest with its name; nothing is decoded."""
+    content = None
+    try:
+        content = source.read(shard)
+        if not isinstance(content, UnwrittenParts):
+            check_digest(shard, content)
+    except Exception as error:  # whoever uses the content raises it
+        return Fetched(content, error)
+    return Fetched(content, None)
 
 
 def rows_told(shard: ShardFile, content: Content | None) -> int | None:
@@ -357,12 +390,15 @@ def _next_columns(
         obs = columns[f"{OBS}{path}"]
         shifted = np.empty_like(obs)
         shifted[:-1] = obs[1:]
-        shifted[lasts] = _filled(values, obs.dtype)
+        if len(stored) < len(lasts):
+            shifted[lasts] = "" if obs.dtype == np.dtype(object) else 0
+        shifted[stored] = values
         result[f"{NEXT_OBS}{path}"] = shifted
     result[FINAL] = np.zeros(count, np.bool_)
-    result[FINAL][lasts] = stored
+    result[FINAL][stored] = True
     result[HAS_NEXT_OBS] = np.ones(count, np.bool_)
-    result[HAS_NEXT_OBS][lasts] = stored | columns[TERMINATEDS][lasts]
+    result[HAS_NEXT_OBS][lasts] = columns[TERMINATEDS][lasts]
+    result[HAS_NEXT_OBS][stored] = True
     return result
 
 
@@ -370,13 +406,15 @@ def _checked(table: pa.Table, names: Sequence[str], metadata: ShardMetadata) -> 
     """Columns as numpy, each of which passed the checks of its content."""
     columns = {}
     for name in names:
-        values = columns[name] = column_of(table, name)
+        values = columns[name] = column_of(table, name, metadata)
         check_column(table.column(name), values, metadata, name)
     return columns
 
 
-def _bounded(file: pq.ParquetFile, content: bytes | memoryview, names: list[str]) -> pa.Table:
-    check_size(content, file, names)
+def _bounded(
+    file: pq.ParquetFile, content: bytes | memoryview, schema: pa.Schema, names: list[str]
+) -> pa.Table:
+    check_size(content, file.metadata, schema, names)
     return file.read(columns=names, use_threads=False)
 
 
@@ -395,15 +433,7 @@ def _content_named(place: str) -> Iterator[None]:
         raise ShardDamaged(f"{place}: cannot be decoded: {error!r:.300}") from error
 
 
-def _filled(values: Array, dtype: np.dtype[Any]) -> Array:
-    """A string where there is none is empty, as a number is zero."""
-    if dtype != np.dtype(object):
-        return values
-    filled: Array = np.where(is_null(values), "", values)
-    return filled
-
-
-def column_of(table: pa.Table, name: str) -> Array:
+def column_of(table: pa.Table, name: str, metadata: ShardMetadata) -> Array:
     """A column as numpy; texts that came as dictionaries become shared strings."""
     column = table.column(name)
     if pa.types.is_dictionary(column.type):
@@ -414,7 +444,7 @@ def column_of(table: pa.Table, name: str) -> Array:
         if len(pieces) == 1:
             return pieces[0]
         return np.concatenate(pieces) if pieces else np.zeros(0, object)
-    return decode_column(table, name)
+    return decode_values(column, metadata.columns.get(name))
 
 
 def _with_dictionaries(table: pa.Table, names: list[str]) -> pa.Table:

@@ -13,7 +13,7 @@ from storage.experience.interfaces import ReaderState
 from storage.experience.sample_batch import ORDINAL, SampleBatch
 from storage.reading.exclusion import TRANSIENT, Excluded, Reason
 from storage.reading.ledger import Ledger, decode_runs, encode_runs, positions
-from storage.reading.loading import ROW, STREAM_INDEX, Loaded, run_starts
+from storage.reading.loading import ROW, STREAM_INDEX, Loaded, fetch, run_starts
 from storage.reading.retries import Retries
 from storage.reading.sources import Content, ScanIncomplete, ShardFile, ShardSource
 from storage.reading.stages import join_rows
@@ -171,7 +171,7 @@ def _shards_with(
         if ranges is None or len(ranges.missing(shard.first, shard.last)) == span:
             continue
         try:
-            loaded = load(shard, source.read(shard))
+            loaded = load(shard, fetch(source, shard).proven())
             retries.settle(shard)
         except FileNotFoundError:
             retries.settle(shard)

@@ -7,11 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 from storage.experience.interfaces import ReaderError
 from storage.reading.exclusion import TRANSIENT, Excluded
-from storage.reading.loading import Loaded, rows_told
+from storage.reading.loading import Fetched, Loaded, fetch, rows_told
 from storage.reading.retries import MOST_DELAY, Retries
 from storage.reading.sources import (
     Content,
@@ -23,6 +24,9 @@ from storage.reading.sources import (
 from storage.shards.names import ShardDamaged
 
 Item = TypeVar("Item")
+
+LARGE = 1_000_000
+"""Bytes of a shard beside whose decoding the next one is fetched."""
 
 MOST_VANISHINGS = 3
 """A name that a scan lists and a read does not find, so often, is left out."""
@@ -93,6 +97,47 @@ class Channel(Generic[Item]):
         return self._closed or bool(self._items)
 
 
+class Ahead:
+    """Fetches the next large shard in a thread of its own, while the one before is decoded: to
+    hash images takes as long as to decode them."""
+
+    def __init__(self, fetch: Callable[[ShardFile], Fetched]) -> None:
+        self._fetch = fetch
+        self._asked: Channel[ShardFile] = Channel(1)
+        self._fetched: Channel[Fetched] = Channel(1)
+        self._pending: ShardFile | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, shard: ShardFile) -> None:
+        """Begin with what `take` is asked for next; without a thread, `take` does it all."""
+        try:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="headrace-fetch", daemon=True)
+                thread.start()
+                self._thread = thread
+        except (RuntimeError, MemoryError):  # there may be room for one later
+            return
+        self._pending = shard
+        self._asked.put(shard)
+
+    def take(self, shard: ShardFile) -> Fetched:
+        """What the fetch of this shard gave."""
+        pending, self._pending = self._pending, None
+        fetched = None if pending is None else self._fetched.get(None)
+        return fetched if fetched is not None and pending == shard else self._fetch(shard)
+
+    def close(self) -> None:
+        self._asked.close()
+        self._fetched.close()
+
+    def _run(self) -> None:
+        try:
+            while (shard := self._asked.get(None)) is not None:
+                self._fetched.put(self._fetch(shard))
+        finally:
+            self.close()  # nobody waits for a thread that is gone
+
+
 class Prefetcher:
     """Runs passes over a source: scan, load what is wanted in order, wait, scan again.
 
@@ -123,6 +168,7 @@ class Prefetcher:
         self._poll_interval = poll_interval
         self._changed = changed or threading.Condition()
         self._channel: Channel[Found] = Channel(depth, self._changed)
+        self._ahead = Ahead(partial(fetch, source))
         self._growing = source if isinstance(source, GrowingSource) else None
         self._looked = False
         self._open: set[ShardFile] = set()  # to be read, or tried again
@@ -176,6 +222,8 @@ class Prefetcher:
                 self._rest()
         except BaseException as error:  # the learner's thread raises it
             self._channel.put(Failure(error))
+        finally:
+            self._ahead.close()
 
     def _rest(self) -> None:
         """Until something may have happened, a try is due, or somebody asks."""
@@ -258,10 +306,10 @@ class Prefetcher:
 
     def _read_all(self, shards: list[ShardFile]) -> bool:
         again, retry = False, []
-        for shard in shards:
+        for shard, following in zip(shards, [*shards[1:], None], strict=False):
             if self._channel.closed:
                 return False
-            found = self._read(shard)
+            found = self._read(shard, following)
             if isinstance(found, Excluded) and found.reason == "damaged":
                 retry.append(shard)
             elif found is not None:
@@ -269,7 +317,7 @@ class Prefetcher:
             else:
                 again |= shard in self._vanished
         for shard in retry:
-            found = self._read(shard)
+            found = self._read(shard, None)
             if found is not None:
                 self._hand_over(shard, found)
         return again
@@ -281,18 +329,19 @@ class Prefetcher:
             self._bad.add(shard)
         self._channel.put(found)
 
-    def _read(self, shard: ShardFile) -> Loaded | Excluded | None:
+    def _read(self, shard: ShardFile, following: ShardFile | None) -> Loaded | Excluded | None:
         """None when it cannot be read for now, or is gone."""
-        content: Content | None = None
+        fetched = self._ahead.take(shard)
+        if following is not None and fetched.nbytes >= LARGE:
+            self._ahead.start(following)
         try:
-            content = self._source.read(shard)
-            return self._load(shard, content)
+            return self._load(shard, fetched.proven())
         except FileNotFoundError as error:
             count = self._vanished[shard] = self._vanished.get(shard, 0) + 1
             text = f"{shard.place}: {error}"
             return None if count < MOST_VANISHINGS else Excluded(shard, "vanished", text)
         except ShardDamaged as error:
-            return Excluded(shard, error.reason, str(error), rows_told(shard, content))
+            return Excluded(shard, error.reason, str(error), rows_told(shard, fetched.content))
         except TRANSIENT as error:
             self._retries.failed(shard, shard.place, error)
             return None

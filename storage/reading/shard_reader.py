@@ -98,7 +98,8 @@ class ShardReader(InputReader):
 
     Every mode brings `new_obs` and `has_new_obs` (False where a row is not terminated and has no
     next observation: zeros stand there), and the identity of each row: `stream`, `ordinal`,
-    `episode_ordinal`, `t`. Arrays of unshuffled batches may be read-only views.
+    `episode_ordinal`, `t`. Arrays of unshuffled batches, and columns of one value, may be read-only
+    views.
 
     Arguments
     - `policy_id`, `tags`, `since`/`until` (microseconds of the client's ts) choose parts by their
@@ -199,7 +200,10 @@ class ShardReader(InputReader):
         bounds = unit_bounds(self.mode, self.batch_size)
         self._joiner = EpisodeJoiner()
         self._window = ShuffleWindow(self._shuffle, bounds, self._rng) if self._shuffle else None
-        self._cutter = Cutter(bounds if self.mode == "episodes" else None)
+        whole = self.mode == "episodes"  # its rows are shown by `next`, `episodes` needs them all
+        self._cutter = Cutter(
+            (lambda rows: rows) if whole else self._public, bounds if whole else None
+        )
         self._ledger = Ledger()  # of what was taken: delivered or pending
         self._streams: list[str] = []
         self._metadata: Any = None
@@ -268,7 +272,8 @@ class ShardReader(InputReader):
     # batches
 
     def next(self, timeout: float | None = None) -> SampleBatch:
-        return self._public(self._take(self.batch_size, timeout))
+        rows = self._take(self.batch_size, timeout)
+        return self._public(rows) if self.mode == "episodes" else rows
 
     def episodes(self) -> Iterator[Episode]:
         """The episodes one by one, until the input ends. Only in mode "episodes"."""
@@ -298,7 +303,8 @@ class ShardReader(InputReader):
             raise EndOfInput("every shard was read")
         rows = self._cutter.take(size)
         self.stats.rows += rows.count
-        self._empty = rows.slice(0, 0)
+        if not list(self._empty):
+            self._empty = rows.slice(0, 0).copy()
         return rows
 
     def _accept(self, found: Loaded | Excluded | End | Failure) -> None:

@@ -34,6 +34,8 @@ Mode: TypeAlias = Literal["transitions", "fragments", "episodes"]
 Bounds: TypeAlias = Callable[[SampleBatch], IntArray]
 """The first rows of the units of a batch: what is shuffled, and never torn apart."""
 
+Shown: TypeAlias = Callable[[SampleBatch], SampleBatch]
+
 
 def join_rows(pieces: Sequence[SampleBatch]) -> SampleBatch:
     """The pieces behind each other; action_dist_inputs of other widths are padded with NaN."""
@@ -41,7 +43,33 @@ def join_rows(pieces: Sequence[SampleBatch]) -> SampleBatch:
     if len(filled) > 1 and ACTION_DIST_INPUTS in filled[0]:
         width = max(piece[ACTION_DIST_INPUTS].shape[1] for piece in filled)
         filled = [_widened(piece, width) for piece in filled]
-    return concat_samples(filled)
+    if len(filled) < 2:
+        return concat_samples(filled)
+    first = filled[0]
+    ones = {name for name in first if _is_one(name, filled)}
+    joined = concat_samples([piece.select([n for n in piece if n not in ones]) for piece in filled])
+    joined.update({n: np.broadcast_to(first[n][:1], (joined.count,)) for n in ones})
+    return joined.select(list(first))
+
+
+def _is_one(name: str, pieces: Sequence[SampleBatch]) -> bool:
+    """Whether a column has one value in all rows, a text mostly, and room for one alone."""
+    if any(name not in piece or piece[name].strides != (0,) for piece in pieces):
+        return False
+    value = pieces[0][name][0]
+    return all(piece[name][0] == value for piece in pieces)
+
+
+def gather(rows: SampleBatch, order: IntArray) -> SampleBatch:
+    """These rows in this order, copied but for columns of one value."""
+    return SampleBatch(
+        {
+            name: np.broadcast_to(column[:1], (len(order),))
+            if column.strides == (0,)
+            else column.take(order, axis=0)
+            for name, column in rows.items()
+        }
+    )
 
 
 def _widened(piece: SampleBatch, width: int) -> SampleBatch:
@@ -181,17 +209,21 @@ class ShuffleWindow:
             order = positions(starts[shuffled], steps[shuffled])
             ends = np.cumsum(steps[shuffled])
             at = int(ends[np.searchsorted(ends, rows.count - keep)])
-        self._held = [rows.take(order[at:])] if at < rows.count else []
+        self._held = [gather(rows, order[at:])] if at < rows.count else []
         self._rows = rows.count - at
-        return [rows.take(order[:at])]
+        return [gather(rows, order[:at])]
 
 
 class Cutter:
-    """Cuts what flows in into batches: exact ones, or whole units of at least the size."""
+    """Cuts what flows in into batches: exact ones, or whole units of at least the size.
 
-    def __init__(self, whole: Bounds | None = None) -> None:
+    `shown` makes of rows what batches have of them; it is asked once for all batches of a push.
+    """
+
+    def __init__(self, shown: Shown, whole: Bounds | None = None) -> None:
+        self._shown = shown
         self._whole = whole
-        self._queue: deque[tuple[SampleBatch, IntArray | None]] = deque()
+        self._queue: deque[tuple[SampleBatch, SampleBatch, IntArray | None]] = deque()
         self._at = 0  # rows of the first batch in the queue that have left
         self.rows = 0
 
@@ -200,14 +232,14 @@ class Cutter:
             ends = None
             if self._whole is not None:
                 ends = np.append(self._whole(rows)[1:], rows.count)
-            self._queue.append((rows, ends))
+            self._queue.append((rows, self._shown(rows), ends))
             self.rows += rows.count
 
     def take(self, size: int) -> SampleBatch:
         """The next `size` rows, fewer if there are not so many; or whole units, `size` or more."""
         pieces, need = [], size
         while need > 0 and self._queue:
-            rows, ends = self._queue[0]
+            _, rows, ends = self._queue[0]
             stop = min(self._at + need, rows.count)
             if ends is not None:
                 stop = int(ends[np.searchsorted(ends, stop)])
@@ -221,5 +253,5 @@ class Cutter:
         return pieces[0] if len(pieces) == 1 else join_rows(pieces)
 
     def pending(self) -> list[SampleBatch]:
-        queued = [rows for rows, _ in self._queue]
+        queued = [rows for rows, _, _ in self._queue]
         return [queued[0].slice(self._at, None), *queued[1:]] if queued else []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -207,15 +206,10 @@ class RepeatedText:
 # --- from Arrow ------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=64)
-def _specs(text: bytes) -> dict[str, ColumnSpec]:
-    return specs_from_json(text)
-
-
-def table_specs(schema: pa.Schema) -> dict[str, ColumnSpec]:
+def table_specs(schema: pa.Schema) -> Mapping[str, ColumnSpec]:
     """Column name -> spec, from the footer that a shard's table carries as its metadata."""
     text = (schema.metadata or {}).get(f"{PREFIX}columns".encode())
-    return {} if text is None else _specs(text)
+    return {} if text is None else specs_from_json(text)
 
 
 def decode_column(table: pa.Table, name: str) -> Array:
@@ -230,14 +224,35 @@ def decode_column(table: pa.Table, name: str) -> Array:
     """
     if name not in table.column_names:
         raise ShardError(f"expected a column of {', '.join(table.column_names)}, got {name!r}")
-    column = table.column(name)
-    spec = table_specs(table.schema).get(name)
+    return decode_values(table.column(name), table_specs(table.schema).get(name))
+
+
+def decode_values(column: pa.ChunkedArray, spec: ColumnSpec | None) -> Array:
+    """What `decode_column` gives; `spec` is None for what is no column of a space."""
     if spec is None or spec.encoding in ("scalar", "text"):
         return _plain(column)
     if spec.encoding == "list":
         flat = [chunk.flatten().to_numpy() for chunk in column.chunks]
         return _joined(flat, np.dtype(spec.dtype)).reshape(len(column), *spec.shape)
     return _binary(column, spec)
+
+
+def given_values(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
+    """The values (M, *shape) of the rows of a `binary` column that are not null, in order."""
+    if spec.dtype == "str":
+        found = column.drop_null().cast(pa.string()).to_numpy(zero_copy_only=False)
+        texts: Array = found.astype(object)
+        return texts
+    dtype = np.dtype(spec.dtype)
+    data = _joined([_chunk_bytes(chunk) for chunk in column.chunks], np.dtype(np.uint8))
+    shape = _row_shape(column, spec, dtype)
+    size = math.prod(shape) * dtype.itemsize
+    count = len(column) - column.null_count
+    if len(data) != count * size:
+        raise ShardError(
+            f"{spec.name}: expected {count} values of {size} bytes, got {len(data)} bytes"
+        )
+    return data.view(dtype).reshape(count, *shape) if size else np.zeros((count, *shape), dtype)
 
 
 def present(table: pa.Table, name: str) -> Array:
@@ -273,20 +288,11 @@ def _binary(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
         found = column.cast(pa.string()).to_numpy(zero_copy_only=False)
         texts: Array = found.astype(object)
         return texts
-    dtype = np.dtype(spec.dtype)
-    data = _joined([_chunk_bytes(chunk) for chunk in column.chunks], np.dtype(np.uint8))
-    shape = _row_shape(column, spec, dtype)
-    size = math.prod(shape) * dtype.itemsize
-    count = rows - column.null_count
-    if len(data) != count * size:
-        raise ShardError(
-            f"{spec.name}: expected {count} values of {size} bytes, got {len(data)} bytes"
-        )
-    values = data.view(dtype).reshape(count, *shape) if size else np.zeros((count, *shape), dtype)
-    if count == rows:
+    values = given_values(column, spec)
+    if len(values) == rows:
         return values
     fill = np.nan if spec.name == "action_dist_inputs" else 0
-    spread = np.full((rows, *shape), fill, dtype)
+    spread = np.full((rows, *values.shape[1:]), fill, values.dtype)
     spread[column.is_valid().to_numpy(zero_copy_only=False).astype(np.bool_)] = values
     return spread
 

@@ -11,7 +11,7 @@ Every check is of whole columns. What fails raises ShardDamaged, whose text begi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -23,9 +23,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.experience.episode import ENDINGS, LOGP_TOLERANCE, SOURCES
-from storage.shards.arrow_arrays import decode_column, present
+from storage.shards.arrow_arrays import given_values, present
 from storage.shards.names import ShardDamaged
-from storage.shards.schema import CODED, ShardMetadata, column_specs, columns_for
+from storage.shards.schema import (
+    CODED,
+    ShardMetadata,
+    coded_schema,
+    column_specs,
+    columns_for,
+)
 from storage.spaces.descriptors import Box, Space, schema_id, spaces_from_canonical_json
 from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
 
@@ -63,7 +69,8 @@ def check_footer(
     if dict(metadata.columns) != known.columns:
         wrong = [n for n, spec in known.columns.items() if metadata.columns.get(n) != spec]
         raise ShardDamaged(f"expected the columns of its spaces, the footer says other {wrong}")
-    _check_fields(schema, known)
+    if not schema.equals(known.as_read):
+        _check_fields(schema, known)
 
 
 def _check_fields(schema: pa.Schema, known: _Laws) -> None:
@@ -87,6 +94,7 @@ class _Laws:
         observation, action = spaces_from_canonical_json(canonical_json)
         self.schema_id = schema_id(observation, action)
         self.schema = columns_for(observation, action)
+        self.as_read = coded_schema(self.schema)
         self.columns = column_specs(observation, action)
         self.nullable = {field.name: field.nullable for field in self.schema}
         self.leaves: dict[str, Leaf] = {}
@@ -321,26 +329,37 @@ ALIKE = ("eps_id", "part", "agent_id", "policy_id", "training_enabled", "continu
 
 def check_alike(table: pa.Table, starts: npt.NDArray[np.int64]) -> None:
     """Each of these columns that is there has one value in all rows of a part."""
+    if len(starts) == len(table):
+        return
     begins = np.zeros(len(table), np.bool_)
     begins[starts] = True
-    for name in ALIKE:
-        if name not in table.column_names:
-            continue
-        codes = _codes(table.column(name))
-        changes = np.flatnonzero(codes[1:] != codes[:-1]) + 1
-        if not begins[changes].all():
+    there = table.column_names
+    for name in (name for name in ALIKE if name in there):
+        if not all(begins[changes].all() for changes in _changes(table.column(name))):
             raise ShardDamaged(f"{name}: expected one value in each part, got several")
 
 
-def _codes(column: pa.ChunkedArray) -> Array:
+def _changes(column: pa.ChunkedArray) -> Iterator[npt.NDArray[np.intp]]:
+    """The rows whose values differ from those of the rows before, chunk by chunk."""
+    at, before = 0, None  # the value of the row before
+    for chunk in column.chunks:
+        if not len(chunk):
+            continue
+        if at and chunk[0].as_py() != before:
+            yield np.array([at])
+        if not pa.types.is_dictionary(chunk.type) or chunk.null_count or len(chunk.dictionary) > 1:
+            codes = _codes(chunk)
+            yield np.flatnonzero(codes[1:] != codes[:-1]) + (at + 1)
+        at, before = at + len(chunk), chunk[-1].as_py()
+
+
+def _codes(chunk: pa.Array) -> Array:
     """Numbers (N,) that differ where the values do."""
-    if pa.types.is_string(column.type):
-        column = column.dictionary_encode()
-    if not pa.types.is_dictionary(column.type):
-        values: Array = column.to_numpy()
-        return values
-    pieces = [chunk.indices.fill_null(-1) for chunk in column.unify_dictionaries().chunks]
-    codes: Array = pa.chunked_array(pieces, pa.int32()).to_numpy()
+    if pa.types.is_string(chunk.type):
+        chunk = chunk.dictionary_encode()
+    if pa.types.is_dictionary(chunk.type):
+        chunk = chunk.indices.fill_null(-1) if chunk.null_count else chunk.indices
+    codes: Array = chunk.to_numpy(zero_copy_only=False)
     return codes
 
 
@@ -353,20 +372,19 @@ def _runs(values: Array) -> Array:
 
 def check_finals(
     table: pa.Table, starts: npt.NDArray[np.int64], metadata: ShardMetadata
-) -> tuple[npt.NDArray[np.bool_], dict[str, Array]]:
-    """(parts that have a final observation, bool (P,); the columns `final_obs[.path]` at the parts'
-    last rows). Other rows have none."""
-    lasts = np.append(starts[1:], len(table)) - 1
+) -> tuple[npt.NDArray[np.int64], dict[str, Array]]:
+    """(the rows that have a final observation, ascending (M,); the columns `final_obs[.path]` of
+    these rows). They are last rows of parts."""
     names = [name for name in table.column_names if name.partition(".")[0] == "final_obs"]
-    ends = table.select(names).take(pa.array(lasts))
-    stored = present(ends, names[0])
+    lasts = np.append(starts[1:], len(table)) - 1
+    stored = lasts[present(table, names[0])[lasts]]
     values = {}
     for name in names:
-        given = present(ends, name)
-        if table.column(name).null_count != len(table) - int(stored.sum()) or any(given != stored):
+        column = table.column(name)
+        if len(table) - column.null_count != len(stored) or not present(table, name)[stored].all():
             raise ShardDamaged(f"{name}: expected it at the ends of parts only, whole or not")
-        values[name] = decode_column(ends, name)
-        check_column(ends.column(name), values[name][stored], metadata, name)
+        values[name] = given_values(column, metadata.columns[name])
+        check_column(column, values[name], metadata, name)
     return stored, values
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -25,15 +25,17 @@ _PLAIN, _RLE, _CODED = 0, 3, (2, 8)  # Parquet's numbers of encodings
 _KNOWN = (_PLAIN, _RLE, *_CODED)
 
 
-def check_size(content: bytes | memoryview, file: Any, names: Sequence[str]) -> None:
-    """What reading columns of a pq.ParquetFile would take is within bounds: by the footer, whose
-    sizes have to be those that the headers of the pages tell.
+def check_size(
+    content: bytes | memoryview, footer: Any, schema: pa.Schema, names: Sequence[str]
+) -> None:
+    """What reading columns of a file would take is within bounds: by the footer, whose sizes have
+    to be those that the headers of the pages tell. `schema` is how Arrow reads the file.
 
     A value of fixed size counts as it is decoded. Texts and bytes that come by a dictionary count
     as if each were all of it, but for columns that are read as dictionaries.
     """
-    total, footer = 0, file.metadata
-    columns = _physical(file.schema_arrow, footer, frozenset(names))
+    total, places = 0, _places(schema, footer)
+    columns = [(index, name, width) for name in names for index, width in places[name]]
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         size = 0
@@ -51,15 +53,25 @@ def check_size(content: bytes | memoryview, file: Any, names: Sequence[str]) -> 
         raise ShardDamaged(f"expected at most {most} bytes, it decodes to {total}")
 
 
-def _physical(schema: pa.Schema, footer: Any, names: frozenset[str]) -> list[tuple[int, str, int]]:
-    """(index of the column, its name, decoded bytes a row; 0: those of the pages count)."""
-    found = []
+Places: TypeAlias = dict[str, list[tuple[int, int]]]
+_last: tuple[pa.Schema, Any, Places] | None = None  # shards of one stream are alike
+
+
+def _places(schema: pa.Schema, footer: Any) -> Places:
+    """Name -> (index, decoded bytes a row; 0: those of the pages count) of its column chunks."""
+    global _last
+    known = _last
+    if known is not None and footer.schema.equals(known[1]) and schema.equals(known[0]):
+        return known[2]
+    places: Places = {}
     for index in range(footer.num_columns):
         name = footer.schema.column(index).path.partition(".list.")[0]
-        if name in names:
+        if name in schema.names:
             kind = schema.field(name).type
-            found.append((index, name, 12 if pa.types.is_dictionary(kind) else _width(kind)))
-    return found
+            width = 12 if pa.types.is_dictionary(kind) else _width(kind)
+            places.setdefault(name, []).append((index, width))
+    _last = schema, footer.schema, places
+    return places
 
 
 def _width(kind: pa.DataType) -> int:
@@ -105,9 +117,15 @@ class Page(msgspec.Struct, frozen=True, gc=False):
 
 
 _VARINT = rb"([\x80-\xff]*[\x00-\x7f])"
+_STATISTICS = (  # of 8-byte integers
+    rb"\x18\x08.{8}\x18\x08.{8}\x16[\x80-\xff]*[\x00-\x7f]"
+    rb"\x28\x08.{8}\x18\x08.{8}(?:[\x11\x12][\x11\x12])?"
+)
 _USUAL = re.compile(
     rb"\x15([\x00\x04])\x15%b\x15%b(?:\x15%b[\x1c\x3c]|[\x2c\x4c])\x15%b\x15([\x00-\x10])"
-    rb"(?:\x12|\x15\x06\x15\x06(?:\x1c\x00)?)\x00\x00" % (_VARINT, _VARINT, _VARINT, _VARINT)
+    rb"(?:\x12|\x15\x06\x15\x06(?:\x1c(?:%b)?\x00)?)\x00\x00"
+    % (_VARINT, _VARINT, _VARINT, _VARINT, _STATISTICS),
+    re.DOTALL,
 )
 
 

@@ -262,10 +262,13 @@ class ShardMetadata:
         )
 
 
-def specs_from_json(text: str | bytes) -> dict[str, ColumnSpec]:
+@lru_cache(maxsize=64)  # shards of one stream say the same
+def specs_from_json(text: str | bytes) -> Mapping[str, ColumnSpec]:
     """Column name -> spec, from the footer's `headrace.columns`."""
     specs: list[dict[str, Any]] = json.loads(text)
-    return {s["name"]: ColumnSpec(**{**s, "shape": tuple(s["shape"])}) for s in specs}
+    return MappingProxyType(
+        {s["name"]: ColumnSpec(**{**s, "shape": tuple(s["shape"])}) for s in specs}
+    )
 
 
 def metadata_for(

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.experience.range_set import RangeSet
-from storage.shards.arrow_arrays import decode_column
+from storage.shards.arrow_arrays import decode_values
 from storage.shards.content import (
     check_alike,
     check_choices,
@@ -89,24 +89,25 @@ def _check_content(content: bytes, path: Path, name: ShardName) -> ShardMetadata
     with pq.ParquetFile(
         pa.BufferReader(content), page_checksum_verification=True, read_dictionary=list(CODED)
     ) as file:
-        metadata = ShardMetadata.from_footer(file.schema_arrow.metadata, str(path))
-        check_footer(file.schema_arrow, metadata, path.parent.name, name.first, name.last)
-        check_size(content, file, file.schema_arrow.names)
+        schema = file.schema_arrow
+        metadata = ShardMetadata.from_footer(schema.metadata, str(path))
+        check_footer(schema, metadata, path.parent.name, name.first, name.last)
+        check_size(content, file.metadata, schema, schema.names)
         table = file.read(use_threads=False)  # ending Arrow's threads has ended the process
     columns: dict[str, npt.NDArray[Any]] = {}
     for column in table.column_names:
         if column not in CODED and column != "infos" and not column.startswith("final_obs"):
-            columns[column] = decode_column(table, column)
+            columns[column] = decode_values(table.column(column), metadata.columns.get(column))
         check_column(table.column(column), columns.get(column), metadata, column)
     runs = check_runs(
         columns["ordinal"],
         columns["t"],
         columns["episode_ordinal"],
-        lambda: decode_column(table, "agent_id"),
+        lambda: decode_values(table.column("agent_id"), None),
         metadata,
     )
     check_alike(table, runs)
-    check_endings(runs, columns, decode_column(table, "ended"))
+    check_endings(runs, columns, decode_values(table.column("ended"), None))
     check_finals(table, runs, metadata)
     check_choices(table.column("source"), columns, metadata)
     return metadata

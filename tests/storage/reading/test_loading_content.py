@@ -51,6 +51,28 @@ def test_a_shard_of_wrong_content_is_left_out_by_name(
         check_shard(bad, name)
 
 
+@pytest.mark.parametrize("use_dictionary", [False, True])
+@pytest.mark.parametrize("column", ["eps_id", "tags", "training_enabled"])
+def test_a_change_inside_a_part_is_found_at_any_row_group(
+    tmp_path: Path, column: str, use_dictionary: bool
+) -> None:
+    """Parts run over row groups, each with a dictionary of its own: none where nothing changes."""
+    values = {"eps_id": "x", "tags": '{"a":"b"}', "training_enabled": False}
+    options = {"row_group_size": 2, "use_dictionary": use_dictionary}
+    for row in (2, 6):  # the first row of a row group, in the middle of a part
+        root = tmp_path / str(row)
+        sound = rewrite(write(root, PARTS).path, lambda table: table, **options)
+        assert read_all(ShardReader(root, training_disabled=True)) == rows_of(PARTS)
+        rewrite(sound, at_row(column, row, values[column]), **options)
+        reader = ShardReader(root, training_disabled=True, columns=["obs", column])
+        assert read_all(reader) == []
+        assert [f"{column}: expected one value" in t for t in _told(reader)] == [True]
+
+
+def _told(reader: ShardReader) -> list[str]:
+    return list(reader.stats.excluded_shards.values())
+
+
 @pytest.mark.parametrize(
     ("column", "value", "expected"),
     [

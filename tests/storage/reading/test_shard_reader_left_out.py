@@ -168,8 +168,8 @@ def every_error_is_final(patch: Patch) -> None:
     """As before: what cannot be read is dropped for the reader's life."""
     read = patch.original(Prefetcher, "_read")
 
-    def broken(self: Any, shard: ShardFile) -> Any:
-        found = read(self, shard)
+    def broken(self: Any, shard: ShardFile, following: ShardFile | None) -> Any:
+        found = read(self, shard, following)
         if found is None:
             self._retries.settle(shard)
             return Excluded(shard, "damaged", f"{shard.place}: dropped")

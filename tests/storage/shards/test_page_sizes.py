@@ -48,14 +48,11 @@ def test_the_pages_of_a_shard_add_up_to_what_its_footer_says(content: bytes) -> 
 
 
 def test_the_quick_way_through_a_header_gives_what_the_long_one_gives(content: bytes) -> None:
-    """They differ in nothing but time."""
-    seen = 0
+    """They differ in nothing but time, with statistics in the header of a page and without."""
     for _, chunk in chunks(content):
         at = chunk.dictionary_page_offset or chunk.data_page_offset
-        quick = page_sizes._USUAL.match(content, at) is not None
         assert read_page_header(content, at) == page_sizes._any_page_header(content, at)
-        seen += quick
-    assert 10 < seen < len(chunks(content))
+        assert page_sizes._USUAL.match(content, at) is not None
 
 
 def test_a_footer_that_says_less_than_the_pages_is_found_out(content: bytes) -> None:
@@ -93,11 +90,11 @@ def test_no_bytes_break_the_reading_of_a_header(data: st.DataObject) -> None:
 def test_only_what_is_asked_for_counts(content: bytes) -> None:
     """The bound is on the columns that are read."""
     with pq.ParquetFile(pa.BufferReader(content)) as file:
-        check_size(content, file, ["rewards"])
+        check_size(content, file.metadata, file.schema_arrow, ["rewards"])
         most, page_sizes.MOST_GROUP_BYTES = page_sizes.MOST_GROUP_BYTES, 8 * 305
         try:
-            check_size(content, file, [])
+            check_size(content, file.metadata, file.schema_arrow, [])
             with pytest.raises(ShardDamaged, match="row group 0: expected at most 2440 bytes"):
-                check_size(content, file, ["rewards"])
+                check_size(content, file.metadata, file.schema_arrow, ["rewards"])
         finally:
             page_sizes.MOST_GROUP_BYTES = most
