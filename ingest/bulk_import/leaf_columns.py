@@ -1,7 +1,8 @@
 """The columns of a space's leaves: from Arrow to canonical bytes, a whole column at a time.
 
 Numbers are cast where nothing but a float's precision can be lost. A leaf of several numbers comes
-as lists, or as its bytes. Rows whose values do not fit are `Faults`, and hold zeros from there on.
+as lists, or as its bytes; a choice that has names as a name or its code. Rows whose values do not
+fit are `Faults`, and hold zeros from there on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ingest.bulk_import.arrow_stream import is_list, load_arrow
 from ingest.bulk_import.faults import Faults, Mask
 from ingest.protocol.errors import Refusal
 from storage.spaces.codec import Codec
-from storage.spaces.descriptors import MultiBinary
+from storage.spaces.descriptors import Discrete, MultiBinary
 from storage.spaces.leaves import Leaf, bounds_of, describe
 
 Array: TypeAlias = NDArray[Any]
@@ -39,10 +40,13 @@ class LeafColumn:
         self._is_null = load_arrow()[0].types.is_null(kind)
         self._is_bytes, self._is_list = is_bytes(kind), is_list(kind)
         self._is_flat = getattr(kind, "list_size", -1) == self.size and not is_list(kind.value_type)
-        self._is_bool = str(kind) == "bool"
-        fits = self._is_null or self._is_bytes or (leaf.is_text and is_text(kind))
-        if not (fits or self._holds(kind)):
+        names: Any = leaf.space if isinstance(leaf.space, Discrete) and leaf.space.names else None
+        self._names: Discrete | None = names if is_text(kind) else None
+        fits = self._is_null or self._is_bytes or (leaf.is_text and is_text(kind)) or self._names
+        unsure = names is not None and not fits and names.has_numbers
+        if unsure or not (fits or self._holds(kind)):
             text = f"{self._expected}, got a column of {kind!s:.80}"
+            text += ": they are numbers, and have to be texts" if unsure else ""
             raise Refusal("invalid", text, f"$.{column}")
 
     def _holds(self, kind: Any) -> bool:
@@ -65,6 +69,8 @@ class LeafColumn:
             self._add(faults, _numpy(column.is_null()))
         if self._is_bytes:
             found = self._from_bytes(column, faults)
+        elif self._names is not None:
+            return self._codes(self._names, column, faults)
         elif self._is_null:
             found = np.zeros((len(column), *self.shape), self.dtype)
         else:
@@ -143,6 +149,17 @@ class LeafColumn:
             same = np.asarray(found == values)
             if not same.all():
                 self._add(faults, ~_every(same), lambda row: "other integers")
+        return found
+
+    def _codes(self, space: Discrete, values: Any, faults: Faults) -> Array:
+        """Names as their codes, 0 for what is none. Each word is looked at once."""
+        encoded = values.dictionary_encode()
+        codes = np.append(space.codes(encoded.dictionary.to_pylist()), -1)
+        found = codes[_numpy(encoded.indices.fill_null(-1))]
+        unknown = found < 0
+        if unknown.any():
+            self._add(faults, unknown, lambda row: repr(values[row].as_py()))
+            found = np.maximum(found, 0)
         return found
 
     def _texts(self, values: Any, faults: Faults) -> list[str]:

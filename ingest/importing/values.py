@@ -125,7 +125,8 @@ def _name_reader(prefix: str, space: Discrete, name: str) -> Read:
         made = known[np.asarray(found.indices.fill_null(-1).to_numpy(zero_copy_only=False))]
         unknown = (made < 0) & ~nulls(texts)
         cells.faults.add(unknown, f"column {name}: expected a known category", texts)
-        return {prefix: pa.array(np.maximum(made, 0))}
+        codes = np.maximum(made, 0)
+        return {prefix: pa.array(space.names).take(codes) if space.has_numbers else pa.array(codes)}
 
     return read
 

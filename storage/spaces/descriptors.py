@@ -237,6 +237,11 @@ class Discrete:
         found = (known.get(x, rest) if isinstance(x, str) else -1 for x in names)
         return np.fromiter(found, np.int64)
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether a name is the text of an integer other than its code: one could be either."""
+        return any(_is_another(name, code) for code, name in enumerate(self.names))
+
     def named(self, codes: Any) -> Array:
         """The name of each code, as an object array of the shape of `codes`."""
         found: Array = np.array(self.names, object)[np.asarray(codes)]
@@ -265,6 +270,13 @@ def _check_names(names: tuple[Any, ...], n: int, start: int) -> None:
     if len(set(names)) != n:
         twice = next(name for name in names if names.count(name) > 1)
         raise SpaceError(f"discrete: expected different names, got {twice!r:.80} twice")
+
+
+def _is_another(name: str, code: int) -> bool:
+    try:
+        return str(int(name)) == name != str(code)
+    except ValueError:
+        return False
 
 
 def _is_utf8(text: str) -> bool:

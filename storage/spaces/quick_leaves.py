@@ -64,7 +64,7 @@ class QuickName(QuickInteger):
         super().__init__(0, space.n - 1)
         self._codes = {name: i.to_bytes(8, "little") for i, name in enumerate(space.names)}
         self._other = None if space.other is None else self._codes[space.other]
-        self._numbers = any(_is_another(name, code) for code, name in enumerate(space.names))
+        self._numbers = space.has_numbers
 
     def encode(self, value: Any, check_range: bool) -> bytes | None:
         if isinstance(value, str):
@@ -76,14 +76,6 @@ class QuickName(QuickInteger):
     def is_unsure(self, value: Any) -> bool:
         """Whether it is an integer that could be meant as a name or as a code."""
         return self._numbers and isinstance(value, (int, np.integer))
-
-
-def _is_another(name: str, code: int) -> bool:
-    """Whether a name is the text of an integer other than its code."""
-    try:
-        return str(int(name)) == name != str(code)
-    except ValueError:
-        return False
 
 
 class QuickNumbers:

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingest.bulk_import.arrow_stream import read_table
 from ingest.bulk_import.step_columns import BLOCK_BYTES, BLOCK_ROWS, Block, Form, StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.open_episode import PolicyRules
@@ -38,7 +39,7 @@ from storage.spaces.descriptors import (
     Tuple,
     parse_space,
 )
-from tests.ingest.bulk_import.test_handler import PATIENT, importing, steps
+from tests.ingest.bulk_import.test_handler import PATIENT, body, importing, steps
 
 MIXED = Dict(
     (
@@ -244,6 +245,9 @@ def _joined(parts: list[Any]) -> Any:
         (Text(3, min_length=1, charset="ab"), pa.array(["a", "", "c", None, "aaaa"]), [1, 2, 3, 4]),
         (Text(3), pa.array([b"a", b"\xff", b"b", "é".encode(), b"aaaa"]), [1, 4]),
         (Box((0,)), pa.array([[], [1.0], [], None, []], pa.list_(pa.float32())), [1, 3]),
+        (Discrete.of(["DE", "FR"]), pa.array(["FR", "de", None, "", "DE"]), [1, 2, 3]),
+        (Discrete.of(["a"], other="b"), pa.array(["a", "x", None, "b", ""]), [2]),
+        (Discrete.of(["DE", "FR"]), pa.array([1, 2, None, -1, 0]), [1, 2, 3]),
     ],
 )  # fmt: skip
 def test_values_that_do_not_fit_are_found(space: Space, values: pa.Array, bad: list[int]) -> None:
@@ -269,6 +273,9 @@ def test_values_that_do_not_fit_are_found(space: Space, values: pa.Array, bad: l
         (Box((2,)), pa.list_(pa.string())),
         (Box((2,), np.dtype(np.bool_)), pa.list_(pa.int8())),
         (Text(3), pa.int8()),
+        (Discrete.of(["DE", "FR"]), pa.list_(pa.string())),
+        (Discrete.of(["42", "7"]), pa.int64()),
+        (Discrete(2), pa.string()),
     ],
 )
 def test_a_column_of_another_kind_is_refused_as_a_whole(space: Space, kind: pa.DataType) -> None:
@@ -278,6 +285,41 @@ def test_a_column_of_another_kind_is_refused_as_a_whole(space: Space, kind: pa.D
         columns_of(steps({"e": 2}, obs=pa.nulls(2, kind)), policy)
     assert refused.value.path == "$.obs"
     assert [row for _, _, row in block_of(steps({"e": 2}, obs=pa.nulls(2)), policy).refused] == [0]
+
+
+def test_names_are_stored_as_their_codes() -> None:
+    """Law: a column of names, as texts or by a dictionary, is that of its codes, in any leaf."""
+    country = Discrete.of(["DE", "FR", "IT"], other="other")
+    space = Dict((("age", Box(())), ("country", country)))
+    policy = replace(PATIENT, observation=space, action=Discrete.of(["42", "7"]))
+    ages = pa.array([1.0, 2.0, 3.0], pa.float32())
+
+    def block(names: pa.Array, actions: pa.Array, last: pa.Array) -> Block:
+        columns = {"obs.age": ages, "obs.country": names, "actions": actions}
+        finals = {"final_obs.age": ages, "final_obs.country": last}
+        given = steps({"a": 2, "b": 1}, obs=None, **columns, **finals)
+        return block_of(read_table(body(given)), policy)
+
+    names, actions = pa.array(["IT", "DE", "?"]), pa.array(["7", "42", "7"])
+    by_name = block(names, actions, pa.array(["FR", "FR", "IT"]))
+    codes = block(pa.array([2, 0, 3]), actions.dictionary_encode(), pa.array([1, 1, 2], pa.int8()))
+    by_dictionary = block(
+        names.dictionary_encode(), actions.cast(pa.large_string()), pa.array(["FR", "FR", "IT"])
+    )
+    assert by_name.columns == codes.columns == by_dictionary.columns
+    assert by_name.runs == codes.runs == by_dictionary.runs
+    assert np.frombuffer(by_name.columns["actions"], np.int64).tolist() == [1, 0, 1]
+
+
+def test_an_unknown_name_is_told_with_its_row_and_column() -> None:
+    country = Discrete.of(["DE", "FR"])
+    policy = replace(PATIENT, observation=Dict((("country", country),)))
+    table = steps({"a": 2, "b": 1}, obs=None, **{"obs.country": ["DE", "UK", "FR"]})
+    block = block_of(table, policy)
+    error = block.error(1, "a")
+    assert error["path"] == "$.obs.country[1]"
+    assert error["message"] == "Episode a: expected one of the 2 names 'DE', 'FR', got 'UK'"
+    assert dict(block.sums()) == {"obs.country: expected one of the 2 names 'DE', 'FR'": 1}
 
 
 def test_a_row_of_far_too_many_values_costs_nothing() -> None:

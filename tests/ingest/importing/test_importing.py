@@ -447,6 +447,19 @@ def test_two_logs_share_one_numbering_of_categories(tmp_path: Path) -> None:
     assert found == [(1, 0, 9, 0), (1, 1, 9, 1), (1, 2, 9, 1), (2, 1, 9, 1), (2, 2, 9, 1)]
 
 
+def test_names_that_are_numbers_are_sent_as_names(tmp_path: Path) -> None:
+    """The route takes no integers for them: they could be meant as codes."""
+    rules = {"observation": Box((1,)), "action": Discrete.of(["42", "7"]), "seal_seconds": 0.2}
+    save_declaration(tmp_path / "root", PolicyDeclaration(**rules))
+    with CollectorProcess(tmp_path / "root") as collector:
+        options = {"observation": ["x"], "reward": "r", "address": collector.address}
+        table = {"x": [0.0, 0.0, 0.0], "item": [7, 42, 1], "r": [1.0, 2.0, 3.0]}
+        report = import_table(pa.table(table), action="item:categories", **options)
+        assert report.bad_counts == {"column item: expected a known category": 1}
+        found = sorted((row["rewards"], row["actions"]) for row in stored(collector))
+    assert found == [(1, 1), (2, 0)]
+
+
 def test_spaces_are_inferred_from_what_the_columns_hold(tmp_path: Path) -> None:
     """Few whole numbers are choices, measurements a float Box, categories names."""
     rows = [
