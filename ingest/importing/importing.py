@@ -20,7 +20,7 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,7 +39,7 @@ from ingest.importing.options import ImportOptions
 from ingest.importing.posting import Cutter, Sender
 from ingest.importing.report import Account, ImportReport
 from ingest.importing.sources import Unit, open_source, require_columns
-from ingest.importing.values import without_names
+from ingest.importing.values import spaces_of_names
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
 from storage.spaces.descriptors import Space, schema_id
 
@@ -78,15 +78,18 @@ def run_import(
         options.address, token=options.token, ca=options.ca, timeout=options.timeout
     )
     with tempfile.TemporaryDirectory(prefix="headrace-import-") as folder, _closing(transport):
-        codes = categories_path(options)
-        unknown = bool(options.categorical) and not (codes is not None and codes.exists())
-        if check or unknown or options.episode is not None:
-            units = several_passes(units, options, Path(folder))
         spec = _spec(transport, patient=not check)
+        if check or options.episode is not None:
+            units = several_passes(units, options, Path(folder))
         spaces, told = _spaces(spec, units, options)
-        unnamed = without_names(spaces, options.observations, options.actions)
+        every = list(spaces_of_names(spaces, options.observations, options.actions))
+        unnamed = list(dict.fromkeys(name for name, space in every if space is None))
+        codes = categories_path(options)
+        if unnamed and not (codes is not None and codes.exists()):
+            units = several_passes(units, options, Path(folder))
         categories = known_categories(units, unnamed, codes)
-        names = _names(units, options, categories)
+        lists = [(name, space.to_json()) for name, space in every if space is not None]
+        names = _names(units, options, {"categories": categories, "names": lists})
         account = Account(options.bad_shown)
         run = _Run(units, options, spaces, categories, names, account, on_progress)
         if check or spec is None:
@@ -141,15 +144,18 @@ def _spaces(
     return (observation, action), told
 
 
-def _names(units: Sequence[Unit], options: ImportOptions, categories: Categories) -> list[str]:
+def _names(
+    units: Sequence[Unit], options: ImportOptions, categories: Mapping[str, Any]
+) -> list[str]:
     """The name of each unit's import; with a column of episodes all are one. Raises ImportFailed.
 
-    `import-` and a digest of the content and of what its columns mean.
+    `import-` and a digest of the content and of what its columns mean, the
+    names of `categories` among it.
     """
     digests = [options.name or unit.digest() for unit in units]
     if None in digests:
         raise ImportFailed("name: expected one for what is read only once")
-    meaning = {"format": _FORMAT, "categories": categories, **options.meaning()}
+    meaning = {"format": _FORMAT, **categories, **options.meaning()}
     if options.episode is not None:
         digests = [json.dumps(digests)] * len(units)
     return [_name(str(digest), json.dumps(meaning, sort_keys=True)) for digest in digests]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -96,22 +96,19 @@ def _require_room(what: str, space: Any, columns: Sequence[Column], found: Categ
 # --- names -----------------------------------------------------------------------------------
 
 
-def without_names(
+def spaces_of_names(
     spaces: tuple[Space, Space], observations: Sequence[Column], actions: Sequence[Column]
-) -> list[str]:
-    """The columns of categories for which the policy's spaces have no names, each once."""
-    found = [
-        column.name
-        for space, columns in zip(spaces, (observations, actions), strict=True)
-        for column in columns
-        if column.categorical and not _is_named(space, column.name)
-    ]
-    return list(dict.fromkeys(found))
+) -> Iterator[tuple[str, Discrete | None]]:
+    """Each column of categories, and the space that has names for it, None where it has none."""
+    for space, columns in zip(spaces, (observations, actions), strict=True):
+        for column in columns:
+            if column.categorical:
+                yield column.name, _named(space, column.name)
 
 
-def _is_named(space: Space, column: str) -> bool:
+def _named(space: Space, column: str) -> Discrete | None:
     inner = dict(space.spaces).get(column) if isinstance(space, Dict) else space
-    return isinstance(inner, Discrete) and bool(inner.names)
+    return inner if isinstance(inner, Discrete) and inner.names else None
 
 
 def _name_reader(prefix: str, space: Discrete, name: str) -> Read:
@@ -210,7 +207,7 @@ def _packed(what: str, leaf: Leaf, matrix: Array, cells: Cells) -> Any:
         fine = np.ones(len(matrix), bool)
         if bounds is not None:
             inside = (values >= bounds[0]) & (values <= bounds[1])
-            fine &= inside.reshape(len(matrix), -1).all(axis=1)
+            fine &= inside.reshape(matrix.shape).all(axis=1)
         if leaf.dtype.kind in "iub":
             fine &= (values.reshape(matrix.shape) == matrix).all(axis=1)
     if not fine.all():
@@ -220,7 +217,7 @@ def _packed(what: str, leaf: Leaf, matrix: Array, cells: Cells) -> Any:
         cells.faults.add(~fine, f"{what}: expected {describe(leaf.space)}", made)
     if leaf.shape == ():
         return pa.array(values)
-    return lists_of(values.reshape(len(matrix), -1))
+    return lists_of(values.reshape(matrix.shape))
 
 
 def lists_of(matrix: Array) -> Any:

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import json
 import math
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -458,6 +459,57 @@ def test_names_that_are_numbers_are_sent_as_names(tmp_path: Path) -> None:
         assert report.bad_counts == {"column item: expected a known category": 1}
         found = sorted((row["rewards"], row["actions"]) for row in stored(collector))
     assert found == [(1, 1), (2, 0)]
+
+
+def test_a_changed_list_of_names_makes_another_import(tmp_path: Path) -> None:
+    """Law: what an import's codes mean is part of its name, so that new codes are not "known"."""
+    path = write(tmp_path / "log.csv", [{"x": 0, "item": "b", "r": 1}])
+    steps = []
+    for names in (["a", "b"], ["a", "b"], ["b", "a"]):
+        rules = {"observation": Box((1,)), "action": Discrete.of(names), "seal_seconds": 0.2}
+        save_declaration(tmp_path / "root", PolicyDeclaration(**rules))
+        with CollectorProcess(tmp_path / "root") as collector:
+            options = ImportOptions(
+                source=path,
+                observation=["x"],
+                action="item:categories",
+                reward="r",
+                address=collector.address,
+            )
+            steps.append(run_import(options).steps)
+            rows = stored(collector)
+    assert steps == [1, 0, 1]
+    assert sorted(row["actions"] for row in rows) == [0, 1]
+
+
+def test_a_reader_is_kept_only_where_it_is_read_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Categories whose names the policy declares need no pass of their own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    rules = {"observation": Box((1,)), "action": Discrete.of(["a", "b"])}
+    save_declaration(tmp_path / "root", PolicyDeclaration(**rules))
+    batch = pa.record_batch({"x": [0.0, 1.0], "item": ["a", "b"], "r": [1.0, 2.0]})
+    kept: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield batch
+        kept.append(len(list(tmp_path.glob("headrace-import-*/rows.arrow"))))
+        yield batch
+
+    with CollectorProcess(tmp_path / "root") as collector:
+        for episode in (None, "x"):
+            report = import_table(
+                pa.RecordBatchReader.from_batches(batch.schema, batches()),
+                observation=["x"],
+                action="item:categories",
+                reward="r",
+                episode=episode,
+                name=f"log of {episode}",
+                address=collector.address,
+            )
+            assert (report.steps, report.bad) == (4, [])
+    assert kept == [0, 1]
 
 
 def test_spaces_are_inferred_from_what_the_columns_hold(tmp_path: Path) -> None:
