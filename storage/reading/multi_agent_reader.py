@@ -67,9 +67,9 @@ class MultiAgentReader(InputReader):
     Arguments
     - `policies`: whose tracks are read: all that are declared under the roots, or some of them, or
       declarations. An episode is whole with the tracks of *all* its policies: name them all.
-    - `tags`, `training_disabled`, `select`, `columns`, `follow`, `retry_for`, `eager`, `prefetch`,
-      `state`: as `ShardReader` has them; `shuffle` mixes whole episodes, within that many
-      environment steps.
+    - `tags`, `training_disabled`, `select`, `columns`, `names`, `follow`, `retry_for`, `eager`,
+      `prefetch`, `state`: as `ShardReader` has them; `shuffle` mixes whole episodes, within that
+      many environment steps.
     - `patience`: an episode that the collector stopped, because it was abandoned or broken, never
       tells how many tracks it has. It is handed over when nothing of it came for so many seconds;
       in a finite input, when the collector had its last step so long ago, and else it waits for the
@@ -101,6 +101,7 @@ class MultiAgentReader(InputReader):
         tags: Mapping[str, str] | None = None,
         select: Select | None = None,
         columns: Sequence[str] | None = None,
+        names: bool = False,
         incomplete: bool = False,
         patience: float = PATIENCE,
         most_waiting_bytes: int = MOST_WAITING_BYTES,
@@ -125,6 +126,7 @@ class MultiAgentReader(InputReader):
                 source=None if sources is None else sources[policy_id],
                 columns=DEFAULT_COLUMNS if columns is None else columns,
                 brings_default=columns is None,
+                names=names,
                 follow=follow,
                 prefetch=prefetch,
                 training_disabled=training_disabled,

@@ -21,7 +21,7 @@ COLLECTOR = "a" * 12
 SPACES = {
     "seller": (Box((2,)), Discrete(3)),
     "scout": (Box((2,)), Discrete(3)),  # a stream shared with the sellers
-    "buyer": (Box((3,)), Discrete(2)),
+    "buyer": (Box((3,)), Discrete.of(["pass", "buy"])),
 }
 
 

@@ -422,6 +422,19 @@ def test_columns_can_be_chosen_and_identity_stays(log):
     assert batch["buyer"]["stream"][0].startswith(COLLECTOR)
 
 
+def test_names_stand_for_codes_if_asked_for(log):
+    """Law: as of one policy's reader, also over a position; where there are none codes stay."""
+    log.write(*trade(), *trade("f"))
+    (batch,) = read_all(log.root)
+    assert batch["buyer"]["actions"].tolist() == [0, 1, 0, 1]
+    with MultiAgentReader(log.root, names=True, batch_size=1) as reader:
+        first, state = reader.next(), reader.state_dict()
+    with MultiAgentReader(log.root, names=True, state=state) as reader:
+        for batch in (first, *reader):
+            assert batch["buyer"]["actions"].tolist() == ["pass", "buy"]
+            assert batch["seller"]["actions"].tolist() == [0, 1, 0, 1]
+
+
 def test_settings_and_positions_that_do_not_fit_are_refused(log, tmp_path):
     """The text names what was expected; a reader of other policies' positions refuses."""
     with pytest.raises(ValueError, match=r"policies: expected some of .*got .'nobody'"):
