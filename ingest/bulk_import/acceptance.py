@@ -200,26 +200,4 @@ class Acceptance:
             self._over = run.number
             self._misfit(block, run.bad, run.all_events, name)
         elif run.how:
-            refusal = self._torn(run)
-            if refusal is None:
-                self._duplicate(run)
-            else:
-                row = run.begin - run.t0
-                error = {**refusal.to_json(), "path": f"$.eps_id[{row}]"}
-                self._refuse(row, run.all_events, refusal.code, error.copy)
-
-    def _torn(self, run: Run) -> Refusal | None:
-        """Why a known episode is not whole though its rows fit: an earlier release took pieces."""
-        assembler, name = self._collector.assembler, run.start.episode_id
-        known = assembler.instances.get(self._instance or "")
-        begun, over = assembler.episodes.get(name), assembler.finished.get(name)
-        mine = (self._instance, run.number)
-        if begun is not None and (begun.started.instance, begun.started.start) == mine:
-            text = f"Episode {name} was begun by an earlier release, and waits to be abandoned"
-            return Refusal("broken", text, episode_id=name)
-        if known is None or run.number not in known.torn:
-            return None
-        if over is not None and (over.instance, over.start) == mine:
-            return over.refusal()
-        text = f"Episode {name} was not taken whole: it was broken or abandoned"
-        return Refusal("broken", text, episode_id=name)
+            self._duplicate(run)

@@ -167,16 +167,10 @@ class Importer:
 
 
 def _receipt(collector: Collector, key: str | None, owner: str) -> Receipt | None:
-    """What a token's key stands for, None for a new one. Raises Refusal: it is not known any more.
-
-    That may be so of an import that an earlier release took.
-    """
+    """What a token's key stands for, None for a new one."""
     instances = collector.assembler.instances
     name = None if key is None else instances.named(IMPORT + key, owner)
     known = None if name is None else instances.get(name)
-    if known is not None and known.receipt is None and known.starts:
-        text = "expected a new key: of an earlier import with this one the rows are not known"
-        raise Refusal("conflict", text, _KEY)
     return None if known is None else known.receipt
 
 

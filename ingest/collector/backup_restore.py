@@ -23,19 +23,16 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from ingest.collector.recovery import (
-    CARRY,
     FINISHED,
     TOTALS,
     Recovered,
-    decode_carry,
-    encode_carry,
     encode_finished,
     recover,
 )
 from ingest.collector.sealing import owner_of
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.journal_events import Cut, Ended, Event, Stored, encode_event, encode_row
-from ingest.episodes.open_episode import Carry, OpenEpisode
+from ingest.episodes.open_episode import OpenEpisode
 from ingest.episodes.sealed_parts import Finished, Sealed
 from ingest.protocol.agent_names import Name
 from storage.declarations.declaration import PolicyDeclaration
@@ -150,7 +147,7 @@ class _Restoring(msgspec.Struct):
             [(self.journal.last_row + 1, row)],
             records=self._records(),
             ends=ends,
-            put=self._state(previous, accepted, kept_back),
+            put=self._state(accepted, kept_back),
         )
         return Restored(previous, fresh, len(self.found), steps, kept_back, self.over)
 
@@ -242,7 +239,7 @@ class _Restoring(msgspec.Struct):
             for number, i in enumerate(infos, first)
         ]
 
-    def _state(self, previous: str, accepted: int, kept_back: int) -> dict[str, bytes]:
+    def _state(self, accepted: int, kept_back: int) -> dict[str, bytes]:
         """Counts, the ids that are taken, and whose stream the first parts of episodes are in."""
         totals, infos = self.recovered.totals, [shard.info for shard in self.found]
         ended = sum(part.ended is not None for shard in self.found for part in shard.parts)
@@ -261,10 +258,6 @@ class _Restoring(msgspec.Struct):
             if totals.kept:
                 totals.kept[FINISHED] += 1
         put[TOTALS] = msgspec.json.encode(totals)
-        for key, blob in self.journal.state(CARRY).items():
-            carry: Carry = decode_carry(blob)
-            if not carry.collector_id:
-                put[key] = encode_carry(carry.with_ordinal(carry.episode_ordinal, previous))
         return put
 
     def _over(self, assembler: EpisodeAssembler) -> list[Finished]:

@@ -106,7 +106,7 @@ def recover(
     found = Recovered(assembler, next_plan=journal.next_plan_id(), keys=keys)
     found.totals = msgspec.json.decode(state.get(TOTALS, b"{}"), type=Totals)
     found.lost = _lost(state, found.totals)
-    _restore(found, state, journal.collector_id)
+    _restore(found, state)
     steps, numbers = found.totals.steps, list[int]()
     for number, blob in journal.replay():
         row = decode_row(blob)
@@ -133,7 +133,6 @@ def recover(
     for key in list(assembler.staged):  # whose import was killed: a repetition begins it anew
         assembler.drop_staged(key)
     found.idle_rows = [number for number in numbers if number not in assembler.needed]
-    _take_over_receipts(found)
     assembler.steps = steps
     assembler.resume(assembler.running if now is None else now)
     _match_plans(journal, assembler, found)
@@ -153,15 +152,15 @@ def _lost(state: Mapping[str, bytes], totals: Totals) -> dict[str, int]:
     A checksum tells that an entry is another one, and nothing of one that is gone.
     """
     found = {name: sum(key.startswith(name) for key in state) for name in _LOST}
-    expected = totals.kept  # empty: an earlier release wrote them last
+    expected = totals.kept
     if TOTALS not in state and (found[DONE] or found[COUNTERS]):
         expected = {TOTALS: 1}
     lost = {name: expected.get(name, 0) - found[name] for name in _LOST if name in expected}
     return {name: count for name, count in lost.items() if count > 0}
 
 
-def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:
-    """What the journal's state says, before any row is replayed; `own` is its collector id."""
+def _restore(found: Recovered, state: Mapping[str, bytes]) -> None:
+    """What the journal's state says, before any row is replayed."""
     assembler = found.assembler
     instances = [
         (key.removeprefix(INSTANCE), json.loads(blob))
@@ -170,11 +169,10 @@ def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:
     ]
     for name, known in sorted(instances, key=lambda pair: pair[1]["used"]):
         starts = RangeSet.from_json(known["starts"])
-        instance = Instance(known["number"], known["name"], starts, owner=known.get("owner", ""))
-        if known.get("receipt"):
+        instance = Instance(known["number"], known["name"], starts, owner=known["owner"])
+        if known["receipt"]:
             content, rows = known["receipt"]
             instance.receipt = Receipt(name, bytes.fromhex(content), rows)
-        instance.torn = RangeSet.from_json(known.get("torn", []))
         assembler.instances.restore(name, instance)
     found.keys.restore((key, blob) for key, blob in state.items() if key.startswith(STATE))
     ended: list[Finished] = []
@@ -185,29 +183,15 @@ def _restore(found: Recovered, state: Mapping[str, bytes], own: str) -> None:
     found.carried = [key for key in state if key.startswith(CARRY)]
     carries = [decode_carry(state[key]) for key in found.carried]
     for carry in carries:
-        collector_id = carry.collector_id or own  # what older releases wrote has none
-        first = {collector_id: carry.episode_ordinal} if carry.episode_ordinal >= 0 else {}
+        first = {carry.collector_id: carry.episode_ordinal} if carry.episode_ordinal >= 0 else {}
         found.episode_ordinals[carry.started.key] = first
     done = RangeSet.from_json(json.loads(state.get(DONE, b"[]")))
     assembler.restore(done, ended, carries)
-    for over in ended:  # earlier releases did not note it with the instance
-        if over.how in ("abandoned", "broken"):
-            assembler.instances.torn(over.instance, over.start, over.how)
     counters = json.loads(state.get(COUNTERS, b"{}"))
     assembler.instances.next_number = counters.get("instances", 0)
     assembler.anonymous_starts = counters.get("anonymous", 0)
     assembler.next_key = max(assembler.next_key, counters.get("keys", 0))
     assembler.running = counters.get("running", 0.0)
-
-
-def _take_over_receipts(found: Recovered) -> None:
-    """What imports stand for that earlier releases kept among the keys of single calls."""
-    instances = found.assembler.instances
-    for instance in instances:
-        name = getattr(instances.get(instance), "name", None)
-        old = None if name is None else found.keys.receipt(name)
-        if old is not None:
-            instances.receipt(Receipt(instance, old.digest, old.seq))
 
 
 def _mark_stored(assembler: EpisodeAssembler, stored: set[tuple[int, int]], row: int) -> None:
@@ -272,7 +256,6 @@ def assembler_state(assembler: EpisodeAssembler, totals: Totals) -> dict[str, by
                 "used": assembler.next_key,
                 "owner": known.owner,
                 "receipt": known.receipt and [known.receipt.digest.hex(), known.receipt.rows],
-                "torn": known.torn.to_json(),
             }
             put[INSTANCE + name] = msgspec.json.encode(document)  # with many ranges json takes long
     instances.touched.clear()

@@ -384,8 +384,6 @@ class EpisodeAssembler(Judge):
         if episode.whole is not None:
             episode.whole.open.pop(episode.started.agent_id or "", None)
         self.instances.count_open(episode.started.instance, -1)
-        if event.how in ("abandoned", "broken"):
-            self.instances.torn(episode.started.instance, episode.started.start, event.how)
         if episode.started.owner:
             self.open_of[episode.started.owner] -= 1
         if event.waits and episode.steps:

@@ -21,9 +21,6 @@ from storage.experience.range_set import RangeSet
 IMPORT = "bulk:"
 """Begins the name of a keyed import's instance, and no name that a client chooses."""
 
-MOST_BROKEN = 1_000
-"""Of so many broken episodes of an import it is known that they are; of abandoned ones always."""
-
 MOST_RANGES, MOST_NAMED_RANGES = 1_000, 100_000
 """So many ranges may the start numbers of an instance make: all are written down again after each
 start. A named one has more: an import leaves out the numbers of what it cannot send."""
@@ -33,8 +30,7 @@ class Instance(msgspec.Struct):
     """A client instance and the numbers of the episodes that it has started.
 
     `names` has the episodes of these that are known: the open, and the latest ended.
-    `receipt` is what the key of a bulk import stands for, `torn` has the numbers of its episodes
-    that were broken or abandoned: they live as long as the numbers do.
+    `receipt` is what the key of a bulk import stands for.
     """
 
     number: int
@@ -44,7 +40,6 @@ class Instance(msgspec.Struct):
     open: int = 0  # its episodes that are open now
     owner: str = ""  # the id of the token whose name it is
     receipt: Receipt | None = None
-    torn: RangeSet = msgspec.field(default_factory=RangeSet)
 
 
 class Instances:
@@ -114,15 +109,6 @@ class Instances:
         known = self._known.get(instance)
         if known is not None:
             known.names.pop(start, None)
-
-    def torn(self, instance: str, start: int, how: str) -> None:
-        """Note that an episode was `broken` or `abandoned`, if it is one of an import."""
-        known = self._known.get(instance)
-        if known is None or known.name is None or not known.name.startswith(IMPORT):
-            return
-        if how == "abandoned" or len(known.torn) < MOST_BROKEN:
-            known.torn.add(start)
-            self.touched.add(instance)
 
     def count_open(self, instance: str, change: int) -> None:
         """Count an episode of the instance that is open from now on (+1), or no longer (-1)."""

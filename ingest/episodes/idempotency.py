@@ -130,10 +130,6 @@ class KeyBook:
         self.add(event)
         return encode_event(event)
 
-    def receipt(self, name: str) -> Keyed | None:
-        """What an import of an earlier release stands for: `digest` of its first `seq` rows."""
-        return self._known.get(("", name))
-
     def add(self, event: Keyed) -> None:
         """Apply a journal event; one that the journal's state holds already changes nothing."""
         if event.number >= self._next:

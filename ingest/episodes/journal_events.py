@@ -188,8 +188,7 @@ class Keyed(Struct, array_like=True, tag=14, frozen=True):
     """The event before it in its row came with an Idempotency-Key.
 
     `number` counts the keys of a journal. `digest` names the content of the call, `seq` is the
-    event that a decision became. Without an episode: what earlier releases wrote of an import, its
-    name and in `seq` its rows.
+    event that a decision became.
     """
 
     number: int

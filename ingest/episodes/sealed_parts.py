@@ -26,7 +26,7 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
     cause: str = ""
     agent_id: str | None = None  # of a track
     agents: int = -1  # how many tracks the whole episode had, if this one ended it
-    policy_id: str = ""  # the rules that it was under; "": what earlier releases wrote
+    policy_id: str = ""  # the rules that it was under; "": only shards know of it
     schema_id: str = ""
 
     @property

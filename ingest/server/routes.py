@@ -147,7 +147,7 @@ class Routes:
             return None
         assembler = self.collector.assembler
         if assembler.redacts:  # a digest would tell whoever guesses what it is of
-            # of an end that an earlier release remembers no rules are known: those of a lone policy
+            # without an episode, or of a restored end, no rules are known: those of a lone policy
             rules = assembler.rules_for(message) or assembler.rules_for(wire.Start())
             message = self.collector.redactor.event(message, rules)
         return Given.of(key, request.instance, message, request.caller.token_id)

@@ -19,12 +19,10 @@ import pytest
 from ingest.access.tokens import LOCAL, Allowance, Caller
 from ingest.bulk_import.acceptance import GROUP_EPISODES
 from ingest.bulk_import.handler import Importer
-from ingest.bulk_import.repeats import digest_rows
 from ingest.bulk_import.step_columns import BLOCK_ROWS
 from ingest.collector.collector import Collector
-from ingest.collector.recovery import COUNTERS, INSTANCE
 from ingest.episodes.idempotency import STATE
-from ingest.episodes.journal_events import Keyed, encode_event, encode_row
+from ingest.episodes.journal_events import Keyed
 from ingest.episodes.sealed_parts import Limits
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
@@ -435,42 +433,6 @@ def test_keys_of_single_calls_push_no_import_out() -> None:
             assert await send(steps({"b": 3}), "k") == (0, 0, [(-1, "conflict")])
             assert await send(steps({"a": 3}), "k") == (0, 5, [])
             assert await send(steps({"a": 3, "b": 1}), "k") == (3, 5, [])
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_an_import_of_an_earlier_release_goes_on(kept: bool) -> None:
-    """Its name has no token, its receipt lies among the keys; one without a receipt is refused."""
-    table, journal = steps({"a": 3, "b": 2}), MemoryJournal()
-    receipt = Keyed(0, "", "bulk:k", digest_rows(table, 3), 3)
-    known = {"number": 0, "name": "bulk:k", "starts": [[0, 0]], "used": 0}
-    journal.commit(
-        rows=[(1, encode_row(0, 0, [encode_event(receipt)] if kept else []))],
-        put={f"{INSTANCE}0-abc": msgspec.json.encode(known), COUNTERS: b'{"instances": 2}'},
-    )
-
-    async def main() -> None:
-        async with importing(journal) as (_, send):
-            assert await send(steps({"x": 3}), "k") == (0, 0, [(-1, "conflict")])
-            assert await send(table, "k") == ((4, 5, []) if kept else (0, 0, [(-1, "conflict")]))
-
-    asyncio.run(main())
-
-
-def test_what_an_earlier_release_left_torn_is_not_taken_for_whole() -> None:
-    """It took long episodes in pieces: one that was abandoned half way is named each time."""
-    table, journal = steps({"a": 3, "b": 2}), MemoryJournal()
-
-    async def main() -> None:
-        async with importing(journal) as (_, send):
-            assert await send(table, "k") == (9, 0, [])
-            crashed = journal.crash()
-        async with importing(crashed) as (collector, send):
-            (name,) = collector.assembler.instances
-            collector.assembler.instances.torn(name, 1, "abandoned")
-            accepted, duplicates, [(row, _)] = await send(table, "k")
-            assert (accepted, duplicates, row) == (0, 5, 3)
 
     asyncio.run(main())
 
