@@ -570,6 +570,15 @@ class PolicyClient:
         except (ClientError, TimeoutError, Refusal) as other:  # the error that came first goes on
             log.error("while closing: %s", other)
 
+    def __repr__(self) -> str:
+        stats = self.stats
+        closed = "; closed" if self._outbox.closed else ""
+        return (
+            f"{type(self).__name__}({self._transport.address!r}, {self.inference_mode!r}, "
+            f"policy_id={self.policy_id!r}; {stats.acknowledged} events acknowledged, "
+            f"{stats.waiting} waiting{closed})"
+        )
+
     @property
     def stats(self) -> ClientStats:
         """Counts of what was acknowledged, refused, repeated, and of what waits."""

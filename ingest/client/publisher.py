@@ -55,6 +55,9 @@ class Publisher:
             address, session=session or self._own, token=token, timeout=timeout
         )
 
+    def __repr__(self) -> str:
+        return f"Publisher({self._transport.address!r})"
+
     def __enter__(self) -> Self:
         return self
 

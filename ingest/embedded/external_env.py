@@ -144,6 +144,10 @@ class ExternalEnv:
             )
         return client  # type: ignore[no-any-return]  # as it says
 
+    def __repr__(self) -> str:
+        state = "stopped" if self.stopped else "running" if self.is_alive() else "not running"
+        return f"{type(self).__name__}({self.action_space}, {self.observation_space}; {state})"
+
     def run(self) -> None:
         """The program, in a thread of its own. Override it; return once `stopped` is true.
 

@@ -212,6 +212,12 @@ class PolicyServerInput(InputReader):
     def want(self, columns: Sequence[str]) -> None:
         self._reader.want(columns)
 
+    def __repr__(self) -> str:
+        where = "in memory" if self._root is None else f"root={str(self._root)!r}"
+        policies = ", ".join(sorted(self._policies))
+        closed = "; closed" if self._closed else ""
+        return f"PolicyServerInput({self.address!r}, {where}, policies {policies}{closed})"
+
     @property
     def stats(self) -> ReaderStats | JointStats:
         """What was read; `stats.shards` counts runs of parts as well as shards."""

@@ -76,6 +76,15 @@ class ImportReport:
     understood: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        done = "would send" if self.checked else "sent"
+        faults = f"; faults {self.bad_counts}" if self.bad_counts else ""
+        return (
+            f"ImportReport({self.name!r}: {self.rows} rows, {done} {self.steps} steps of "
+            f"{self.episodes} episodes; {self.rows_known} rows known, {self.rows_left_out} left "
+            f"out, {self.rows_dropped} dropped{faults})"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "bad": [row._asdict() for row in self.bad]}
 

@@ -430,6 +430,10 @@ class Versions(Struct, kw_only=True):
     next: int
     versions: list[dict[str, Any]]
 
+    def __repr__(self) -> str:
+        numbers = [one.get("version") for one in self.versions]
+        return f"Versions(live={self.live}, next={self.next}, versions={numbers})"
+
 
 class LedgerPlan(Struct, kw_only=True):
     """Ordinals that were given and have no recorded shard yet, and the steps behind them."""

@@ -78,6 +78,13 @@ class Learner:
         self._lineage = Ledger()
         self._told = False  # that no row of the last batches could be learned from
 
+    def __repr__(self) -> str:
+        counts = self.counts
+        return (
+            f"Learner({type(self.algorithm).__name__}, version {self.policy.version}; "
+            f"{counts.updates} updates, {counts.rows_trained} of {counts.rows_read} rows trained)"
+        )
+
     @property
     def lineage(self) -> dict[str, list[list[int]]]:
         """Stream -> ranges of the ordinals that rows were trained on."""

@@ -53,6 +53,13 @@ class Policy:
         self.filter = make_filter(spec.observation_filter, spec.flattener.size, filter_state)
         self._products = products(spec)
 
+    def __repr__(self) -> str:
+        numbers = sum(parameter.numel() for parameter in self.module.parameters())
+        return (
+            f"{type(self).__name__}({self.spec.observation} -> {self.spec.action}, "
+            f"version {self.version}, {numbers} parameters)"
+        )
+
     # from columns to tensors
 
     def flatten(self, columns: Mapping[str, Array] | Array) -> FlatArray:

@@ -51,6 +51,17 @@ class Episodes:
     units: IntArray | None = None  # (n,) which unit an episode is of; those of one stand together
     pass_prob: FloatArray | None = None  # (n,) in (0, 1]: that the episode was logged; None: 1
 
+    def __repr__(self) -> str:
+        known = [
+            name
+            for name in ("target_logp", "q", "v", "units", "pass_prob")
+            if getattr(self, name) is not None
+        ]
+        return (
+            f"Episodes({len(self.lengths)} episodes, {len(self.rewards)} steps; "
+            f"with {', '.join(known) or 'rewards alone'}; excluded {dict(self.excluded)})"
+        )
+
     @classmethod
     def from_flat(
         cls,

@@ -94,6 +94,10 @@ class WorkerGroup:
         self._put_weights()
         self._remotes = [self._create(index) for index in range(1, num_workers + 1)]
 
+    def __repr__(self) -> str:
+        stopped = "; stopped" if self._stopped else ""
+        return f"WorkerGroup({self.num_workers} workers, version {self.version}{stopped})"
+
     def _create(self, index: int) -> _Remote:
         """A remote worker with everything the driver knows. One that takes a lost one's place plays
         on with random numbers of its own, not the lost one's episodes again."""

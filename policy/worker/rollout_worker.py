@@ -104,6 +104,11 @@ class RolloutWorker(WorkerLearning, EnvRunner):
         self._sampling = Sampling.of(self)
         self._estimates = self._make_evaluation()
 
+    def __repr__(self) -> str:
+        index, of = self.settings.worker_index, self.settings.num_workers
+        policies = ", ".join(f"{k} version {p.version}" for k, p in self.policies.items())
+        return f"RolloutWorker({index} of {of}, env {self.env}; {policies})"
+
     def _prepare_process(self) -> None:
         os.environ.update(self.settings.extra_python_environs)
         if self.settings.log_level is not None:

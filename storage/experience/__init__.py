@@ -1,7 +1,7 @@
 """Experience in memory: steps, parts, episodes, sample batches, interfaces of readers and writers.
 
-Pure: no clock, no thread, no file. Knows numpy, msgspec and our errors; of Arrow its compression
-and of torch its tensors, each only where it is installed.
+Pure: no clock, no thread, no file. Knows numpy, msgspec and our errors; of Arrow, pandas
+and torch what it makes of columns, each only where it is installed.
 """
 
 __all__ = [

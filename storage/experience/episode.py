@@ -138,6 +138,14 @@ class Part(Struct, frozen=True, kw_only=True, gc=False):
                 f"episode, else -1, got {self.agents} with the ending {self.ended!r}"
             )
 
+    def __repr__(self) -> str:
+        how = self.ended or "goes on"
+        return (
+            f"Part({self.episode_id!r}, part {self.part}, agent {self.agent_id!r}, "
+            f"t {self.t0}..{self.t0 + self.steps - 1}, {how}, ordinal {self.ordinal}, "
+            f"{self.nbytes} bytes)"
+        )
+
     @property
     def nbytes(self) -> int:
         """Raw size, as part and shard limits count it."""
@@ -206,6 +214,14 @@ class Episode:
 
     def __len__(self) -> int:
         return len(self.columns["rewards"])
+
+    def __repr__(self) -> str:
+        how = self.ended or "open"
+        columns = ", ".join(f"{k}: {v.dtype}{list(v.shape)}" for k, v in self.columns.items())
+        return (
+            f"Episode({self.episode_id!r}, {len(self)} steps, reward {self.total_reward:g}, {how}"
+            f"{'' if self.complete else ', incomplete'}; {columns})"
+        )
 
     @property
     def terminated(self) -> bool:

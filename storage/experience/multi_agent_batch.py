@@ -205,6 +205,14 @@ class MultiAgentBatch:
         """`SampleBatch.to_torch` by policy id."""
         return {k: b.to_torch(device, dtype=dtype) for k, b in self.policy_batches.items()}
 
+    def to_arrow(self) -> dict[str, Any]:
+        """`SampleBatch.to_arrow` by policy id: policies differ in their columns."""
+        return {k: b.to_arrow() for k, b in self.policy_batches.items()}
+
+    def to_pandas(self) -> dict[str, Any]:
+        """`SampleBatch.to_pandas` by policy id: policies differ in their columns."""
+        return {k: b.to_pandas() for k, b in self.policy_batches.items()}
+
 
 def _total(numbers: Mapping[str, IntArray]) -> int:
     return int(max((n.max(initial=-1) for n in numbers.values()), default=-1)) + 1

@@ -8,7 +8,7 @@ and columns of different dtypes are not joined. `with_floats` converts, where so
 
 `storage.experience.multi_agent_batch` holds the batches of several policies.
 
-Pure: no clock, no file, no thread; torch only inside `to_torch`.
+Pure: no clock, no file, no thread; torch, pyarrow and pandas only inside `to_...`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from storage.experience.compressed_columns import Codec, is_packed, pack, unpack
 from storage.experience.sequences import fragment_ends, n_step, pad, sequence_lengths, unpad
+from storage.experience.tables import arrow_table, pandas_frame
 
 OBS = "obs"
 ACTIONS = "actions"
@@ -395,9 +396,7 @@ class SampleBatch(MutableMapping[str, Array]):
         import torch  # noqa: PLC0415  an optional extra
 
         tensors: dict[str, Any] = {}
-        for name, column in self._columns.items():
-            if is_packed(column):
-                raise BatchError(f"column {name!r}: compressed; decompress_if_needed comes first")
+        for name, column in self._unpacked().items():
             if column.dtype.kind in "OUST":
                 continue
             own = np.require(column, requirements=["C", "W"])
@@ -406,6 +405,36 @@ class SampleBatch(MutableMapping[str, Array]):
             floating = dtype is not None and tensor.is_floating_point()
             tensors[name] = tensor.to(device=device, dtype=dtype if floating else None)
         return tensors
+
+    def to_arrow(self) -> Any:
+        """The batch as a pyarrow.Table of N rows, one column each, every value kept.
+
+        | column | Arrow type |
+        |---|---|
+        | (N,) of numbers or booleans | the same: float32 is `float`, int64 `int64`, ... |
+        | (N, K) | `fixed_size_list<item>[K]` |
+        | (N, A, B, ...) | `fixed_shape_tensor` of shape (A, B, ...), in C order |
+        | texts (object) | `string`, None as null |
+
+        NaN stays NaN and is not null. Needs pyarrow. Raises BatchError for a compressed column.
+        """
+        return arrow_table(self._unpacked())
+
+    def to_pandas(self) -> Any:
+        """The batch as a pandas.DataFrame of N rows, index 0..N-1.
+
+        Columns (N,) keep their dtype, texts are objects. A column of more dimensions is objects: a
+        row's cell is an array of the row's shape, a view. Needs pandas. Raises BatchError for a
+        compressed column.
+        """
+        return pandas_frame(self._unpacked())
+
+    def _unpacked(self) -> dict[str, Array]:
+        """The columns. Raises BatchError for a compressed one."""
+        for name, column in self._columns.items():
+            if is_packed(column):
+                raise BatchError(f"column {name!r}: compressed; decompress_if_needed comes first")
+        return self._columns
 
 
 _TORCH_DTYPES: dict[str, Any] = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}

@@ -143,6 +143,13 @@ class MultiAgentReader(InputReader):
         if state is not None:
             self.load_state_dict(state)
 
+    def __repr__(self) -> str:
+        follow = ", follow=True" if self._follow else ""
+        return (
+            f"MultiAgentReader(policies {', '.join(self._readers)}{follow}; "
+            f"{self.stats.agent_steps} steps of {self.stats.episodes} episodes read)"
+        )
+
     def _reset(self) -> None:
         self._rng = np.random.default_rng(self._seed)
         self._joiner = TrackJoiner(*self._bounds)

@@ -215,6 +215,16 @@ class ShardReader(InputReader):
 
     # what it reads
 
+    def __repr__(self) -> str:
+        roots = self._given["roots"]
+        many = [roots] if isinstance(roots, (str, Path)) else (roots or [self._source])
+        follow = ", follow=True" if self._follow else ""
+        closed = "; closed" if self._closed else ""
+        return (
+            f"{type(self).__name__}({', '.join(map(str, many))}, mode={self.mode!r}{follow}; "
+            f"{self.stats.rows} rows of {self.stats.shards} shards read{closed})"
+        )
+
     @property
     def schema_id(self) -> str | None:
         """The schema that is read; None before the first rows came."""

@@ -109,6 +109,9 @@ class ParquetOutputWriter(OutputWriter):
             declared = PolicyDeclaration(policy_id=policy_id, observation=pair[0], action=pair[1])
             save_declaration(self.root, declared)
 
+    def __repr__(self) -> str:
+        return f"ParquetOutputWriter({str(self.root)!r}, policies {', '.join(self._streams)})"
+
     def write(self, batch: SampleBatch | MultiAgentBatch) -> None:
         """Write a batch; raises BatchError for a policy or columns that were not declared,
         ShardWriteError when the disk refuses."""

@@ -103,6 +103,9 @@ class ShardWriter:
         self._fsync = fsync
         self._durable: set[Path] = set()
 
+    def __repr__(self) -> str:
+        return f"ShardWriter({str(self.directory)!r}, compression={self._compression!r})"
+
     def write(
         self, stream: str, canonical_json: str, block: PartBlock | Sequence[Part]
     ) -> ShardInfo:

@@ -142,6 +142,10 @@ class Box:
         if not (self.low <= self.high).all():
             raise SpaceError(f"box: expected low <= high, got low {self.low}, high {self.high}")
 
+    def __repr__(self) -> str:
+        low, high = _shown_bound(self.low), _shown_bound(self.high)
+        return f"Box({self.shape}, {self.dtype.name!r}, low={low}, high={high})"
+
     def to_json(self) -> Json:
         """The JSON node of this space, without the version."""
         return {
@@ -157,6 +161,14 @@ class Box:
 
     def __hash__(self) -> int:
         return hash((Box, json.dumps(self.to_json())))
+
+
+def _shown_bound(bound: Array) -> str:
+    """A number when every element is the same, else the first few elements."""
+    numbers = bound.reshape(-1)
+    if numbers.size and (numbers == numbers[0]).all():
+        return f"{numbers[0]:g}"
+    return f"[{', '.join(f'{x:g}' for x in numbers[:8])}{', ...' * (numbers.size > 8)}]"
 
 
 def _bound_array(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -221,6 +233,13 @@ class Discrete:
             _check_names(self.names, self.n, self.start)
         if self.other is not None and self.other not in self.names:
             raise SpaceError(f"discrete: expected other to be one of the names, got {self.other!r}")
+
+    def __repr__(self) -> str:
+        if not self.names:
+            return f"Discrete({self.n}{f', start={self.start}' if self.start else ''})"
+        shown = ", ".join(map(repr, self.names[:8])) + (", ..." if self.n > 8 else "")
+        other = "" if self.other is None else f", other={self.other!r}"
+        return f"Discrete.of([{shown}]{other})"
 
     def codes(self, names: Iterable[Any]) -> Array:
         """The code of each name, int64 (N,); -1 for what is no name, or the code of `other`.
@@ -368,6 +387,9 @@ class Dict:
                 raise SpaceError(f"dict: expected names without '.', got {name!r}")
         _spaces("dict", (space for _, space in ordered))
         object.__setattr__(self, "spaces", ordered)
+
+    def __repr__(self) -> str:
+        return f"Dict({dict(self.spaces)})"
 
     def to_json(self) -> Json:
         return {"kind": "dict", "spaces": [[name, s.to_json()] for name, s in self.spaces]}

@@ -198,6 +198,9 @@ class Candidate(_Document):
     checkpoint: str | None
     digests: dict[str, str]
 
+    def __repr__(self) -> str:
+        return f"Candidate({self.policy_id!r}, digest {self.digest[:12]}, metrics {self.metrics})"
+
     @property
     def digest(self) -> str:
         return sha256(canonical(self.to_json()))
@@ -223,6 +226,13 @@ class Manifest(_Document):
     checkpoint: str | None
     digests: dict[str, str]
     created: int
+
+    def __repr__(self) -> str:
+        came = "" if self.copy_of is None else f", a copy of {self.copy_of}"
+        return (
+            f"Manifest({self.policy_id!r}, version {self.version}{came}, parent {self.parent}, "
+            f"candidate {self.candidate[:12]}, metrics {self.metrics})"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

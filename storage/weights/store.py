@@ -107,6 +107,9 @@ class WeightStore:
         self.served = ServedRecords(self.directory)
         self._pointer = LivePointer(self.directory, self._versions, self._numbers, self.served)
 
+    def __repr__(self) -> str:
+        return f"WeightStore({str(self.directory.parents[1])!r}, {self.policy_id!r})"
+
     @property
     def store_id(self) -> str:
         """12 hex digits, made at first use: generations count within one store only."""

@@ -106,8 +106,8 @@ MAY_IMPORT = {
     # `__main__` starts the writer and the second reader
     "storage": "storage.shards storage.system storage.verify",
     "storage.declarations": "storage.experience storage.spaces storage.system",
-    # in functions: Arrow compresses columns where it is installed; torch takes a batch over
-    "storage.experience": "storage.errors msgspec numpy pyarrow torch",
+    # in functions, where they are installed: Arrow compresses columns, all three take batches
+    "storage.experience": "storage.errors msgspec numpy pandas pyarrow torch",
     "storage.journal": "storage.errors storage.experience storage.system msgspec",
     "storage.reading": (
         "storage.declarations storage.experience storage.shards storage.spaces storage.system"
@@ -146,5 +146,5 @@ MAY_REACH_PACKAGES = {
     "ingest.protocol": "msgspec",
     "policy.inference": "msgspec numpy safetensors",
     "policy.ope": "numpy scipy",
-    "storage.experience": "msgspec numpy pyarrow torch",
+    "storage.experience": "msgspec numpy pandas pyarrow torch",
 }
