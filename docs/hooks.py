@@ -36,6 +36,7 @@ TITLES = {
     "storage.spaces": "Spaces",
     "storage.weights": "Weights",
 }
+_FILE = re.compile(r"^<!-- file: (\S+) -->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(((?!https?:|#)[^)#]+)(#[^)]*)?\)")
 
 
@@ -49,10 +50,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to what is no page become the path in the repository."""
-    return re.sub(
+    """Links to what is no page become the path in the repository; a line
+    `<!-- file: examples/... -->` becomes that file."""
+    linked = re.sub(
         r"\[([^]]+)\]\(\.\./((?:examples|airflow_dags|data|tests)/?[^)]*)\)", r"`\2`", markdown
     )
+    return _FILE.sub(lambda found: f"```python\n{(ROOT / found[1]).read_text()}```", linked)
 
 
 def _moved(text: str) -> str:
