@@ -61,6 +61,8 @@ _NO_DENSITY = "greedy actions have no density in a continuous space"
 
 RETURN_ROWS = 1 << 18
 """Between two requests to return freed memory to the operating system; each takes some ms."""
+LEAST_ESS = 30.0
+"""Effective episodes that an estimate needs for an interval: of one, WIS is sure of its return."""
 MOST_LOST = 0.05
 MOST_WITHOUT_PROPENSITY = 0.5
 
@@ -106,9 +108,10 @@ def evaluate(
     `earlier` are decisions (policy.jobs.decisions), so that several looks are known; `alpha_budget`
     is spent over all candidates on overlapping rows, the k-th of which gets 6 / (pi k)^2 of it.
 
-    `estimators` inform and decide nothing; `interval` and `folds` are theirs. A log that says
-    nothing gives a result too, whose verdict says what is missing. Raises EvaluationError when
-    nothing is live and no weights are named, ValueError for unknown names.
+    `estimators` inform and decide nothing; `interval` and `folds` are theirs. An estimate with
+    fewer than 30 effective episodes has an interval without ends. A log that says nothing gives a
+    result too, whose verdict says what is missing. Raises EvaluationError when nothing is live and
+    no weights are named, ValueError for unknown names.
     """
     informing = _Estimating(gamma, confidence, interval, seed, folds)
     limits = reward_range or _declared_range(root, policy_id)
@@ -459,9 +462,13 @@ class _Estimating:
                 unavailable[name] = why_not
                 continue
             try:
-                estimates.append(self.one(name, episodes))
+                found = self.one(name, episodes)
             except ValueError as error:
                 unavailable[name] = str(error)
+                continue
+            if found.ess < LEAST_ESS:
+                found = replace(found, stderr=math.inf, interval=(-math.inf, math.inf))
+            estimates.append(found)
         return estimates, unavailable
 
     def one(self, name: str, episodes: Episodes) -> Estimate:

@@ -1,7 +1,8 @@
 """`make judge`: how often the judge is wrong, how often it can tell, case by case and by bound.
 
 The numbers of the table are shares of repetitions. The exit status is 1 when a one-sided 99.9 %
-binomial bound excludes a target.
+binomial bound excludes a target; that of refused sound logs holds in each case, and in all of them
+together.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from typing import NamedTuple
 
 from tests.judge.cases import equal_or_worse, power
-from tests.judge.tally import tallied
+from tests.judge.tally import tallied, too_often_refused
 
 COLUMNS = ("better", "worse", "cannot tell")
 
@@ -30,30 +33,49 @@ def main() -> int:
     print("| case, bar | bound | better | worse | cannot tell | coverage | refused | |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     began, failed = time.monotonic(), 0
+    sound: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
     names = [one.name for one in (*equal_or_worse(), *power()) if given.case in one.name]
     work = partial(_one, repetitions=given.repetitions, seed=given.seed)
     with ProcessPoolExecutor(given.jobs) as pool:
         for lines in pool.map(work, names):
-            for line, well in lines:
-                print(line, flush=True)
-                failed += not well
+            for one in lines:
+                print(one.text, flush=True)
+                failed += one.failed
+                if one.refused is not None:
+                    sound[one.bound] += given.repetitions
+                    refused[one.bound] += one.refused
+    for bound, logs in sound.items():
+        wrong = too_often_refused(refused[bound], logs)
+        failed += wrong
+        word = "FAILED" if wrong else "held"
+        print(f"| all sound logs | {bound} | | | | | {refused[bound] / logs:.4f} | {word} |")
     seconds = time.monotonic() - began
     print(f"\n{given.repetitions} repetitions a case, seed {given.seed}, {seconds:.0f} s.")
     print("Every target holds." if not failed else f"{failed} lines FAILED.")
     return 1 if failed else 0
 
 
-def _one(name: str, repetitions: int, seed: int) -> list[tuple[str, bool]]:
-    """The lines of one case, and whether each holds."""
+class Line(NamedTuple):
+    """Of a case and bound."""
+
+    text: str
+    failed: bool
+    bound: str
+    refused: int | None  # of a sound case
+
+
+def _one(name: str, repetitions: int, seed: int) -> list[Line]:
+    """The lines of one case."""
     (case,) = (one for one in (*equal_or_worse(), *power()) if one.name == name)
     lines = []
     for one in tallied(case, repetitions, seed):
         shares = " | ".join(f"{one.share(verdict):.4f}" for verdict in COLUMNS)
         coverage = one.covered / max(1, one.compared)
         told = "; ".join(one.failures())
-        line = f"| {name} | {one.bound} | {shares} | {coverage:.4f} "
-        line += f"| {one.refused / one.repetitions:.4f} | {'FAILED: ' + told if told else 'held'} |"
-        lines.append((line, not told))
+        text = f"| {name} | {one.bound} | {shares} | {coverage:.4f} "
+        text += f"| {one.refused / one.repetitions:.4f} | {'FAILED: ' + told if told else 'held'} |"
+        lines.append(Line(text, bool(told), one.bound, one.refused if case.sound else None))
     return lines
 
 

@@ -60,10 +60,15 @@ class Tally:
         right = self.verdicts.get(self.case.verdict, 0)
         if self.bound == "betting" and _too_few(right, self.repetitions, self.case.least):
             yield f"{self.case.verdict} {right / self.repetitions:.3f} < {self.case.least}"
-        if self.case.sound and _too_many(self.refused, self.repetitions, SOUND_REFUSED):
+        if self.case.sound and too_often_refused(self.refused, self.repetitions):
             yield f"sound logs refused {self.refused / self.repetitions:.4f} > {SOUND_REFUSED}"
         if self.unexplained:
             yield f"{self.unexplained} verdicts without a reason, or what is missing"
+
+
+def too_often_refused(refused: int, repetitions: int) -> bool:
+    """Whether the checks, all of them jointly, refuse sound logs more than once in a thousand."""
+    return _too_many(refused, repetitions, SOUND_REFUSED)
 
 
 def _too_many(count: int, of: int, target: float) -> bool:

@@ -21,6 +21,12 @@ def test_clients_act_with_what_they_taught_and_no_step_is_lost(tmp_path: Path) -
     assert checked["ok"], checked["findings"]
     assert found["acted"] == checked["acknowledged"] == checked["in_shards"]
     assert Path(found["plot"]).stat().st_size > 1_000
+    for split in ("held_out", "all"):  # "all": the few that were not trained on
+        said_of_it = headrace("evaluate", "--root", root, "--split", split, "--json").stdout
+        (log,) = json.loads(said_of_it)["logs"]
+        assert log["verdict"] == "cannot tell"
+        for one in log["target"]:  # once "WIS 33 [33, 33]", of one effective episode
+            assert one["ess"] >= 30 or one["interval"] == [None, None]
 
 
 def test_a_moving_average_is_the_mean_of_each_window() -> None:

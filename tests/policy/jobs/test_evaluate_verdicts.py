@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +103,8 @@ def uniform_log(root: Path, means: Any, n: int = 2000, seed: int = 0, first: int
     )
 
 
-def test_an_action_that_was_never_logged_cannot_be_judged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
+def test_an_action_that_was_never_logged_cannot_be_judged(tmp_path: Path, limits: Any) -> None:
     """90 % on action 2: the model's guess had an effective sample size of hundreds, and passed."""
     rng, n = np.random.default_rng(1), 6000
     actions = rng.choice([0, 1, 3], size=(n, 1))
@@ -110,12 +112,16 @@ def test_an_action_that_was_never_logged_cannot_be_judged(tmp_path: Path) -> Non
     obs = rng.normal(size=(n, 1, 2))
     log_episodes(tmp_path, obs, actions, rewards, np.full((n, 1), 1 / 3))
     digest = stored(tmp_path, probabilities(0.09, 0.005, 0.9, 0.005))
-    found = evaluate(tmp_path, "default", digest, split="all").judgement
-    assert found.verdict == "cannot tell"
-    failed = {one.name: one.sentence for one in found.diagnostics if not one.passed}
-    assert failed.keys() >= {"unsupported_actions", "mean_weight"}
+    refused = publish(tmp_path, "default", digest, Gate(reward_range=limits))
+    found = refused["gate"]
+    (guess,) = (one for one in found["target"] if one["name"] == "dr")
+    assert guess["ess"] > 500
+    assert guess["interval"][0] > found["behaviour"]["value"], "by DR alone it would pass"
+    assert (refused["published"], found["verdict"]) == (False, "cannot tell")
+    failed = {one["name"]: one["sentence"] for one in found["diagnostics"] if not one["passed"]}
+    assert failed.keys() >= {"unsupported_actions", "unsupported_near", "mean_weight"}
     assert "action 2 (90.0% of steps)" in failed["unsupported_actions"]
-    assert any("canary" in reason for reason in found.reasons)
+    assert any("canary" in reason for reason in found["reasons"])
 
 
 @pytest.mark.parametrize("worse", [0.0, 0.001])
@@ -134,6 +140,26 @@ def test_rare_costs_without_an_event_are_not_better(tmp_path: Path, worse: float
     bound = evaluate(tmp_path, "default", digest, split="all", reward_range=(-1.0, 0.0)).judgement
     assert (bound.verdict, bound.approximate) == ("cannot tell", False)
     assert "more episodes" in " ".join(bound.reasons)
+
+
+@pytest.mark.parametrize("rate", [0.002, 0.0024], ids=["equal", "worse"])
+def test_policies_with_rare_costs_are_not_published(tmp_path: Path, rate: float) -> None:
+    """Logs by chance: half of the time the rows that match hold no failure, and SNIPS is certain
+    that none will come. The gate as it is by default lets none of them pass."""
+    certain = 0
+    for seed in range(8):
+        rng, n, root = np.random.default_rng(seed), 3000, tmp_path / str(seed)
+        actions = rng.integers(4, size=(n, 1))
+        rewards = -(rng.random((n, 1)) < np.where(actions == 0, rate, 0.002)).astype(np.float64)
+        obs = rng.normal(size=(n, 1, 2))
+        log_episodes(root, obs, actions, rewards, np.full((n, 1), 0.25))
+        refused = publish(root, "default", stored(root, probabilities(0.97, *[0.01] * 3)), Gate())
+        found = refused["gate"]
+        (snips,) = (one for one in found["target"] if one["name"] == "snips")
+        certain += snips["interval"][0] > found["behaviour"]["value"]
+        assert (refused["published"], found["verdict"]) == (False, "cannot tell")
+        assert "reward events" in " ".join(found["reasons"])
+    assert certain >= 3
 
 
 def test_a_declared_range_bounds_without_being_said_again(tmp_path: Path) -> None:
@@ -188,8 +214,10 @@ def test_one_effective_episode_is_no_value(tmp_path: Path) -> None:
     digest = stored(tmp_path, [[3.0, -3.0, 0, 0], [0, 0, 3.0, -3.0]])
     result = evaluate(tmp_path, "default", digest, split="all")
     assert result.ess < 2
+    assert result.estimate("wis").interval == (-math.inf, math.inf)
     assert result.judgement.verdict == "cannot tell"
     assert "effective sample size" in " ".join(result.judgement.reasons)
+    assert not publish(tmp_path, "default", digest, Gate())["published"]
 
 
 def test_a_greedy_log_is_left_out_by_name(tmp_path: Path) -> None:

@@ -10,13 +10,15 @@ import pytest
 from policy.ope.columns import combined
 from policy.ope.judgement import Bar, Judged, Rules, Target, judge
 from tests.judge.cases import equal_or_worse, power, users
-from tests.judge.tally import Tally, tallied
+from tests.judge.tally import Tally, tallied, too_often_refused
 
 REPETITIONS = 200
 SHORT = (
     "binary .5 equal, 1,000, log",
     "binary .5 equal, 1,000, rival",
     "Gaussian equal, 1,000, log",
+    "failures 0.002 equal, 1,000, log",
+    "failures 0.002 equal, 1,000, rival",
     "failures 0.03 equal, 1,000, log",
     "failures .03 worse, 3,000, rival",
     "Pareto 1.5 costs equal, 10,000, log",
@@ -76,6 +78,9 @@ def test_a_tally_excludes_a_target_by_a_binomial_bound() -> None:
         assert len(list(tally.failures())) == failed
     assert list(Tally(case, "betting", 2000, {}, covered=1850, compared=2000).failures())
     assert list(Tally(case, "betting", 2000, {}, 2000, 2000, refused=12).failures())
+    assert not list(Tally(case, "betting", 2000, {}, 2000, 2000, refused=6).failures())
+    assert too_often_refused(60, 30_000), "by all cases together less is too much"
+    assert not too_often_refused(40, 30_000)
 
 
 # --- one judgement -----------------------------------------------------------------------------
