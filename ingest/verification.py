@@ -33,8 +33,7 @@ from ingest.episodes.sealed_parts import Sealed
 from ingest.protocol import messages as wire
 from storage.declarations.policy_files import load_declarations
 from storage.errors import JournalLocked
-from storage.journal.database import DATABASE
-from storage.journal.journal_damage import past_damage
+from storage.journal.database import DATABASE, past_damage
 from storage.journal.sqlite_journal import Plan, ShardRecord, SqliteJournal
 from storage.system.files import FileLock
 from storage.verify.audit import (

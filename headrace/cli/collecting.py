@@ -162,7 +162,7 @@ def up(
     from headrace.up import Up
     from ingest.server.declare import declaration_of, declare
     from ingest.server.logs import configure
-    from storage.system.stop_signal import stop_on_signal
+    from storage.system.process import stop_on_signal
 
     declared = declaration_of(observation=observation, action=action, env=env, file=None)
     if declared is not None:
@@ -263,7 +263,7 @@ def pseudonym(
 ) -> None:
     """Show what stands for a redacted value under this root, to find its rows."""
     from headrace.output import console
-    from ingest.access.redaction_key import kept_key
+    from ingest.access.key_files import kept_key
     from ingest.episodes.redaction import pseudonym as stand_in
 
     _require_folder(root)

@@ -174,9 +174,8 @@ def train(
     from headrace.output import console, results
     from policy.inference.action_rule import ActionRule
     from policy.jobs.freeze import load_frozen
-    from policy.jobs.train import ALGORITHMS, HELD_OUT
+    from policy.jobs.train import ALGORITHMS, HELD_OUT, train_once
     from policy.jobs.train import train as run
-    from policy.jobs.train_once import train_once
 
     settings: dict[str, Any]
     if schema_id is not None and (follow or manifest is not None):
@@ -221,7 +220,7 @@ def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool)
     from headrace.output import console, results
     from policy.jobs.train import finite
     from policy.jobs.train_live import follow
-    from storage.system.stop_signal import stop_on_signal
+    from storage.system.process import stop_on_signal
 
     for edge in _joined:
         edge.log_to_stderr()

@@ -1,6 +1,7 @@
 """What commands print: tables and bars for people, one line of JSON for programs.
 
-Knows rich, and nothing of ours: results come as plain mappings.
+Knows rich, and nothing of ours: results come as plain mappings. `evaluation_page` draws one
+judgement and is apart from `report_page`, which draws a root.
 """
 
 __all__ = ["console", "evaluation_page", "report_page", "results"]

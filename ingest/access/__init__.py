@@ -4,4 +4,4 @@ Knows the protocol's errors, what a declaration redacts, and files for keys and 
 episodes or routes.
 """
 
-__all__ = ["admission", "key_files", "log_rate", "redaction_key", "tokens"]
+__all__ = ["admission", "key_files", "log_rate", "tokens"]

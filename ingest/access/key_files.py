@@ -3,19 +3,30 @@
 The file holds no secret that a client could send, yet is for its owner alone, as is its folder. It
 is replaced in one step under a lock, so that several commands and a running collector meet no half
 of it. A revoked token stays in it: a file without tokens would open a loopback collector to all.
+
+`keys/redaction.key` makes the pseudonyms of one root, and of no other.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from ingest.access.tokens import Token, TokenError, bearer, hashed
-from storage.system.files import FileLock, make_directory, replace_file
+from storage.declarations.declaration import DeclarationError, PolicyDeclaration
+from storage.system.files import (
+    FileLock,
+    make_directory,
+    replace_file,
+    sync_directory,
+    write_synced,
+)
 
 SECRET_BYTES = 32
 
@@ -144,3 +155,46 @@ class TokenFile(msgspec.Struct):
         tokens = _read(self.root)
         self.seen = seen
         return tokens
+
+
+KEY_BYTES = 32
+
+
+def redaction_key(root: Path, policies: Iterable[PolicyDeclaration]) -> bytes:
+    """The key of a root, made once a policy hashes a field. Raises DeclarationError, OSError.
+
+    Whoever has it can find out whose pseudonym is whose; whoever loses it cannot make the same
+    pseudonyms again.
+    """
+    path = root / "keys" / "redaction.key"
+    if not path.exists():
+        if not any("hash" in policy.redact.values() for policy in policies):
+            return secrets.token_bytes(KEY_BYTES)  # of which no use is made
+        _make(keys_folder(root) / path.name)
+    return kept_key(root)
+
+
+def kept_key(root: Path) -> bytes:
+    """The key of a root that has one; nothing is made. Raises DeclarationError, OSError."""
+    path = root / "keys" / "redaction.key"
+    if not path.exists():
+        raise DeclarationError(f"{path}: expected a key, found none: nothing was hashed here yet")
+    try:
+        key = bytes.fromhex(path.read_text())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise DeclarationError(f"{path}: expected {2 * KEY_BYTES} hex digits")
+    return key
+
+
+def _make(path: Path) -> None:
+    """Write a new key in one step; another process may have been first."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        write_synced(temporary, secrets.token_hex(KEY_BYTES).encode() + b"\n", private=True)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)

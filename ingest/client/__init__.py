@@ -3,7 +3,8 @@
 What a service loads that logs episodes: numpy, msgspec and urllib3, nothing heavier; calls outside
 the hot path go by requests, which only they load. Knows the protocol, spaces, declarations, and for
 local actions `policy.inference` and published weights; for a spool the locks of `storage.system`;
-OpenTelemetry's API, where that is installed. Nothing of the collector.
+OpenTelemetry's API, where that is installed. Nothing of the collector. `batch_size` is apart from
+the queue: it learns how much a body may hold, and knows no events.
 """
 
 __all__ = [

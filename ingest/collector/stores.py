@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ingest.access.redaction_key import KEY_BYTES, redaction_key
+from ingest.access.key_files import KEY_BYTES, redaction_key
 from ingest.collector.address_file import LiveAddress, forget_address
 from ingest.collector.backup_restore import notice_restore
 from ingest.collector.live_policies import LivePolicies

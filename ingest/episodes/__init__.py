@@ -2,6 +2,7 @@
 
 Pure, as `ingest.protocol` is: it changes only through journal events, so that a replay of the
 journal ends in the same state. Knows nothing of HTTP, of the journal's file or of shards.
+`status` is apart because it only reads.
 """
 
 __all__ = [

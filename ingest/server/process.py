@@ -36,8 +36,7 @@ from ingest.server.listening import Access, Listening, ServeError, bind, startin
 from ingest.server.memory import MemoryWatch
 from ingest.server.routes import Routes
 from ingest.server.supervisor import Supervisor
-from ingest.web.connections import ConnectionWatch
-from ingest.web.handshakes import Handshake
+from ingest.web.connections import ConnectionWatch, Handshake
 from ingest.web.limits import (
     BACKLOG,
     Budget,

@@ -3,4 +3,4 @@
 Knows the protocol and access; nothing of what a request means.
 """
 
-__all__ = ["asgi", "connections", "cost_limits", "handshakes", "limits"]
+__all__ = ["asgi", "connections", "cost_limits", "limits"]

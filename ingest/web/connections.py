@@ -8,7 +8,9 @@
   extensions, trailers) is bounded by the body, and its chunks are not all tiny;
 - a peer that does not read its answer, and one that goes on sending after it, are cut off;
 - an answer's head and body are one write;
-- what is no HTTP is answered in the one JSON shape of errors.
+- what is no HTTP is answered in the one JSON shape of errors;
+- TLS handshakes that are not over count as connections, and make room as half-open ones do: the
+  loop's own TLS server tells its protocol of a connection only after the handshake.
 
 A `ConnectionWatch` looks at all connections once a second, so that a request costs no timer.
 """
@@ -17,6 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import http
+import ssl
+from collections.abc import Callable, Coroutine
 from enum import Enum
 from functools import partial
 from typing import Any, Protocol
@@ -443,3 +447,67 @@ class BoundedProtocol(HttpToolsProtocol):
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
         self.since = self.loop.time()
+
+
+class Handshake(asyncio.Protocol):
+    """A connection until its handshake is over; then what `serve` makes has it."""
+
+    answering = False
+
+    def __init__(
+        self,
+        watch: ConnectionWatch,
+        context: ssl.SSLContext,
+        serve: Callable[[], asyncio.Protocol],
+    ) -> None:
+        self._watch, self._context, self._serve = watch, context, serve
+        self._loop = asyncio.get_running_loop()
+        self.since = self._loop.time()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base
+        self.transport = transport
+        if not self._watch.admit(self):
+            transport.abort()
+            return
+        served = self._serve()
+        shaking = self._loop.start_tls(
+            transport,
+            served,
+            self._context,
+            server_side=True,
+            ssl_handshake_timeout=self._watch.limits.header_seconds,
+        )
+        # Its first step takes the transport over. In a task that would be a turn of the loop later:
+        # the client's greeting might be here by then, and lost.
+        over: asyncio.Future[None] = shaking.send(None)
+        over.add_done_callback(lambda _: self._over(shaking, served))
+
+    def _over(self, shaking: Coroutine[Any, Any, Any], served: asyncio.Protocol) -> None:
+        secured = None
+        try:
+            shaking.send(None)
+        except StopIteration as end:
+            secured = end.value
+        except OSError:  # an ssl.SSLError is one, so is a reset
+            self.transport.abort()
+        self._watch.forget(self)
+        if secured is not None and not self.transport.is_closing():
+            served.connection_made(secured)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch.forget(self)
+
+    def overdue(self, now: float) -> str | None:
+        """Why this connection should be closed now, None when it should not."""
+        late = now - self.since > self._watch.limits.header_seconds
+        return "handshake" if late else None
+
+    def refuse(self, refusal: Refusal) -> None:
+        """There is no answer before the handshake is over."""
+        self.transport.abort()
+
+    def nudge(self) -> None:
+        """Nobody waits for a body here."""
+
+    def let_go(self) -> None:
+        """Nobody works for this connection yet."""

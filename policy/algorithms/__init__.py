@@ -5,4 +5,4 @@ its checkpoint; `TrainablePolicy` takes gymnasium's spaces. Nothing of shards, j
 samplers.
 """
 
-__all__ = ["bandit", "base", "cql", "data_parallel", "learner", "passes", "ppo", "trainable_policy"]
+__all__ = ["bandit", "base", "cql", "data_parallel", "learner", "ppo", "trainable_policy"]

@@ -32,10 +32,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from policy.algorithms.base import NOT_FINITE, RowsLeftOut, not_finite, require_columns
-from policy.algorithms.passes import (
+from policy.algorithms.base import (
+    NOT_FINITE,
+    RowsLeftOut,
     minibatches,
+    not_finite,
     require_at_least,
+    require_columns,
     require_not_negative,
     require_positive,
 )

@@ -1,12 +1,14 @@
 """What an algorithm is to a learner: a config that builds it, and the updates it makes.
 
 A config is a frozen dataclass with `build(policy)`; an implementer need not import this module.
+Beside it what our own share: checks of their settings, passes over a batch in random order.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -24,9 +26,14 @@ __all__ = [
     "AlgorithmConfig",
     "RowsLeftOut",
     "default_rule",
+    "minibatches",
+    "near_names",
     "no_metrics",
     "not_finite",
+    "require_at_least",
     "require_columns",
+    "require_not_negative",
+    "require_positive",
 ]
 
 RowsLeftOut: TypeAlias = Mapping[str, npt.NDArray[np.bool_]]
@@ -109,3 +116,40 @@ def require_columns(batch: SampleBatch, names: Iterable[str], who: str) -> None:
             f"{who}: expected a batch with the columns {missing} beside {sorted(there)}; a reader "
             "brings what its columns= names, and the algorithm's config lists what it needs"
         )
+
+
+def require_at_least(config: object, least: int, *names: str) -> None:
+    """Raise ValueError for settings below `least`."""
+    for name in names:
+        if getattr(config, name) < least:
+            raise ValueError(f"{name}: expected {least} or more, got {getattr(config, name)!r}")
+
+
+def require_positive(config: object, *names: str) -> None:
+    """Raise ValueError for settings that are not finite numbers above 0."""
+    for name in names:
+        if not 0 < getattr(config, name) < math.inf:
+            raise ValueError(f"{name}: expected a number > 0, got {getattr(config, name)!r}")
+
+
+def require_not_negative(config: object, *names: str) -> None:
+    """Raise ValueError for settings that are not finite numbers from 0 on."""
+    for name in names:
+        if not 0 <= getattr(config, name) < math.inf:
+            raise ValueError(f"{name}: expected a number >= 0, got {getattr(config, name)!r}")
+
+
+def near_names(name: str, known: Collection[str]) -> str:
+    """Which known names an unknown one is near, to end an error's text; empty when none is."""
+    near = sorted(difflib.get_close_matches(name, known))
+    return f"; near {name}: {', '.join(near)}" if near else ""
+
+
+def minibatches(
+    count: int, size: int, passes: int, rng: np.random.Generator, device: torch.device
+) -> Iterator[torch.Tensor]:
+    """Indices of `count` rows in a random order, `size` at a time, for each pass; the last of a
+    pass may be short."""
+    for _ in range(passes):
+        order = torch.from_numpy(rng.permutation(count)).to(device)
+        yield from order.split(size)

@@ -28,10 +28,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policy.algorithms.base import RowsLeftOut, require_columns
-from policy.algorithms.passes import (
+from policy.algorithms.base import (
+    RowsLeftOut,
     minibatches,
     require_at_least,
+    require_columns,
     require_not_negative,
     require_positive,
 )

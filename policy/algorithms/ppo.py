@@ -34,14 +34,17 @@ import torch
 from torch import Tensor
 
 from policy.algorithms.advantages import Advantages, gae
-from policy.algorithms.base import NOT_FINITE, RowsLeftOut, not_finite, require_columns
-from policy.algorithms.losses import clipped_surrogate, k1, k3
-from policy.algorithms.passes import (
+from policy.algorithms.base import (
+    NOT_FINITE,
+    RowsLeftOut,
     minibatches,
+    not_finite,
     require_at_least,
+    require_columns,
     require_not_negative,
     require_positive,
 )
+from policy.algorithms.losses import clipped_surrogate, k1, k3
 from policy.inference.action_rule import SAMPLE
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress

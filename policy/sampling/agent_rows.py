@@ -1,7 +1,8 @@
 """One agent's rows in one episode while they grow, step by step: for samplers that speak in dicts.
 
 A row is begun with an observation and an action, gathers rewards while the agent is not asked, and
-is completed by the agent's next observation or by its end.
+is completed by the agent's next observation or by its end. `Play` is one env's episode
+with its agents, `Pack` holds finished rows, `Waiting` the agents that want an action now.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from policy.inference.preprocessors import leaf_values
 from policy.inference.spec import PolicySpec
+from policy.sampling.episode import RolloutEpisode
 from policy.sampling.fragment_buffers import CUT, INFOS, row_layout
 from policy.sampling.postprocessing import SOURCE
 from storage.experience.sample_batch import (
@@ -28,11 +30,20 @@ from storage.experience.sample_batch import (
     REWARDS,
     TERMINATEDS,
     TRUNCATEDS,
+    SampleBatch,
     T,
 )
 from storage.spaces.leaves import leaves
 
-__all__ = ["ActedRow", "AgentRows"]
+__all__ = [
+    "ActedRow",
+    "AgentRows",
+    "Pack",
+    "Play",
+    "Waiting",
+    "observation_columns",
+    "same_action",
+]
 
 Array = npt.NDArray[Any]
 
@@ -144,3 +155,50 @@ class AgentRows:
                 continue
             for name, item in zip(names, leaf_values(space, value, prefix), strict=True):
                 columns[name][i] = item
+
+
+@dataclass
+class Play:
+    """One env's episode as it goes on."""
+
+    episode: RolloutEpisode
+    number: int
+    agents: dict[Any, AgentRows] = field(default_factory=dict)
+    states: dict[Any, list[Any]] = field(default_factory=dict)
+    env_steps: int = 0  # since the last fragment
+    kept: bool = True  # False: training is disabled, its rows are in no batch
+
+
+@dataclass
+class Pack:
+    """Finished rows by policy id that wait until a fragment is full, of one episode or several."""
+
+    by_policy: dict[str, list[SampleBatch]] = field(default_factory=dict)
+    env_steps: int = 0
+
+
+@dataclass
+class Waiting:
+    """Agents that want an action now, by policy id."""
+
+    env_ids: list[Any] = field(default_factory=list)
+    agents: list[Any] = field(default_factory=list)
+    observations: list[Any] = field(default_factory=list)
+
+
+def observation_columns(space: Any, values: list[Any]) -> dict[str, Any]:
+    """Leaf path -> (M, *shape) of M observations."""
+    split = [list(leaf_values(space, value, "observation")) for value in values]
+    return {
+        leaf.path: np.array([one[i] for one in split], leaf.dtype)
+        for i, leaf in enumerate(leaves(space))
+    }
+
+
+def same_action(stored: Any, sent: Any) -> bool:
+    """Whether an action reaches the environment as it is stored."""
+    if isinstance(stored, Mapping):
+        return all(same_action(stored[name], sent[name]) for name in stored)
+    if isinstance(stored, tuple):
+        return all(map(same_action, stored, sent))
+    return bool(np.array_equal(stored, sent))

@@ -17,12 +17,19 @@ from policy.algorithms.trainable_policy import Actor, TrainablePolicy
 from policy.envs.base_env import BaseEnv, MultiEnvDict
 from policy.envs.env_runner import Restarts
 from policy.inference.numpy_policy import Actions
-from policy.sampling.agent_rows import ActedRow, AgentRows
+from policy.sampling.agent_rows import (
+    ActedRow,
+    AgentRows,
+    Pack,
+    Play,
+    Waiting,
+    observation_columns,
+    same_action,
+)
 from policy.sampling.callbacks import is_overridden
 from policy.sampling.episode import RolloutEpisode
 from policy.sampling.fragment_buffers import Segment
 from policy.sampling.metrics import MetricsRecorder
-from policy.sampling.plays import Pack, Play, Waiting, observation_columns, same_action
 from policy.sampling.postprocessing import RowFinisher, alike
 from policy.sampling.sampler import (
     FRAGMENT_CUT,

@@ -4,4 +4,4 @@ Knows SQLite, files, and sets of numbers (`experience.range_set`); nothing of wh
 records mean.
 """
 
-__all__ = ["database", "journal_damage", "memory_journal", "records", "sqlite_journal"]
+__all__ = ["database", "memory_journal", "records", "sqlite_journal"]

@@ -1,7 +1,9 @@
 """What lies under `SqliteJournal`: form and settings of the database, checksums, high-water file.
 
 Errors of SQLite are sorted here: the disk is full, somebody else holds the file, input or output
-failed, or the content is malformed.
+failed, or the content is malformed. Of a damaged journal `damaged-<n>/` is kept, its files and a
+report, which outlives the start that found the damage: `verify` tells of it until somebody has
+seen to it and moved the folder away.
 """
 
 from __future__ import annotations
@@ -9,14 +11,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import json
 import os
+import shutil
 import sqlite3
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from storage.errors import JournalError, JournalFailed, JournalFull, JournalLocked
-from storage.system.files import sync_directory
+from storage.journal.records import DamageReport
+from storage.system.files import sync_directory, write_synced
 
 APPLICATION_ID = 0x48_52_4A_31  # "HRJ1"
 FORMAT_VERSION = 1
@@ -218,3 +223,52 @@ def _is_ours(database: sqlite3.Connection) -> bool:
         whole = {key: value for key, value, stored in rows if checksum(key, value) == stored}
         return "collector_id" in whole and whole.get("format") == str(FORMAT_VERSION)
     return False
+
+
+__all__ = ["keep_damaged", "past_damage"]
+
+REPORT = "report.json"
+
+
+def keep_damaged(
+    directory: Path, report: DamageReport, *, move: Sequence[str] = (), copy: Sequence[str] = ()
+) -> Path:
+    """Make the next `damaged-<n>/` of a journal's directory, durably; answers it.
+
+    Files to `move` go in the order in which they are named, the report first. A file to `copy` is
+    for whoever looks into it: that there is no room for it stops nothing. Raises OSError.
+    """
+    n = 1
+    while (directory / f"damaged-{n}").exists():
+        n += 1
+    target = directory / f"damaged-{n}"
+    target.mkdir()
+    write_synced(target / REPORT, json.dumps(_told(report)).encode())
+    for name in move:
+        if (directory / name).exists():
+            (directory / name).rename(target / name)
+    for name in copy:
+        with contextlib.suppress(OSError):
+            shutil.copyfile(directory / name, target / name)
+    sync_directory(target)
+    sync_directory(directory)
+    return target
+
+
+def _told(report: DamageReport) -> dict[str, object]:
+    return {
+        "missing_rows": report.missing_rows,
+        "reason": report.reason,
+        "previous_collector_id": report.previous_collector_id,
+    }
+
+
+def past_damage(directory: Path) -> Iterator[tuple[Path, str]]:
+    """(folder, what happened) of each `damaged-<n>/` that is still in a journal's directory."""
+    for folder in sorted(directory.glob("damaged-*")):
+        try:
+            told = json.loads((folder / REPORT).read_bytes())
+            text = f"up to {told['missing_rows']} acknowledged rows are lost: {told['reason']}"
+        except (OSError, ValueError, LookupError, TypeError):
+            text = "a journal was set aside, and its report cannot be read"
+        yield folder, text

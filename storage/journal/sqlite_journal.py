@@ -44,10 +44,10 @@ from storage.journal.database import (
     checksum,
     connect,
     is_malformed,
+    keep_damaged,
     leave_open,
     translate,
 )
-from storage.journal.journal_damage import keep_damaged
 from storage.journal.memory_journal import MemoryJournal
 from storage.journal.records import (
     FORMER_ID,

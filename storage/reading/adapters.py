@@ -1,10 +1,17 @@
-"""Decoded rows -> what callers ask for: an `Episode`, names in the place of codes."""
+"""Decoded rows -> what callers ask for: an `Episode`, names in the place of codes, torch tensors.
+
+torch is imported when a dataset is made.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 from storage.experience.episode import Episode
+from storage.experience.interfaces import InputReader
 from storage.experience.sample_batch import EPISODE_ORDINAL, NEXT_OBS, OBS, SampleBatch, T
 from storage.reading.loading import ENDED, EPISODE_COLUMNS, FINAL
 from storage.spaces.descriptors import Discrete, Space
@@ -48,3 +55,37 @@ def episode_of(rows: SampleBatch, stream: str, names: frozenset[str]) -> Episode
         episode_ordinal=int(first[EPISODE_ORDINAL][0]),
         complete=ended is not None and bool(t[0] == 0 and t[-1] == len(t) - 1),
     )
+
+
+def to_torch_dataset(reader: InputReader, *, rank: tuple[int, int] | None = None) -> Any:
+    """A torch IterableDataset over a reader's batches, as dicts of tensors.
+
+    Use it with `DataLoader(dataset, batch_size=None, num_workers=0)`: the reader prefetches in its
+    own thread. Worker processes, which have to be started before the first batch, and ranks share
+    the episodes: each row comes once. They all decode every shard, so that more of them read no
+    faster. `rank`: (this process's, how many), by default those of torch.distributed if it is
+    initialized when reading begins. Needs the [train] extra.
+    """
+    from torch import distributed  # noqa: PLC0415  an optional extra
+    from torch.utils.data import IterableDataset, get_worker_info  # noqa: PLC0415  an optional extra
+
+    def place() -> tuple[int, int]:
+        if rank is not None:
+            return rank
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+        return 0, 1
+
+    class Batches(IterableDataset[dict[str, Any]]):
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            number, ranks = place()
+            worker = get_worker_info()
+            index, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+            if ranks * workers > 1:
+                reader.share(number * workers + index, ranks * workers)
+            return (batch.to_torch() for batch in reader)
+
+        def __reduce__(self) -> tuple[Any, ...]:  # a spawned worker knows of no ranks
+            return partial(to_torch_dataset, rank=place()), (reader,)
+
+    return Batches()

@@ -36,7 +36,7 @@ from storage.experience.interfaces import (
 )
 from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
-from storage.reading.adapters import episode_of, with_names
+from storage.reading.adapters import episode_of, to_torch_dataset, with_names
 from storage.reading.exclusion import Excluded, LeftOut, ReaderStats
 from storage.reading.holdout import Reserve, held_out
 from storage.reading.ledger import Ledger, Ranges
@@ -52,10 +52,15 @@ from storage.reading.loading import (
 from storage.reading.position import Position, restore_rows
 from storage.reading.prefetch import End, Failure, Prefetcher, deadline_after
 from storage.reading.retries import RETRY_FOR, Retries
-from storage.reading.shard_choice import ShardChoice
-from storage.reading.sources import POLL_INTERVAL, Content, DirectorySource, ShardFile, ShardSource
+from storage.reading.sources import (
+    POLL_INTERVAL,
+    Content,
+    DirectorySource,
+    ShardChoice,
+    ShardFile,
+    ShardSource,
+)
 from storage.reading.stages import Cutter, EpisodeJoiner, Mode, ShuffleWindow, unit_bounds
-from storage.reading.torch_dataset import to_torch_dataset
 from storage.spaces.descriptors import Space
 from storage.system.files import make_directory, replace_file
 

@@ -13,7 +13,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -30,7 +31,8 @@ from watchdog.events import (
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-from storage.experience.interfaces import ReaderError
+from storage.experience.interfaces import MixedSchemas, ReaderError
+from storage.reading.ledger import Ledger
 from storage.reading.listing import SHARDS, RootListing, ShardFile, Target, scan_target
 from storage.shards.names import ShardName, require_regular
 from storage.shards.part_block import UnwrittenParts
@@ -330,3 +332,45 @@ class _Told(FileSystemEventHandler):
             return
         self._told.append(name)
         self._changed.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardChoice:
+    """One schema, and of `manifest` alone if there is one.
+
+    Without a `schema_id` and a `policy_id` the shards have to be of one schema; a policy's schema
+    shows only in its rows.
+    """
+
+    policy_id: str | None = None
+    schema_id: str | None = None
+    manifest: Ledger | None = None
+    seen: dict[str, set[str]] = field(default_factory=dict)  # schema -> its streams
+
+    def wanted(self, shards: Sequence[ShardFile], taken: Ledger) -> list[ShardFile]:
+        """Of newly found shards, in order, what may hold something that is not in `taken`.
+
+        Raises MixedSchemas.
+        """
+        mine = [s for s in shards if self.schema_id in (None, s.schema_id) and self._listed(s)]
+        if self.schema_id is None and self.policy_id is None:
+            for shard in mine:
+                self.seen.setdefault(shard.schema_id, set()).add(shard.stream)
+            refuse_mixture(self.seen)
+        return [s for s in mine if taken.missing(s.stream, s.first, s.last)]
+
+    def _listed(self, shard: ShardFile) -> bool:
+        if self.manifest is None:
+            return True
+        span = shard.last - shard.first + 1
+        return len(self.manifest.missing(shard.stream, shard.first, shard.last)) < span
+
+
+def refuse_mixture(streams: Mapping[str, set[str]]) -> None:
+    """Raises MixedSchemas, which lists them, for streams by schema unless there is one or none."""
+    if len(streams) > 1:
+        listed = "; ".join(f"{key}: {', '.join(sorted(v))}" for key, v in sorted(streams.items()))
+        raise MixedSchemas(
+            f"expected shards of one schema, found {len(streams)} ({listed}): pass policy_id= or "
+            "schema_id= (--policy-id, --schema-id)"
+        )

@@ -31,8 +31,16 @@ from storage.spaces.descriptors import (
     Text,
     Tuple,
 )
-from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
-from storage.spaces.quick_leaves import Quick, QuickInteger, QuickName, quick_numbers
+from storage.spaces.leaves import (
+    Leaf,
+    Quick,
+    QuickInteger,
+    QuickName,
+    bounds_of,
+    describe,
+    leaves,
+    quick_numbers,
+)
 
 __all__ = ["Codec", "Leaf", "leaves"]
 

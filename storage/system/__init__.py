@@ -3,4 +3,4 @@
 Knows nothing of ours but the error `FolderMoved`.
 """
 
-__all__ = ["backoff", "files", "memory", "pinned_folders", "process", "startup", "stop_signal"]
+__all__ = ["backoff", "files", "memory", "pinned_folders", "process", "startup"]

@@ -1,4 +1,4 @@
-"""Child processes: they find this package, and never outlive their parent."""
+"""Processes: children find this package and never outlive their parent; signals ask to stop."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 __all__ = ["die_with_parent", "drop_pipes", "own_environment"]
@@ -43,3 +45,18 @@ def drop_pipes(child: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             with contextlib.suppress(OSError):
                 pipe.close()
+
+
+@contextlib.contextmanager
+def stop_on_signal() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set."""
+    stop = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("headrace", "ingest", "policy", "storage")
 MODULES = sorted(file for package in FOLDERS for file in (ROOT / package).rglob("*.py"))
 LARGEST_FOLDER = 20
+SMALL = 80
 
 
 def dotted(file: Path) -> str:
@@ -66,6 +67,29 @@ def test_a_folder_says_what_it_is(folder: Path) -> None:
         package = importlib.import_module(name)
         assert sorted(package.__all__) == package.__all__
         assert set(package.__all__) == shown_modules().get(name, set())
+
+
+@cache
+def small_modules_of_one() -> dict[str, list[str]]:
+    """Folder -> its modules of fewer than eighty lines that at most one other module imports."""
+    importers: dict[str, set[Path]] = {name: set() for name in NAMES}
+    for file in MODULES:
+        for name in imported_by(file):
+            importers[name].add(file)
+    found: dict[str, list[str]] = {}
+    for name, file in FILES.items():
+        small = len(file.read_text().splitlines()) < SMALL
+        if name.count(".") > 1 and small and len(importers[name]) < 2:
+            folder, _, module = name.rpartition(".")
+            found.setdefault(folder, []).append(module)
+    return found
+
+
+@pytest.mark.parametrize("folder", small_modules_of_one())
+def test_a_small_module_of_one_user_says_why_it_is_apart(folder: str) -> None:
+    """Otherwise it is a part of that user, cut off by a limit on lines."""
+    said = importlib.import_module(folder).__doc__ or ""
+    assert [name for name in small_modules_of_one()[folder] if f"`{name}`" not in said] == []
 
 
 @cache

@@ -1,6 +1,6 @@
 """Who may, at a real collector: tokens, limits, TLS, hosts; and no secret is written anywhere.
 
-Also of `ingest.web.handshakes`.
+Also of `ingest.web.connections`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.access.redaction_key import redaction_key
+from ingest.access.key_files import redaction_key
 from ingest.client.policy_client import PolicyClient
 from ingest.episodes.redaction import Redaction, pseudonym
 from ingest.protocol import messages as wire

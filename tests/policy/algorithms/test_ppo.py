@@ -1,6 +1,6 @@
 """Laws of PPO: it trusts the stored log probability, bootstraps as told, resumes, and learns.
 
-Also of `policy.algorithms.passes`.
+Also of `policy.algorithms.base`.
 """
 
 import json

@@ -10,7 +10,7 @@ from policy.inference.weight_store import WeightStore
 from policy.jobs.freeze import ManifestError, NothingToFreeze, freeze, load_frozen
 from policy.jobs.gate import Gate, evaluate_once, publish
 from policy.jobs.run_once import DataIncomplete
-from policy.jobs.train_once import train_once
+from policy.jobs.train import train_once
 from storage.shards.shard import read_shard
 from storage.system.files import FileLock
 

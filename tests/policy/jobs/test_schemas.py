@@ -14,9 +14,8 @@ from policy.jobs.evaluate import evaluate
 from policy.jobs.freeze import NothingToFreeze, freeze, load_frozen
 from policy.jobs.gate import Gate, publish
 from policy.jobs.schemas import require_fit
-from policy.jobs.train import NothingToTrainOn, train
+from policy.jobs.train import NothingToTrainOn, train, train_once
 from policy.jobs.train_live import follow
-from policy.jobs.train_once import train_once
 from storage.experience.interfaces import MixedSchemas
 from storage.spaces.descriptors import Discrete, parse_space
 from tests.policy.changed_spaces import log

@@ -1,6 +1,6 @@
 """Laws of sampling with several agents and policies.
 
-Also of `policy.sampling.agent_rows` and `policy.sampling.plays`.
+Also of `policy.sampling.agent_rows` and `policy.sampling.agent_rows`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from storage.spaces.descriptors import (
     Text,
     Tuple,
 )
-from storage.spaces.quick_leaves import QuickInteger, QuickNumbers
+from storage.spaces.leaves import QuickInteger, QuickNumbers
 from tests.storage.space_strategies import spaces, values
 
 

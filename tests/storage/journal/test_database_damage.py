@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import JournalError
-from storage.journal.database import checksum
-from storage.journal.journal_damage import past_damage
+from storage.journal.database import checksum, past_damage
 from storage.journal.sqlite_journal import Plan, ShardRecord, SqliteJournal
 
 
