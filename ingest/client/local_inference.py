@@ -131,7 +131,7 @@ class LocalPolicy:
         it goes on with what is live when the canary has ended."""
         canary = self._canary
         if episode.arm is None:
-            chosen = canary is not None and is_canary(episode.episode_id, canary[1])
+            chosen = canary is not None and is_canary(self.policy_id, episode.episode_id, canary[1])
             episode.arm = canary[0].version if chosen and canary else live.version
         return canary[0] if canary is not None and canary[0].version == episode.arm else live
 

@@ -305,6 +305,8 @@ class MultiAgentCalls:
                 track = ClientEpisode(
                     name, whole.policies[agent], since, agent, pass_prob=whole.pass_prob
                 )
+                joined = (one for one in whole.tracks.values() if one.policy is track.policy)
+                track.arm = next((one.arm for one in joined), None)
                 turn.events.append(self._start(whole, track))
             turn.acting[agent] = track
         for agent, cut in whole.gone.items():

@@ -346,6 +346,12 @@ class Collector:
         """Whether open episodes, and those in their reward windows, fill their memory."""
         return self.assembler.open_bytes > self._max_open
 
+    def _arm_of(self, started: Started) -> str:
+        """What a canary assigns a start to: an agent that joins, to what its episode was."""
+        whole = self.assembler.wholes.get(started.episode_id)
+        known = None if whole is None else whole.arms.get(started.policy_id)
+        return self._arm(started.policy_id, started.episode_id) if known is None else known
+
     def _accept(
         self, batch: wire.Batch, single: bool, caller: Caller, given: Given | None
     ) -> tuple[wire.EventsReply, int]:
@@ -359,7 +365,7 @@ class Collector:
             try:
                 judged = assembler.judge(batch.instance, event, values.get(index), now=self.now)
                 if judged is not None and isinstance(started := judged[0], Started):
-                    arm = self._arm(started.policy_id, started.episode_id)
+                    arm = self._arm_of(started)
                     if arm or caller.token_id:
                         judged = owned(started, caller, assembler.open_of, arm)
             except Refusal as refusal:

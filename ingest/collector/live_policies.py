@@ -234,7 +234,7 @@ class LivePolicies:
         served = self._live[policy_id].served
         if served is None or served.canary is None:
             return ""
-        canary = is_canary(episode_id, served.share)
+        canary = is_canary(policy_id, episode_id, served.share)
         return f"{served.generation}:{served.canary_version if canary else served.version}"
 
     def in_canary(self, policy_id: str, arm: str) -> bool:

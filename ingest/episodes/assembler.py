@@ -264,6 +264,7 @@ class EpisodeAssembler(Judge):
         if started.agent_id is not None:
             episode.whole = self._whole(started.episode_id, started.instance)
             episode.whole.open[started.agent_id] = None
+            episode.whole.arms.setdefault(started.policy_id, started.arm)
             episode.whole.seen = max(episode.whole.seen, episode.seen)
             if episode.t0:
                 episode.whole.acted.add(started.agent_id)

@@ -48,7 +48,8 @@ class Whole:
     `ended` are agents whose tracks are over, as far as they are remembered, and `acted` those of
     all that took a step. `agents` is how many of these there are in all once an end has told it,
     `stopped` the agent whose track was abandoned or broken, and the whole episode with it. `seen`
-    is the running time of the latest event.
+    is the running time of the latest event. `arms` is what each policy's first track was assigned
+    to by a canary: those that join it are of the same arm, whatever is on by then.
     """
 
     instance: str
@@ -58,6 +59,7 @@ class Whole:
     agents: int = -1
     stopped: str | None = None
     seen: float = field(default=0.0, compare=False)
+    arms: dict[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def is_complete(self) -> bool:

@@ -7,13 +7,14 @@ promote(root, "default")                                 # if it is better
 Episodes are compared as their collector assigned them when they started, which stands in the tags
 of their rows: only those that started while both arms were open, with the same share. Each counts
 once it has an age, the same for all, with what it earned by then; one that was abandoned or broke
-counts with the policy's default reward.
+counts with the policy's default reward. Agents of one episode that the policy acts for are one
+episode: its value is the sum of what they earned, and it failed if one of them did.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,13 +32,11 @@ from storage.errors import WeightsNotFound
 from storage.experience.hashed import ARM
 from storage.experience.sample_batch import (
     AGENT_ID,
-    EPISODE_ORDINAL,
     EPS_ID,
     REWARDS,
     STREAM,
     SampleBatch,
     T,
-    concat_samples,
 )
 from storage.reading.shard_reader import ShardReader
 from storage.weights.manifest import Live
@@ -47,6 +46,7 @@ __all__ = ["Arms", "judge_canary", "promote", "read_arms", "start_canary"]
 Document: TypeAlias = dict[str, Any]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
 
 RECEIVED, VERSION, ENDED = "received_ts", "policy_version", "ended"
 _COLUMNS = (EPS_ID, REWARDS, AGENT_ID, ENDED, RECEIVED, VERSION)
@@ -55,6 +55,7 @@ RELATIVE_EFFECT = 0.1
 """Of the live version's mean return: the difference for which the size needed is told."""
 RECENT = 10_000
 """Episodes of the live version by which it is told, the latest."""
+_SEVERAL = -2  # versions acted first steps of one episode
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ class Arms:
     returns: FloatArray  # (n,)
     in_canary: BoolArray  # (n,) as assigned
     failed: BoolArray  # (n,) abandoned or broken
-    steps: npt.NDArray[np.int64]  # (n,)
+    steps: IntArray  # (n,)
     crossed: int  # episodes whose first step another version acted than the one assigned
     young: int  # episodes that do not have the age
     incomplete: int  # those without a first step: it was erased, or its shard is damaged
@@ -103,17 +104,24 @@ def read_arms(root: Path | str, declaration: PolicyDeclaration, live: Live, *, a
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Steps (S,) by episode and t, and where each of n episodes begins."""
+    """Steps (S,) by episode, agent and t."""
 
+    episode: IntArray  # numbered from 0
+    agent: IntArray
+    t: IntArray
     rewards: FloatArray
-    received: npt.NDArray[np.int64]
-    versions: npt.NDArray[np.int64]
-    t: npt.NDArray[np.int64]
-    ended: npt.NDArray[np.object_]
-    begins: npt.NDArray[np.int64]
+    received: IntArray
+    versions: IntArray
+    ended: IntArray  # an index of `_ENDINGS`
 
 
-def _episodes(root: Path | str, declaration: PolicyDeclaration, arm: str | None) -> _Rows:
+_ENDINGS = ("None", *FAILED)  # of a row where its track goes on; any other ending is the next one
+_GOES_ON, _OVER = 0, len(_ENDINGS)
+
+
+def _batches(
+    root: Path | str, declaration: PolicyDeclaration, arm: str | None
+) -> Iterator[SampleBatch]:
     """The rows of one arm; with None those of every episode."""
     with ShardReader(
         root,
@@ -123,61 +131,93 @@ def _episodes(root: Path | str, declaration: PolicyDeclaration, arm: str | None)
         training_disabled=True,
         columns=_COLUMNS,
     ) as reader:
-        batches = list(reader)
-    steps = concat_samples(batches) if batches else SampleBatch()
-    if not batches:
-        none = np.empty(0, np.int64)
-        return _Rows(none.astype(np.float64), none, none, none, none.astype(object), none)
-    keys = [
-        np.unique(steps[STREAM].astype(str), return_inverse=True)[1],
-        steps[EPISODE_ORDINAL],
-        np.unique(steps[AGENT_ID].astype(str), return_inverse=True)[1],
-    ]
-    order = np.lexsort((steps[T], *reversed(keys)))
-    first = np.zeros(len(order), np.bool_)
-    first[0] = True
-    for key in keys:
-        first[1:] |= np.diff(key[order]) != 0
-    return _Rows(
-        rewards=steps[REWARDS][order].astype(np.float64),
-        received=steps[RECEIVED][order],
-        versions=steps[VERSION][order],
-        t=steps[T][order],
-        ended=steps[ENDED][order],
-        begins=np.flatnonzero(first),
-    )
+        yield from reader
+
+
+def _episodes(root: Path | str, declaration: PolicyDeclaration, arm: str) -> _Rows:
+    """The rows of one arm, as numbers: about 60 bytes a step."""
+    episodes, agents = _Numbers(), _Numbers()
+    found: list[tuple[npt.NDArray[Any], ...]] = [(np.empty(0, np.int64),) * 7]
+    for batch in _batches(root, declaration, arm):
+        words = batch[ENDED].astype(str)  # "None" for one that goes on
+        ended = np.full(len(words), _OVER)
+        for number, word in enumerate(_ENDINGS):
+            ended[words == word] = number
+        found.append(
+            (
+                episodes.of(_names(batch)),
+                agents.of(batch[AGENT_ID].astype(str)),
+                batch[T],
+                batch[REWARDS].astype(np.float64),
+                batch[RECEIVED],
+                batch[VERSION],
+                ended,
+            )
+        )
+    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    order = np.lexsort((columns[2], columns[1], columns[0]))
+    return _Rows(*(column[order] for column in columns))
+
+
+def _names(batch: SampleBatch) -> npt.NDArray[np.str_]:
+    """Of each row its episode: the tracks of several agents have one id."""
+    return np.char.add(batch[STREAM].astype(str), batch[EPS_ID].astype(str))
+
+
+class _Numbers:
+    """Numbers names from 0 on, as they come."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def of(self, names: npt.NDArray[np.str_]) -> IntArray:
+        found, places = np.unique(names, return_inverse=True)
+        known = self._known
+        return np.array([known.setdefault(str(name), len(known)) for name in found])[places]
+
+
+def _firsts(*keys: IntArray) -> IntArray:
+    """Where a run of equal keys begins."""
+    first = np.ones(len(keys[0]), np.bool_)
+    first[1:] = np.any([np.diff(key) != 0 for key in keys], axis=0)
+    return np.flatnonzero(first)
 
 
 def _aged(
     rows: _Rows, declaration: PolicyDeclaration, newest: int, age: float, sealed_by: float
 ) -> dict[str, Any]:
     """What the episodes of one arm had earned at that age, and those that are too young."""
-    begins = rows.begins
-    lengths = np.diff(np.append(begins, len(rows.t)))
-    starts = rows.received[begins] if begins.size else rows.received
-    whole = rows.t[begins] == 0 if begins.size else np.zeros(0, np.bool_)
+    if not rows.t.size:
+        none, no = np.empty(0, np.int64), np.empty(0, np.bool_)
+        numbers = dict.fromkeys(("starts", "returns", "steps", "versions"), none)
+        return {**numbers, "failed": no, "open": no, "young": 0, "incomplete": 0}
+    begins, tracks = _firsts(rows.episode), _firsts(rows.episode, rows.agent)
+    of_episode = np.searchsorted(tracks, begins)  # the first track of each
+    starts = np.minimum.reduceat(rows.received, begins)
+    whole = np.logical_and.reduceat(rows.t[tracks] == 0, of_episode)
     old = starts + sealed_by * 1e6 <= newest
-    counts = rows.received <= np.repeat(starts, lengths) + age * 1e6
-    if begins.size:
-        returns = np.add.reduceat(np.where(counts, rows.rewards, 0.0), begins)
-        steps = np.add.reduceat(counts.astype(np.int64), begins)
-        last = begins + lengths - 1
-        words = rows.ended[last].astype(str)  # "None" for one that goes on
-        silent = np.where(words == "abandoned", declaration.episode_timeout, 0.0)
-        over = (words != "None") & (rows.received[last] + silent * 1e6 <= starts + age * 1e6)
-        failed = over & np.isin(words, FAILED)
-    else:
-        returns, steps = np.empty(0), np.empty(0, np.int64)
-        over = failed = np.empty(0, np.bool_)
+    limits = starts + age * 1e6
+    counts = rows.received <= np.repeat(limits, np.diff(np.append(begins, len(rows.t))))
+    returns = np.add.reduceat(np.where(counts, rows.rewards, 0.0), begins)
+    steps = np.add.reduceat(counts.astype(np.int64), begins)
+    last = np.append(tracks[1:], len(rows.t)) - 1
+    ended = rows.ended[last]
+    silent = np.where(ended == _ENDINGS.index("abandoned"), declaration.episode_timeout, 0.0)
+    by_then = np.repeat(limits, np.diff(np.append(of_episode, len(tracks))))
+    over = (ended != _GOES_ON) & (rows.received[last] + silent * 1e6 <= by_then)
+    failed = np.logical_or.reduceat(over & (ended != _OVER), of_episode)
+    over = np.logical_and.reduceat(over, of_episode)
     returns = np.where(failed, declaration.reward_default, returns)
+    acted = rows.versions[tracks]
+    lowest, highest = (which.reduceat(acted, of_episode) for which in (np.minimum, np.maximum))
     kept = whole & old
     return {
         "starts": starts[kept],
         "returns": returns[kept],
         "failed": failed[kept],
         "steps": steps[kept],
-        "versions": rows.versions[begins][kept],
-        "open": ~over[kept],
+        "versions": np.where(lowest == highest, lowest, _SEVERAL)[kept],
+        "open": ~(over | failed)[kept],
         "young": int((whole & ~old).sum()),
         "incomplete": int((~whole).sum()),
     }
@@ -234,9 +274,7 @@ def _compared(
     )
 
 
-def _limits(
-    declaration: PolicyDeclaration, steps: npt.NDArray[np.int64]
-) -> tuple[float, float] | None:
+def _limits(declaration: PolicyDeclaration, steps: IntArray) -> tuple[float, float] | None:
     """Of a return: known where a step's are, and an episode is one step."""
     known = declaration.reward_range
     if known is None or not (steps <= 1).all():
@@ -279,22 +317,45 @@ def start_canary(
 def _needed(
     root: Path | str, declaration: PolicyDeclaration, live: Live, share: float, error: float
 ) -> Mapping[str, Any]:
-    rows = _episodes(root, declaration, None)
     known = {"needed": None, "effect": None, "recent": 0}
-    if not rows.begins.size:
-        return known
-    returns = np.add.reduceat(rows.rewards, rows.begins)
-    mine = rows.versions[rows.begins] == live.version
-    latest = np.argsort(rows.received[rows.begins][mine], kind="stable")[-RECENT:]
-    recent = returns[mine][latest]
+    recent, lengths = _recent(root, declaration, live.version)
     if len(recent) < 30 or not recent.std() > 0:
         return {**known, "recent": len(recent)}
     effect = RELATIVE_EFFECT * abs(float(recent.mean())) or RELATIVE_EFFECT * float(recent.std())
-    lengths = np.diff(np.append(rows.begins, len(rows.t)))
     limits = _limits(declaration, lengths)
     width = None if limits is None else limits[1] - limits[0]
     number = episodes_needed(float(recent.std()), effect, share, error / 3, width=width)
     return {"needed": number, "effect": effect, "recent": len(recent)}
+
+
+def _recent(
+    root: Path | str, declaration: PolicyDeclaration, version: int
+) -> tuple[FloatArray, IntArray]:
+    """(returns, steps) of the version's latest episodes; no more of them are held than twice."""
+    held: dict[str, list[float]] = {}  # name -> start, return, steps
+    for batch in _batches(root, declaration, None):
+        names, places = np.unique(_names(batch), return_inverse=True)
+        mine = (batch[VERSION] == version) & (batch[T] == 0)
+        none = np.iinfo(np.int64).max
+        starts = np.full(len(names), none)
+        np.minimum.at(starts, places[mine], batch[RECEIVED][mine])
+        returns = np.bincount(places, batch[REWARDS], len(names))
+        steps = np.bincount(places, minlength=len(names))
+        for name, start, value, count in zip(
+            names.tolist(), starts.tolist(), returns.tolist(), steps.tolist(), strict=True
+        ):
+            if start != none or name in held:  # else the version's part in it is not its begin
+                one = held.setdefault(name, [start, 0.0, 0])
+                one[1], one[2] = one[1] + value, one[2] + count
+        if len(held) > 2 * RECENT:
+            held = dict(_latest(held))
+    latest = [values for _, values in _latest(held)]
+    table = np.array(latest, np.float64).reshape(-1, 3)
+    return table[:, 1], table[:, 2].astype(np.int64)
+
+
+def _latest(held: Mapping[str, list[float]]) -> list[tuple[str, list[float]]]:
+    return sorted(held.items(), key=lambda item: item[1][0])[-RECENT:]
 
 
 def promote(root: Path | str, policy_id: str, *, gated: bool = True, **settings: Any) -> Document:

@@ -29,6 +29,10 @@ def hash_fraction(salt: str, episode_id: str) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def is_canary(episode_id: str, share: float) -> bool:
-    """Whether an episode belongs to the canary; a larger share takes a superset."""
-    return hash_fraction(CANARY, episode_id) < share
+def is_canary(policy_id: str, episode_id: str, share: float) -> bool:
+    """Whether an episode belongs to a policy's canary; a larger share takes a superset.
+
+    Canaries of two policies that act in the same episodes are chosen independently: otherwise each
+    would be compared with the other's effect in it.
+    """
+    return hash_fraction(CANARY, f"{policy_id}/{episode_id}") < share

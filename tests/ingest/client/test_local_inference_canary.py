@@ -31,12 +31,12 @@ def play(client: PolicyClient, steps: int = 2) -> str:
     return episode
 
 
-def wait_served(process: CollectorProcess, store: WeightStore) -> None:
+def wait_served(process: CollectorProcess, store: WeightStore, policy_id: str = "default") -> None:
     """A question about weights is answered after a look at the files."""
     live = store.live()
     assert live is not None
     while True:
-        spec = process.request("GET", "/v1/spec")[1]["policies"]["default"]["weights"]
+        spec = process.request("GET", "/v1/spec")[1]["policies"][policy_id]["weights"]
         if spec["served"]["generation"] == live.generation:
             return
 
@@ -56,7 +56,7 @@ def test_a_share_of_the_episodes_is_acted_by_the_canary(tmp_path: Path, mode: st
             names = [play(client) for _ in range(40)]
             client.get_action(early, OBS)  # began before: it stays with what is live
             client.end_episode(early)
-            cut = client.start_episode("canary-2")  # of the canary
+            cut = client.start_episode("canary-4")  # of the canary
             client.get_action(cut, OBS)
             store.rollback()
             wait_served(process, store)
@@ -71,7 +71,7 @@ def test_a_share_of_the_episodes_is_acted_by_the_canary(tmp_path: Path, mode: st
         acted.setdefault(row["eps_id"], []).append(row["policy_version"])
     arms = {row["eps_id"]: json.loads(row["tags"]).get(ARM) for row in rows}
     for name in names:
-        version = 2 if is_canary(name, SHARE) else 1
+        version = 2 if is_canary("default", name, SHARE) else 1
         assert acted[name] == [version, version]
         assert arms[name] == f"{live.generation}:{version}"
     assert {1, 2} == {acted[name][0] for name in names}
@@ -90,7 +90,7 @@ def test_a_canary_that_cannot_act_stops_nobody(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path) as process:
         with PolicyClient(process.address) as client:
             names = [play(client) for _ in range(5)]
-            assert any(is_canary(name, SHARE) for name in [*names, "canary-2"])
+            assert any(is_canary("default", name, SHARE) for name in [*names, "canary-4"])
         (record,) = store.served.read()
         assert (record.generation, record.wanted_generation) == (1, 2)
         assert "digest" in (record.why or "")

@@ -56,42 +56,49 @@ class Traffic:
         broken: dict[bool, float] | None = None,
         lose: float = 0.0,
         how: Ending = "broken",
+        agents: int = 1,
     ) -> None:
-        """Episodes by arm (True: the canary's); `lose`: the share of the canary's that is lost."""
+        """Episodes by arm (True: the canary's); `lose`: the share of the canary's that is lost.
+
+        Each of several `agents` earns the same, and the last one alone breaks.
+        """
         live = self.store.live()
         assert live is not None
         parts = []
         for _ in range(count):
             name, at = f"e{self.n}", self.n
             self.n += 1
-            canary = live.canary_version is not None and is_canary(name, SHARE)
+            canary = live.canary_version is not None and is_canary("default", name, SHARE)
             if canary and self.rng.random() < lose:
                 continue
             fails = self.rng.random() < (broken or {True: 0.0, False: 0.0})[canary]
             version = live.canary_version if canary else live.version
             arm = {ARM: f"{live.generation}:{version}"} if live.canary_version else {}
-            parts.append(
+            reward = float(self.rng.random() < mean[canary])
+            parts += [
                 Part(
                     episode_id=name,
+                    agent_id=f"agent{agent}",
                     part=0,
                     t0=0,
                     steps=1,
                     schema_id=SCHEMA,
                     obs=np.zeros(2, np.float32).tobytes(),
                     actions=np.zeros(1, np.int64).tobytes(),
-                    rewards=np.array([float(self.rng.random() < mean[canary])]).tobytes(),
+                    rewards=np.array([reward]).tobytes(),
                     action_logp=np.log([0.25]).tobytes(),
                     policy_version=np.array([version]).tobytes(),
                     source=b"\0",
                     pass_prob=np.ones(1).tobytes(),
                     ts=np.array([at * SECOND]).tobytes(),
                     received_ts=np.array([at * SECOND]).tobytes(),
-                    ended=how if fails else "terminated",
-                    ordinal=at,
-                    episode_ordinal=at,
+                    ended=how if fails and agent == agents - 1 else "terminated",
+                    ordinal=at * agents + agent,
+                    episode_ordinal=at * agents + agent,
                     tags=json.dumps(arm),
                 )
-            )
+                for agent in range(agents)
+            ]
         ShardWriter(self.root / "shards").write(STREAM, canonical_json(*SPACES), parts)
 
 
@@ -153,6 +160,39 @@ def test_broken_episodes_count_as_the_default_reward(traffic: Traffic) -> None:
     assert found["verdict"] == "worse"
     assert found["returns"]["canary"] == pytest.approx(0.3, abs=0.07)
     assert found["failures"]["canary"] == pytest.approx(0.5, abs=0.07)
+
+
+def test_agents_of_one_episode_are_one_number(tmp_path: Path) -> None:
+    """Their rewards add up, and they are assigned together: as so many episodes the same log was
+    called better or worse by chance alone. One agent's failure is the episode's."""
+    traffic = Traffic(tmp_path)
+    traffic.log(500, EQUAL, agents=20)
+    started = start_canary(tmp_path, "default", traffic.candidate(2), SHARE)
+    assert started["recent"] == 500
+    assert started["effect"] == pytest.approx(0.1 * 20 * 0.3, rel=0.2)
+    traffic.log(300, EQUAL, agents=20)
+    found = judge_canary(tmp_path, "default")
+    assert found["episodes"] + found["young"] == 300
+    assert found["returns"]["live"] == pytest.approx(6, abs=2)
+    assert found["verdict"] == "cannot tell"
+    assert found["approximate"], "a step's range is no range of their sum"
+    traffic.log(700, EQUAL, agents=20, broken={True: 0.5, False: 0.0})
+    found = judge_canary(tmp_path, "default")
+    assert found["verdict"] == "worse"
+    assert found["failures"]["canary"] == pytest.approx(0.35, abs=0.1)
+
+
+def test_the_size_needs_no_more_memory_than_its_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest of the live version: those before are let go."""
+    monkeypatch.setattr("policy.jobs.canary.RECENT", 100)
+    traffic = Traffic(tmp_path)
+    for mean in (0.9, 0.9, 0.3):
+        traffic.log(100, {True: mean, False: mean})
+    started = start_canary(tmp_path, "default", traffic.candidate(2), SHARE)
+    assert started["recent"] == 100
+    assert started["effect"] == pytest.approx(0.03, abs=0.015)
 
 
 def test_lost_episodes_of_one_arm_refuse_the_comparison(traffic: Traffic) -> None:
