@@ -275,7 +275,7 @@ def evaluate(
     The bars are the live version and the logging policy. It reports, with status 0; `publish` acts.
     """
     from headrace.output import console, results
-    from headrace.output.evaluation_page import page
+    from headrace.output.report_page import evaluation_page
     from policy.inference.weight_store import WeightStore
     from policy.jobs.gate import evaluate_logs
 
@@ -304,7 +304,7 @@ def evaluate(
         )
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(page(document["logs"]), encoding="utf-8")
+        html.write_text(evaluation_page(document["logs"]), encoding="utf-8")
     return console.line(document) if as_json else results.evaluated(document["logs"])
 
 

@@ -4,4 +4,4 @@ Knows rich, and nothing of ours: results come as plain mappings. `evaluation_pag
 judgement and is apart from `report_page`, which draws a root.
 """
 
-__all__ = ["console", "evaluation_page", "report_page", "results"]
+__all__ = ["console", "report_page", "results"]

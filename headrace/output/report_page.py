@@ -1,6 +1,7 @@
-"""`headrace report`: one file of HTML that opens offline, made of `policy.jobs.overview`.
+"""Pages of `headrace report` and `evaluate --html`: each one file of HTML that opens offline.
 
-Charts are inline SVG; nothing is fetched, and nothing runs.
+Tables are those that a terminal shows (`headrace.output.results`), charts are inline SVG; nothing
+is fetched, and nothing runs.
 """
 
 from __future__ import annotations
@@ -8,14 +9,20 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from headrace.output.console import moment
+from headrace.output.results import (
+    Document,
+    Table,
+    armed,
+    estimated,
+    judgements,
+    not_used,
+    verdicts,
+)
 
-__all__ = ["report_page"]
-
-Document = Mapping[str, Any]
+__all__ = ["evaluation_page", "report_page"]
 
 WIDTH, HEIGHT, MARGIN = 640, 180, 48
 MOST_BARS = 60
@@ -36,9 +43,30 @@ def report_page(document: Document) -> str:
         ("Not readable", _damaged(document)),
     )
     body = "".join(f"<section><h2>{title}</h2>{text}</section>" for title, text in sections if text)
-    title = f"Headrace: {_text(document['policy_id'])}"
     made = f"{_text(document['root'])}, as of {moment(document['made'])} UTC"
-    return f"{_HEAD.format(title=title)}<body><h1>{title}</h1><p>{made}</p>{body}</body></html>\n"
+    return _page(f"Headrace: {document['policy_id']}", f"<p>{made}</p>{body}")
+
+
+def evaluation_page(logs: Sequence[Document]) -> str:
+    """The page of `evaluate`: verdicts, what decides, checks, estimates of each log."""
+    title, *_ = estimated(logs)
+    told = "".join(f"<p>{_text(line)}</p>" for line in verdicts(logs))
+    return _page(title, told + _evaluated(logs))
+
+
+def _page(title: str, body: str) -> str:
+    head = _HEAD.format(title=_text(title))
+    return f"{head}<body><h1>{_text(title)}</h1>{body}</body></html>\n"
+
+
+def _evaluated(logs: Sequence[Document]) -> str:
+    tables = "".join(map(_titled, (*judgements(logs), estimated(logs))))
+    return tables + "".join(f"<p>{_text(line)}</p>" for line in not_used(logs))
+
+
+def _titled(given: Table) -> str:
+    title, columns, rows = given
+    return f"<h3>{_text(title)}</h3>{_table(columns, rows)}"
 
 
 def _text(value: object) -> str:
@@ -237,39 +265,10 @@ def _estimates(decisions: Sequence[Document]) -> str:
 
 
 def _judged(one: Document) -> str:
-    parts = []
-    estimates = list(one.get("target") or ())
-    if one.get("behaviour"):
-        estimates.insert(0, {**one["behaviour"], "name": "the logging policy"})
-    rows = [
-        (found["name"], found["value"], _interval(found["interval"]), found["ess"], found["n"])
-        for found in estimates
-    ]
-    if rows:
-        parts.append(_table(("estimate", "value", "interval", "ESS", "n"), rows))
-    differences = [
-        (found["bar"], found["difference"], _interval(found["interval"]), found["n"])
-        for found in one.get("comparisons") or ()
-    ]
-    for name in ("returns", "failures"):
-        if one.get(name):
-            found = one[name]
-            interval = _interval(found["interval"])
-            label = f"canary less live: {name}"
-            differences.append((label, found["difference"], interval, one["episodes"]))
-    if differences:
-        parts.append(_table(("against", "difference", "interval", "n"), differences))
-    checks = [
-        (found["name"], found["value"], "ok" if found["passed"] else "failed", found["sentence"])
-        for found in one.get("diagnostics") or ()
-    ]
-    if checks:
-        parts.append(_table(("check", "value", "", "in words"), checks))
-    return "".join(parts)
-
-
-def _interval(ends: Sequence[float | None]) -> str:
-    return " .. ".join("none" if end is None else f"{end:.4g}" for end in ends)
+    """A canary's arms, or what the gate's log said."""
+    if one.get("returns"):
+        return _titled(armed(one))
+    return _evaluated([{"label": "", "weights": one["candidate"], **one}])
 
 
 _HEAD = """<!doctype html><html lang=en><head><meta charset=utf-8>

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 from headrace.output.console import moment, printable, table
 
 __all__ = [
+    "Table",
+    "armed",
     "arms",
     "decisions",
     "estimated",
@@ -146,6 +148,18 @@ def why_published(document: Document, *, gated: bool) -> str:
 
 def arms(document: Document) -> None:
     """Of `canary`: what each arm earned, and how often it failed."""
+    table(*armed(document))
+    count = document["n"]
+    print(f"{count['canary']:,} and {count['live']:,} episodes; {document['young']:,} too young,")
+    print(f"{document['open']:,} not over at that age, {document['crossed']:,} acted by the other")
+    approximate = " (approximate: no reward_range)" if document["approximate"] else ""
+    print(f"{document['verdict']}{approximate}")
+    for reason in document["reasons"]:
+        print(f"  {reason}")
+
+
+def armed(document: Document) -> Table:
+    """What each arm earned, and how often it failed."""
     rows = []
     for name in ("returns", "failures"):
         one = document[name]
@@ -153,16 +167,9 @@ def arms(document: Document) -> None:
             low, high = map(_number, one["interval"])
             values = (_number(one["canary"]), _number(one["live"]), _number(one["difference"]))
             rows.append((name, *values, f"{low} .. {high}", one["bound"]))
-    count = document["n"]
     columns = ("mean of", "canary", "live", "difference", "interval", "bound")
     title = f"Version {document['canary']} in {document['share']:.3g} of the episodes"
-    table(f"{title}, beside version {document['live']}", columns, rows)
-    print(f"{count['canary']:,} and {count['live']:,} episodes; {document['young']:,} too young,")
-    print(f"{document['open']:,} not over at that age, {document['crossed']:,} acted by the other")
-    approximate = " (approximate: no reward_range)" if document["approximate"] else ""
-    print(f"{document['verdict']}{approximate}")
-    for reason in document["reasons"]:
-        print(f"  {reason}")
+    return (f"{title}, beside version {document['live']}", columns, rows)
 
 
 def decisions(document: Document) -> None:

@@ -7,7 +7,6 @@ TESTED_BY = {
     "headrace.demo.play": "docs/test_marked_blocks",
     "headrace.demo.stage": "headrace/demo/test_run",
     "headrace.extras": "headrace/test_main",
-    "headrace.output.evaluation_page": "headrace/cli/test_learning",
     "headrace.output.results": "headrace/cli/test_learning",
     "ingest.__main__": "ingest/server/test_process_start",
     "ingest.access.key_files": "ingest/access/test_tokens",

@@ -1,6 +1,6 @@
 """train, evaluate, publish, versions and ls, on one small log of a bandit.
 
-Also of `headrace.output.evaluation_page` and `storage.system.process`.
+Also of `storage.system.process`.
 """
 
 from __future__ import annotations

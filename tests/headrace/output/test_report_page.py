@@ -8,8 +8,10 @@ from typing import Any
 
 from headrace.output.report_page import report_page
 from policy.jobs.canary import promote, start_canary
+from policy.jobs.gate import Gate, publish
 from policy.jobs.overview import overview
 from tests.policy.jobs.test_canary import EQUAL, SHARE, Traffic
+from tests.policy.jobs.test_evaluate_verdicts import probabilities, stored, uniform_log
 
 HOUR = 3_600_000_000
 
@@ -32,12 +34,32 @@ def test_what_was_logged_learned_and_decided_is_in_it(tmp_path: Path) -> None:
         "Steps by version",
         "Steps by source",
         "better",
-        "canary less live: returns",
-        "canary less live: failures",
+        "Version 2 in 0.3 of the episodes, beside version 1",
+        "returns 0.8",
+        "failures 0 0 0",
     ):
         assert part in text, part
     assert page.count("<rect") >= 3
     assert not re.search(r"(?:src|href)\s*=|<script|@import|url\(", page), "it opens offline"
+
+
+def test_a_decision_has_the_tables_of_its_evaluation(tmp_path: Path) -> None:
+    """What a terminal shows: differences, checks with their thresholds, estimates, what is left."""
+    uniform_log(tmp_path, [0.5, 0.5, 0.5, 0.5], n=1000)
+    publish(tmp_path, "default", stored(tmp_path, probabilities(0.97, *[0.01] * 3)), Gate())
+    text = text_of(report_page(overview(tmp_path, "default")))
+    for part in (
+        "cannot tell",
+        "What decides",
+        "the logging policy",
+        "mean_weight",
+        "snips of the",
+    ):
+        assert part in text, part
+    (_, checks), (_, informing) = (text.split(name)[:2] for name in ("Checks", "95% interval"))
+    assert "log check value threshold in words" in checks
+    assert "log estimate value per episode" in text
+    assert "ESS" in informing
 
 
 def document(**changes: Any) -> dict[str, Any]:
