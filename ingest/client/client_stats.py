@@ -32,6 +32,7 @@ class ClientStats:
         spooled: waiting on disk with `on_full="spool"`, what earlier processes left included; they
             are among those that wait.
         spooled_bytes: what the spool of this process takes on disk.
+        unwritten: on their way there, in memory alone: the disk took longer than `max_wait`.
         oldest_waiting: for how long the oldest event that waits has done so, in seconds, about.
         batches, retries: requests that were answered, and attempts that were not.
         weights_refused: published weights that were not taken up: damaged, or older than those
@@ -50,6 +51,7 @@ class ClientStats:
     unsampled_rewards: int = 0
     spooled: int = 0
     spooled_bytes: int = 0
+    unwritten: int = 0
     oldest_waiting: float = 0.0
     batches: int = 0
     retries: int = 0
@@ -78,6 +80,7 @@ METRICS = (
     ("oldest_waiting_seconds", "gauge", "Age of the oldest.", "oldest_waiting"),
     ("events_spooled", "gauge", "Events that wait on disk.", "spooled"),
     ("spooled_bytes", "gauge", "What they take there.", "spooled_bytes"),
+    ("events_unwritten", "gauge", "Events on their way to the disk.", "unwritten"),
     ("events_acknowledged_total", "counter", "Events on disk.", "acknowledged"),
     ("events_resent_total", "counter", "Events sent again.", "resent"),
     ("episodes_dropped_total", "counter", "Not logged whole.", "dropped_episodes"),

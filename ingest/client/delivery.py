@@ -150,11 +150,12 @@ class Sender:
     def stats(self) -> ClientStats:
         with self._state:
             counts, refused = dict(self._counts), dict(self._refused)
-        spooled, nbytes = self.outbox.spooled()
+        spooled, nbytes, unwritten = self.outbox.spooled()
         return ClientStats(
             waiting=self.pending,
             spooled=spooled,
             spooled_bytes=nbytes,
+            unwritten=unwritten,
             refused=refused,
             dropped_episodes=self.outbox.dropped_episodes,
             dropped_steps=self.outbox.dropped_steps,
@@ -225,7 +226,7 @@ class Sender:
         for segment in segments:
             if segment.instance is None:
                 found = self._patiently(self._registration(), wire.Registered, _as_is)
-                self._note(partial(segment.note_instance, found.instance))
+                self._note(partial(self.outbox.note_instance, found.instance, segment))
         self.outbox.taking_up = False
         self.outbox.wake()
 

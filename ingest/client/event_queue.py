@@ -11,6 +11,7 @@ at that moment.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import threading
@@ -26,6 +27,7 @@ from ingest.client.batch_size import BATCH_BYTES, BatchSize
 from ingest.client.declarations import Draft
 from ingest.client.events import too_large, unsampled_names
 from ingest.client.spool import LONGEST_RUN, Segment, Spool
+from ingest.client.spool_writer import SpoolWriter
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import BufferFull
 from ingest.protocol.messages import Cause, Decision, End, Event, LogAction, LogReturns, Start
@@ -33,6 +35,9 @@ from ingest.protocol.messages import Cause, Decision, End, Event, LogAction, Log
 EVENT_BYTES = 256  # what an event takes beside its observation, action and info
 OPEN_SHARE = 0.25
 """With `drop`: of the queue, what only the episodes that are open already may fill."""
+
+CLOSE_SECONDS = 1.0
+"""How long `close_spool` waits for the disk."""
 
 _DRAFTS_AT_ONCE = 64  # encoded between two looks at the queue, so that callers get their turn
 
@@ -90,8 +95,8 @@ class Outbox:
     `request_bytes` any request. When the queue is full, `on_full` says what becomes of an event:
     "raise" and "block" wait for `max_wait` or `timeout` seconds, then raise BufferFull; "drop"
     refuses an episode that starts, and cuts an open one short, without a wait; "spool" has every
-    event on disk, in `spool`, and those that do not fit only there. `linger`: seconds
-    that a batch waits for company when nothing is in flight. `named`: start numbers are the
+    event on disk, in `spool`, within `max_wait`, and those that do not fit only there. `linger`:
+    seconds that a batch waits for company when nothing is in flight. `named`: start numbers are the
     caller's own, of an instance that may be resumed.
 
     `asked` tells the thread that sends to ask the collector what it declares before it sends more;
@@ -156,8 +161,20 @@ class Outbox:
         self.pending = 0
         self._bytes = 0
         self.taking_up = False  # somebody looks for what earlier processes have spooled
+        self._writer: SpoolWriter | None = None
         if self.spool is not None:
             self.spool.close(forked=True)
+            self._writer = SpoolWriter(
+                self.spool,
+                self._changed,
+                self._lock,
+                bounds=(self.max_events, self.max_bytes),
+                max_wait=self.patience,
+                number=self._number_all,
+                is_left=self._stays_on_disk,
+                enter=self._enter_spooled,
+                full=self.full,
+            )
         self.instance: str | None = None
         self.trouble: Exception | None = None  # why the collector takes nothing: a token, say
 
@@ -258,35 +275,46 @@ class Outbox:
         return first
 
     def _put_spooled(self, events: Sequence[Event], size: int) -> Sequence[int]:
-        """Write events to disk, then queue them if there is room; their indices, or -1.
+        """Have events written to disk, then queued if there is room; their indices, or -1.
 
-        Raises BufferFull, with nothing written, when the disk or the spool is full; SpaceError.
-        With the lock held.
+        Raises as `SpoolWriter.put`. With the lock held.
         """
-        spool, before = self.spool, self._next_start
-        if spool is None:
+        if self._writer is None:
             raise TypeError("expected a spool")
-        for event in events:
+        return self._writer.put(events, size)
+
+    def _number_all(self, events: Sequence[Event]) -> Callable[[], None]:
+        """Number the starts; how to take the numbers back. With the lock held."""
+        before = self._next_start
+        fresh = [event for event in events if isinstance(event, Start) and event.start is None]
+        for event in fresh:
             self._number(event)
-        left = bool(spool.own_unread) or not self._has_room(len(events), size)
-        cause: OSError | None = None
-        written = False
-        try:
-            written = spool.append(events, left=left)
-        except OSError as error:
-            cause = error
-        finally:
-            if not written:
-                self._next_start = before
-        if cause is not None:
-            raise BufferFull(f"{spool.directory}: {cause}") from cause
-        if not written:
-            raise self.full()
+
+        def take_back() -> None:
+            self._next_start = before
+            for event in fresh:
+                event.start = None
+
+        return take_back
+
+    def _stays_on_disk(self, count: int, size: int) -> bool:
+        """Whether events that are written are to be read back from there. With the lock held."""
+        unread = 0 if self.spool is None else self.spool.own_unread
+        return bool(unread) or not self._has_room(count, size)
+
+    def _enter_spooled(self, events: Sequence[Event], size: int, left: bool) -> Sequence[int]:
+        """Queue events that are on disk, unless they stay there alone. With the lock held."""
         if not left:
             first = self._extend(events, size)
             return range(first, first + len(events))
         self._filled.notify()
         return [-1] * len(events)
+
+    def _is_unwritten(self, ids: Collection[Name] | None = None) -> bool:
+        """Whether events, of some episodes or any, are not on disk yet. With the lock held."""
+        if self._writer is None or not self._writer.count:
+            return False
+        return ids is None or any(name_of(event) in ids for event in self._writer.unwritten)
 
     def _note_draft(self) -> None:
         self._draft_end = self._taken + len(self._queue)
@@ -460,20 +488,21 @@ class Outbox:
 
         No events and no instance: the collector must be asked something first.
         """
-        with self._lock:
-            while True:
+        while True:
+            self._read_spooled()
+            with self._lock:
                 if self.asked:
                     return [], None
-                if self.spool is not None and len(self._queue) < self.batch:
-                    self._read_spooled()
                 idle = not self._queue
-                while not self._queue and not self._read_spooled():
+                while not self._queue and not (self.spool and self.spool.unread):
                     if self.asked:
                         return [], None
-                    if self.closed:
+                    if self.closed and not self._is_unwritten():
                         return None
                     self._wake_at = 1
                     self._filled.wait()
+                if not self._queue:
+                    continue
                 at_once = self._urgent or self._hurried or self.closed
                 if idle and not at_once and len(self._queue) < self.batch:
                     self._wake_at = self.batch
@@ -487,18 +516,22 @@ class Outbox:
                 if flight:
                     return flight, self.owner(name_of(flight[0]))
 
-    def _read_spooled(self) -> bool:
-        """Queue what is on disk alone, as far as one read goes; whether there was any."""
-        found = [] if self.spool is None else self.spool.read(min(self.batch, self.max_events))
-        if not found:
-            return False
-        for event, owner in found:
-            if owner is not None and not _is_late(event):
-                self._strays.setdefault(name_of(event), owner)
-        events = [event for event, _ in found]
-        self._requeues += 1
-        self._extend(events, sum(map(weight, events)))
-        return True
+    def _read_spooled(self) -> None:
+        """Queue what is on disk alone, as far as one read goes, where a batch has room for it."""
+        if self.spool is None or self._writer is None or not self.spool.unread or self.asked:
+            return
+        if len(self._queue) >= self.batch:
+            return
+        with self._writer.disk:
+            found = self.spool.read(min(self.batch, self.max_events))
+            with self._lock:
+                for event, owner in found:
+                    if owner is not None and not _is_late(event):
+                        self._strays.setdefault(name_of(event), owner)
+                events = [event for event, _ in found]
+                self._requeues += bool(events)
+                self._writer.count_waiting()
+                self._extend(events, sum(map(weight, events)))
 
     def _cut(self) -> list[Event]:
         queue = self._queue
@@ -555,6 +588,7 @@ class Outbox:
                     or (
                         not self.drafted
                         and not (self.spool and self.spool.own_unread)
+                        and not self._is_unwritten(ids)
                         and not any(name_of(event) in ids for event in self._flight)
                         and self._fits_request(self._places(ids, since))
                     )
@@ -666,8 +700,8 @@ class Outbox:
             self._queue[index - self._taken] = other
             self._bytes += (0 if other is None else weight(other)) - weight(event)
             self.pending -= other is None
-            if self.spool is not None:
-                self.spool.done([event])
+            if self._writer is not None:
+                self._writer.note([event])
             self.has_cut = self.has_cut or other is not None
 
     # --- judged, or back again ---------------------------------------------------------------
@@ -675,8 +709,8 @@ class Outbox:
     def judged(self, events: Collection[Event], pull: int | None = None) -> None:
         """The collector has judged these events of the flight, or of a pull: they are done."""
         with self._lock:
-            if self.spool is not None:
-                self.spool.done(events)
+            if self._writer is not None:
+                self._writer.note(events)
             for event in events:
                 self._bytes -= weight(event)
                 if self._strays and isinstance(event, End):
@@ -723,7 +757,8 @@ class Outbox:
         """Whether events of an episode are queued or in flight."""
         with self._lock:
             waiting = (*self._flight, *self._queue)
-            return any(e is not None and name_of(e) == name for e in waiting)
+            queued = any(e is not None and name_of(e) == name for e in waiting)
+            return queued or self._is_unwritten({name})
 
     def _return(self, events: Sequence[Event]) -> None:
         """To the head; the index of the tail, and of what is behind, stays as it is."""
@@ -738,67 +773,88 @@ class Outbox:
         get numbers of the new instance. Episodes that were started before stay with the old one:
         a start that may have been applied is never repeated under another instance.
         """
-        with self._lock:
-            fresh = [event for event in again if isinstance(event, Start)]
-            is_current = self.instance == dead
-            if is_current:
-                self.instance = None
-                queued = [event for event in self._queue if event is not None]
-                waiting = [event for event in queued if isinstance(event, Start)]
-                begins = set(map(name_of, waiting))
-                for name in (*open_ids, *map(name_of, (*again, *queued))):
-                    if name not in begins:
-                        self._strays.setdefault(name, dead)
-                if not self.named:
-                    self._next_start = 0
-                    fresh += waiting
-            for start in fresh:
-                if not self.named:
-                    start.start = None
-                    self._number(start)
-            for event in again:
-                if isinstance(event, Start):
-                    self._strays.pop(name_of(event), None)
-            if self.spool is not None and is_current:
+        with contextlib.nullcontext() if self._writer is None else self._writer.disk:
+            with self._lock:
+                is_current = self._renew(dead, again, open_ids)
                 queued = [event for event in self._queue if event is not None]
                 mine = [e for e in (*again, *queued) if name_of(e) not in self._strays]
+            if self.spool is not None and is_current:
                 self.spool.renew(mine)
+
+    def _renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[Name]) -> bool:
+        """With the lock held; whether `dead` was the current one."""
+        fresh = [event for event in again if isinstance(event, Start)]
+        is_current = self.instance == dead
+        if is_current:
+            self.instance = None
+            queued = [event for event in self._queue if event is not None]
+            unwritten = [] if self._writer is None else list(self._writer.unwritten)
+            waiting = [event for event in queued if isinstance(event, Start)]
+            begins = {name_of(e) for e in (*queued, *unwritten) if isinstance(e, Start)}
+            for name in (*open_ids, *map(name_of, (*again, *queued, *unwritten))):
+                if name not in begins:
+                    self._strays.setdefault(name, dead)
+            if not self.named:
+                self._next_start = 0
+                fresh += waiting
+        for start in fresh:
+            if not self.named:
+                start.start = None
+                self._number(start)
+        for event in again:
+            if isinstance(event, Start):
+                self._strays.pop(name_of(event), None)
+        return is_current
 
     # --- spooled -----------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
-        """Events that are pending, or on disk and not read yet."""
-        return self.pending + (0 if self.spool is None else self.spool.unread)
+        """Events that are pending, not on disk yet, or there alone."""
+        if self.spool is None or self._writer is None:
+            return self.pending
+        return self.pending + self.spool.unread + self._writer.count
 
-    def spooled(self) -> tuple[int, int]:
-        """Events that wait on disk, and the bytes that they take there."""
-        if self.spool is None:
-            return 0, 0
+    def spooled(self) -> tuple[int, int, int]:
+        """Events that wait on disk, the bytes that they take there, and events on the way there."""
+        if self.spool is None or self._writer is None:
+            return 0, 0, 0
         with self._lock:
-            return self.spool.waiting, self.spool.nbytes
+            return self._writer.waiting, self.spool.nbytes, self._writer.count
 
-    def note_instance(self, instance: str) -> None:
-        """Start under this instance from now on. Raises BufferFull when it cannot be spooled."""
-        with self._lock:
-            if self.spool is not None:
+    def note_instance(self, instance: str, segment: Segment | None = None) -> None:
+        """Start under this instance from now on; or only the segment of an earlier process.
+
+        Raises BufferFull when that cannot be written down.
+        """
+        if self.spool is not None and self._writer is not None:
+            with self._writer.disk:
                 try:
-                    self.spool.note_instance(instance)
+                    (segment or self.spool).note_instance(instance)
                 except OSError as error:
                     raise BufferFull(f"{self.spool.directory}: {error}") from error
-            self.instance = instance
+        if segment is None:
+            with self._lock:
+                self.instance = instance
 
     def take_up(self, segments: Sequence[Segment]) -> None:
         """Deliver what earlier processes have spooled, too."""
-        with self._lock:
-            if self.spool is not None:
+        if self.spool is not None and self._writer is not None:
+            with self._writer.disk:
                 self.spool.taken_up += segments
+                with self._lock:
+                    self._writer.count_waiting()
 
     def close_spool(self) -> None:
-        """Let go of the segments: what is left in them is the next process's."""
-        with self._lock:
-            if self.spool is not None:
+        """Let go of the segments: what is left in them is the next process's. A disk that hangs
+        keeps them until this process ends."""
+        if self.spool is None or self._writer is None:
+            return
+        if self._writer.close(CLOSE_SECONDS) and self._writer.disk.acquire(timeout=CLOSE_SECONDS):
+            try:
                 self.spool.close()
+            finally:
+                self._writer.disk.release()
 
     def is_foreign(self, instance: str | None) -> bool:
         """Whether an instance is that of a process before this one."""
@@ -813,10 +869,12 @@ class Outbox:
         """
         starts: list[Event] = []
         theirs: list[Event] = []
-        with self._lock:
-            spool = self.spool
+        spool = self.spool
+        if spool is None or self._writer is None:
+            return starts, theirs
+        with self._writer.disk:
             for event in refused:
-                if spool is None or event.agent_id is not None or not spool.is_spooled(event):
+                if event.agent_id is not None or not spool.is_spooled(event):
                     continue
                 before = event.episode_id
                 segment = spool.segment_of(event)
@@ -828,14 +886,15 @@ class Outbox:
                     if started is None:
                         continue
                     start, owner = started
-                    self._next_start += owner is None
-                    if owner is not None:
-                        self._strays[start.episode_id] = owner
                     starts.append(start)
                     segment.translate(event)
-                    for waiting in self._queue:
-                        if waiting is not None and waiting.episode_id == before:
-                            segment.translate(waiting)
+                    with self._lock:
+                        self._next_start += owner is None
+                        if owner is not None:
+                            self._strays[start.episode_id] = owner
+                        for waiting in self._queue:
+                            if waiting is not None and waiting.episode_id == before:
+                                segment.translate(waiting)
                 theirs.append(event)
         return starts, theirs
 
@@ -849,14 +908,14 @@ class Outbox:
     def oldest(self) -> float:
         """For how many seconds the oldest event that is pending has been, about; 0 for none."""
         with self._lock:
-            if not self.pending:
-                return 0.0
-            low, now = min((self._done, *self._pulls.values())), time.monotonic()
-            since = now
-            for index, at in self._marks:
-                if since == now or index <= low:
-                    since = at
-            return now - since
+            since = now = time.monotonic()
+            if self.pending:
+                low = min((self._done, *self._pulls.values()))
+                for index, at in self._marks:
+                    if since == now or index <= low:
+                        since = at
+            unwritten = None if self._writer is None else self._writer.oldest_since
+            return now - (since if unwritten is None else min(since, unwritten))
 
     def drained(
         self,
@@ -870,7 +929,10 @@ class Outbox:
 
         `before`: only what has a lower index. `own`: what earlier processes have spooled may wait.
         """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._lock:
+            if before is None and not self._written(deadline, stop):
+                return False
             target = self._taken + len(self._queue) if before is None else before
             seen = self._requeues
             has_unread = bool(self.spool and self.spool.own_unread)
@@ -894,10 +956,18 @@ class Outbox:
                 return judged()
 
             try:
-                self._changed.wait_for(done, timeout)
+                self._changed.wait_for(done, _until(deadline))
                 return judged()
             finally:
                 self._urgent -= 1
+
+    def _written(self, deadline: float, stop: Callable[[], bool]) -> bool:
+        """Wait until what is logged now is on disk; whether it is. With the lock held."""
+        newest = None if self._writer is None else self._writer.newest
+        if newest is None:
+            return True
+        self._changed.wait_for(lambda: newest.is_settled or stop(), _until(deadline))
+        return newest.is_settled
 
     def _has_unread(self, own: bool) -> bool:
         """Whether events are on disk alone; `own`: of those that this process has logged."""
@@ -921,6 +991,11 @@ class Outbox:
         """Take nothing new; what is queued still goes out."""
         self.closed = True
         self.wake()
+
+
+def _until(deadline: float) -> float | None:
+    """Seconds until a moment of time.monotonic; None for one that never comes."""
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 
 
 def _starts(events: Sequence[Event]) -> bool:

@@ -84,13 +84,14 @@ class PolicyClient:
             nothing (in local mode `get_action` still acts); a quarter of the queue is kept for
             those that are open, and one that still does not fit ends as broken, with the reason
             `client_dropped`. "block": it waits for `timeout`, then raises BufferFull. "spool":
-            every event is on disk before its call returns, and what does not fit into memory is
-            read back from there; BufferFull only when `spool_bytes` are reached.
+            it waits until its event is on disk, for `max_wait`, and what does not fit into memory
+            is read back from there; BufferFull when `spool_bytes` are reached, or the disk is full.
         spool_dir: the folder of the spool, on a volume that outlives the process. What a process
             left there, by SIGKILL too, the next one delivers, each event once.
         spool_bytes: bytes that one process may have in its spool.
-        spool_sync: each call waits until its event is on the disk itself, which a cut of the power
-            takes nothing from; without it the kernel has it, which outlives the process.
+        spool_sync: each event is synced to the disk itself, which a cut of the power takes nothing
+            from; without it the kernel has it, which outlives the process. `max_wait` bounds the
+            wait for either: what is not written by then is `stats.unwritten`.
         sample_rate: the share of the episodes that are logged, in (0, 1]. The hash of an episode's
             id chooses it as a whole, and its steps keep `pass_prob`. `start_episode` answers the id
             of another as "unsampled:...": calls on it check their values and log nothing, and

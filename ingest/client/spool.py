@@ -107,8 +107,8 @@ def _frame(kind: int, content: bytes) -> bytes:
     return _FRAME.pack(kind, len(content), zlib.crc32(content)) + content
 
 
-def _framed(event: Event) -> bytes:
-    """Raises SpaceError for a value that cannot be written down."""
+def framed(event: Event) -> bytes:
+    """An event as it stands in a file. Raises SpaceError for a value that cannot stand there."""
     values = (getattr(event, "obs", None), getattr(event, "action", None))
     drafts = [value for value in values if type(value) is Draft]
     try:
@@ -222,7 +222,7 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        return sum(piece.size for piece in self._pieces)
+        return sum(piece.size for piece in list(self._pieces))
 
     @property
     def waiting(self) -> int:
@@ -530,7 +530,10 @@ class Segment:
 
 
 class Spool:
-    """The segment of this process, and those that it took up. One thread at a time calls it."""
+    """The segment of this process, and those that it took up.
+
+    One thread at a time calls its methods; its counts may be read by any.
+    """
 
     def __init__(
         self,
@@ -590,16 +593,21 @@ class Spool:
     def nbytes(self) -> int:
         return sum(segment.nbytes for segment in self.segments)
 
-    def append(self, events: Sequence[Event], *, left: bool) -> bool:
-        """Write events down; False when there is no room for them. Raises SpaceError, OSError."""
-        frames = b"".join(map(_framed, events))
+    def append(
+        self, events: Sequence[Event], *, left: bool, frames: Iterable[bytes] | None = None
+    ) -> bool:
+        """Write events down; False when there is no room for them. Raises SpaceError, OSError.
+
+        `frames`: what `framed` made of each.
+        """
+        data = b"".join(map(framed, events) if frames is None else frames)
         if self.own is None:
             self.own = Segment.create(self.directory, self._piece_bytes, self._sync)
             self.own.address, self.own.instance = self.address, self._instance
         own = self.own
-        if own.nbytes + len(frames) > self.max_bytes and own.waiting:
+        if own.nbytes + len(data) > self.max_bytes and own.waiting:
             return False
-        first = own.append(frames, events, left=left)
+        first = own.append(data, events, left=left)
         if not left:
             for number, event in enumerate(events, first):
                 self._places[id(event)] = (event, own, number)

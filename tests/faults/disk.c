@@ -40,6 +40,7 @@ struct control {
     int64_t action;           /* an errno, KILL, or FAIL_THEN_KILL */
     uint64_t fired;           /* how many calls failed so far */
     int64_t retry;            /* 1: a sync that failed is called again, and then succeeds */
+    int64_t hang;             /* 1: no call returns before it is 0 again */
     uint64_t calls[3][KINDS]; /* of a role: 0 the collector, 1 its shard writer, 2 the trainer */
 };
 
@@ -133,6 +134,7 @@ static uint64_t number(void) { return __atomic_add_fetch(&control->sequence, 1, 
 
 /* 0, or the error that this call has to fail with. Does not return if it is a kill. */
 static int strike(enum kind kind) {
+    while (__atomic_load_n(&control->hang, __ATOMIC_SEQ_CST)) usleep(1000);
     uint64_t call = __atomic_add_fetch(&control->calls[role][kind], 1, __ATOMIC_SEQ_CST);
     if (!control->count || control->role != role || control->kind != (int)kind) return 0;
     if (call < control->first || call >= control->first + control->count) return 0;

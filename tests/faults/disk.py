@@ -53,6 +53,7 @@ _FIELDS = (
     "action",
     "fired",
     "retry",
+    "hang",
 )
 _HEAD = struct.Struct("<IIQQqqIIIIII")
 _MAGIC = 0x4B534944
@@ -150,6 +151,10 @@ class Disk:
     def fill(self, full: bool) -> None:
         """While it is full no file can grow and none can be made: ENOSPC."""
         self._set(full=int(full))
+
+    def hang(self, hangs: bool) -> None:
+        """While it hangs no call that writes, syncs or makes a file returns."""
+        self._set(hang=int(hangs))
 
     def fail(self, role: str, kind: str, nth: int, action: int, count: int = 1) -> None:
         """Fail the role's nth call of a kind from now on, and the count - 1 after it.

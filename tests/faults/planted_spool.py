@@ -8,6 +8,7 @@ from typing import Any
 
 from ingest.client import spool
 from ingest.client.spool import Segment, Spool
+from ingest.client.spool_writer import Entry, SpoolWriter
 from ingest.protocol.messages import Event
 from tests.faults.mutants import Patch, mutant
 
@@ -52,6 +53,36 @@ def spool_done_too_far(patch: Patch) -> None:
 def spool_never_synced(patch: Patch) -> None:
     """A call returns when its event is with the kernel, whatever `spool_sync` says."""
     patch.replace(spool, "_sync", lambda fd: None)
+
+
+@mutant(spool_disk="held")
+def spool_waits_for_its_disk(patch: Patch) -> None:
+    """A call waits until its event is on disk, however long that takes."""
+    patch.replace(SpoolWriter, "_patience", lambda self: 60.0)
+    original = patch.original(SpoolWriter, "put")
+
+    def put(self: SpoolWriter, *given: Any) -> Any:
+        self.max_wait = 60.0
+        return original(self, *given)
+
+    patch.replace(SpoolWriter, "put", put)
+
+
+@mutant(spool_disk="lost")
+def spool_late_events_forgotten(patch: Patch) -> None:
+    """What a call did not wait for is never written."""
+    write = patch.original(SpoolWriter, "_write")
+
+    def forget(self: SpoolWriter, entries: Sequence[Entry]) -> bool:
+        with self._lock:
+            for entry in [entry for entry in entries if entry.is_late]:
+                entry.indices = [-1] * len(entry.events)
+                self._remove(entry)
+        rest = [entry for entry in entries if not entry.indices]
+        written: bool = not rest or write(self, rest)
+        return written
+
+    patch.replace(SpoolWriter, "_write", forget)
 
 
 @mutant(spool_disk=("not_raised", "lost"))

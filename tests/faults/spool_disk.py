@@ -1,8 +1,8 @@
-"""The disk of a spool: the power is cut, and it fills up, under two processes that log.
+"""The disk of a spool: the power is cut, it fills up, it hangs, under two processes that log.
 
-With `spool_sync` a step whose call returned survives a cut of the power at any moment. While the
-disk is full calls raise BufferFull, nobody waits for it, and both go on as soon as there is room,
-whether the collector is there or not.
+With `spool_sync` a step whose call returned, and that is not unwritten, survives a cut of the power
+at any moment. While the disk is full calls raise BufferFull, nobody waits for it, and both go on as
+soon as there is room, whether the collector is there or not. While no write returns calls go on.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from dataclasses import replace
 from tests.faults.disk import Disk
 from tests.faults.power_loss import wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
-from tests.faults.spool_kills import Spooling
+from tests.faults.spool_kills import Spooling, longest_call
 
 MOMENTS = (None, "sync", "write", "dirsync", "rename", "create")
 """A call of either process that is never made; None: whenever."""
 
 LATEST = 40
+HANG_SECONDS = 3.0
 PATIENCE = 20.0
 
 
 def run(trial: Trial) -> Verdict:
     verdict, chance = Verdict(), random.Random(trial.seed)
-    for name, part in (("power", cut_power), ("full", fill)):
+    for name, part in (("power", cut_power), ("full", fill), ("hang", hang)):
         folder = trial.folder / name
         found = Verdict()
         disk = Disk.create(folder / "volume")
@@ -36,6 +37,9 @@ def run(trial: Trial) -> Verdict:
                 part(trial, spooling, disk, chance, found)
                 disk.disarm()
                 spooling.finish(found)
+            if name == "hang":
+                took = longest_call(folder)
+                found.require(took < HANG_SECONDS / 2, "held", f"a call for {took:.2f} s")
         finally:
             spooling.end()
         for count, number in found.counts.items():
@@ -104,9 +108,32 @@ def fill(
             spooling.collector.restart()
 
 
+def hang(
+    trial: Trial, spooling: Spooling, disk: Disk, chance: random.Random, verdict: Verdict
+) -> None:
+    """No write returns for a while, the collector is there or not; half of the times one process is
+    killed meanwhile. Calls go on until memory is full, and then raise."""
+    for number in range(max(1, trial.size // 3)):
+        away = number % 2 == 1
+        if away:
+            spooling.collector.kill()
+        wait_until(lambda: all(map(spooling.is_logging, range(2))), PATIENCE)
+        disk.hang(True)
+        threading.Event().wait(HANG_SECONDS)
+        if chance.random() < 0.5:
+            place = chance.randrange(2)
+            spooling.stop(place)
+            disk.hang(False)
+            spooling.follow(place)
+        disk.hang(False)
+        verdict.count("hangs")
+        if away:
+            spooling.collector.restart()
+
+
 SCENARIO = Scenario(
     name="spool_disk",
-    law="a spooled step survives a cut of the power, and a full disk is said and got over",
+    law="a spooled step survives a cut of the power; a full or hanging disk holds nobody",
     unit="cuts",
     quick=12,
     long=60,

@@ -2,9 +2,9 @@
 
     python -m tests.faults.spool_kills ADDRESS FOLDER NUMBER MUTANT OPTIONS
 
-Such a process logs steps until FOLDER/stop exists, and notes each once its call has returned: from
-then on the step is promised. Two of them run at a time, on one spool; one that is killed is
-followed by another, which delivers what it left. The last ones flush.
+Such a process logs steps until FOLDER/stop exists, and notes each once its call has returned and
+nothing is unwritten: from then on the step is promised. Two of them run at a time, on one spool;
+one that is killed is followed by another, which delivers what it left. The last ones flush.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ingest.client.policy_client import PolicyClient
 from ingest.protocol.errors import BufferFull, Refusal
@@ -32,12 +33,15 @@ OBS = [0.0, 1.0, 2.0, 3.0]
 PAUSE_SECONDS = 0.002
 SETTLE_SECONDS = 60.0
 FEW_NOTES_BYTES = 200
+NOTED_SECONDS = 0.02
+R = TypeVar("R")
 
 
 def log(address: str, folder: Path, number: int, options: Mapping[str, Any]) -> None:
     """One process: episodes of one step, and of several that others may cut off.
 
-    A call that finds the disk full raises, and its step is not promised; how often is noted.
+    A call that finds the disk full raises, and its step is not promised; how often is noted, and so
+    is each call that takes longer than those before it.
     """
     chance = random.Random(number)
 
@@ -54,11 +58,13 @@ def log(address: str, folder: Path, number: int, options: Mapping[str, Any]) -> 
         on_error=note_refusal,
         **options,
     )
-    steps = 0
+    steps, longest = 0, NOTED_SECONDS
+    returned: list[float] = []
     with (
         (folder / f"notes-{number}").open("a") as notes,
         (folder / f"episodes-{number}").open("a") as episodes,
         (folder / f"full-{number}").open("a") as full,
+        (folder / f"longest-{number}").open("a") as slow,
     ):
 
         def note(what: str, reward: float) -> None:
@@ -71,20 +77,36 @@ def log(address: str, folder: Path, number: int, options: Mapping[str, Any]) -> 
             note("sent", found := number * 1e6 + steps)
             return found
 
+        def promise(amount: float) -> None:
+            returned.append(amount)
+            while returned and not client.stats.unwritten:
+                note("acknowledged", returned.pop(0))
+
+        def timed(call: Callable[..., R], *values: Any, **options: Any) -> R:
+            nonlocal longest
+            began = time.monotonic()
+            try:
+                return call(*values, **options)
+            finally:
+                if (took := time.monotonic() - began) > longest:
+                    longest = took
+                    slow.write(f"{took}\n")
+                    slow.flush()
+
         def episode() -> None:
             amount = reward()
-            client.log_step(OBS, 1, amount, action_prob=0.5)
-            note("acknowledged", amount)
-            name = client.start_episode()
+            timed(client.log_step, OBS, 1, amount, action_prob=0.5)
+            promise(amount)
+            name = timed(client.start_episode)
             for _ in range(chance.randrange(4)):
                 amount = reward()
                 episodes.write(f"{amount} {name}\n")
                 episodes.flush()
-                client.log_action(name, OBS, 1)
-                client.log_returns(name, amount)
-                note("acknowledged", amount)
+                timed(client.log_action, name, OBS, 1)
+                timed(client.log_returns, name, amount)
+                promise(amount)
             if chance.random() < 0.8:
-                client.end_episode(name)
+                timed(client.end_episode, name)
 
         while not (folder / "stop").exists():
             try:
@@ -201,7 +223,14 @@ def judge(folder: Path, verdict: Verdict) -> None:
     account.judge(verdict)
     verdict.count("refused", len(counted))
     verdict.count("unrewarded", unrewarded)
+    verdict.count("longest_call_ms", round(longest_call(folder) * 1000))
     verdict.count("full", sum(len(path.read_text().splitlines()) for path in folder.glob("full-*")))
+
+
+def longest_call(folder: Path) -> float:
+    """Seconds, as far as it was long enough to be noted."""
+    lines = [float(line) for path in folder.glob("longest-*") for line in path.open()]
+    return max(lines, default=0.0)
 
 
 def refused_rewards(folder: Path, missing: list[float]) -> list[float]:

@@ -1,0 +1,284 @@
+"""The thread that writes what is spooled, so that no call waits for the disk beyond its bound.
+
+A call hands over its events and waits until they are on disk, for `max_wait` at most. When the disk
+takes longer it returns with its events *unwritten*: in memory, in their order, within the bounds
+that the queue has too. They are written as soon as the disk answers. While a write has been going
+on for HANG_SECONDS no call waits at all.
+
+Two locks: `lock` is the queue's, and nobody touches the disk with it; `disk` is held by whoever
+works on the spool, and taken first. Calls never take it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from ingest.client.spool import Spool, framed
+from ingest.protocol.errors import BufferFull, ClientError
+from ingest.protocol.messages import Event, Start
+
+log = logging.getLogger("headrace.client")
+
+HANG_SECONDS = 1.0
+FEWEST = 1_000
+"""So many events may be unwritten, also where fewer may be pending."""
+
+RETRY_SECONDS = 0.1
+"""Between two attempts to write events whose call has returned."""
+
+
+@dataclass(eq=False)
+class Entry:
+    """Events of one call on their way to the disk: with `indices` (in the queue, -1: on disk alone)
+    once they are there, with an `error` once it is known that they are not."""
+
+    events: Sequence[Event]
+    size: int
+    frames: list[bytes]
+    since: float = field(default_factory=time.monotonic)
+    indices: Sequence[int] = ()
+    error: BufferFull | None = None
+    is_late: bool = False  # its call has returned
+
+    @property
+    def is_settled(self) -> bool:
+        return bool(self.indices) or self.error is not None
+
+
+class SpoolWriter:
+    """Writes events, and notes which of them were judged, in the order of the calls.
+
+    The queue's part, called with `lock` held: `number` gives starts their numbers and answers how
+    to take them back; `is_left` says whether so many events of so many bytes stay on disk alone;
+    `enter` queues events that are written, or leaves them on disk, and answers their indices.
+    `settled` is told whenever a call's events are written, or are not.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        settled: threading.Condition,
+        lock: threading.Lock,
+        *,
+        bounds: tuple[int, int],
+        max_wait: float,
+        number: Callable[[Sequence[Event]], Callable[[], None]],
+        is_left: Callable[[int, int], bool],
+        enter: Callable[[Sequence[Event], int, bool], Sequence[int]],
+        full: Callable[[], BufferFull],
+    ) -> None:
+        self.spool = spool
+        self.disk = threading.Lock()
+        self.count = 0  # events that are not on disk yet
+        self.max_wait = max_wait
+        self._max_events, self._max_bytes = max(bounds[0], FEWEST), bounds[1]
+        self._bytes = 0
+        self._lock, self._settled = lock, settled
+        self._work = threading.Condition(lock)
+        self._number, self._is_left, self._enter, self._full = number, is_left, enter, full
+        self._entries: deque[Entry] = deque()
+        self._judged: list[Event] = []
+        self._on_disk = 0
+        self._busy_since: float | None = None
+        self._trouble: BufferFull | None = None  # why late events are still not written
+        self._told_hang = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    # --- with the lock held ------------------------------------------------------------------
+
+    def put(self, events: Sequence[Event], size: int) -> Sequence[int]:
+        """Have events written, and wait for that; their indices, -1 where there is none (yet).
+
+        Raises BufferFull, with nothing kept: the disk or the spool is full, or so much is unwritten
+        that memory is; SpaceError for values that cannot be written down.
+        """
+        entry = Entry(events, size, list(map(framed, events)))
+        deadline = entry.since + self.max_wait
+        if not self._has_room(len(events), size):
+            self._settled.wait_for(lambda: self._has_room(len(events), size), self._patience())
+        if self._trouble is not None:
+            raise self._trouble
+        if self._closed:
+            raise ClientError("the client is closed")
+        if not self._has_room(len(events), size):
+            raise BufferFull(
+                f"{self.spool.directory}: {self.count} events ({self._bytes} bytes) wait for the "
+                f"disk; the client holds at most {self._max_events} and {self._max_bytes} bytes"
+            )
+        self._ensure_running()
+        self._entries.append(entry)
+        self.count += len(events)
+        self._bytes += size
+        self._work.notify()
+        if not entry.is_settled:
+            left = min(self._patience(), deadline - time.monotonic())
+            self._settled.wait_for(lambda: entry.is_settled, max(0.0, left))
+        if entry.error is not None:
+            raise entry.error
+        entry.is_late = not entry.indices
+        return entry.indices or [-1] * len(events)
+
+    def _has_room(self, count: int, size: int) -> bool:
+        if not self.count:
+            return True
+        return self.count + count <= self._max_events and self._bytes + size <= self._max_bytes
+
+    def _patience(self) -> float:
+        """How long a call waits for the disk."""
+        since = self._busy_since
+        if since is None or time.monotonic() - since < HANG_SECONDS:
+            return self.max_wait
+        if not self._told_hang:
+            self._told_hang = True
+            log.warning("%s: the disk does not answer; events wait in memory", self.spool.directory)
+        return 0.0
+
+    def _ensure_running(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="headrace-spool", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads, or the interpreter ends
+                raise ClientError(f"the spool's thread cannot be started: {error}") from error
+            self._thread = thread
+
+    def note(self, events: Collection[Event]) -> None:
+        """Events were judged: have that noted."""
+        found = list(filter(self.spool.is_spooled, events))
+        if found:
+            self._judged += found
+            with contextlib.suppress(ClientError):  # then they are sent once more, and told apart
+                self._ensure_running()
+            self._work.notify()
+
+    def count_waiting(self) -> None:
+        """Count what is on disk, after work on it. With `disk` held, too."""
+        self._on_disk = self.spool.waiting
+
+    @property
+    def waiting(self) -> int:
+        """Events on disk that nobody has acknowledged, whether that is noted there or not yet."""
+        return self._on_disk - len(self._judged)
+
+    @property
+    def unwritten(self) -> Iterator[Event]:
+        return (event for entry in self._entries for event in entry.events)
+
+    @property
+    def newest(self) -> Entry | None:
+        return self._entries[-1] if self._entries else None
+
+    @property
+    def oldest_since(self) -> float | None:
+        return self._entries[0].since if self._entries else None
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (found := self._next()) is not None:
+            count, judged = found
+            with self.disk:
+                self.spool.done(judged)
+                with self._lock:
+                    del self._judged[: len(judged)]
+                    self.count_waiting()
+                    entries = list(islice(self._entries, count))
+                if entries and not self._write(entries) and len(entries) > 1:
+                    for entry in entries:  # one of them may fit
+                        if not self._write([entry]) and entry.is_late:
+                            break
+            self._rest()
+
+    def _next(self) -> tuple[int, list[Event]] | None:
+        """How many entries to write, and what to note; None at the end."""
+        with self._lock:
+            while not (self._entries or self._judged):
+                if self._closed:
+                    return None
+                self._work.wait()
+            if self._closed and self._trouble is not None:
+                return None
+            self._busy_since = time.monotonic()
+            return len(self._entries), list(self._judged)
+
+    def _write(self, entries: Sequence[Entry]) -> bool:
+        """Write the oldest entries; whether they are on disk now. With `disk` held."""
+        events = [event for entry in entries for event in entry.events]
+        with self._lock:
+            take_back = self._number(events)
+            left = self._is_left(len(events), sum(entry.size for entry in entries))
+        frames = [
+            framed(event) if isinstance(event, Start) else frame
+            for entry in entries
+            for event, frame in zip(entry.events, entry.frames, strict=True)
+        ]
+        error: BufferFull | None = None
+        try:
+            written = self.spool.append(events, left=left, frames=frames)
+        except OSError as cause:
+            error, written = BufferFull(f"{self.spool.directory}: {cause}"), False
+            error.__cause__ = cause
+        with self._lock:
+            self.count_waiting()
+            if written:
+                for entry in entries:
+                    entry.indices = self._enter(entry.events, entry.size, left)
+                    self._remove(entry)
+                self._recovered()
+            else:
+                take_back()
+                if len(entries) == 1:
+                    self._fail(entries[0], error or self._full())
+            self._settled.notify_all()
+        return written
+
+    def _fail(self, entry: Entry, error: BufferFull) -> None:
+        """Its call raises; events whose call has returned are tried again."""
+        if not entry.is_late:
+            entry.error = error
+            self._remove(entry)
+            return
+        if self._trouble is None:
+            log.warning("%s; %d events wait in memory for the disk", error, self.count)
+        self._trouble = error
+        for waiting in [one for one in self._entries if not one.is_late]:
+            waiting.error = error
+            self._remove(waiting)
+
+    def _remove(self, entry: Entry) -> None:
+        self._entries.remove(entry)
+        self.count -= len(entry.events)
+        self._bytes -= entry.size
+
+    def _recovered(self) -> None:
+        if self._told_hang or self._trouble is not None:
+            log.warning("%s: the disk takes events again", self.spool.directory)
+        self._told_hang, self._trouble = False, None
+
+    def _rest(self) -> None:
+        with self._lock:
+            self._busy_since = None
+            if self._trouble is not None:
+                self._work.wait(RETRY_SECONDS)
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def close(self, timeout: float) -> bool:
+        """Write what is there and stop; whether that was done in time."""
+        with self._lock:
+            self._closed = True
+            self._work.notify()
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive() or self._entries:
+                log.error("%s: %d events were not written", self.spool.directory, self.count)
+            return not self._thread.is_alive()
+        return True

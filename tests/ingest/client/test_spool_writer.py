@@ -1,0 +1,172 @@
+"""A disk that hangs, or is full, under a client that spools: calls wait for nobody."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ingest.client.policy_client import PolicyClient
+from ingest.protocol.errors import BufferFull
+from tests.ingest.scripted_collector import Gate, ScriptedCollector
+
+SHORT = [0.5, -1.0]
+NOBODY = "http://127.0.0.1:9"
+
+
+class HangingDisk:
+    """Writes below a folder wait while `answers` is clear, and then fail with `error`, if any."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.answers = threading.Event()
+        self.answers.set()
+        self.reached = threading.Event()
+        self.error = 0
+        self._write = os.write
+
+    def write(self, fd: int, data: bytes) -> int:
+        if str(self.folder) in os.readlink(f"/proc/self/fd/{fd}"):
+            if not self.answers.is_set():
+                self.reached.set()
+            self.answers.wait()
+            if self.error:
+                raise OSError(self.error, os.strerror(self.error))
+        return self._write(fd, data)
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDisk]:
+    hanging = HangingDisk(tmp_path)
+    monkeypatch.setattr(os, "write", hanging.write)
+    yield hanging
+    hanging.error = 0
+    hanging.answers.set()
+
+
+@pytest.fixture
+def collector() -> Iterator[ScriptedCollector]:
+    with ScriptedCollector() as running:
+        yield running
+
+
+def spooling(address: str, directory: Path, **options: object) -> PolicyClient:
+    return PolicyClient(address, on_full="spool", spool_dir=directory, **options)  # type: ignore[arg-type]  # as named
+
+
+def test_calls_return_while_no_write_does(
+    collector: ScriptedCollector,
+    tmp_path: Path,
+    disk: HangingDisk,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is logged on a disk that hangs waits in memory, is counted, and is delivered in order
+    once the disk answers. The log has a line for each."""
+    monkeypatch.setattr("ingest.client.spool_writer.HANG_SECONDS", 0.0)
+    with caplog.at_level(logging.WARNING), spooling(collector.address, tmp_path) as client:
+        client.connect()
+        client.log_step(SHORT, 1, 0.0, episode_id="first")
+        client.flush(20)
+        disk.answers.clear()
+        names = [client.start_episode(f"e{n}") for n in range(5)]
+        assert disk.reached.wait(20)
+        for t in range(20):
+            for name in names:
+                client.log_action(name, SHORT, t % 3)
+                client.log_returns(name, float(t))
+        assert client.stats.unwritten == client.stats.waiting == 5 * 41
+        assert client.stats.oldest_waiting > 0
+        assert "headrace_client_events_unwritten 205" in client.stats.prometheus()
+        with pytest.raises(TimeoutError, match="205 events still wait"):
+            client.flush(0.01)
+        assert set(collector.episodes) == {"first"}
+        disk.answers.set()
+        client.flush(20)
+        assert (client.stats.unwritten, client.stats.spooled) == (0, 0)
+    for name in names:
+        assert collector.episodes[name].rewards == [float(t) for t in range(20)]
+    lines = [record.message for record in caplog.records if "disk" in record.message]
+    assert [line.partition(": ")[2] for line in lines] == [
+        "the disk does not answer; events wait in memory",
+        "the disk takes events again",
+    ]
+
+
+def test_what_is_in_memory_is_sent_while_the_disk_hangs(
+    collector: ScriptedCollector,
+    tmp_path: Path,
+    disk: HangingDisk,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody who is sent an answer waits for its note on disk, nor does `close`."""
+    client = spooling(collector.address, tmp_path, linger=0.0)
+    client.log_step(SHORT, 1, 0.0)
+    client.flush(20)
+    gate = Gate()
+    collector.faults.append(gate)
+    client.log_step(SHORT, 1, 1.0)
+    assert gate.reached.wait(20)
+    client.log_step(SHORT, 1, 2.0)
+    while client.stats.unwritten:
+        client._outbox.wait_until(lambda: False, 0.01)
+    disk.answers.clear()
+    gate.opened.set()
+    client.flush(20)
+    client.log_step(SHORT, 1, 3.0)
+    assert (client.stats.acknowledged, client.stats.unwritten) == (9, 3)
+    client.close(0.01)
+    assert [record.rewards for record in collector.episodes.values()] == [[0.0], [1.0], [2.0]]
+    assert "3 events were not written" in caplog.text
+
+
+def test_memory_is_bounded_while_the_disk_hangs(
+    tmp_path: Path, disk: HangingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `max_pending` events, beyond which calls raise; all that did not is written."""
+    monkeypatch.setattr("ingest.client.spool_writer.FEWEST", 1)
+    client = spooling(NOBODY, tmp_path, max_pending=30, max_wait=0.0, timeout=0.01)
+    disk.answers.clear()
+    for _ in range(10):
+        client.log_step(SHORT, 1, 1.0)
+    with pytest.raises(BufferFull, match=r"30 events .* wait for the disk"):
+        client.log_step(SHORT, 1, 1.0)
+    assert client.stats.unwritten == 30
+    disk.answers.set()
+    while client.stats.unwritten:
+        client._outbox.wait_until(lambda: False, 0.01)
+    assert client.stats.spooled == 30
+    client.log_step(SHORT, 1, 1.0)
+
+
+def test_late_events_outlast_a_full_disk(
+    collector: ScriptedCollector, tmp_path: Path, disk: HangingDisk
+) -> None:
+    """A call that has returned has promised its event: it is tried again, in its place, while calls
+    that come raise what the disk says."""
+    client = spooling(collector.address, tmp_path)
+    client.connect()
+    name = client.start_episode()
+    client.log_action(name, SHORT, 1)
+    client.flush(20)
+    disk.answers.clear()
+    client.log_returns(name, 1.0)
+    client.log_action(name, SHORT, 2)
+    assert client.stats.unwritten == 2
+    disk.error = errno.ENOSPC
+    disk.answers.set()
+    while client._outbox._writer._trouble is None:  # type: ignore[union-attr]  # it has a spool
+        client._outbox.wait_until(lambda: False, 0.01)
+    with pytest.raises(BufferFull, match="No space left"):
+        client.log_returns(name, 2.0)
+    disk.error = 0
+    with client:
+        client.flush(20)
+        client.log_returns(name, 2.0)
+        client.flush(20)
+    assert collector.episodes[name].rewards == [1.0, 2.0]
