@@ -129,7 +129,7 @@ class Sender:
         self._trouble: Refusal | None = None
         self._away: Exception | None = None  # why nobody answers
         self._told = self._base = (0, 0)  # dropped episodes and steps: told, and to its instance
-        self._logged_drops = 0
+        self._logged_drops = self._told_unreadable = 0
         self.held: dict[str, int] = {}  # policies whose version has acted enough, and that version
 
     def after_fork(self) -> None:
@@ -150,6 +150,8 @@ class Sender:
     def stats(self) -> ClientStats:
         with self._state:
             counts, refused = dict(self._counts), dict(self._refused)
+        if self.outbox.spool is not None and self.outbox.spool.unreadable:
+            refused["unreadable"] = self.outbox.spool.unreadable
         spooled, nbytes, unwritten = self.outbox.spooled()
         return ClientStats(
             waiting=self.pending,
@@ -582,6 +584,13 @@ class Sender:
             )
         if refused:
             raise _summary(refused)
+        spool = self.outbox.spool
+        lost = 0 if spool is None else spool.unreadable_own - self._told_unreadable
+        if spool is not None and lost:
+            self._told_unreadable += lost
+            raise ClientError(
+                f"{spool.directory}: {lost} events cannot be read, and are left there"
+            )
 
     def _settle_kept(self) -> None:
         """Have everything acknowledged that the collector may still lose."""

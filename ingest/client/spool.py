@@ -156,6 +156,7 @@ class Segment:
         self.instance: str | None = None
         self.next_start = 0
         self.unread = 0
+        self.unreadable = 0  # events that are left here
         self.begun: dict[str, Start] = {}  # of the events that were read, and are not over
         self.moved: dict[str, Moved] = {}
         self.damaged = 0  # bytes
@@ -399,7 +400,12 @@ class Segment:
         while self.unread:
             serial, at, number = before = self._reading
             piece = next((one for one in self._pieces if one.serial == serial), None)
-            for kind, content, end in _frames(b"" if piece is None else self._chunk(piece, at)):
+            why = "damaged"
+            try:
+                data = b"" if piece is None else self._chunk(piece, at)
+            except OSError as error:
+                data, why = b"", str(error)
+            for kind, content, end in _frames(data):
                 if kind in _COUNTED and self._is_whole(found, most, kind):
                     return found
                 number += kind in _COUNTED
@@ -410,12 +416,24 @@ class Segment:
                     if nbytes >= _READ_BYTES:
                         most = min(most, max(1, len(found)))
             if self._reading == before:
-                following = next((one for one in self._pieces if one.serial > serial), None)
-                if following is None:
-                    self.unread = 0
-                    break
-                self._reading = (following.serial, 0, following.base)
+                self._pass_on(serial, number, why)
         return found
+
+    def _pass_on(self, serial: int, number: int, why: str) -> None:
+        """Go on reading behind a piece. Those of its events, from a number on, that could not be
+        read stay where they are: the next process may have more luck."""
+        following = next((one for one in self._pieces if one.serial > serial), None)
+        end = self._next if following is None else following.base
+        missing = sum(one not in self._done for one in range(number, end))
+        if missing:
+            log.error("%s: %d events cannot be read: %s", self.folder, missing, why)
+            self.unreadable += missing
+            self.unread -= missing
+        if following is not None:
+            self._reading = (following.serial, 0, following.base)
+        else:
+            self.unread = 0
+            self._reading = (serial, self._pieces[-1].size if self._pieces else 0, self._next)
 
     @staticmethod
     def _is_whole(found: Sequence[tuple[int, Event]], most: int, following: int) -> bool:
@@ -559,6 +577,7 @@ class Spool:
         self._policy = policy
         self.own: Segment | None = None
         self.taken_up: list[Segment] = []
+        self.unreadable = self.unreadable_own = 0  # events; of those, this process's
         self._instance: str | None = None
         self._has_read_own = False
         self._places: dict[int, tuple[Event, Segment, int]] = {}
@@ -626,7 +645,11 @@ class Spool:
         if self._has_read_own and len(behind) > 1 and behind[0] is self.own:
             behind = [*behind[1:], behind[0]]
         for segment in behind:
+            before = segment.unreadable
             found = segment.read(most, self._policy)
+            missing = segment.unreadable - before
+            self.unreadable += missing
+            self.unreadable_own += missing if segment is self.own else 0
             for number, event in found:
                 if number >= 0:
                     self._places[id(event)] = (event, segment, number)

@@ -26,7 +26,7 @@ from ingest.client.event_queue import Outbox
 from ingest.client.policy_client import PolicyClient
 from ingest.client.spool import Segment, Spool
 from ingest.protocol import messages as wire
-from ingest.protocol.errors import BufferFull, CollectorUnavailable
+from ingest.protocol.errors import BufferFull, CollectorUnavailable, IngestError
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
@@ -425,6 +425,40 @@ def test_a_torn_end_is_left_out(
     rewards = [record.rewards for record in collector.episodes.values()]
     assert rewards[:4] == [[0.0], [1.0], [2.0], [3.0]]
     assert "damaged bytes" in caplog.text
+
+
+def test_what_cannot_be_read_is_counted_and_the_rest_goes_on(
+    collector: ScriptedCollector, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A read of a piece of the spool fails with EIO (as of `/proc/self/mem`): its events stay where
+    they are, `flush` says so once, and the thread that sends goes on. Another process has them."""
+    client = spooling(collector.address, tmp_path, max_pending=4, batch=4)
+    kept = client._outbox.spool
+    assert kept is not None
+    kept._piece_bytes = 400
+    gate = Gate()
+    collector.faults.append(gate)
+    names = [client.log_step(SHORT, 1, float(n)) for n in range(20)]
+    assert gate.reached.wait(20)
+    assert kept.own is not None
+    middle = kept.own._pieces[len(kept.own._pieces) // 2].path
+    middle.rename(tmp_path / "aside")
+    middle.symlink_to("/proc/self/mem")
+    gate.opened.set()
+    with pytest.raises(IngestError):
+        client.flush(20)
+    lost = client.stats.refused["unreadable"]
+    assert 0 < lost == client.stats.spooled < 15
+    assert caplog.text.count("cannot be read: [Errno 5]") == 1
+    client.log_step(SHORT, 1, 20.0)
+    client.flush(20)
+    middle.unlink()
+    (tmp_path / "aside").rename(middle)
+    dead(client)
+    with spooling(collector.address, tmp_path) as client:
+        client.flush(20)
+    assert set(names) <= set(collector.episodes)
+    assert not list(tmp_path.glob("segment-*"))
 
 
 def test_an_event_of_another_version_is_left_out(
