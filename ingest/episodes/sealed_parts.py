@@ -67,8 +67,12 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """The answer to what comes after the end."""
         name, said = self.episode_id, label(self.name)
         if self.how == "abandoned":
+            nobody = "no event came"
+            if self.agent_id is not None:
+                said = f"{name} with all of its agents"
+                nobody = f"no event of any agent came (this is one of agent {self.agent_id})"
             text = (
-                f"Episode {said} was abandoned: no event came within its episode_timeout. "
+                f"Episode {said} was abandoned: {nobody} within its episode_timeout. "
                 f"Go on with start_episode(continues={name!r})."
             )
             return Refusal("abandoned", text, episode_id=name, agent_id=self.agent_id)

@@ -208,9 +208,12 @@ def test_agents_take_turns_and_nobody_who_waits_is_abandoned(tmp_path: Path) -> 
                     break
                 pause.wait(0.05)
             client.log_action(e, see(bird=1), {"bird": 0})
-            with pytest.raises(Refusal, match="agent bird was abandoned") as caught:
+            with pytest.raises(
+                Refusal, match=r"e with all .* \(this is one of agent bird\)"
+            ) as caught:
                 client.flush()
             assert (caught.value.episode_id, caught.value.agent_id) == ("e", "bird")
+            assert client.stats.refused == {"abandoned": 1}
             with pytest.raises(ValueError, match="was abandoned"):
                 client.log_action(e, see(walker1=1), {"walker1": 0})
             with pytest.raises(ValueError, match="abandoned"):
