@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ingest.client import spool
+from ingest.client.event_queue import Outbox
 from ingest.client.spool import Segment, Spool
 from ingest.client.spool_writer import Entry, SpoolWriter
 from ingest.protocol.messages import Event
@@ -53,6 +54,18 @@ def spool_done_too_far(patch: Patch) -> None:
 def spool_never_synced(patch: Patch) -> None:
     """A call returns when its event is with the kernel, whatever `spool_sync` says."""
     patch.replace(spool, "_sync", lambda fd: None)
+
+
+@mutant(spool_kills="waited")
+def flow_control_waits_for_everybody(patch: Patch) -> None:
+    """An action that follows its process's own steps waits for those of earlier ones, too."""
+    drained = patch.original(Outbox, "drained")
+
+    def everybody(self: Outbox, *given: Any, own: bool = False, **options: Any) -> bool:
+        found: bool = drained(self, *given, **options)
+        return found
+
+    patch.replace(Outbox, "drained", everybody)
 
 
 @mutant(spool_disk="held")

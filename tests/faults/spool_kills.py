@@ -5,6 +5,9 @@
 Such a process logs steps until FOLDER/stop exists, and notes each once its call has returned and
 nothing is unwritten: from then on the step is promised. Two of them run at a time, on one spool;
 one that is killed is followed by another, which delivers what it left. The last ones flush.
+
+Before that a client that acts by a policy with flow control takes up what an earlier process left:
+an action of its own waits for its own steps, not for those.
 """
 
 from __future__ import annotations
@@ -22,8 +25,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ingest.client.local_actions import WINDOWS_PER_VERSION
 from ingest.client.policy_client import PolicyClient
 from ingest.protocol.errors import BufferFull, Refusal
+from policy.inference.spec import PolicySpec
+from policy.inference.weight_store import WeightStore
+from storage.declarations.policy_files import read_declaration
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults import mutants
 from tests.faults.account import Account
@@ -34,6 +41,8 @@ PAUSE_SECONDS = 0.002
 SETTLE_SECONDS = 60.0
 FEW_NOTES_BYTES = 200
 NOTED_SECONDS = 0.02
+LEFT_EPISODES = 1_000
+WINDOW = 4  # steps of a process that an action follows
 R = TypeVar("R")
 
 
@@ -118,6 +127,40 @@ def log(address: str, folder: Path, number: int, options: Mapping[str, Any]) -> 
     client.close(SETTLE_SECONDS)
 
 
+def act(trial: Trial, verdict: Verdict) -> None:
+    """An action that follows a whole window of its process's own steps, behind what another one
+    left: it returns while most of that is still to be sent, whatever it takes to send it."""
+    from policy.networks.policy import Policy  # noqa: PLC0415  # the processes that log start fast
+
+    root, spool = trial.folder / "acting", trial.folder / "acting-spool"
+    declare(root, steps_per_version=WINDOWS_PER_VERSION * WINDOW)
+    declared = read_declaration(root / "policies/default.json")
+    spec = PolicySpec(declared.observation, declared.action)
+    weights = Policy(spec, seed=1).get_weights()
+    store = WeightStore(root, "default")
+    store.publish(store.add_candidate(weights, spec=spec.to_json(), metrics={}, lineage={}))
+    with CollectorProcess(root) as collector, trial.planted():
+        options = {
+            "policy_file": root / "policies/default.json",
+            "on_full": "spool",
+            "spool_dir": spool,
+            "batch": 50,
+        }
+        earlier = PolicyClient("http://127.0.0.1:9", timeout=0.01, **options)
+        for _ in range(LEFT_EPISODES):
+            earlier.log_step(OBS, 1, 1.0)
+        earlier.close()
+        client = PolicyClient(collector.address, **options)
+        name = client.start_episode()
+        for _ in range(WINDOW + 1):
+            client.get_action(name, OBS)
+        waiting = client.stats.waiting
+        verdict.count("left_when_acting", waiting)
+        verdict.require(waiting > LEFT_EPISODES, "waited", f"{waiting} events were left")
+        client.end_episode(name)
+        client.close(SETTLE_SECONDS)
+
+
 class Spooling:
     """Two processes on one spool, and a collector. `options` and `env` are the processes'."""
 
@@ -186,6 +229,7 @@ class Spooling:
 
 def run(trial: Trial) -> Verdict:
     verdict, chance = Verdict(), random.Random(trial.seed)
+    act(trial, verdict)
     spooling = Spooling(trial)
     collector, pause = spooling.collector, threading.Event()
     try:
