@@ -152,14 +152,15 @@ class CollectorProcess:
         while self.request("GET", "/readyz", None, headers)[1]["steps_in_shards"] < steps:
             pause.wait(0.02)
 
-    def empty(self, seconds: float) -> None:
+    def empty(self, seconds: float) -> bool:
         """Wait, at most so long, until every episode is over and each of its steps in a shard."""
         pause = threading.Event()
         for _ in range(int(seconds / 0.1)):
             counts = self.get("/readyz")[1]
             if counts["episodes_open"] == counts["bytes_waiting"] == 0:
-                return
+                return True
             pause.wait(0.1)
+        return False
 
     def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         return self.request("POST", path, {} if body is None else body, headers)

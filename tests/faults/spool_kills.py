@@ -6,7 +6,7 @@ Such a process logs steps until FOLDER/stop exists, and notes each once its call
 nothing is unwritten: from then on the step is promised. Two of them run at a time, on one spool;
 one that is killed is followed by another, which delivers what it left. The last ones flush.
 
-Before that a client that acts by a policy with flow control takes up what an earlier process left:
+After that a client that acts by a policy with flow control takes up what an earlier process left:
 an action of its own waits for its own steps, not for those.
 """
 
@@ -25,8 +25,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ingest.client.declarations import ClientPolicy
 from ingest.client.local_actions import WINDOWS_PER_VERSION
 from ingest.client.policy_client import PolicyClient
+from ingest.client.spool import PIECE_BYTES, Segment
 from ingest.protocol.errors import BufferFull, Refusal
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
@@ -217,7 +219,8 @@ class Spooling:
         verdict.require(statuses == [0, 0, 0], "status", statuses)
         left = [path.name for path in self.spool.glob("*segment-*")]
         verdict.require(not left, "left", left)
-        self.collector.empty(SETTLE_SECONDS)  # what nobody ended is abandoned
+        settled = self.collector.empty(SETTLE_SECONDS)  # what nobody ended is abandoned
+        verdict.require(settled, "unsettled", "steps are in the journal, and count as lost")
         verdict.require(self.collector.stop() == 0, "status", "the collector's")
         judge(self.folder, verdict)
 
@@ -229,7 +232,6 @@ class Spooling:
 
 def run(trial: Trial) -> Verdict:
     verdict, chance = Verdict(), random.Random(trial.seed)
-    act(trial, verdict)
     spooling = Spooling(trial)
     collector, pause = spooling.collector, threading.Event()
     try:
@@ -253,19 +255,23 @@ def run(trial: Trial) -> Verdict:
             spooling.finish(verdict)
     finally:
         spooling.end()
+    act(trial, verdict)
     return verdict
 
 
 def judge(folder: Path, verdict: Verdict) -> None:
-    """Compare what processes noted with what is in shards."""
+    """Compare what processes noted with what is in shards; else a step is still in the spool, or
+    its reward's refusal counted."""
     account = Account.of(folder / "root", list(folder.glob("notes-*")))
     unrewarded = account.stored.pop(0.0, 0)  # killed between an action and its reward
     account.found.pop(0.0, None)
     counted = refused_rewards(folder, account.lost)
-    for reward in counted:
+    on_disk = spooled_rewards(folder / "volume/spool") & set(account.lost)
+    for reward in (*counted, *on_disk):
         del account.acknowledged[reward]
     account.judge(verdict)
     verdict.count("refused", len(counted))
+    verdict.count("on_disk", len(on_disk))
     verdict.count("unrewarded", unrewarded)
     verdict.count("longest_call_ms", round(longest_call(folder) * 1000))
     verdict.count("full", sum(len(path.read_text().splitlines()) for path in folder.glob("full-*")))
@@ -273,14 +279,30 @@ def judge(folder: Path, verdict: Verdict) -> None:
 
 def longest_call(folder: Path) -> float:
     """Seconds, as far as it was long enough to be noted."""
-    lines = [float(line) for path in folder.glob("longest-*") for line in path.open()]
+    lines = [
+        float(line) for path in folder.glob("longest-*") for line in path.read_text().splitlines()
+    ]
     return max(lines, default=0.0)
+
+
+def spooled_rewards(spool: Path) -> set[float]:
+    """Of the events in segments that nobody holds, and that nobody has acknowledged."""
+    found: set[float] = set()
+    for folder in spool.glob("segment-*"):
+        segment = Segment.take_up(folder, PIECE_BYTES, False)
+        while segment is not None and (read := segment.read(1000, ClientPolicy)):
+            found.update(reward for _, event in read if (reward := getattr(event, "reward", None)))
+        if segment is not None:
+            segment.let_go()
+    return found
 
 
 def refused_rewards(folder: Path, missing: list[float]) -> list[float]:
     """Those of the missing rewards whose steps are stored without one, and whose refusals a client
     has counted."""
-    places = dict(line.split() for path in folder.glob("episodes-*") for line in path.open())
+    places = dict(
+        line.split() for path in folder.glob("episodes-*") for line in path.read_text().splitlines()
+    )
     rows = shard_rows(folder / "root")
     going_on = [row for row in rows if isinstance(row["continues"], str)]
     before = {row["eps_id"]: row["continues"] for row in going_on}
@@ -291,7 +313,9 @@ def refused_rewards(folder: Path, missing: list[float]) -> list[float]:
             episode = before[episode]
         return episode
 
-    told = [line.split() for path in folder.glob("refused-*") for line in path.open()]
+    told = [
+        line.split() for path in folder.glob("refused-*") for line in path.read_text().splitlines()
+    ]
     refused = Counter(first(episode) for code, episode in told if code == "abandoned")
     bare = Counter(first(row["eps_id"]) for row in rows if row["rewards"] == 0.0)
     found = []
