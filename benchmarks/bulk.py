@@ -21,7 +21,8 @@ from benchmarks import bulk_load
 from benchmarks.collector import SPACES, collector, empty_server, medians
 from benchmarks.report import Figure
 from ingest.bulk_import.arrow_stream import read_table
-from ingest.bulk_import.step_columns import Form, StepColumns
+from ingest.bulk_import.forms import Form
+from ingest.bulk_import.step_columns import StepColumns
 from ingest.episodes.open_episode import PolicyRules
 from storage.declarations.declaration import PolicyDeclaration
 from storage.journal.sqlite_journal import SqliteJournal

@@ -11,8 +11,9 @@ from ingest.bulk_import.step_columns import Block, Run, StepColumns
 from ingest.collector.collector import Collector
 from ingest.collector.quotas import owned
 from ingest.episodes.assembler import EpisodeAssembler
-from ingest.episodes.event_checks import REPLAYED
+from ingest.episodes.event_checks import REPLAYED, agents_problem
 from ingest.episodes.journal_events import Event, Imported, ImportedEpisode, Started, encode_event
+from ingest.protocol.agent_names import name_of
 from ingest.protocol.errors import Refusal
 from storage.experience.range_set import RangeSet
 
@@ -139,7 +140,9 @@ class Acceptance:
             self._staged = None if run.how else (started, self._collector.assembler)
             if run.how:
                 self._take(block, run)
-            yield ImportedEpisode(started, run.steps, run.how, run.t0, run.cause, run.final_obs)
+            yield ImportedEpisode(
+                started, run.steps, run.how, run.t0, run.cause, run.final_obs, run.agents
+            )
 
     def _judge(self, run: Run, ahead: int) -> Started | None:
         """The start of an episode, with its owner; None when it is known. Raises Refusal."""
@@ -152,6 +155,12 @@ class Acceptance:
         if not run.how and run.rows * self._found.row_bytes > MAX_EPISODE_BYTES:
             text = f"expected at most {MAX_EPISODE_BYTES} bytes of columns in an episode"
             raise Refusal("too_large", text, episode_id=started.episode_id)
+        whole = assembler.wholes.get(started.episode_id)
+        if run.agents > 0 and whole is not None:
+            acted = len(whole.acted | {started.agent_id})
+            problem = agents_problem(whole, run.agents, acted)
+            if problem:
+                raise Refusal("invalid", problem, episode_id=started.episode_id)
         if not caller.token_id:
             return started
         return owned(started, caller, assembler.open_of)[0]
@@ -178,7 +187,7 @@ class Acceptance:
         self.reply.take(run.events)
         if run.bad is not None:
             self._over = run.number
-            self._collector.tell_broken(run.start.episode_id, run.cause)
+            self._collector.tell_broken(name_of(run.start), run.cause)
             self._misfit(block, run.bad, run.all_events - run.events, run.start.episode_id)
 
     def _misfit(self, block: Block, row: int, events: int, name: str) -> None:

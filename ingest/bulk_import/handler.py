@@ -7,6 +7,10 @@
 row does not say that it was truncated ends as terminated. The body carries its CRC-32 in the header
 `Headrace-CRC32` (8 hex digits), because Arrow has no checksum of its own.
 
+With `env_t`, the step of the environment, rows are those of tracks: an `eps_id` and `agent_id`
+behind each other, with `agents`, how many tracks the whole episode has, on the last. All rows of a
+body are of one policy; the tracks of another come in a request of their own.
+
 A body whose columns have names or types that do not fit its policy is refused as a whole. A row
 that does not fit is found by mask: its episode is broken at the last good step, or not begun where
 there is none. The reply names it by row, column and reason, and the others are taken.
@@ -33,8 +37,9 @@ from typing import Any, ParamSpec, TypeVar
 from ingest.access.tokens import Caller
 from ingest.bulk_import.acceptance import Acceptance
 from ingest.bulk_import.arrow_stream import Batches, read_batches, table_of
+from ingest.bulk_import.forms import Forms, policy_of
 from ingest.bulk_import.repeats import digest_rows
-from ingest.bulk_import.step_columns import Forms, StepColumns, policy_of
+from ingest.bulk_import.step_columns import StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.client_instances import IMPORT
 from ingest.episodes.idempotency import key_of

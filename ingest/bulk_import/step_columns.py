@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,57 +18,22 @@ import numpy as np
 
 from ingest.bulk_import.arrow_stream import load_arrow
 from ingest.bulk_import.faults import Faults
+from ingest.bulk_import.forms import Form
 from ingest.bulk_import.import_reply import NAMED
-from ingest.bulk_import.leaf_columns import (
-    Array,
-    LeafColumn,
-    encode,
-    is_bytes,
-    is_text,
-)
+from ingest.bulk_import.leaf_columns import Array, encode
+from ingest.bulk_import.runs import UNFIT, runs_of
 from ingest.episodes.event_checks import info_text
 from ingest.episodes.journal_events import NO_TIME, UNKNOWN_LOGP
-from ingest.episodes.open_episode import PolicyRules
 from ingest.episodes.redaction import Redaction
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
-from storage.declarations.declaration import PolicyDeclaration
-from storage.experience.episode import DEFAULT_AGENT, DEFAULT_POLICY, LOGP_TOLERANCE
+from storage.experience.episode import DEFAULT_AGENT, LOGP_TOLERANCE
 from storage.spaces.descriptors import SpaceError
-
-_FEW = 256
 
 BLOCK_ROWS, BLOCK_BYTES = 20_000, 4_000_000
 """So much is looked at in one turn; an episode of more rows comes in pieces."""
 
-NUMBERS, INTEGERS, TRUTH, TEXT, JSON = "a number", "an integer", "true or false", "text", "JSON"
-NEEDED = {"eps_id": TEXT, "rewards": NUMBERS}
-OPTIONAL = {
-    "t": INTEGERS,
-    "agent_id": TEXT,
-    "terminateds": TRUTH,
-    "truncateds": TRUTH,
-    "ended": TEXT,
-    "infos": JSON,
-    "action_logp": NUMBERS,
-    "policy_id": TEXT,
-    "policy_version": INTEGERS,
-    "source": TEXT,
-    "pass_prob": NUMBERS,
-    "ts": INTEGERS,
-    "training_enabled": TRUTH,
-    "continues": TEXT,
-    "tags": JSON,
-}
-_UNREAD = {"terminateds", "source", "agent_id", "policy_id"}
-
-_NAMELESS, _LONG, _REPEATED = 1, 2, 3
-_IDS = {
-    _NAMELESS: "expected an episode id",
-    _LONG: "expected an episode id of at most 256 characters",
-    _REPEATED: "expected the rows of an episode behind each other",
-}
-_LATEST, _LAST_VERSION = 2**62, 2**53
+_LATEST, _LAST_VERSION, _MOST_AGENTS = 2**62, 2**53, 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -85,6 +51,7 @@ class Run:
     how: str
     t0: int = 0
     final_obs: bytes | None = None
+    agents: int = -1  # tracks of the whole episode
     bad: int | None = None  # the row that broke it
     cause: str = ""
 
@@ -184,62 +151,6 @@ def _cut(data: bytes, size: int, spans: list[tuple[int, int]]) -> bytes:
     return b"".join([data[size * begin : size * end] for begin, end in spans])
 
 
-class Form:
-    """What the columns of a schema are to a policy. Raises Refusal where they do not fit it."""
-
-    def __init__(self, schema: Any, rules: PolicyRules) -> None:
-        arrow, _ = load_arrow()
-        self.rules, names = rules, schema.names
-        obs, actions = rules.observation.leaves, rules.action.leaves
-        needed = NEEDED.keys() | {leaf.column("obs") for leaf in obs}
-        needed |= {leaf.column("actions") for leaf in actions}
-        finals = {leaf.column("final_obs") for leaf in obs}
-        known = needed | finals | OPTIONAL.keys()
-        unknown = {name for name in names if name not in known or names.count(name) > 1}
-        if unknown or not needed <= {*names}:
-            text = f"unknown or repeated columns {sorted(unknown)}"
-            raise Refusal("invalid", f"{text}, missing columns {sorted(needed - {*names})}", "$")
-        self.hidden = {path.partition(".")[0] for path in rules.declaration.redact}
-        kinds = dict(zip(names, schema.types, strict=True))
-        hidden = "obs" in self.hidden
-        self.leaves = {
-            prefix: [
-                LeafColumn(name, kinds[name], leaf, hidden=hidden and prefix != "actions")
-                for leaf in leaves
-                if (name := leaf.column(prefix)) in kinds
-            ]
-            for prefix, leaves in (("obs", obs), ("actions", actions), ("final_obs", obs))
-        }
-        self.has_finals = finals <= {*names}
-        self.read = {}  # name -> its place in the table
-        for place, (name, kind) in enumerate(kinds.items()):
-            expected = {**NEEDED, **OPTIONAL}.get(name)
-            if name in _UNREAD or (arrow.types.is_null(kind) and name in OPTIONAL):
-                continue
-            if expected is not None and not _holds(kind, expected):
-                text = f"expected {expected} in each row, got a column of {kind!s:.80}"
-                raise Refusal("invalid", text, f"$.{name}")
-            self.read[name] = place
-        texts = any(leaf.is_text for leaf in (*obs, *actions))
-        self.is_slow = texts or "infos" in self.read or bool(rules.declaration.redact)
-
-
-class Forms:
-    """The forms of the latest schemas: the senders of small requests repeat theirs."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[Any, Form]] = {}
-
-    def get(self, schema: Any, rules: PolicyRules) -> Form:
-        """A schema's form. Raises Refusal."""
-        known = self._known.get((id(schema), id(rules)))
-        if known is None:
-            if len(self._known) >= 64:
-                self._known.clear()
-            known = self._known[id(schema), id(rules)] = (schema, Form(schema, rules))
-        return known[1]
-
-
 class StepColumns:
     """A table of the right form: its episodes, and what its rows hold, block by block."""
 
@@ -250,7 +161,8 @@ class StepColumns:
 
         Starts are `numbered` when the import may be repeated. Raises Refusal for several agents.
         """
-        _require_one_agent(table)
+        if not form.has_tracks:
+            _require_one_agent(table)
         self._arrow, self._compute = load_arrow()
         self.rules, self._form = form.rules, form
         self._redaction, self._numbered = redaction, numbered
@@ -262,7 +174,11 @@ class StepColumns:
         self.row_bytes = size + 49  # of the columns of a step, about
         self._wide = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, size)))
         self._tags: dict[str, Any] = {}
-        self.begins, self._names, self._id_faults = self._episodes()
+        ids, agents = self._columns["eps_id"], None
+        if form.has_tracks:
+            agents = self._columns["agent_id"]
+        self._runs = runs_of(ids, agents, self.rows)
+        self.begins = self._runs.begins
         self.ends = np.append(self.begins[1:], self.rows) if self.rows else self.begins
 
     @property
@@ -277,29 +193,7 @@ class StepColumns:
 
     def name(self, number: int) -> str:
         """The id of an episode, as it came."""
-        return self._names[number] or ""
-
-    def _episodes(self) -> tuple[Array, list[str | None], Array | None]:
-        """Where each episode begins, its id, and which ids do not fit."""
-        if not self.rows:
-            return np.zeros(0, np.int64), [], None
-        ids = self._columns["eps_id"]
-        if self.rows <= _FEW and (found := _few_episodes(ids.to_pylist())):
-            return found
-        if ids.null_count:
-            ids = ids.cast("string").fill_null("")
-        differs = self._compute.not_equal(ids.slice(1), ids.slice(0, self.rows - 1))
-        begins = np.append(0, np.flatnonzero(differs.to_numpy(zero_copy_only=False)) + 1)
-        words = ids.take(self._arrow.array(begins)).dictionary_encode()
-        known = words.dictionary.to_pylist()
-        if len(known) == len(begins) and all(known) and max(map(len, known)) <= 256:
-            return begins, known, None
-        places = words.indices.to_numpy()
-        faults = np.zeros(len(begins), np.int8)
-        faults[(np.bincount(places) > 1)[places]] = _REPEATED
-        faults[np.array([len(word) > 256 for word in known])[places]] = _LONG
-        faults[np.array([not word for word in known])[places]] = _NAMELESS
-        return begins, [known[place] for place in places.tolist()], faults
+        return self._runs.names[number]
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """The rows [begin, end) of some episodes each, or of a piece of a long one."""
@@ -352,7 +246,9 @@ class StepColumns:
             "ts": self._integers("ts", cut, faults, -_LATEST, _LATEST, NO_TIME),
             "obs_lengths": obs_lengths,
             "actions_lengths": action_lengths,
+            "env_t": self._env_t(faults, cut, begin, numbers),
         }
+        self._integers("agents", cut, faults, -1, _MOST_AGENTS, -1)
         tags = self._check_tags(faults, cut, heads[starts >= begin])
         self._check_continues(faults, cut, heads)
         infos = self._infos(faults, cut)
@@ -380,6 +276,7 @@ class StepColumns:
         how = self._endings(cut, tails - 1 - begin)
         enabled = self._cells("training_enabled", cut, heads - begin, True)
         continues = self._cells("continues", cut, heads - begin, None)
+        agents = self._cells("agents", cut, tails - 1 - begin, -1)
         times = np.frombuffer(block.columns["ts"], np.int64)
         times = times[heads - begin] if len(times) else np.full(len(heads), NO_TIME)
         places = zip(
@@ -392,7 +289,8 @@ class StepColumns:
                 block.refused.append((number, last - row, stop))
                 continue
             start = wire.Start(
-                episode_id=self._names[number] or "",
+                episode_id=self._runs.names[number],
+                agent_id=None if self._runs.agents is None else self._runs.agents[number],
                 start=number if self._numbered else None,
                 policy_id=self.rules.declaration.policy_id,
                 training_enabled=enabled[at],
@@ -401,10 +299,12 @@ class StepColumns:
                 ts=None if ts == NO_TIME else ts,
             )
             run = Run(number, head, stop, last - row, start, how[at], head - row)
+            run.agents = agents[at] if start.agent_id is not None and agents[at] > 0 else -1
             if broken:
                 run.how, run.bad, run.cause = "broken", stop, block.cause(stop)
+                run.agents = -1
             elif last > end:
-                run.how = ""
+                run.how, run.agents = "", -1
             elif at in final:
                 run.final_obs = final[at]
                 if block.ends.has(last - 1 - begin):
@@ -416,16 +316,16 @@ class StepColumns:
 
     def _check_ids(self, faults: Faults, numbers: Array, heads: Array) -> None:
         """The first row of each episode whose id does not fit."""
-        if self._id_faults is None:
+        if self._runs.faults is None:
             return
-        found = self._id_faults[numbers]
-        for kind, expected in _IDS.items():
+        found = self._runs.faults[numbers]
+        for kind, (name, expected) in UNFIT.items():
             rows = np.zeros(len(faults), np.bool_)
             rows[heads[found == kind]] = True
-            faults.add(rows, "eps_id", expected, lambda row: repr(self._id_at(faults, row)))
+            faults.add(rows, name, expected, partial(self._shown, name, faults))
 
-    def _id_at(self, faults: Faults, row: int) -> Any:
-        return self._columns["eps_id"][faults.label(row)].as_py()
+    def _shown(self, name: str, faults: Faults, row: int) -> str:
+        return repr(self._columns[name][faults.label(row)].as_py())
 
     def _check_t(
         self, faults: Faults, cut: Mapping[str, Any], begin: int, end: int, numbers: Array
@@ -439,6 +339,26 @@ class StepColumns:
         if nulls is not None:
             bad &= ~nulls
         faults.add(bad, "t", "expected t to run from 0 in each episode", lambda row: values[row])
+
+    def _env_t(self, faults: Faults, cut: Mapping[str, Any], begin: int, numbers: Array) -> bytes:
+        """The environment's steps of tracks as int64, empty where episodes have one agent."""
+        if not self._form.has_tracks:
+            return b""
+        values, nulls = _numbers(cut["env_t"])
+        bad = (values < 0) | (values > _LAST_VERSION)
+        if nulls is not None:
+            bad |= nulls
+        expected = f"expected an integer of 0..{_LAST_VERSION}"
+        faults.add(bad, "env_t", expected, partial(self._shown, "env_t", faults))
+        before = values[:1] - 1
+        if begin > self.begins[numbers[0]]:  # of a piece
+            before = _numbers(self._columns["env_t"].slice(begin - 1, 1))[0]
+        fell = np.diff(values.astype(np.int64), prepend=before.astype(np.int64)) <= 0
+        heads = self.begins[numbers] - begin
+        fell[heads[heads >= 0]] = False
+        expected = "expected more than in the step before"
+        faults.add(fell, "env_t", expected, partial(self._shown, "env_t", faults))
+        return values.astype(np.int64).tobytes()
 
     def _values(self, prefix: str, cut: Mapping[str, Any], faults: Faults) -> tuple[bytes, bytes]:
         """A space's canonical bytes in all rows, and their lengths where these differ."""
@@ -616,14 +536,6 @@ def _numbers(column: Any) -> tuple[Array, Array | None]:
     return column.fill_null(0).to_numpy(zero_copy_only=False), nulls
 
 
-def _few_episodes(ids: list[str | None]) -> tuple[Array, list[str | None], None] | None:
-    """As `StepColumns` finds them in many rows; None where an id does not fit."""
-    begins = [at for at, name in enumerate(ids) if not at or name != ids[at - 1]]
-    names = [ids[at] for at in begins]
-    fine = all(name and len(name) <= 256 for name in names) and len({*names}) == len(names)
-    return (np.array(begins), names, None) if fine else None
-
-
 def _joined(arrow: Any, column: Any) -> Any:
     """A column in one piece."""
     if isinstance(column, arrow.Array):
@@ -631,17 +543,6 @@ def _joined(arrow: Any, column: Any) -> Any:
     if column.num_chunks == 1:
         return column.chunk(0)
     return arrow.concat_arrays(column.chunks) if column.num_chunks else arrow.array([], column.type)
-
-
-def _holds(kind: Any, expected: str) -> bool:
-    types = load_arrow()[0].types
-    if expected == NUMBERS:
-        return bool(types.is_integer(kind) or types.is_floating(kind))
-    if expected == INTEGERS:
-        return bool(types.is_integer(kind))
-    if expected == TRUTH:
-        return bool(types.is_boolean(kind))
-    return is_text(kind) or (expected == JSON and is_bytes(kind))
 
 
 def _require_one_agent(table: Any) -> None:
@@ -652,19 +553,3 @@ def _require_one_agent(table: Any) -> None:
     if agents:
         text = f"expected the agent {DEFAULT_AGENT!r}, got {sorted(map(str, agents))!r:.200}"
         raise Refusal("invalid", text, "$.agent_id")
-
-
-def policy_of(table: Any, policies: Mapping[str, PolicyDeclaration]) -> PolicyDeclaration:
-    """The one policy of a request's rows. Raises Refusal."""
-    names = [None]
-    if table.schema.names.count("policy_id") == 1:
-        names = table["policy_id"].unique().slice(0, 2).to_pylist()
-    name = names[0] if len(names) == 1 else ""
-    if name is None:
-        name = next(iter(policies)) if len(policies) == 1 else DEFAULT_POLICY
-    policy = policies.get(name)
-    if policy is None:
-        got = repr(name) if name else "none or several"
-        text = f"expected one policy for all rows, of {sorted(policies)}, got {got:.100}"
-        raise Refusal("invalid", text, "$.policy_id")
-    return policy

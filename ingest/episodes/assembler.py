@@ -324,7 +324,9 @@ class EpisodeAssembler(Judge):
         self._by_key[started.key] = waiting
         self.steps += staged.steps
         how, final = episode.how, episode.final_obs
-        ended = Ended(started.key, waiting.next_seq, how, final, episode.cause, waits=True)
+        ended = Ended(
+            started.key, waiting.next_seq, how, final, episode.cause, True, episode.agents
+        )
         waiting.next_seq += 1
         self._let_wait(waiting, ended)
 

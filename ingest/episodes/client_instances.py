@@ -64,6 +64,12 @@ class Instances:
         """The id of the owner's import of that name, if it was here before."""
         return None if name is None else self._imports.get((owner, name))
 
+    def are_imports(self, *instances: str) -> bool:
+        """Whether all of them are one owner's imports, of which each takes a part of an episode."""
+        known = [self._known.get(instance) for instance in instances]
+        names = {one.owner for one in known if one and one.name and one.name.startswith(IMPORT)}
+        return len(names) == 1 and all(one and one.name for one in known)
+
     def starts_of(self, instance: str) -> list[tuple[int, int]]:
         """The numbers of the starts that are known of an instance, as ranges."""
         known = self._known.get(instance)

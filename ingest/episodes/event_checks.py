@@ -18,7 +18,7 @@ from ingest.episodes.infos import MAX_MERGED
 from ingest.episodes.journal_events import UNKNOWN_LOGP, Acted, Rewarded
 from ingest.episodes.open_episode import OpenEpisode, PolicyRules
 from ingest.protocol import messages as wire
-from ingest.protocol.agent_names import Name, label, label_of, name_of
+from ingest.protocol.agent_names import Name, Whole, label, label_of, name_of
 from ingest.protocol.errors import Refusal, completed
 from storage.experience.episode import LOGP_TOLERANCE, SOURCES, EpisodeError, encode_tags
 from storage.spaces.descriptors import SpaceError
@@ -251,12 +251,19 @@ def agents_of(episode: OpenEpisode, event: wire.End) -> int:
         return -1
     if whole is None:
         raise invalid(event, f"agents: expected none without agent_id, got {told}")
-    if 0 <= whole.agents != told:
-        raise invalid(event, f"agents: expected {whole.agents}, as an end told before, got {told}")
-    if told < len(whole.acted):
-        expected = f"expected at least {len(whole.acted)}, which have acted"
-        raise invalid(event, f"agents: {expected}, got {told}")
+    problem = agents_problem(whole, told, len(whole.acted))
+    if problem:
+        raise invalid(event, problem)
     return told
+
+
+def agents_problem(whole: Whole, told: int, acted: int) -> str:
+    """Why so many `agents` cannot be an episode's, of which so many have acted; "" if they can."""
+    if 0 <= whole.agents != told:
+        return f"agents: expected {whole.agents}, as an end told before, got {told}"
+    if told < acted:
+        return f"agents: expected at least {acted}, which have acted, got {told}"
+    return ""
 
 
 def require_part(episode: OpenEpisode, event: Any) -> None:

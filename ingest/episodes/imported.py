@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ingest.episodes.journal_events import NO_TIME, UNKNOWN_LOGP, Imported, ImportedEpisode
 from ingest.episodes.sealed_parts import Finished, Sealed
-from storage.experience.episode import UNKNOWN_VERSION, Ending, Part
+from storage.experience.episode import DEFAULT_AGENT, UNKNOWN_VERSION, Ending, Part
 
 _LOGP, _PASSED = struct.pack("<d", UNKNOWN_LOGP), struct.pack("<d", 1.0)
 _VERSION, _NO_TIME = struct.pack("<q", UNKNOWN_VERSION), struct.pack("<q", NO_TIME)
@@ -57,10 +57,14 @@ class Staged:
             self.steps + 2,
             how,
             episode.cause,
+            started.agent_id,
+            episode.agents,
             policy_id=started.policy_id,
             schema_id=started.schema_id,
         )
-        last = replace(self.parts[-1], final_obs=episode.final_obs, ended=how)
+        last = replace(
+            self.parts[-1], final_obs=episode.final_obs, ended=how, agents=episode.agents
+        )
         rows = (row,) if self.rows[-1] == row else (self.rows[-1], row)
         before = zip(self.parts[:-1], self.rows[:-1], strict=True)
         found = [Sealed(started.key, part, (held,)) for part, held in before]
@@ -142,6 +146,8 @@ class _Columns:
             else {},
             final_obs=self.obs(end, end + 1) if end < last else None,
             policy_id=started.policy_id,
+            agent_id=DEFAULT_AGENT if started.agent_id is None else started.agent_id,
+            env_t=event.env_t[numbers],
             training_enabled=started.training_enabled,
             continues=started.continues,
             tags=started.tags,

@@ -152,6 +152,7 @@ class ImportedEpisode(Struct, array_like=True, frozen=True, gc=False):
     t0: int = 0
     cause: str = ""  # why it broke
     final_obs: bytes | None = None
+    agents: int = -1  # how many tracks the whole episode had, if this is one of them
 
 
 NO_TIME = -(2**63)
@@ -182,6 +183,7 @@ class Imported(Struct, array_like=True, tag=8, frozen=True):
     waits: bool = False
     instance: str = ""
     skipped: list[int] = []
+    env_t: bytes = b""  # int64, of tracks
 
 
 class Keyed(Struct, array_like=True, tag=14, frozen=True):

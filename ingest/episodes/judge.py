@@ -232,7 +232,7 @@ class Judge:
             raise self.finished[episode_id].refusal()
         if whole is None:
             return
-        if whole.instance != instance:
+        if whole.instance != instance and not self.instances.are_imports(whole.instance, instance):
             raise _others(episode_id)
         stopped = None if whole.stopped is None else self.finished.get((episode_id, whole.stopped))
         if stopped is not None:

@@ -574,5 +574,6 @@ _OF_PARTS = {
     "pass_prob": "pass_prob",
     "ts": "ts",
     "received": "received_ts",
+    "env_t": "env_t",
 }
 """A buffer's name -> that of a part's column."""

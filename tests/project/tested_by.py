@@ -12,6 +12,7 @@ TESTED_BY = {
     "ingest.access.key_files": "ingest/access/test_tokens",
     "ingest.bulk_import.acceptance": "ingest/bulk_import/test_handler",
     "ingest.bulk_import.faults": "ingest/bulk_import/test_step_columns",
+    "ingest.bulk_import.forms": "ingest/bulk_import/test_step_columns",
     "ingest.bulk_import.leaf_columns": "ingest/bulk_import/test_step_columns",
     "ingest.client.admin_session": "ingest/client/test_publisher",
     "ingest.client.client_events": "ingest/client/test_policy_client",

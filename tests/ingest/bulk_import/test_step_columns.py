@@ -1,6 +1,7 @@
 """Rows as columns: what an import stores is what its events would store; bad rows by mask.
 
-Also of `ingest.bulk_import.leaf_columns` and `ingest.bulk_import.faults`.
+Also of `ingest.bulk_import.forms`, `ingest.bulk_import.leaf_columns` and
+`ingest.bulk_import.faults`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.bulk_import.arrow_stream import read_table
-from ingest.bulk_import.step_columns import BLOCK_BYTES, BLOCK_ROWS, Block, Form, StepColumns
+from ingest.bulk_import.forms import Form
+from ingest.bulk_import.step_columns import BLOCK_BYTES, BLOCK_ROWS, Block, StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.open_episode import PolicyRules
 from ingest.episodes.redaction import Redactor

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ingest.bulk_import.step_columns import Form, StepColumns
+from ingest.bulk_import.forms import Form
+from ingest.bulk_import.step_columns import StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.journal_events import Acted, Rewarded, RewardedStep, decode_row

@@ -1,0 +1,85 @@
+"""Runs of rows: where each episode of a table begins, or each agent's track through one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ingest.bulk_import.arrow_stream import load_arrow
+from ingest.bulk_import.leaf_columns import Array
+
+_FEW = 256
+_LENGTH = 256
+
+_NAMELESS, _LONG, _REPEATED, _AGENT = 1, 2, 3, 4
+UNFIT = {
+    _NAMELESS: ("eps_id", "expected an episode id"),
+    _LONG: ("eps_id", "expected an episode id of at most 256 characters"),
+    _REPEATED: ("eps_id", "expected the rows of an episode behind each other"),
+    _AGENT: ("agent_id", "expected an agent of 1 to 256 characters"),
+}
+"""Why a run is none, by number: (column, what was expected)."""
+
+
+@dataclass(slots=True)
+class Runs:
+    """The first row of each, its episode, its agent (None: episodes of one), and which do not fit.
+
+    `faults` has a number of `UNFIT` or 0 for each; None: all fit.
+    """
+
+    begins: Array
+    names: list[str]
+    agents: list[str | None] | None = None
+    faults: Array | None = None
+
+
+def runs_of(ids: Any, agents: Any, rows: int) -> Runs:
+    """The runs of a column of ids, and one of agents unless it is None: pyarrow.Arrays of text."""
+    if not rows:
+        return Runs(np.zeros(0, np.int64), [])
+    if rows <= _FEW and agents is None and (found := _few(ids.to_pylist())):
+        return found
+    arrow, compute = load_arrow()
+
+    def filled(column: Any) -> Any:
+        return column.cast("string").fill_null("") if column.null_count else column
+
+    def differs(column: Any) -> Array:
+        found = compute.not_equal(column.slice(1), column.slice(0, rows - 1))
+        return np.asarray(found.to_numpy(zero_copy_only=False))
+
+    ids = filled(ids)
+    agents = None if agents is None else filled(agents)
+    other = differs(ids) if agents is None else differs(ids) | differs(agents)
+    begins = np.append(0, np.flatnonzero(other) + 1)
+    words = ids.take(arrow.array(begins)).dictionary_encode()
+    known = words.dictionary.to_pylist()
+    fit = all(known) and max(map(len, known)) <= _LENGTH
+    if fit and agents is None and len(known) == len(begins):
+        return Runs(begins, known)
+    places = words.indices.to_numpy()
+    names = [known[place] for place in places.tolist()]
+    faults, whose = np.zeros(len(begins), np.int8), places
+    listed: list[str | None] | None = None
+    if agents is not None:
+        found = agents.take(arrow.array(begins)).dictionary_encode()
+        called, at = found.dictionary.to_pylist(), found.indices.to_numpy()
+        listed = [called[place] for place in at.tolist()]
+        whose = np.unique(places.astype(np.int64) * len(called) + at, return_inverse=True)[1]
+        unfit = np.array([not 0 < len(agent) <= _LENGTH for agent in called])
+        faults[unfit[at]] = _AGENT
+    faults[(np.bincount(whose) > 1)[whose]] = _REPEATED
+    faults[np.array([len(word) > _LENGTH for word in known])[places]] = _LONG
+    faults[np.array([not word for word in known])[places]] = _NAMELESS
+    return Runs(begins, names, listed, faults if faults.any() else None)
+
+
+def _few(ids: list[str | None]) -> Runs | None:
+    """As in many rows; None where an id does not fit."""
+    begins = [at for at, name in enumerate(ids) if not at or name != ids[at - 1]]
+    names = [ids[at] or "" for at in begins]
+    fine = all(0 < len(name) <= _LENGTH for name in names) and len({*names}) == len(names)
+    return Runs(np.array(begins), names) if fine else None
