@@ -79,7 +79,7 @@ bench: setup  ## one table of ratios, each against a named baseline
 	$(BIN)/python -m benchmarks
 
 docs: setup  ## the documentation as a site, in build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 release: setup  ## wheel, sdist and SBOM of this commit, each tried, and its tag
 	$(BIN)/python release.py --tag

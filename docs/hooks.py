@@ -14,6 +14,9 @@ from mkdocs.structure.files import File, Files
 
 import headrace
 from headrace.__main__ import _command_line
+from ingest.access.tokens import ANY
+from ingest.protocol.errors import STATUS
+from ingest.server.route_table import ROUTES
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
@@ -37,6 +40,7 @@ TITLES = {
     "storage.weights": "Weights",
 }
 _FILE = re.compile(r"^<!-- file: (\S+) -->$", re.MULTILINE)
+_MADE = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(((?!https?:|#)[^)#]+)(#[^)]*)?\)")
 
 
@@ -50,12 +54,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to what is no page become the path in the repository; a line
-    `<!-- file: examples/... -->` becomes that file."""
+    """Links to what is no page become the path in the repository, a line
+    `<!-- file: examples/... -->` becomes that file, and `<!-- made: ... -->` a table of the code's.
+    """
     linked = re.sub(
         r"\[([^]]+)\]\(\.\./((?:examples|airflow_dags|data|tests)/?[^)]*)\)", r"`\2`", markdown
     )
-    return _FILE.sub(lambda found: f"```python\n{(ROOT / found[1]).read_text()}```", linked)
+    made = {"routes": _routes, "codes": _codes}
+    told = _MADE.sub(lambda found: "\n".join(made[found[1]]()), linked)
+    return _FILE.sub(lambda found: f"```python\n{(ROOT / found[1]).read_text()}```", told)
 
 
 def _moved(text: str) -> str:
@@ -88,9 +95,32 @@ def _names() -> Iterator[str]:
             yield f"::: {path}\n"
 
 
+def _routes() -> Iterator[str]:
+    """Every route of the collector, with what it takes and answers."""
+    yield "| route | does | takes | answers | scopes |\n|---|---|---|---|---|"
+    for one in ROUTES:
+        scopes = "any" if one.needed == ANY else " or ".join(sorted(one.needed)) or "none"
+        taken, given = (
+            "" if kind is None else f"`{getattr(kind, '__name__', kind)}`"
+            for kind in (one.body, one.reply)
+        )
+        path = f"`{one.method} {one.path}`"
+        yield f"| {path} | {one.summary} | {taken} | {one.status} {given} | {scopes} |"
+
+
+def _codes() -> Iterator[str]:
+    """Every code of an error, by its status."""
+    by_status: defaultdict[int, list[str]] = defaultdict(list)
+    for code, status in STATUS.items():
+        by_status[status].append(f"`{code}`")
+    yield "| status | codes |\n|---|---|"
+    for status, codes in sorted(by_status.items()):
+        yield f"| {status} | {', '.join(codes)} |"
+
+
 def _commands() -> Iterator[str]:
     """Every command with its options, as `--help` has them."""
-    yield "# Command line\n\nEach option is an environment variable, too.\n"
+    yield "# Command line\n\nEach option is an environment variable, too; the option wins.\n"
     group = typer.main.get_command(_command_line())
     yield from _command(group, "headrace")
 
@@ -104,12 +134,14 @@ def _command(command: Any, path: str) -> Iterator[str]:
     yield f"## {path}\n\n{command.help or ''}\n"
     rows = [one for one in command.params if one.name != "help"]
     if rows:
-        yield "| option | meaning | default |\n|---|---|---|"
+        yield "| option | meaning | default | variable |\n|---|---|---|---|"
     for one in rows:
         record = ", ".join(f"`{word}`" for word in (*one.opts, *one.secondary_opts))
         told = getattr(one, "help", "") or ""
         default = (
             "" if one.default in (None, False) or callable(one.default) else f"`{one.default}`"
         )
-        yield f"| {record} | {told} | {default} |".replace("\n", " ")
+        variable = one.envvar or "_".join([*path.split(), one.name]).upper()
+        told = f"| {record} | {told} | {default} | `{variable}` |"
+        yield told.replace("\n", " ")
     yield ""

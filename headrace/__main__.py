@@ -11,11 +11,7 @@ one line of JSON, and nothing else is on stdout; progress goes to stderr.
 HEADRACE_DEBUG=1 shows where in the code an error came from. HEADRACE_PARENT=PID, of the process
 that starts the command, makes the command die with it, whatever kills it: schedulers set it.
 
-Exit codes: 0 fine, 1 the answer is no (verify found something, a candidate is worse, a rollback
-pins the policy), or a full disk or another publisher was in the way, 2 wrong usage, bad input or an
-extra that is not installed, 3 a root, a port or a policy's lease is taken, 4 the episodes cannot
-tell whether a candidate is better, 5 a version is wanted and was not served in time.
-docs/operations.md has the table.
+docs/exit_statuses.md has the exit statuses.
 """
 
 # ruff: noqa: PLC0415 - loads what it joins when it is asked to

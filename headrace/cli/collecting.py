@@ -76,7 +76,7 @@ def collect(
     ] = False,
     limit: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=NUMBER, such as max_connections=200; see docs/operations.md."),
+        typer.Option(help="NAME=NUMBER, such as max_connections=200; see docs/limits.md."),
     ] = None,
     supervise: Annotated[bool, typer.Option("--supervise", help="Outlive its kills.")] = False,
     log_format: Annotated[str, typer.Option(help="text or json, a line for an event.")] = "text",

@@ -71,7 +71,7 @@ Acts = Annotated[
 MinEss = Annotated[float, typer.Option(help="Effective sample size that is enough.")]
 
 CANNOT_TELL_EXIT = 4
-"""A judgement that says neither: docs/operations.md has the table."""
+"""A judgement that says neither: docs/exit_statuses.md has the table."""
 
 
 class Edge(Protocol):

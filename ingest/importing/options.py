@@ -54,20 +54,22 @@ class ImportOptions:
             `name=value` in a path is a column.
         query: of a database's URL: SQLAlchemy's, or `adbc+NAME:...` for the driver
             `adbc_driver_NAME`.
-        observation, action: columns, each as `NAME` (a number, a list or a text) or
-            `NAME:categories` (its values are names: those that the policy declares, or, where its
-            spaces have none, codes that the file `categories` keeps, by default beside a source
-            that is a file or folder).
+        observation: columns, each as `NAME` (a number, a list or a text) or `NAME:categories` (its
+            values are names: those that the policy declares, or, where its spaces have none, codes
+            that the file `categories` keeps, by default beside a source that is a file or folder).
+        action: a column, likewise.
         reward: a column, or several, which are added up.
-        action_prob, action_logp, uniform: the propensity: a column, or its natural logarithm's; or
-            that actions were drawn uniformly from the policy's action space.
+        action_prob: the propensity's column.
+        action_logp: or that of its natural logarithm.
+        uniform: or that actions were drawn uniformly from the policy's action space.
         episode: the column of an episode's key; without one a row is an episode of one step.
         step: the column of a step's number in its episode, from 0 or 1; gaps and repeats are
             faults. `time` orders the steps otherwise, and without either the source does.
         time: a time with its date, or numbers of `time_unit` since the epoch. `timezone`, such as
             Europe/Berlin, is for times that name none; an hour that comes twice is the first.
-        terminated, truncated: columns that are true on an episode's last row only. Without either
-            an episode ends as terminated.
+        terminated: a column that is true on an episode's last row only. Without either an episode
+            ends as terminated.
+        truncated: likewise, where a limit ended the episode.
         tags: tag -> the column of its value, taken from an episode's first row.
         missing: a cell with nothing in it makes its row a fault (`error`), leaves the row alone out
             (`drop`), or is 0, false or the empty text (`value`). `default`: column -> what stands

@@ -1,7 +1,7 @@
 """`/metrics`: one metric for every promise, read from the collector's own counters at the scrape.
 
 Nothing is counted twice and nothing is global: a registry belongs to its collector. The table in
-docs/operations.md says what each metric is for.
+docs/metrics.md says what each metric is for.
 """
 
 from __future__ import annotations

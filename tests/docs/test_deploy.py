@@ -19,6 +19,8 @@ from pathlib import Path
 import trustme
 import urllib3
 
+from headrace.cli.learning import CANNOT_TELL_EXIT
+from headrace.cli.serving import NOT_SERVED
 from ingest.access.key_files import create_token
 from ingest.server.listening import TAKEN, TROUBLE, WRONG
 from storage.system.files import FileLock
@@ -177,9 +179,10 @@ def test_the_unit_gives_up_at_wrong_usage_alone(tmp_path: Path) -> None:
 
 def test_the_page_tells_each_exit_status() -> None:
     """The unit goes by them."""
-    page = (ROOT / "docs/operations.md").read_text().partition("| exit status of `publish`")[0]
-    told = re.findall(r"^\| (\d) \| ", page, flags=re.MULTILINE)
-    assert told == [str(status) for status in (0, TROUBLE, WRONG, TAKEN)]
+    page = (ROOT / "docs/exit_statuses.md").read_text()
+    told = re.findall(r"^\| (\d+) \| ", page, flags=re.MULTILINE)
+    ours = (0, TROUBLE, WRONG, TAKEN, CANNOT_TELL_EXIT, NOT_SERVED, 99)
+    assert told == [str(status) for status in ours]
 
 
 def test_the_units_command_serves_and_stops_as_it_says(tmp_path: Path) -> None:

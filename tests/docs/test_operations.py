@@ -1,4 +1,4 @@
-"""docs/operations.md and docs/deploy say what is so."""
+"""The pages of reference that stand for tables of the code, and docs/deploy, say what is so."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from ingest.web.limits import ServerLimits
 from tests.collector_process import CollectorProcess, declare
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/operations.md").read_text()
 UNIT = ROOT / "docs/deploy/headrace-collect.service"
 CONTAINER = ROOT / "docs/deploy/Containerfile"
 
 
-def section(title: str) -> str:
-    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
 
 
 def options_of_collect() -> set[str]:
@@ -43,7 +42,7 @@ def unknown_options(words: list[str]) -> set[str]:
 
 
 def test_every_limit_is_in_the_table_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", section("Limits"), re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", page("limits.md"), re.MULTILINE))
     assert {name: float(text) for name, text in rows.items()} == {
         field.name: float(field.default)  # type: ignore[arg-type]  # each is a number
         for field in fields(ServerLimits)
@@ -62,7 +61,7 @@ def test_every_metric_is_in_the_table(tmp_path: Path) -> None:
         for family in text_string_to_metric_families(text)
         if family.name.startswith("headrace_")
     }
-    assert set(re.findall(r"^\| `(headrace_\w+)` \|", section("Metrics"), re.MULTILINE)) == served
+    assert set(re.findall(r"^\| `(headrace_\w+)` \|", page("metrics.md"), re.MULTILINE)) == served
     pages = [path.read_text() for path in (ROOT / "docs").glob("*.md")]
     assert {name for page in pages for name in re.findall(r"`(headrace_\w+)", page)} == served
 

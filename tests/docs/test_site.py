@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import headrace
+from ingest.protocol.errors import STATUS
+from ingest.server.route_table import ROUTES
 from tests.headrace.command import headrace as command
 
 ROOT = Path(__file__).parents[2]
@@ -20,16 +23,20 @@ ROOT = Path(__file__).parents[2]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `make docs` builds it: strict, so that a warning is an error."""
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "-q", "-d", folder],
-        cwd=ROOT,
+    done = build(folder, ROOT)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def build(folder: Path, source: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "-d", folder],
+        cwd=source,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 def test_every_public_name_has_its_place(site: Path) -> None:
@@ -51,6 +58,44 @@ def test_every_page_stands_in_the_table_of_contents(site: Path) -> None:
     index = (site / "index.html").read_text()
     for page in (ROOT / "docs").glob("*.md"):
         assert f'href="{page.stem}.html"' in index
+
+
+def test_every_option_has_its_variable(site: Path) -> None:
+    """As `--help` names them."""
+    page = (site / "reference" / "commands.html").read_text()
+    for command_ in ("collect", "publish", "import"):
+        told = "".join(command(command_, "--help", env={"COLUMNS": "300"}).stdout.split("\n"))
+        variables = set(re.findall(r"env var: (HEADRACE_\w+)", told))
+        assert len(variables) > 10
+        assert variables <= set(re.findall(r"HEADRACE_\w+", page))
+
+
+def test_every_route_and_code_has_its_place(site: Path) -> None:
+    page = (site / "wire_protocol.html").read_text()
+    for route in ROUTES:
+        assert f"<code>{route.method} {route.path}</code>" in page
+    for code in STATUS:
+        assert f"<code>{code}</code>" in page
+
+
+def test_a_program_of_the_tutorial_stands_on_its_page(site: Path) -> None:
+    text = re.sub(r"<[^>]+>", "", (site / "tutorial.html").read_text())
+    assert "def visitor(rng: random.Random)" in text
+
+
+def test_a_dead_link_ends_the_build(tmp_path: Path) -> None:
+    """In a copy of the pages, with a link to a page and one to a heading that are not there."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for page in (*ROOT.glob("*.md"), ROOT / "mkdocs.yml"):
+        shutil.copy(page, tmp_path)
+    for name in ("examples", "headrace", "ingest", "policy", "storage"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    broken = tmp_path / "docs/cookbook.md"
+    broken.write_text(broken.read_text() + "\n[a](nowhere.md), [b](limits.md#nowhere)\n")
+    done = build(tmp_path / "site", tmp_path)
+    assert done.returncode != 0
+    assert "'nowhere.md'" in done.stderr
+    assert "'limits.md#nowhere'" in done.stderr
 
 
 def test_nothing_is_fetched(site: Path) -> None:
