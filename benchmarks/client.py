@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from storage.spaces.descriptors import Box, Discrete, space_to_json
 OBSERVATION, ACTION = Box((4,)), Discrete(2)
 CALLS = 10_000  # of a run; all of them fit the queue
 ROUNDS = 9
+MOST_BYTES = 150.0  # of a batched step
 
 SERVER = """
 import asyncio, sys
@@ -93,6 +95,17 @@ def time_log_action(client: PolicyClient, observation: Any) -> float:
     return seconds
 
 
+def log_all(client: PolicyClient, observation: Any) -> None:
+    """Steps of 16 bytes of observation with propensity and reward, in episodes of 100."""
+    for i in range(CALLS):
+        if i % 100 == 0:
+            episode = client.start_episode()
+        client.log_action(episode, observation, i & 1, action_prob=0.5)
+        client.log_returns(episode, 1.0)
+        if i % 100 == 99:
+            client.end_episode(episode)
+
+
 def time_log_step(client: PolicyClient, observation: Any) -> float:
     """Seconds per call of log_step: start, action with reward, end."""
     began = time.perf_counter()
@@ -103,8 +116,36 @@ def time_log_step(client: PolicyClient, observation: Any) -> float:
     return seconds
 
 
+def bytes_per_step(client: PolicyClient, what: str, log: Callable[[], object]) -> Figure:
+    """Bytes of the requests that carry the steps which `log` makes, CALLS of them."""
+    transport, total = client._transport, 0
+    attempt = transport.attempt
+
+    def counted(
+        method: str, path: str, body: bytes | None = None, *given: Any, **named: Any
+    ) -> Any:
+        nonlocal total
+        total += len(body or b"") if path == "/v1/events" else 0
+        return attempt(method, path, body, *given, **named)
+
+    transport.attempt = counted  # type: ignore[method-assign, assignment]  # as this one calls it
+    try:
+        log()
+        client.flush()
+    finally:
+        transport.attempt = attempt  # type: ignore[method-assign]  # as it was
+    return Figure(
+        name=f"bytes a batched step, {what}",
+        value=total / CALLS,
+        unit="B",
+        baseline_name="the aim",
+        baseline_value=MOST_BYTES,
+        aim="<= 1",
+    )
+
+
 def run() -> list[Figure]:
-    """The caller's cost of one call, in microseconds."""
+    """The caller's cost of one call, in microseconds, and the bytes of its step."""
     observation = np.array([0.1, -0.2, 0.3, -0.4], np.float32)
     process, address = start_server()
     times: dict[str, list[float]] = {"baseline": [], "log_action": [], "log_step": []}
@@ -114,11 +155,12 @@ def run() -> list[Figure]:
                 times["baseline"].append(time_baseline(observation))
                 times["log_action"].append(time_log_action(client, observation))
                 times["log_step"].append(time_log_step(client, observation))
+            size = bytes_per_step(client, "log_action", lambda: log_all(client, observation))
     finally:
         process.terminate()
         process.wait()
     median = {name: statistics.median(found) * 1e6 for name, found in times.items()}
-    return [
+    costs = [
         Figure(
             name=f"caller's cost of {name}",
             value=median[name],
@@ -129,6 +171,7 @@ def run() -> list[Figure]:
         )
         for name, aim in (("log_action", "<= 2"), ("log_step", ""))
     ]
+    return [*costs, size]
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from tests.collector_process import CollectorProcess, declare
 
 ROUNDS = 5
 EPISODES, STEPS = 40, 250
-SINGLE_EVENTS, CONNECTIONS = 6_000, 32
+SINGLE_EVENTS, CONNECTIONS = 6_000, (1, 16, 64, 256)
 OBS = np.array([0.1, -0.2, 0.3, 0.4], np.float32)
 SPACES = parse_space("box:4"), parse_space("discrete:2")
 
@@ -133,7 +133,7 @@ def logging_figure() -> Figure:
 
 
 def _single_events(address: str, number: int) -> list[bytes]:
-    """Bodies of one event each, for CONNECTIONS episodes that are open."""
+    """Bodies of one event each, for as many episodes that are open."""
     pool = urllib3.PoolManager()
     observation, action = (Codec(space) for space in SPACES)
     obs, act = observation.encode(OBS), action.encode(1)
@@ -153,26 +153,31 @@ def _single_events(address: str, number: int) -> list[bytes]:
     ]
 
 
-def single_event_figure() -> Figure:
-    """Durable single events/s against an empty handler of the same server."""
+def single_event_figures() -> list[Figure]:
+    """Durable single events/s over so many connections, against an empty handler of the same
+    server."""
+    return [_single_event_figure(connections) for connections in CONNECTIONS]
+
+
+def _single_event_figure(connections: int) -> Figure:
+    count = SINGLE_EVENTS if connections > 1 else SINGLE_EVENTS // 6
     with collector(seal_seconds=3600.0) as process, empty_server() as nothing:
-        numbers = iter(range(1_000))
-        batches = [_single_events(process.address, next(numbers)) for _ in range(ROUNDS)]
+        batches = [_single_events(process.address, n)[:count] for n in range(ROUNDS)]
         waiting = iter(batches)
 
         def durable() -> float:
             url = process.address + "/v1/events"
-            found: float = run_apart(url, CONNECTIONS, next(waiting))["per_second"]
+            found: float = run_apart(url, connections, next(waiting))["per_second"]
             return found
 
         def empty() -> float:
             url = nothing + "/v1/events"
-            found: float = run_apart(url, CONNECTIONS, batches[0])["per_second"]
+            found: float = run_apart(url, connections, batches[0])["per_second"]
             return found
 
         value, baseline = medians(ROUNDS, durable, empty)
     return Figure(
-        name=f"durable single events/s, {CONNECTIONS} connections",
+        name=f"durable single events/s, {connections} connections",
         value=value,
         unit="events/s",
         baseline_name="an empty handler of the same server",
@@ -276,4 +281,4 @@ def latency_figure() -> Figure:
 
 
 def run() -> list[Figure]:
-    return [logging_figure(), single_event_figure(), busy_writer_figure(), latency_figure()]
+    return [logging_figure(), *single_event_figures(), busy_writer_figure(), latency_figure()]

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import urllib3
 
+from benchmarks.client import CALLS as BYTES_CALLS
+from benchmarks.client import bytes_per_step
 from benchmarks.report import Figure
 from ingest.client.policy_client import PolicyClient
 from ingest.embedded.policy_server_input import PolicyServerInput
@@ -137,4 +139,13 @@ def run() -> list[Figure]:
         publish(store, 1)
         with CollectorProcess(root) as process, PolicyClient(process.address) as client:
             figures = [action_figure(client, store), *adoption_figures(client, store)]
+            episode = client.start_episode()
+            figures.append(
+                bytes_per_step(
+                    client,
+                    "local get_action",
+                    lambda: [client.get_action(episode, OBS) for _ in range(BYTES_CALLS)],
+                )
+            )
+            client.end_episode(episode)
         return figures + arrival_figures(None) + arrival_figures(root / "hosted")
