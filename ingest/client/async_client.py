@@ -59,7 +59,8 @@ class AsyncPolicyClient(PolicyClient):
     """A PolicyClient whose `get_action`, `connect`, `flush`, `update_policy_weights` are awaited.
 
     Args as of PolicyClient, but `sync`; `max_wait` is 0 by default, because whatever waits would
-    hold the loop. In place of `close` there is `aclose`, or `async with`. Use it from one loop.
+    hold the loop, and 0.01 with a spool, so that what a call logged is on disk. In place of `close`
+    there is `aclose`, or `async with`. Use it from one loop.
     """
 
     def __init__(
@@ -69,9 +70,11 @@ class AsyncPolicyClient(PolicyClient):
         update_interval: float | None = 10.0,
         session: HttpSession | None = None,
         *,
-        max_wait: float = 0.0,
+        max_wait: float | None = None,
         **options: Any,
     ) -> None:
+        if max_wait is None:
+            max_wait = 0.01 if options.get("on_full") == "spool" else 0.0
         if options.get("sync"):
             raise ValueError("sync: expected False: a call that waits would hold the loop")
         super().__init__(

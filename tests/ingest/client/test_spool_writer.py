@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ingest.client.async_client import AsyncPolicyClient
 from ingest.client.policy_client import PolicyClient
 from ingest.protocol.errors import BufferFull
 from tests.ingest.scripted_collector import Gate, ScriptedCollector
@@ -96,6 +97,19 @@ def test_calls_return_while_no_write_does(
         "the disk does not answer; events wait in memory",
         "the disk takes events again",
     ]
+
+
+def test_an_asyncio_loop_waits_for_the_disk_too(tmp_path: Path) -> None:
+    """For 10 ms by default, where it waits for nothing else; else each call would return before its
+    event is on disk."""
+    spool = {"on_full": "spool", "spool_dir": tmp_path, "timeout": 0.01}
+    for options, bound in ((spool, 0.01), ({**spool, "max_wait": 0.0}, 0.0), ({}, 0.0)):
+        client = AsyncPolicyClient(NOBODY, **options)
+        assert client._outbox.patience == bound
+    client = AsyncPolicyClient(NOBODY, **{**spool, "max_wait": 2.0})
+    client.log_step(SHORT, 1, 1.0)
+    assert (client.stats.spooled, client.stats.unwritten) == (3, 0)
+    client.close(0.01)
 
 
 def test_what_is_in_memory_is_sent_while_the_disk_hangs(
