@@ -160,7 +160,7 @@ class PolicySpec:
             "module": self.module.to_json(),
             "distribution": self.distribution,
             "observation_filter": self.observation_filter,
-            # left out where it is the default: readers of earlier releases know no such key
+            # left out where it is the default, so that such a spec keeps its digest
             **({} if self.action_rule == SAMPLE else {"action_rule": self.action_rule.to_json()}),
         }
 

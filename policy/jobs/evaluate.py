@@ -219,8 +219,8 @@ def _load(store: WeightStore, weights: str | int | None) -> _Loaded:
 
 
 def _reserve(metrics: Mapping[str, Any]) -> Reserve:
-    """What a training kept for its judge; earlier releases called the share `held_out`."""
-    share = metrics.get("evaluation_share", metrics.get("held_out", HELD_OUT))
+    """What a training kept for its judge."""
+    share = metrics.get("evaluation_share", HELD_OUT)
     return Reserve(float(share), str(metrics.get("cluster", "")))
 
 

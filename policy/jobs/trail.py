@@ -120,7 +120,7 @@ class Trail:
     def _load(self) -> dict[str, Any] | None:
         """The document of the latest checkpoint that can be used, by learner and by reader."""
         while (document := self._files.load(self._learner)) is not None:
-            position = document.get("position", document)  # of an earlier release: itself
+            position = document["position"]
             try:
                 self._reader.load_state_dict(position)
             except ReaderState as error:

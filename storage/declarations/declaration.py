@@ -136,7 +136,7 @@ class PolicyDeclaration:
         document["observation"] = space_to_json(self.observation)
         document["action"] = space_to_json(self.action)
         if self.reward_range is None:
-            del document["reward_range"]  # a collector of an earlier release refuses the name
+            del document["reward_range"]
         else:
             document["reward_range"] = list(self.reward_range)
         return document

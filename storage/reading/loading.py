@@ -26,8 +26,6 @@ from storage.experience.interfaces import ReaderError
 from storage.experience.sample_batch import (
     ACTION_LOGP,
     AGENT_ID,
-    AGENTS,
-    ENV_T,
     EPISODE_ORDINAL,
     EPS_ID,
     HAS_NEXT_OBS,
@@ -46,7 +44,6 @@ from storage.reading.exclusion import Reason
 from storage.reading.sources import Content, ShardFile, ShardSource
 from storage.shards.arrow_arrays import decode_values
 from storage.shards.content import (
-    LATER,
     bounded_actions,
     check_alike,
     check_choices,
@@ -262,8 +259,6 @@ class ShardLoader:
         if not kept.any():
             return SampleBatch()
         names = [name for name in self._stored(opened.metadata) if name not in keys]
-        absent = [name for name in LATER if name in names and name not in opened.names]
-        names = [name for name in names if name not in absent]
         metadata = opened.metadata
         bounded = [name for name in bounded_actions(metadata) if name in names]
         unasked = [TAGS, *(["source"] if bounded else [])]
@@ -276,7 +271,6 @@ class ShardLoader:
         if bounded:
             check_choices(table.column("source"), columns, metadata)
         count = len(keys[T])
-        columns.update({name: np.broadcast_to(_LATER[name], (count,)) for name in absent})
         if TERMINATEDS in columns and TRUNCATEDS in columns:
             check_endings(runs, columns, columns.get(ENDED))
         if NEXT_OBS in self.columns or HAS_NEXT_OBS in self.columns:
@@ -290,11 +284,7 @@ class ShardLoader:
 
     def _require(self, opened: _Opened) -> None:
         """Raises ReaderError for a column that was asked for and that this shard lacks."""
-        unknown = [
-            name
-            for name in self._stored(opened.metadata)
-            if name not in opened.names and name not in LATER
-        ]
+        unknown = [name for name in self._stored(opened.metadata) if name not in opened.names]
         if unknown:
             raise ReaderError(f"expected columns of {', '.join(opened.names)}, got {unknown}")
 
@@ -306,8 +296,6 @@ class ShardLoader:
         leaves = [name for name in metadata.columns if name.partition(".")[0] in prefixes]
         return list(dict.fromkeys([*leaves, *(p for p in prefixes if p not in _LEAF_PREFIXES)]))
 
-
-_LATER: dict[str, Array] = {ENV_T: np.array(-1, np.int64), AGENTS: np.array(-1, np.int32)}
 
 _LEAF_PREFIXES = (OBS, "actions", "final_obs", "action_dist_inputs")
 

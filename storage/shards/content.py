@@ -38,9 +38,6 @@ from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
 Array: TypeAlias = npt.NDArray[Any]
 Bounds: TypeAlias = tuple[Array, Array] | None
 
-LATER = ("env_t", "agents")
-"""Columns that shards of earlier releases do not have: null in all their rows."""
-
 
 # --- the footer ------------------------------------------------------------------------------
 
@@ -76,8 +73,6 @@ def check_footer(
 def _check_fields(schema: pa.Schema, known: _Laws) -> None:
     for field in known.schema:
         at = schema.get_all_field_indices(field.name)
-        if not at and field.name in LATER:
-            continue
         if len(at) != 1:
             raise ShardDamaged(f"{field.name}: expected one column of that name, got {len(at)}")
         kind = schema.field(at[0]).type

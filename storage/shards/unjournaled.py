@@ -30,7 +30,7 @@ __all__ = ["FoundPart", "FoundShard", "later_shards"]
 
 log = logging.getLogger("headrace.collector")
 
-_COLUMNS = ("eps_id", "agent_id", "part", "t", "ordinal", "ended", "received_ts")
+_COLUMNS = ("eps_id", "agent_id", "part", "t", "ordinal", "ended", "received_ts", "env_t")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,15 +116,11 @@ def _read(directory: Path, stream: str, name: ShardName) -> FoundShard | None:
     info = find_shard(directory, stream, name.first, name.last)
     if info is None:
         return None
-    for columns in ((*_COLUMNS, "env_t"), _COLUMNS):  # an earlier build had no env_t
-        try:
-            return FoundShard(info, tuple(_parts(read_shard(info.path, columns=columns))))
-        except (ShardDamaged, OSError) as error:
-            _pass_over(error)
-            return None
-        except ShardError:
-            continue
-    return None
+    try:
+        return FoundShard(info, tuple(_parts(read_shard(info.path, columns=_COLUMNS))))
+    except (ShardError, OSError) as error:
+        _pass_over(error)
+        return None
 
 
 def _pass_over(error: Exception) -> None:
@@ -141,7 +137,7 @@ def _parts(table: pa.Table) -> Iterator[FoundPart]:
     names, agents, ended = (table[name].to_pylist() for name in ("eps_id", "agent_id", "ended"))
     if not len(ordinal):
         return
-    joined = table["env_t"].is_valid().to_pylist() if "env_t" in table.column_names else None
+    joined = table["env_t"].is_valid().to_pylist()
     breaks = ordinal[1:] != ordinal[:-1]
     breaks |= np.fromiter((a != b for a, b in pairwise(agents)), np.bool_)
     starts = [0, *(np.flatnonzero(breaks) + 1).tolist()]
@@ -154,5 +150,5 @@ def _parts(table: pa.Table) -> Iterator[FoundPart]:
             steps=stop - first,
             received=received[first:stop].astype("<i8").tobytes(),
             ended=ended[stop - 1],
-            is_track=joined is not None and joined[first],
+            is_track=joined[first],
         )

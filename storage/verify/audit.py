@@ -226,7 +226,7 @@ def _standing(store: WeightStore, live: Live) -> Iterator[str]:
     if gone := known.missing(1, known.last or 0):
         yield (
             f"versions {as_text(gone)} were given, and nothing is known of them here: the weights "
-            "were restored from a backup, or an earlier release pruned them"
+            "were restored from a backup"
         )
     for one in store.served.registered(time.time()):
         if not one.serves(live):

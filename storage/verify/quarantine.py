@@ -27,7 +27,7 @@ def note_digest(path: Path, target: Path) -> None:
 def changed_since(path: Path) -> str:
     """How a file is not what was set aside, "" when it is. Raises OSError.
 
-    Without a note, as earlier releases set files aside, only one that holds nothing is told.
+    Without a note (a person set the file aside) only one that holds nothing is told.
     """
     try:
         noted = _note(path).read_text(errors="replace").partition(" ")[0]

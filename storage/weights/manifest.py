@@ -133,8 +133,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 _ADDED = {"added": True}
-"""Marks a field that documents of earlier releases lack. Its default is not written, so that they
-read what does not use it, and a candidate's digest stays the same."""
+"""Marks a field whose default is not written, so that a candidate's digest does not change when a
+field is added to what it holds."""
 
 
 class _Document:

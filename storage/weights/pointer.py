@@ -4,7 +4,7 @@
     live.copy.json    the same, written after it
 
 The copy stands in where it has the highest generation that was given. Where it is damaged too, or
-older (a publication was cut off, an earlier release published), what was live is taken from what
+older (a publication was cut off), what was live is taken from what
 collectors were to serve, or else is the newest version that is whole. Whether a rollback had pinned
 it is not known then, so it is pinned: nothing is published before `headrace resume`.
 

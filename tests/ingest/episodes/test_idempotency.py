@@ -211,8 +211,8 @@ def test_no_depth_of_a_keyed_call_is_an_error_of_the_server(tmp_path: Path) -> N
                     assert answer[0] in expected, (depth, path, key, answer)
 
 
-def test_digests_of_earlier_releases_go_on_matching() -> None:
-    """Law: content that msgpack can say has the digest of its msgpack: journals hold those."""
+def test_a_digest_stays_what_journals_hold() -> None:
+    """Law: content that msgpack can say has the digest of its msgpack."""
     message = wire.LogReturns(episode_id="e", reward=1.0, info={"a": [2**63, None, "x"]})
     assert Given.of("k", "i", message).digest.hex() == "e22058564793e05d7037ce5e28fe2efc"
 

@@ -135,7 +135,7 @@ def test_a_client_hears_of_an_overflow_and_goes_on(tmp_path: Path, mode: str) ->
 
 
 def careless(root: Path) -> storage_store.WeightStore:
-    """The store of a tool, or of an earlier release, that publishes whatever it is given."""
+    """The store of a tool that publishes whatever it is given."""
     return storage_store.WeightStore(root, "default", check=lambda candidate, weights: None)
 
 

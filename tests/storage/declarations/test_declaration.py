@@ -41,7 +41,7 @@ def test_flow_control_that_makes_no_sense_is_refused(name, value):
 
 
 def test_a_reward_range_survives_the_file_and_is_left_out_of_it_unless_declared():
-    """A collector of an earlier release refuses keys that it does not know."""
+    """Nobody declared one: the file does not speak of it."""
     assert "reward_range" not in PolicyDeclaration(**SPACES).to_json()
     declared = PolicyDeclaration(**SPACES, reward_range=[0, 2])
     assert declared.reward_range == (0.0, 2.0)

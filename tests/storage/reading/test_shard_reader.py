@@ -6,8 +6,6 @@ Also of `storage.reading.adapters`, `storage.reading.ledger`, `storage.reading.p
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import tempfile
 from collections import Counter
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +32,7 @@ from storage.reading.shard_reader import (
     to_torch_dataset,
 )
 from storage.reading.sources import MemorySource, ShardFile
-from storage.shards.shard import ShardInfo, ShardWriter, read_shard
+from storage.shards.shard import ShardInfo, ShardWriter
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Dict, Discrete, Space, Text, canonical_json, schema_id
 
@@ -623,26 +620,6 @@ class TestSchemas:
             pytest.raises(MixedSchemas, match="pass schema_id="),
         ):
             reader.next()
-
-    def test_a_shard_of_an_earlier_release_is_read_beside_a_new_one(self, tmp_path):
-        """Law: what the columns of tracks would say is unknown there, and nothing else changes."""
-        asked = ["rewards", "env_t", "agents", "ended"]
-        track = {"agent_id": "a", "env_t": np.array([4, 6]).tobytes(), "agents": 1}
-        earlier = write(tmp_path, [part(0, 2)])
-        write(tmp_path, [part(1, 2, **track)])
-        table = read_shard(earlier.path).drop_columns(["env_t", "agents"])
-        sink = io.BytesIO()
-        pq.write_table(table, sink)
-        digest = hashlib.sha256(sink.getvalue()).hexdigest()[:16]
-        earlier.path.unlink()
-        (earlier.path.parent / f"{0:012}-{0:012}-{digest}.parquet").write_bytes(sink.getvalue())
-        with ShardReader(tmp_path, columns=asked, batch_size=9) as reader:
-            batch = reader.next()
-        assert batch["rewards"].tolist() == [0.0, 1.0, 0.0, 1.0]
-        assert batch["env_t"].tolist() == [-1, -1, 4, 6]
-        assert batch["agents"].tolist() == [-1, -1, -1, 1]
-        with ShardReader(tmp_path, batch_size=9) as reader:
-            assert reader.next().count == 4
 
     def test_leaves_of_nested_spaces_are_columns_of_their_own(self, tmp_path):
         """Dict and Text: obs.<path> and new_obs.<path>; an absent string is empty."""

@@ -160,7 +160,7 @@ def test_quarantine_moves_what_is_damaged_and_nothing_else(root: Path) -> None:
     assert report.acknowledged == report.in_shards + report.in_journal + report.in_quarantine
 
 
-@pytest.mark.parametrize("noted", ["noted", "by an earlier release"])
+@pytest.mark.parametrize("noted", ["noted", "by a person"])
 def test_what_is_set_aside_keeps_its_rows_place_only_as_it_was(root: Path, noted: str) -> None:
     """Law: rows that were lost since they were set aside are lost, and no longer counted."""
     path = shards(root)[0]
@@ -279,22 +279,6 @@ def test_journal_state_that_is_gone_is_found(stateful: Path, tmp_path: Path, nam
     assert kinds(verified(root)) == ["journal"]
 
 
-def test_a_journal_of_an_earlier_release_lacks_nothing(stateful: Path, tmp_path: Path) -> None:
-    """It counted no entries; nor does one that an earlier release has written since."""
-    root = tmp_path / "root"
-    shutil.copytree(stateful, root)
-    with contextlib.closing(sqlite3.connect(root / "journal" / "journal.db")) as database:
-        (blob,) = database.execute("SELECT value FROM state WHERE key = 'totals'").fetchone()
-        totals = json.loads(blob)
-        assert totals.pop("kept")
-        data = json.dumps(totals).encode()
-        sealed = (data, checksum("totals", data))
-        database.execute("UPDATE state SET value = ?, checksum = ? WHERE key = 'totals'", sealed)
-        database.execute("DELETE FROM state WHERE key LIKE 'idem:%'")
-        database.commit()
-    assert verified(root).findings == ()
-
-
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root with an open episode of five steps, of which two parts are in a shard."""
@@ -338,22 +322,6 @@ def test_the_cut_of_an_open_episode_that_is_gone_is_told_at_the_start(
                 "1 cuts of open episodes are gone: steps of theirs may be sealed again, or lost",
             )
             assert collector.stop() == 0
-
-
-def test_a_journal_of_an_earlier_release_lacks_no_cut(cut: Path, tmp_path: Path) -> None:
-    """It counted other entries and no cuts; those of now are counted from the next record on."""
-    root = tmp_path / "root"
-    shutil.copytree(cut, root)
-    counted(root, lambda kept: kept.pop("carry:"))
-    assert verified(root).findings == ()
-    with CollectorProcess(root) as collector:
-        collector.post("/v1/events", batch("later", 1, end=True))
-        assert verified(root).findings == ()
-        assert collector.stop() == 0
-    assert verified(root).findings == ()
-    seen: list[int] = []
-    counted(root, lambda kept: seen.append(kept["carry:"]))
-    assert seen == [1]
 
 
 def test_a_cut_is_counted_as_long_as_its_episode_is_open(cut: Path, tmp_path: Path) -> None:

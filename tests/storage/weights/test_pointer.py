@@ -129,7 +129,7 @@ def test_the_newest_whole_version_is_taken_where_nobody_says(store: WeightStore)
 
 
 def test_a_copy_that_is_behind_does_not_hide_a_pin(store: WeightStore) -> None:
-    """A rollback was killed between the two files, or an earlier release made it."""
+    """A rollback was killed between the two files."""
     copy = store.directory / "live.copy.json"
     before = copy.read_bytes()
     store.rollback(by="ada", why="bad")
@@ -142,7 +142,7 @@ def test_a_copy_that_is_behind_does_not_hide_a_pin(store: WeightStore) -> None:
 
 
 def test_a_copy_that_is_behind_is_brought_up_to_date(store: WeightStore) -> None:
-    """Also where there is none: the pointer is an earlier release's."""
+    """Also where there is none."""
     copy = store.directory / "live.copy.json"
     copy.unlink()
     assert store.pointer_damage() == {}
@@ -151,8 +151,8 @@ def test_a_copy_that_is_behind_is_brought_up_to_date(store: WeightStore) -> None
     assert copy.read_bytes() == (store.directory / "live.json").read_bytes()
 
 
-def test_an_earlier_release_reads_the_pointer(store: WeightStore) -> None:
-    """live.json is the document that it was."""
+def test_the_pointer_is_a_sealed_document(store: WeightStore) -> None:
+    """A pin is in it only while there is one."""
     path = store.directory / "live.json"
     body = open_document("live", path.read_bytes(), path)
     assert body == {"generation": 3, "version": 3, "canary_version": None, "canary_share": 0.0}

@@ -243,8 +243,8 @@ def test_nothing_is_pinned_where_nothing_is_live(tmp_path: Path) -> None:
         store_in(tmp_path).resume()
 
 
-def test_a_live_pointer_of_an_earlier_release_is_not_pinned(store: WeightStore) -> None:
-    """Without a pin the file is as earlier releases wrote it, and read it."""
+def test_a_pin_of_another_form_is_damage(store: WeightStore) -> None:
+    """Without one the pointer does not speak of it."""
     store.publish(add(store, 1.0))
     path = store.directory / "live.json"
     body = open_document("live", path.read_bytes(), path)
