@@ -13,12 +13,15 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from policy.sampling.sampler import Sampler
 from storage.experience.interfaces import InputReader, OutputWriter
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch
+
+if TYPE_CHECKING:
+    from policy.worker.rollout_worker import RolloutWorker
 
 __all__ = ["AsyncSamplerInput", "FakeInput", "IOContext", "NoopOutput", "SamplerInput"]
 
@@ -30,7 +33,7 @@ class IOContext:
     log_dir: str = field(default_factory=os.getcwd)
     config: Mapping[str, Any] = field(default_factory=dict)
     worker_index: int = 0
-    worker: Any = None
+    worker: RolloutWorker | None = None
     sampler: InputReader | None = None
 
     def default_sampler_input(self) -> InputReader:

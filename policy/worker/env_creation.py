@@ -123,7 +123,7 @@ def seed_of(settings: WorkerSettings, copy: int) -> int | None:
     return settings.seed + settings.seed_place * _SEEDS_A_WORKER + copy
 
 
-def base_env_of(settings: WorkerSettings, first: Any, maker: EnvMaker) -> BaseEnv:
+def base_env_of(settings: WorkerSettings, first: Any) -> BaseEnv:
     """Everything but plain gymnasium environments, behind the protocol of policy.envs.base_env.
 
     Raises ValueError for a horizon where nothing can be reset.
@@ -132,7 +132,7 @@ def base_env_of(settings: WorkerSettings, first: Any, maker: EnvMaker) -> BaseEn
     env = to_base_env(
         first,
         num_envs=1 if vector else settings.num_envs,
-        make_env=maker,
+        make_env=EnvMaker.of(settings),
         seed=seed_of(settings, 0),
     )
     require_reset_support(env, settings.episode_horizon)

@@ -26,8 +26,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from policy.inference.filters import MeanStdFilter
-from policy.worker.learning import Batch
 from policy.worker.ray_actor import ray_module
+from storage.experience.multi_agent_batch import Batch
 
 __all__ = ["GroupStats", "WorkerGroup"]
 

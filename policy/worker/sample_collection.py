@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from queue import Queue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
 from policy.algorithms.ppo import ADVANTAGES
-from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.envs.base_env import BaseEnv
 from policy.envs.vector_env import Copies, LocalCopies, ProcessCopies
 from policy.sampling.base_env_sampler import BaseEnvSampler
@@ -22,6 +21,7 @@ from policy.sampling.vector_sampler import VectorSampler
 from policy.worker.batch_io import AsyncSamplerInput, FakeInput, IOContext, NoopOutput, SamplerInput
 from policy.worker.env_creation import (
     CopyMaker,
+    EnvMaker,
     base_env_of,
     is_atari,
     is_multi_agent,
@@ -30,11 +30,14 @@ from policy.worker.env_creation import (
     time_limit,
 )
 from policy.worker.input_evaluation import SIMULATION
-from policy.worker.learning import Batch
+from policy.worker.settings import WorkerSettings
 from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.interfaces import InputReader, OutputWriter
-from storage.experience.multi_agent_batch import MultiAgentBatch
+from storage.experience.multi_agent_batch import Batch, MultiAgentBatch
 from storage.experience.sample_batch import OBS, SampleBatch, concat_samples
+
+if TYPE_CHECKING:
+    from policy.worker.rollout_worker import RolloutWorker
 
 __all__ = ["Sampling", "join_batches"]
 
@@ -50,7 +53,11 @@ class Sampling:
     """Environments, sampler, input and output of one worker; `close` releases them."""
 
     def __init__(
-        self, worker: Any, sampler: Sampler | None, copies: Copies | None, base: BaseEnv | None
+        self,
+        worker: RolloutWorker,
+        sampler: Sampler | None,
+        copies: Copies | None,
+        base: BaseEnv | None,
     ) -> None:
         self._worker, self._settings = worker, worker.settings
         self._copies, self._base = copies, base
@@ -82,8 +89,7 @@ class Sampling:
                 raise TypeError(
                     f"input_creator: expected an InputReader, got {type(self.reader).__name__}"
                 )
-            policies: Mapping[str, TrainablePolicy] = self._worker.policies
-            learned = [one.settings.algorithm.columns for one in policies.values()]
+            learned = [one.settings.algorithm.columns for one in self._worker.policies.values()]
             self.reader.want(list(dict.fromkeys(name for names in learned for name in names)))
         if settings.output_creator is not None:
             self.output = settings.output_creator(context)
@@ -93,12 +99,12 @@ class Sampling:
                 )
 
     @classmethod
-    def of(cls, worker: Any) -> Sampling:
+    def of(cls, worker: RolloutWorker) -> Sampling:
         """What the worker's settings ask for."""
         if worker.env is None:
             return cls(worker, None, None, None)
         settings = worker.settings
-        common = {
+        common: dict[str, Any] = {
             "finisher": _finisher(worker),
             "recorder": worker.recorder,
             "restarts": worker.restarts,
@@ -107,7 +113,7 @@ class Sampling:
             "explore": settings.explore,
         }
         if not single_agent(worker.env):
-            base = base_env_of(settings, worker.env, worker.maker)
+            base = base_env_of(settings, worker.env)
             made = BaseEnvSampler(
                 base,
                 worker.policies,
@@ -161,7 +167,7 @@ class Sampling:
         batch = self.reader.next()
         if self.reader is self._own:
             return batch
-        policies: Mapping[str, TrainablePolicy] = self._worker.policies
+        policies = self._worker.policies
         if not isinstance(batch, MultiAgentBatch):
             lone = next(iter(policies)) if len(policies) == 1 else DEFAULT_POLICY
             return self._finish_read(lone, batch)
@@ -174,7 +180,7 @@ class Sampling:
     def _finish_read(self, policy_id: str, rows: SampleBatch) -> SampleBatch:
         """Rows that a reader brought, seen by the filter of a policy that is trained and completed
         as rows that were sampled are."""
-        policies: Mapping[str, TrainablePolicy] = self._worker.policies
+        policies = self._worker.policies
         if policy_id not in policies or not rows.count or ADVANTAGES in rows:
             return rows
         policy = policies[policy_id]
@@ -230,7 +236,7 @@ class Sampling:
         elif isinstance(self._copies, LocalCopies):
             with contextlib.suppress(Exception):  # it failed already: what it says adds nothing
                 self._copies.envs[copy].close()
-            self._copies.envs[copy] = self._worker.maker(copy)
+            self._copies.envs[copy] = EnvMaker.of(self._settings)(copy)
 
     def close(self) -> None:
         """Stop threads, then close input, output and environments."""
@@ -245,7 +251,7 @@ class Sampling:
             self._base.stop()
 
 
-def _own_input(settings: Any, sampler: Sampler | None) -> InputReader | None:
+def _own_input(settings: WorkerSettings, sampler: Sampler | None) -> InputReader | None:
     if sampler is None:
         return None
     made: InputReader = (
@@ -254,7 +260,7 @@ def _own_input(settings: Any, sampler: Sampler | None) -> InputReader | None:
     return FakeInput(made) if settings.fake_sampler else made
 
 
-def _finisher(worker: Any) -> RowFinisher:
+def _finisher(worker: RolloutWorker) -> RowFinisher:
     settings = worker.settings
     clip = settings.clip_rewards
     if clip is None and settings.preprocessor_pref == "deepmind" and is_atari(worker.env):
@@ -262,19 +268,20 @@ def _finisher(worker: Any) -> RowFinisher:
     return RowFinisher(worker.policies, worker.callbacks, clip, worker)
 
 
-def _copies(worker: Any) -> Copies:
+def _copies(worker: RolloutWorker) -> Copies:
     """The copies of a gymnasium environment, here or in processes of their own."""
     settings = worker.settings
+    maker = EnvMaker.of(settings)
     seeds = [seed_of(settings, copy) for copy in range(settings.num_envs)]
     if not settings.remote_worker_envs:
         first: gym.Env[Any, Any] = worker.env
-        envs = [first, *(worker.maker(i) for i in range(1, settings.num_envs))]
+        envs = [first, *(maker(i) for i in range(1, settings.num_envs))]
         return LocalCopies(
             envs, try_step=worker._try_env_step, try_reset=worker._try_env_reset, seeds=seeds
         )
     worker.env.close()  # it was there for its spaces
     return ProcessCopies(
-        [CopyMaker(worker.maker, i) for i in range(settings.num_envs)],
+        [CopyMaker(maker, i) for i in range(settings.num_envs)],
         restart=worker._restart,
         wait_ms=settings.remote_env_batch_wait_ms,
         seeds=seeds,

@@ -33,7 +33,7 @@ from storage.experience.sample_batch import (
     concat_samples,
 )
 
-__all__ = ["MultiAgentBatch"]
+__all__ = ["Batch", "MultiAgentBatch"]
 
 IntArray: TypeAlias = npt.NDArray[np.intp]
 
@@ -229,3 +229,7 @@ def _identity(policy_id: str, batch: SampleBatch, joint: bool) -> list[str]:
     if missing:
         raise BatchError(f"policy {policy_id!r}: expected the columns {names}, missing {missing}")
     return names
+
+
+Batch: TypeAlias = SampleBatch | MultiAgentBatch
+"""What a worker samples and learns from: of one policy, or of several."""

@@ -75,7 +75,6 @@ TESTED_BY = {
     "policy.sampling.vector_sampler": "policy/sampling/test_sampler",
     "policy.worker.env_creation": "policy/worker/test_rollout_worker_construction",
     "policy.worker.input_evaluation": "policy/worker/test_batch_io",
-    "policy.worker.learning": "policy/worker/test_rollout_worker_methods",
     "policy.worker.policy_map": "policy/worker/test_rollout_worker_construction",
     "policy.worker.ray_actor": "policy/worker/test_group",
     "policy.worker.settings": "policy/worker/test_rollout_worker_construction",

@@ -15,8 +15,7 @@ from policy.inference.filters import MeanStdFilter
 from policy.networks.policy import Policy
 from policy.sampling.callbacks import Callbacks
 from policy.sampling.metrics import RolloutMetrics
-from policy.worker.learning import standardised
-from policy.worker.rollout_worker import RolloutWorker
+from policy.worker.rollout_worker import RolloutWorker, standardised
 from storage.experience.interfaces import EndOfInput, InputReader, OutputWriter
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch, concat_samples
