@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules of docs/deploy name metrics that exist."""
+"""The dashboard and the alert rules of docs/deploy ask for what a collector answers."""
 
 from __future__ import annotations
 
@@ -6,33 +6,121 @@ import json
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 import urllib3
+from prometheus_client.parser import text_string_to_metric_families
 
+from ingest.client.policy_client import PolicyClient
+from policy.inference.weight_store import WeightStore
+from storage.weights.lease import Lease
 from tests.collector_process import CollectorProcess, declare
+from tests.ingest.client.test_local_inference import publish
+from tests.ingest.client.test_local_inference_canary import candidate, play
 
 DEPLOY = Path(__file__).parents[3] / "docs" / "deploy"
 FILES = ("grafana.json", "alerts.yml")
 
 
+METRIC = re.compile(r"\b(headrace_\w+)(?:\{([^}]*)\})?")
+MATCHER = re.compile(r'(\w+)(=~|=)"([^"]*)"')
+Samples = dict[str, list[dict[str, str]]]
+"""Metric -> the labels of each of its samples."""
+
+
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Every name that a scrape has; families without a sample yet have a line of their own."""
+def scrape(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    """Of a collector whose policy has every role, a trainer, and clients that are paced."""
     root = tmp_path_factory.mktemp("root")
-    declare(root)
+    declare(root, steps_per_version=1000)
+    for seed in (1, 2):
+        publish(root, seed)
+    store = WeightStore(root, "default")
+    lease = Lease.take(store.directory)
+    lease.report({"rows_trained": 300, "excluded": {"stale": 7}})
+    lease.release()
+    store.start_canary(candidate(store, 3), 0.5)
+    pause, found = threading.Event(), Samples()
     with CollectorProcess(root) as process:
-        text = urllib3.request("GET", f"{process.address}/metrics").data.decode()
-    names = set(re.findall(r"^(headrace_\w+)", text, re.MULTILINE))
-    return names | set(re.findall(r"^# TYPE (headrace_\w+)", text, re.MULTILINE))
+        with PolicyClient(process.address) as client:
+            for _ in range(20):
+                play(client)
+        while "headrace_training_excluded_rows" not in found:
+            text = urllib3.request("GET", f"{process.address}/metrics").data.decode()
+            found = {}
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    found.setdefault(sample.name, []).append(dict(sample.labels))
+            pause.wait(0.05)
+    return found
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_metric_that_is_named_exists(name: str, known: set[str]) -> None:
-    named = set(re.findall(r"\bheadrace_\w+", (DEPLOY / name).read_text()))
-    assert len(named) > 10
-    assert named <= known, sorted(named - known)
+def selected(expression: str, scrape: Samples) -> list[dict[str, str]]:
+    """The labels of what an expression asks for, each of whose selectors finds something."""
+    labels = []
+    for name, inside in METRIC.findall(expression):
+        matchers = MATCHER.findall(inside)
+        assert len(matchers) == len([one for one in inside.split(",") if one])
+        patterns = {
+            label: re.escape(value) if how == "=" else value.replace("$policy", "default")
+            for label, how, value in matchers
+        }
+        matching = [
+            sample
+            for sample in scrape.get(name, ())
+            if all(re.fullmatch(value, sample.get(key, "")) for key, value in patterns.items())
+        ]
+        assert matching, f"{name}{{{inside}}} finds nothing"
+        labels += matching
+    assert labels, expression
+    return labels
+
+
+def test_every_question_of_the_dashboard_has_an_answer(scrape: Samples) -> None:
+    """Its metrics, the labels that it chooses by and those that its legends show."""
+    dashboard = json.loads((DEPLOY / FILES[0]).read_text())
+    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(targets) > 20
+    for target in targets:
+        found = selected(target["expr"], scrape)
+        shown = re.findall(r"{{(\w+)}}", target["legendFormat"])
+        assert all(name in labels for labels in found for name in shown), target
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            asked = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"])
+            assert asked
+            assert all(asked[2] in labels for labels in selected(asked[1], scrape))
+
+
+def test_every_alert_asks_for_what_there_is(scrape: Samples) -> None:
+    """Its metrics, the labels that it chooses and groups by, and those that its summary names."""
+    alerts = (DEPLOY / FILES[1]).read_text().split("- alert: ")[1:]
+    assert len(alerts) > 10
+    for alert in alerts:
+        asked, told = alert.split("expr:")[1].split("labels:", 1)
+        found = selected(asked, scrape)
+        grouped = {
+            name.strip()
+            for names in re.findall(r"(?:without|ignoring|by|on) \(([^)]*)\)", asked)
+            for name in names.split(",")
+        }
+        lost = set(re.findall(r"without \((\w+)\)", asked))
+        named = set(re.findall(r"\$labels\.(\w+)", told))
+        assert not named & lost, alert
+        assert all(name in labels for labels in found for name in named | grouped), alert
+
+
+def test_a_question_without_an_answer_is_found(scrape: Samples) -> None:
+    """A metric that is misspelt, a label that it has not, a role that nobody has."""
+    for wrong in (
+        "rate(headrace_events[5m])",
+        'headrace_ready{policy=~"$policy"}',
+        'headrace_episode_return_n{role="candidate"}',
+    ):
+        with pytest.raises(AssertionError, match="finds nothing"):
+            selected(wrong, scrape)
 
 
 def test_the_dashboard_is_whole() -> None:
