@@ -162,43 +162,47 @@ def test_a_collector_says_how_it_is(tmp_path: Path) -> None:
         assert process.stop() == 0
 
 
-FRAME = """<body style="margin:0"><iframe src="inside.html" width=400 height=800
+FRAME = """<body style="margin:0"><iframe src="inside.html" width=%d height=800
 style="border:0"></iframe><script>
 document.querySelector("iframe").onload=event=>{
 const inside=event.target.contentWindow,root=inside.document.documentElement;
-const last=inside.document.getElementById("needs").getBoundingClientRect().bottom;
-const focused=[...inside.document.querySelectorAll("section")].filter(one=>{
-one.focus();return inside.document.activeElement===one}).length;
+const sections=[...inside.document.querySelectorAll("section")];
+const last=Math.max(...sections.map(one=>one.getBoundingClientRect().bottom));
+const focused=sections.filter(one=>{one.focus();return inside.document.activeElement===one}).length;
 document.title=[inside.innerWidth,root.scrollWidth-inside.innerWidth,Math.ceil(last),
 inside.matchMedia("(prefers-color-scheme:dark)").matches,focused].join(" ")}
 </script>"""
 """Measures the page in a frame: a window of Chromium is never narrower than 500 pixels."""
 
 
-def test_it_fits_400_pixels_in_the_dark(tmp_path: Path) -> None:
-    """A screenshot by headless Chromium, where one is installed."""
+@pytest.mark.parametrize(("width", "policies", "dark"), [(400, 1, True), (1280, 4, False)])
+def test_all_answers_are_on_the_first_screen(
+    tmp_path: Path, width: int, policies: int, dark: bool
+) -> None:
+    """800 pixels high, by a screenshot of headless Chromium where one is installed."""
     names = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
     browser = next(filter(None, map(shutil.which, names)), None)
     if browser is None:
         pytest.skip(f"expected one of {', '.join(names)}: no headless Chromium is installed")
     canary = replace(SOUND, name="ranking-of-the-front-page-v2", share=0.1)
     canary = replace(canary, roles={**SOUND.roles, "canary": (8, Moments(200, 20.0, 20.0))})
+    shown = [canary, *(replace(SOUND, name=f"policy-{number}") for number in range(1, policies))]
     (tmp_path / "inside.html").write_bytes(
-        status_page(replace(FACTS, policies=[canary], needs=["a canary is on"]))
+        status_page(replace(FACTS, policies=shown, needs=["a canary is on"] * policies))
     )
     page = tmp_path / "page.html"
-    page.write_text(FRAME)
+    page.write_text(FRAME % width)
     shot = tmp_path / "shot.png"
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += ["--window-size=600,900", "--blink-settings=preferredColorScheme=0"]
-    command += ["--allow-file-access-from-files"]
+    command += [f"--window-size={max(600, width)},900", "--allow-file-access-from-files"]
+    command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     subprocess.run([*command, f"--screenshot={shot}", page.as_uri()], check=True, timeout=60)
     assert shot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     asked = [*command, "--dump-dom", page.as_uri()]
     told = subprocess.run(asked, check=True, timeout=60, capture_output=True, text=True)
     found = re.search("<title>(.*)</title>", told.stdout)
     assert found, told.stdout
-    width, too_wide, below, dark, focused = found[1].split()
-    assert (width, too_wide, dark) == ("400", "0", "true")
+    inner, too_wide, below, is_dark, focused = found[1].split()
+    assert (inner, too_wide, is_dark) == (str(width), "0", str(dark).lower())
     assert int(below) <= 800, "the fifth answer ends in the first screen"
     assert focused == "5", "keys reach every answer"
