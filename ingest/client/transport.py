@@ -8,6 +8,7 @@ protocol v1 that changes something can be told from its own repetition.
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  # as a thread connects: a child forked meanwhile has half of it
 import errno
 import io
 import random

@@ -1012,6 +1012,25 @@ def test_a_program_that_ends_without_close_delivers_everything(
     assert all(record.ended for record in collector.episodes.values())
 
 
+def test_the_threads_of_a_client_import_nothing(collector: ScriptedCollector) -> None:
+    """A child that is forked while one imports has half a module for good: of `encodings.idna`,
+    without which no connection is ever made."""
+    run_program(
+        collector,
+        """
+        import tempfile
+        folder = tempfile.mkdtemp()
+        spool = PolicyClient(client._transport.address, on_full="spool", spool_dir=folder)
+        before = set(sys.modules)
+        for one in (client, spool):
+            one.log_step([0, 0], 1, 1.0)
+            one.flush(20)
+        assert set(sys.modules) == before, set(sys.modules) - before
+        """,
+    )
+    assert len(collector.episodes) == 2
+
+
 def test_a_forked_child_logs_as_a_client_of_its_own(collector: ScriptedCollector) -> None:
     """It inherits neither queue nor episodes nor connections: nothing is doubled, nothing lost."""
     run_program(
