@@ -199,6 +199,8 @@ class AsyncPolicyClient(PolicyClient):
             await self._in_thread(self._require_declared, policy)
         if is_local and self._actor.must_wait(policy):
             await self._in_thread(self._actor.wait, policy)
+        elif is_local:
+            await asyncio.sleep(0)  # nothing else here gives other tasks their turn
         elif not is_local and "actions.record" not in self._declarations.fields:
             await self._in_thread(self._ask_again)
 

@@ -81,6 +81,27 @@ def test_a_thousand_episodes_at_once_from_one_loop(collector: CollectorProcess, 
     assert all(row["action_logp"] < 0 for row in shard_rows(collector.root))
 
 
+def test_a_local_action_lets_other_tasks_have_their_turn(collector: CollectorProcess) -> None:
+    """Nothing of it waits, and a handler that only acts would hold the loop from its start to its
+    end."""
+    order: list[int] = []
+
+    async def play(client: AsyncPolicyClient, number: int) -> None:
+        name = client.start_episode()
+        for _ in range(3):
+            await client.get_action(name, OBS)
+            order.append(number)
+
+    async def main() -> None:
+        async with AsyncPolicyClient(collector.address) as client:
+            await client.connect()
+            await client.update_policy_weights()
+            await asyncio.gather(*(play(client, number) for number in range(3)))
+
+    asyncio.run(main())
+    assert order == [0, 1, 2] * 3
+
+
 def test_a_cancelled_get_action_has_not_happened(collector: CollectorProcess) -> None:
     """Whatever the episode's next call is: another get_action on the same observation or another,
     an action of the caller's own, a reward for the step before, or the end. No conflict."""
