@@ -25,6 +25,7 @@ import dataclasses
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from time import monotonic, time_ns
 from types import TracebackType
@@ -149,7 +150,16 @@ class PolicyClient:
     ) -> None:
         if inference_mode not in ("local", "remote"):
             raise ValueError("inference_mode must be either 'local' or 'remote'")
-        _require_bounds(max_pending, batch, timeout, linger, max_wait)
+        _require_bounds(
+            max_pending=(max_pending, 3),
+            max_pending_bytes=(max_pending_bytes, 1),
+            batch=(batch, 3),
+            timeout=(timeout, 0),
+            linger=(linger, 0),
+            max_wait=(max_wait, 0),
+        )
+        if on_error is not None and not callable(on_error):
+            raise ValueError(f"on_error: expected a function of a Refusal, got {on_error!r:.100}")
         self.inference_mode = inference_mode
         self.policy_mapping_fn = checked_mapping(policy_mapping_fn)
         self.update_interval = update_interval
@@ -748,14 +758,13 @@ class PolicyClient:
         episode.acted = True
 
 
-def _require_bounds(
-    max_pending: int, batch: int, timeout: float, linger: float, max_wait: float
-) -> None:
-    if max_pending < 3 or batch < 3 or not timeout > 0 or not min(linger, max_wait) >= 0:
-        raise ValueError(
-            f"expected max_pending >= 3, batch >= 3, timeout > 0, linger >= 0 and "
-            f"max_wait >= 0, got {max_pending}, {batch}, {timeout}, {linger} and {max_wait}"
-        )
+def _require_bounds(**values: tuple[Any, float]) -> None:
+    """Numbers by name, each with the least that it may be. Raises ValueError."""
+    for name, (value, least) in values.items():
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number or not value >= least or (name == "timeout" and value == 0):
+            bound = "> 0" if name == "timeout" else f">= {least}"
+            raise ValueError(f"{name}: expected a number {bound}, got {value!r:.100}")
 
 
 def _checked_spool(

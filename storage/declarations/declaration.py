@@ -144,15 +144,16 @@ class PolicyDeclaration:
     @classmethod
     def from_json(cls, document: Any, where: str = "$") -> PolicyDeclaration:
         """The declaration of a JSON document; raises DeclarationError that begins with `where`."""
-        if not isinstance(document, dict) or document.get("version") != FORMAT_VERSION:
-            raise DeclarationError(f"{where}: expected a policy file of version {FORMAT_VERSION}")
+        if not isinstance(document, dict):
+            raise DeclarationError(f"{where}: expected a JSON object, got {document!r:.100}")
+        if document.get("version") != FORMAT_VERSION:
+            found = repr(document["version"])[:100] if "version" in document else "none"
+            raise DeclarationError(f"{where}: version: expected {FORMAT_VERSION}, got {found}")
         known = {field.name for field in fields(cls)}
-        unknown = set(document) - known - {"version"}
-        if unknown or not {"observation", "action"} <= set(document):
-            raise DeclarationError(
-                f"{where}: expected observation, action and of {sorted(known)}, "
-                f"got unknown {sorted(unknown)}"
-            )
+        for name in sorted(set(document) - known - {"version"}):
+            raise DeclarationError(f"{where}: {name:.100}: expected a field of {sorted(known)}")
+        for name in sorted({"observation", "action"} - set(document)):
+            raise DeclarationError(f"{where}: {name}: expected a space, got none")
         given = {key: value for key, value in document.items() if key != "version"}
         name = ""
         try:

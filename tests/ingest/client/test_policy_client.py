@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import re
 import subprocess
 import sys
 import textwrap
@@ -1077,3 +1078,21 @@ def test_a_multiprocessing_child_delivers_at_its_end(collector: ScriptedCollecto
         """,
     )
     assert len(collector.episodes) == 201
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_pending": 0}, "max_pending: expected a number >= 3, got 0"),
+        ({"max_pending_bytes": -5}, "max_pending_bytes: expected a number >= 1, got -5"),
+        ({"batch": "many"}, "batch: expected a number >= 3, got 'many'"),
+        ({"timeout": 0}, "timeout: expected a number > 0, got 0"),
+        ({"max_wait": "10ms"}, "max_wait: expected a number >= 0, got '10ms'"),
+        ({"linger": float("nan")}, "linger: expected a number >= 0, got nan"),
+        ({"on_error": 5}, "on_error: expected a function of a Refusal, got 5"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_named(options: dict[str, Any], text: str) -> None:
+    """When the client is made, not by the first call."""
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        PolicyClient("http://127.0.0.1:9", **options)

@@ -94,8 +94,7 @@ def test_any_value_of_any_field_is_taken_or_named(tmp_path_factory, name, value)
     else:
         told = ""
     if told:
-        named = "expected a policy file of version 1" if name == "version" else name
-        assert told.startswith(f"{path}: {named}")
+        assert told.startswith(f"{path}: {name}")
         return
     assert PolicyDeclaration.from_json(json.loads(json.dumps(declared.to_json()))) == declared
 
@@ -104,6 +103,7 @@ def test_any_value_of_any_field_is_taken_or_named(tmp_path_factory, name, value)
     ("name", "value", "text"),
     [
         ("reward_window", "1h", "reward_window: expected a finite number >= 0, got '1h'"),
+        ("version", 2, "version: expected 1, got 2"),
         ("episode_timeout", None, "episode_timeout: expected a number > 0, got None"),
         ("part_steps", 1.5, "part_steps: expected a whole number >= 1, got 1.5"),
         ("seal_bytes", [1], "seal_bytes: expected a whole number >= 1, got [1]"),
@@ -119,6 +119,24 @@ def test_a_wrong_type_says_what_was_expected_and_what_came(tmp_path: Path, name,
     with pytest.raises(DeclarationError) as caught:
         read_declaration(path)
     assert str(caught.value) == f"{path}: {text}"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda document: document | {"rewardwindow": 1}, "rewardwindow: expected a field of ['ac"),
+        (lambda document: {"version": 1, "action": document["action"]}, "observation: expected a "),
+        (lambda document: {**document, "version": None}, "version: expected 1, got None"),
+        (lambda document: {"observation": 1}, "version: expected 1, got none"),
+        (lambda document: [document], "expected a JSON object, got ["),
+    ],
+)
+def test_a_field_too_many_or_too_few_is_named(tmp_path: Path, change, text):
+    path = tmp_path / "default.json"
+    path.write_text(json.dumps(change(PolicyDeclaration(**SPACES).to_json())))
+    with pytest.raises(DeclarationError) as caught:
+        read_declaration(path)
+    assert str(caught.value).startswith(f"{path}: {text}")
 
 
 def test_a_file_that_is_no_json_is_named(tmp_path: Path):
