@@ -23,11 +23,19 @@ def import_source(
     observation: Annotated[
         list[str],
         typer.Option(
-            help="A column, or NAME:categories[:other] where values are names. Repeat it."
+            help="A column, or NAME:categories[:other] where values are names. Repeat it. "
+            "POLICY=COLUMN with several policies."
         ),
     ],
-    action: Annotated[str, typer.Option(help="The column of the action; :categories as well.")],
+    action: Annotated[
+        list[str],
+        typer.Option(help="The column of the action; :categories and POLICY= as well."),
+    ],
     reward: Annotated[list[str], typer.Option(help="The column of the reward. Repeated: a sum.")],
+    final_observation: Annotated[
+        list[str] | None,
+        typer.Option(help="The next observation's column for each --observation, in their order."),
+    ] = None,
     query: Annotated[str | None, typer.Option(help="Of a database's URL: SQL.")] = None,
     address: Address = ADDRESS,
     token: Token = None,
@@ -36,6 +44,13 @@ def import_source(
     action_logp: Annotated[str | None, typer.Option(help="Or the logarithm of it.")] = None,
     uniform: Annotated[bool, typer.Option("--uniform", help="Or: all were as likely.")] = False,
     episode: Annotated[str | None, typer.Option(help="Default: a row is an episode.")] = None,
+    agent: Annotated[str | None, typer.Option(help="The column of a row's agent.")] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="AGENT=POLICY; others have --policy-id. Repeat it.")
+    ] = None,
+    policy_column: Annotated[
+        str | None, typer.Option(help="Or: the column of a row's policy.")
+    ] = None,
     step: Annotated[str | None, typer.Option(help="Its number in the episode, checked.")] = None,
     time: Annotated[str | None, typer.Option(help="Numbers, or ISO 8601.")] = None,
     time_unit: Annotated[str, typer.Option(help="Of such numbers: s, ms, us or ns.")] = "us",
@@ -43,6 +58,9 @@ def import_source(
     terminated: Annotated[str | None, typer.Option(help="True on an episode's last row.")] = None,
     truncated: Annotated[str | None, typer.Option(help="Or this: a limit ended it.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN. Repeat it.")] = None,
+    info: Annotated[
+        list[str] | None, typer.Option(help="NAME=COLUMN, into each step's info. Repeat it.")
+    ] = None,
     missing: Annotated[
         str, typer.Option(help="Of a cell with nothing: error, drop the row, or value (0).")
     ] = "error",
@@ -93,8 +111,30 @@ def _options(given: Mapping[str, Any]) -> ImportOptions:
 
     named = {name: given[name] for name in ImportOptions.__dataclass_fields__ if name in given}
     named["tags"] = _pairs("--tag", "NAME=COLUMN", given["tag"] or [])
+    named["infos"] = _pairs("--info", "NAME=COLUMN", given["info"] or [])
+    named["policies"] = _pairs("--policy", "NAME=COLUMN", given["policy"] or [])
+    named["policy"] = given["policy_column"]
+    several = bool(named["policies"]) or named["policy"] is not None
+    named["observation"] = _by_policy(given["observation"], several)
+    named["final_observation"] = _by_policy(given["final_observation"] or [], several)
+    action = _by_policy(given["action"], several)
+    by_policy = action if isinstance(action, dict) else {"": action}
+    if any(len(columns) != 1 for columns in by_policy.values()):
+        raise ValueError(f"--action: expected one column, got {action}")
+    single = {policy: column for policy, (column,) in by_policy.items()}
+    named["action"] = single.get("", single)
     named["default"] = _pairs("--default", "COLUMN=VALUE", given["default"] or [])
     return ImportOptions(**named)
+
+
+def _by_policy(words: Sequence[str], several: bool) -> list[str] | dict[str, list[str]]:
+    """Columns, or those of each policy where there are several and all words are POLICY=COLUMN."""
+    if not several or not words or not all("=" in word for word in words):
+        return list(words)
+    found: dict[str, list[str]] = {}
+    for policy, _, column in (word.partition("=") for word in words):
+        found.setdefault(policy, []).append(column)
+    return found
 
 
 def _pairs(option: str, form: str, words: Sequence[str]) -> dict[str, str]:

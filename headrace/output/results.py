@@ -61,9 +61,10 @@ def imported(document: Document) -> None:
 
 def _understood(found: Document) -> None:
     """The spaces, and of each number of the episodes how many there are and from where to where."""
-    spaces = found["spaces"]
-    for name in ("observation", "action"):
-        print(f"{name}, by {spaces['by']}: {json.dumps(spaces[name])}")
+    for policy, spaces in found["spaces"].get("policies", {"": found["spaces"]}).items():
+        for name in ("observation", "action"):
+            of = f" of {policy}" if policy else ""
+            print(f"{name}{of}, by {spaces['by']}: {json.dumps(spaces[name])}")
     names = {"steps": "steps of an episode", "rewards": "rewards", "returns": "returns"}
     names |= {"propensities": "propensities", "times": "times (us)"}
     rows = [(label, *_range(found[name])) for name, label in names.items()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,17 +26,21 @@ Value: TypeAlias = str | int
 Categories: TypeAlias = dict[str, list[Value]]
 
 
-def learn_categories(units: Iterable[Unit], columns: Sequence[str]) -> Categories:
+def learn_categories(
+    units: Iterable[Unit], columns: Sequence[str], also: Mapping[str, str]
+) -> Categories:
     """The distinct values of each column in all units: sorted, as numbers if all are integers.
 
-    Raises ImportFailed for a column that is missing or has more than MOST values.
+    `also`: column -> another one that has values of the same kind. Raises ImportFailed for a column
+    that is missing or has more than MOST values.
     """
     found: dict[str, set[str]] = {name: set() for name in columns}
     for unit in units:
         require_columns(unit, columns)
-        for block in unit.blocks(columns):
-            for name in columns:
-                texts = texts_of(block.table[name].combine_chunks())
+        pairs = {(name, one) for name in columns for one in (name, also.get(name, name))}
+        for block in unit.blocks(sorted({one for _, one in pairs})):
+            for name, one in pairs:
+                texts = texts_of(block.table[one].combine_chunks())
                 found[name].update(pc.unique(texts.drop_null()).to_pylist())
                 if len(found[name]) > MOST:
                     raise ImportFailed(
@@ -99,9 +103,11 @@ def save_categories(path: Path, categories: Categories) -> None:
 
 
 def known_categories(
-    units: Sequence[Unit], columns: Sequence[str], path: Path | None
+    units: Sequence[Unit], columns: Sequence[str], also: Mapping[str, str], path: Path | None
 ) -> Categories:
     """The categories of these columns: of the file at `path`, and learned where it has none.
+
+    `also`: as `learn_categories` has it.
 
     Raises ImportFailed where they would have to be kept, and `path` is None.
     """
@@ -112,6 +118,6 @@ def known_categories(
     saved = load_categories(path) if path.exists() else {}
     missing = [name for name in columns if name not in saved]
     if missing:
-        saved |= learn_categories(units, missing)
+        saved |= learn_categories(units, missing, also)
         save_categories(path, saved)
     return {name: saved[name] for name in columns}

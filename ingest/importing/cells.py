@@ -27,6 +27,8 @@ Array: TypeAlias = NDArray[Any]
 
 _NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:nan|inf|infinity))$"
 _ZONED = r"\d[T ]\d\d.*(Z|z|[+-]\d\d(:?\d\d)?)$"
+_JSON_NUMBER = r"^-?(0|[1-9]\d{0,14})(\.\d{1,17})?([eE][+-]?\d{1,2})?$"
+_ESCAPED = r'["\\\x00-\x1f]'
 _LATEST = 2**62  # microseconds that the wire takes
 _TRUE, _FALSE = ["true", "1", "1.0"], ["false", "0", "0.0"]
 
@@ -58,6 +60,17 @@ class Faults:
         if new.any():
             self.found.append(Fault(np.flatnonzero(new), reason, cells))
             self.bad |= new
+
+    def take(self, others: Faults, rows: Array) -> None:
+        """Take over the faults of some rows, which the others have by themselves."""
+        for fault in others.found:
+            mask = np.zeros(len(self.bad), bool)
+            mask[rows[fault.rows]] = True
+            at = np.full(len(self.bad), -1)
+            at[rows] = np.arange(len(rows))
+            shown = None if fault.cells is None else fault.cells.take(pa.array(at, mask=at < 0))
+            self.add(mask, fault.reason, shown)
+        self.dropped[rows] |= others.dropped
 
 
 class Cells:
@@ -122,6 +135,28 @@ class Cells:
         """A pyarrow.Array of text, in which 3 and 3.0 are the same; null where there is none."""
         return texts_of(self.raw(name))
 
+    def quoted(self, name: str) -> Any:
+        """The texts of a column as JSON strings, null where there is none."""
+        return pc.binary_join_element_wise(
+            '"', _escaped(self.texts(name).cast(pa.string())), '"', ""
+        )
+
+    def json(self, name: str) -> Any:
+        """A column as JSON, null where there is nothing; texts that read as numbers are numbers."""
+        column = self.raw(name)
+        kind, types = column.type, pa.types
+        if types.is_nested(kind):
+            return texts_of(column)
+        if types.is_decimal(kind):
+            column, kind = column.cast(pa.float64()), pa.float64()
+        texts = column.cast(pa.string())
+        if types.is_floating(kind):
+            return _only(texts, pc.is_finite(column))
+        if types.is_integer(kind) or types.is_boolean(kind):
+            return texts
+        are_numbers = pc.match_substring_regex(texts, _JSON_NUMBER)
+        return pc.if_else(are_numbers, texts, self.quoted(name))
+
     def lists(self, name: str) -> Any:
         """A column of numbers or lists as it is; texts that are JSON lists become lists."""
         column = self.raw(name)
@@ -152,6 +187,22 @@ def _leaves(value: Any) -> Iterator[Any]:
         return
     for item in value:
         yield from _leaves(item)
+
+
+def _escaped(texts: Any) -> Any:
+    """Texts as they stand between the quotes of JSON."""
+    odd = pc.fill_null(pc.match_substring_regex(texts, _ESCAPED), False)
+    if not pc.any(odd).as_py():
+        return texts
+    made = pa.array([json.dumps(text)[1:-1] for text in texts.filter(odd).to_pylist()], pa.string())
+    return pc.replace_with_mask(texts, odd, made)
+
+
+def at_places(places: Array, mask: Array, rows: int | None = None) -> Array:
+    """A mask over rows, of one over places among them."""
+    found = np.zeros(len(mask) if rows is None else rows, bool)
+    found[places[mask]] = True
+    return found
 
 
 def _a_number(whole: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingest.importing.categories import Categories
-from ingest.importing.cells import Array, Cells, Fault, Faults, logarithms
+from ingest.importing.cells import Array, Cells, Fault, Faults, at_places, logarithms, nulls
 from ingest.importing.grouping import EPISODE, NUMBER, UNIT, Chunk
 from ingest.importing.options import ImportOptions
+from ingest.importing.owners import Owned, Owners, ordered
 from ingest.importing.report import Account, BadRow, segment_sums
 from ingest.importing.values import value_reader
 from ingest.protocol.errors import ImportFailed
@@ -26,7 +27,6 @@ from storage.spaces.leaves import leaves
 
 _ODD_KEY = r"[/\pC]|[^\PZ ]"  # what a path or a terminal would take for something else
 _ID_CHARACTERS = 200
-_ESCAPED = r'["\\\x00-\x1f]'
 
 
 class Episodes(NamedTuple):
@@ -51,76 +51,137 @@ class Episodes(NamedTuple):
         )
 
 
-class Layout:
-    """What the rows of an import mean for one policy. Raises ImportFailed where they cannot."""
+class Filler:
+    """What fills one policy's observations and actions. Raises ImportFailed where nothing can."""
 
     def __init__(
         self,
         options: ImportOptions,
+        policy_id: str | None,
         spaces: tuple[Space, Space],
+        found: Categories,
+    ) -> None:
+        observation, action = spaces
+        self.policy_id, self._options = policy_id, options
+        seen, finals = options.observations_of(policy_id), options.finals_of(policy_id)
+        self._observe = value_reader("observation", "obs", observation, seen, found)
+        acted = options.actions_of(policy_id)
+        self._act = value_reader("action", "actions", action, acted, found)
+        self._finish = None
+        if finals:
+            what = "final observation"
+            self._finish = value_reader(what, "final_obs", observation, finals, found)
+        self._finals = [column.name for column in finals]
+        self.uniform = uniform_logp(action) if options.uniform else 0.0
+        has_densities = any(isinstance(leaf.space, Box) for leaf in leaves(action))
+        self.most = math.inf if has_densities else LOGP_TOLERANCE
+
+    def fill(self, cells: Cells, table: Any, rows: Array) -> dict[str, Any]:
+        """Column -> pyarrow.Array of those rows."""
+        if len(rows) == cells.rows:
+            return {**self._observe(cells), **self._act(cells)}
+        some = Cells(table.take(pa.array(rows)), self._options, Faults(len(rows)))
+        made = {**self._observe(some), **self._act(some)}
+        cells.faults.take(some.faults, rows)
+        return made
+
+    def finish(self, cells: Cells, table: Any, lasts: Array) -> tuple[Array, dict[str, Any]]:
+        """Which of the last rows have a final observation; column -> pyarrow.Array of these."""
+        if self._finish is None:
+            return lasts[:0], {}
+        there = np.zeros(len(lasts), bool)
+        ends = table.select(self._finals).take(pa.array(lasts))
+        for column in ends.columns:
+            there |= ~nulls(column)
+        rows = lasts[there]
+        faults = Faults(len(rows))
+        made = self._finish(Cells(ends.filter(pa.array(there)), self._options, faults))
+        kept = ~faults.dropped  # that lacks a cell, so that there is none
+        faults.dropped[:] = False
+        cells.faults.take(faults, rows)
+        return rows[kept], {name: column.filter(pa.array(kept)) for name, column in made.items()}
+
+
+class Layout:
+    """What the rows of an import mean. Raises ImportFailed where they cannot."""
+
+    def __init__(
+        self,
+        options: ImportOptions,
+        spaces: Mapping[str | None, tuple[Space, Space]],
         found: Categories,
         prefixes: Sequence[str],
         labels: Sequence[str],
     ) -> None:
-        """`prefixes` of episode ids, and `labels` of sources, by unit."""
-        observation, action = spaces
+        """`spaces` by policy; `prefixes` of episode ids, and `labels` of sources, by unit."""
         self._options, self._labels = options, labels
         self._prefixes = pa.array(prefixes, pa.string())
-        self._observe = value_reader("observation", "obs", observation, options.observations, found)
-        self._act = value_reader("action", "actions", action, options.actions, found)
-        self._uniform = uniform_logp(action) if options.uniform else None
-        has_densities = any(isinstance(leaf.space, Box) for leaf in leaves(action))
-        self._most = math.inf if has_densities else LOGP_TOLERANCE
+        self._fillers = [Filler(options, name, pair, found) for name, pair in spaces.items()]
+        self._owners = Owners(options, list(spaces))
 
-    def episodes(self, chunk: Chunk, account: Account) -> Episodes:
-        """The episodes of a chunk that are fine; what is not is told to the account."""
+    def episodes(self, chunk: Chunk, account: Account) -> list[tuple[str | None, Episodes]]:
+        """By policy the episodes, or tracks, that are fine; the account is told of the rest."""
         table, report = chunk.table, account.report
         report.rows += len(table) + len(chunk.problems)
         report.rows_left_out += len(chunk.problems)
         faults = Faults(len(table))
         cells = Cells(table, self._options, faults)
-        owner, columns = self._owners(cells, table), self._columns(cells)
-        order = self._order(cells, owner, columns)
-        kept = self._ends(cells, owner, columns, order)
-        kept = kept[~_with_any(faults.bad, owner)[kept]]
+        owned = self._owners.of(cells, table)
+        columns = self._columns(cells, owned.policy)
+        filled = []
+        for number, filler in enumerate(self._fillers):
+            rows = np.flatnonzero(owned.policy == number)
+            filled.append((rows, filler.fill(cells, table, rows)))
+        times = columns["ts"].to_numpy() if "ts" in columns else None
+        order = ordered(cells, owned, self._options, times)
+        kept = self._ends(cells, owned.track, columns, order)
+        lasts = kept[np.diff(owned.track[kept], append=-1) != 0]
+        finals = [
+            filler.finish(cells, table, lasts[owned.policy[lasts] == number])
+            for number, filler in enumerate(self._fillers)
+        ]
+        kept = kept[~_with_any(faults.bad, owned.owner)[kept]]
         columns["eps_id"] = self._ids(table)
         report.rows_dropped += int(faults.dropped.sum())
         report.rows_left_out += int((~faults.dropped).sum()) - len(kept)
         self._tell(chunk, faults.found, columns["eps_id"], account)
-        return self._put_together(table, owner, columns, kept, account)
+        columns |= owned.columns(kept)
+        made = []
+        for number, filler in enumerate(self._fillers):
+            mine = kept[owned.policy[kept] == number]
+            rows, own = filled[number]
+            places = np.searchsorted(rows, mine)
+            own = {name: _taken(column, places) for name, column in own.items()}
+            own |= {name: _taken(column, mine) for name, column in columns.items()}
+            own |= _placed(*finals[number], mine)
+            whole = self._put_together(table, owned, own, kept, mine, filler.policy_id)
+            self._see(whole, account)
+            made.append((filler.policy_id, whole))
+        return made
 
     # --- what rows hold ----------------------------------------------------------------------
 
-    def _owners(self, cells: Cells, table: Any) -> Array:
-        """Which episode of the chunk each row belongs to, from 0 on."""
-        if self._options.episode is None or not len(table):
-            return np.arange(len(table))
-        keys = table[EPISODE].combine_chunks()
-        name = self._options.episode
-        absent = cells.missing(name, keys, "an episode", has_value=False)
-        filled = keys.fill_null("")
-        differs = pc.not_equal(filled.slice(1), filled.slice(0, len(filled) - 1))
-        return np.append(0, np.cumsum(differs.to_numpy(zero_copy_only=False) | absent[1:]))
-
-    def _columns(self, cells: Cells) -> dict[str, Any]:
-        """Column -> pyarrow.Array of each row as it stands in the source."""
-        options = self._options
-        columns: dict[str, Any] = {**self._observe(cells), **self._act(cells)}
+    def _columns(self, cells: Cells, policy: Array) -> dict[str, Any]:
+        """Column -> pyarrow.Array of each row as it stands in the source, whatever its policy."""
+        options, columns = self._options, dict[str, Any]()
         rewards = sum(cells.numbers(name) for name in options.rewards)
         made = pa.array(np.asarray(rewards, np.float64))
         cells.faults.add(~np.isfinite(rewards), "reward: expected a finite number", made)
         columns["rewards"] = made
-        logp = self._propensities(cells)
+        logp = self._propensities(cells, policy)
         if logp is not None:
             columns["action_logp"] = pa.array(logp)
         if options.time is not None:
             columns["ts"] = pa.array(cells.micros(options.time))
+        if options.infos:
+            pairs = {key: cells.json(name) for key, name in options.infos.items()}
+            columns["infos"] = _objects(pairs)
         return columns
 
-    def _propensities(self, cells: Cells) -> Array | None:
+    def _propensities(self, cells: Cells, policy: Array) -> Array | None:
         options = self._options
-        if self._uniform is not None:
-            return np.full(cells.rows, self._uniform)
+        if options.uniform:
+            return np.array([filler.uniform for filler in self._fillers])[policy]
         if options.action_prob is not None:
             given = cells.numbers(options.action_prob)
             reason = "action_prob: expected a number in (0, 1]"
@@ -128,37 +189,14 @@ class Layout:
             return logarithms(given)
         if options.action_logp is not None:
             given = cells.numbers(options.action_logp)
-            fine = np.isfinite(given) & (given <= self._most)
-            text = "of 0 or less" if math.isfinite(self._most) else "that is finite"
+            most = np.array([filler.most for filler in self._fillers])[policy]
+            fine = np.isfinite(given) & (given <= most)
+            text = "of 0 or less" if np.isfinite(most).all() else "that is finite"
             cells.faults.add(~fine, f"action_logp: expected a number {text}", pa.array(given))
             return given
         return None
 
-    # --- order and ends ------------------------------------------------------------------------
-
-    def _order(self, cells: Cells, owner: Array, columns: dict[str, Any]) -> Array:
-        """The rows in the order of their episodes' steps."""
-        times = columns["ts"].to_numpy() if "ts" in columns else None
-        step = self._options.step
-        if step is None:
-            if times is None or self._options.episode is None:
-                return np.arange(len(owner))
-            return np.lexsort((times, owner))
-        numbers = cells.numbers(step, whole=True)
-        order = np.lexsort((numbers, owner))
-        fine = ~(cells.faults.bad | cells.faults.dropped)[order]
-        is_first = np.diff(owner[order], prepend=-1) != 0
-        grown = np.diff(numbers[order], prepend=0)
-        odd = np.where(is_first, (numbers[order] < 0) | (numbers[order] > 1), grown != 1)
-        shown = pa.array(numbers)
-        cells.faults.add(_at(order, odd & fine), f"column {step}: expected no gap or repeat", shown)
-        if times is not None:
-            back = ~is_first & (np.diff(times[order], prepend=0) < 0) & fine
-            text = f"column {self._options.time}: expected times in the order of {step}"
-            cells.faults.add(_at(order, back), text)
-        return order
-
-    def _ends(self, cells: Cells, owner: Array, columns: dict[str, Any], order: Array) -> Array:
+    def _ends(self, cells: Cells, track: Array, columns: dict[str, Any], order: Array) -> Array:
         """The rows that are not dropped, in order; adds `truncateds`."""
         options = self._options
         named = {"terminated": options.terminated, "truncated": options.truncated}
@@ -166,12 +204,13 @@ class Layout:
         none = np.zeros(cells.rows, bool)
         terminated, truncated = flags.get("terminated", none), flags.get("truncated", none)
         kept = order[~cells.faults.dropped[order]]
-        is_last = np.diff(owner[kept], append=-1) != 0
-        early = _at(kept, (terminated | truncated)[kept] & ~is_last, cells.rows)
-        cells.faults.add(early, "row: expected the end on its episode's last row")
+        is_last = np.diff(track[kept], append=-1) != 0
+        early = at_places(kept, (terminated | truncated)[kept] & ~is_last, cells.rows)
+        whose = "episode" if options.agent is None else "agent"
+        cells.faults.add(early, f"row: expected the end on its {whose}'s last row")
         if options.terminated is not None:
             truncated = truncated | ~terminated
-        columns["truncateds"] = pa.array(_at(kept, truncated[kept] & is_last, cells.rows))
+        columns["truncateds"] = pa.array(at_places(kept, truncated[kept] & is_last, cells.rows))
         return kept
 
     # --- what is sent ----------------------------------------------------------------------------
@@ -186,48 +225,41 @@ class Layout:
         return pc.binary_join_element_wise(prefixes, keys, "-")
 
     def _put_together(
-        self, table: Any, owner: Array, columns: dict[str, Any], kept: Array, account: Account
+        self,
+        table: Any,
+        owned: Owned,
+        made: dict[str, Any],
+        kept: Array,
+        mine: Array,
+        policy_id: str | None,
     ) -> Episodes:
-        begins = np.flatnonzero(np.diff(owner[kept], prepend=-1))
-        chosen = pa.array(kept)
-        whole = len(kept) == len(table) and bool((np.diff(kept) == 1).all())
-        made = {name: one if whole else one.take(chosen) for name, one in columns.items()}
-        lengths = np.diff(np.append(begins, len(kept)))
-        t = np.arange(len(kept)) - np.repeat(begins, lengths)
-        made |= {"t": pa.array(t)}
+        begins = np.flatnonzero(np.diff(owned.track[mine], prepend=-1))
+        lengths = np.diff(np.append(begins, len(mine)))
+        made["t"] = pa.array(np.arange(len(mine)) - np.repeat(begins, lengths))
         if self._options.tags:
-            made["tags"] = self._tags(table.take(pa.array(kept[begins])), begins, len(kept))
-        if self._options.policy_id is not None:
-            made["policy_id"] = pa.repeat(pa.scalar(self._options.policy_id), len(kept))
-        rewards = made["rewards"].to_numpy()
-        logp = np.exp(made["action_logp"].to_numpy()) if "action_logp" in made else rewards[:0]
+            firsts = table.take(pa.array(owned.firsts(kept)[owned.owner[mine[begins]]]))
+            cells = Cells(firsts, self._options, Faults(len(firsts)))
+            tags = {tag: cells.quoted(name) for tag, name in self._options.tags.items()}
+            made["tags"] = _spread(_objects(tags), begins, len(mine))
+        if policy_id is not None:
+            made["policy_id"] = pa.repeat(pa.scalar(policy_id), len(mine))
+        units, numbers = table[UNIT].to_numpy()[mine], table[NUMBER].to_numpy()[mine]
+        return Episodes(pa.table(made), begins, units, numbers)
+
+    def _see(self, episodes: Episodes, account: Account) -> None:
+        table, begins = episodes.table, episodes.begins
+        rewards = table["rewards"].to_numpy()
+        there = table.column_names
+        logp = np.exp(table["action_logp"].to_numpy()) if "action_logp" in there else rewards[:0]
         account.see(
             {
-                "steps": lengths,
+                "steps": np.diff(np.append(begins, len(table))),
                 "rewards": rewards,
                 "returns": segment_sums(rewards, begins),
                 "propensities": logp,
-                "times": made["ts"].to_numpy() if "ts" in made else rewards[:0],
+                "times": table["ts"].to_numpy() if "ts" in there else rewards[:0],
             }
         )
-        units = table[UNIT].to_numpy()[kept]
-        return Episodes(pa.table(made), begins, units, table[NUMBER].to_numpy()[kept])
-
-    def _tags(self, firsts: Any, begins: Array, rows: int) -> Any:
-        """JSON objects at the first rows of episodes, null at the others."""
-        cells = Cells(firsts, self._options, Faults(len(firsts)))
-        pairs = []
-        for tag, name in self._options.tags.items():
-            values = _escaped(cells.texts(name).cast(pa.string()))
-            opened = json.dumps(tag) + ':"'
-            pairs.append(pc.binary_join_element_wise(opened, values, '"', ""))
-        inner = pc.binary_join_element_wise(*pairs, ",", null_handling="skip")
-        made = pc.binary_join_element_wise("{", inner, "}", "")
-        if len(begins) == rows:
-            return made
-        places = np.full(rows, -1)
-        places[begins] = np.arange(len(begins))
-        return made.take(pa.array(places, mask=places < 0))
 
     def _tell(self, chunk: Chunk, found: Sequence[Fault], ids: Any, account: Account) -> None:
         """Count the faults, and name the first rows."""
@@ -267,13 +299,6 @@ def uniform_logp(space: Space) -> float:
     raise ImportFailed("uniform: expected an action space of choices, or a box with bounds")
 
 
-def _at(places: Array, mask: Array, rows: int | None = None) -> Array:
-    """A mask over rows, of one over places among them."""
-    found = np.zeros(len(mask) if rows is None else rows, bool)
-    found[places[mask]] = True
-    return found
-
-
 def _with_any(bad: Array, owner: Array) -> Array:
     """Which rows are of an episode that has a bad one."""
     if not bad.any():
@@ -295,10 +320,35 @@ def _safe(keys: Any) -> Any:
     return pc.replace_with_mask(keys, odd, pa.array([made[key] for key in found], pa.string()))
 
 
-def _escaped(texts: Any) -> Any:
-    """Texts as they stand between the quotes of JSON."""
-    odd = pc.fill_null(pc.match_substring_regex(texts, _ESCAPED), False)
-    if not pc.any(odd).as_py():
-        return texts
-    made = pa.array([json.dumps(text)[1:-1] for text in texts.filter(odd).to_pylist()], pa.string())
-    return pc.replace_with_mask(texts, odd, made)
+def _objects(values: Mapping[str, Any]) -> Any:
+    """JSON objects of keys and columns of JSON values; a null leaves its key out."""
+    pairs = [
+        pc.binary_join_element_wise(json.dumps(key) + ":", column, "")
+        for key, column in values.items()
+    ]
+    inner = pc.binary_join_element_wise(*pairs, ",", null_handling="skip")
+    return pc.binary_join_element_wise("{", inner, "}", "")
+
+
+def _taken(column: Any, rows: Array) -> Any:
+    """A column's values in some rows, the column itself where these are all of them."""
+    whole = len(rows) == len(column) and bool((np.diff(rows) == 1).all())
+    return column if whole else column.take(pa.array(rows))
+
+
+def _spread(column: Any, places: Array, rows: int) -> Any:
+    """A column over so many rows, that has values at some places and else nulls."""
+    if len(places) == rows:
+        return column
+    at = np.full(rows, -1)
+    at[places] = np.arange(len(places))
+    return column.take(pa.array(at, mask=at < 0))
+
+
+def _placed(rows: Array, columns: Mapping[str, Any], kept: Array) -> dict[str, Any]:
+    """Columns of some rows, of which a few may not be kept any more, over the kept ones."""
+    if not columns:
+        return {}
+    places, order = np.flatnonzero(np.isin(kept, rows)), np.argsort(rows)
+    chosen = pa.array(order[np.searchsorted(rows[order], kept[places])])
+    return {n: _spread(one.take(chosen), places, len(kept)) for n, one in columns.items()}

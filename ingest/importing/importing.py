@@ -26,8 +26,8 @@ from typing import Any, TypeAlias
 
 from ingest.client.declarations import CollectorSpec
 from ingest.client.transport import Transport
-from ingest.importing.categories import Categories, known_categories
-from ingest.importing.episodes import Layout
+from ingest.importing.categories import Categories, category, known_categories, learn_categories
+from ingest.importing.episodes import Episodes, Layout
 from ingest.importing.grouping import by_episode, single_rows
 from ingest.importing.inference import (
     categories_path,
@@ -78,16 +78,22 @@ def run_import(
         options.address, token=options.token, ca=options.ca, timeout=options.timeout
     )
     with tempfile.TemporaryDirectory(prefix="headrace-import-") as folder, _closing(transport):
-        spec = _spec(transport, patient=not check)
-        if check or options.episode is not None:
+        spec = _spec(transport, patient=not check or options.has_policies)
+        if check or options.episode is not None or options.policy is not None:
             units = several_passes(units, options, Path(folder))
         spaces, told = _spaces(spec, units, options)
-        every = list(spaces_of_names(spaces, options.observations, options.actions))
+        every = [
+            named
+            for policy, pair in spaces.items()
+            for named in spaces_of_names(
+                pair, options.observations_of(policy), options.actions_of(policy)
+            )
+        ]
         unnamed = list(dict.fromkeys(name for name, space in every if space is None))
         codes = categories_path(options)
         if unnamed and not (codes is not None and codes.exists()):
             units = several_passes(units, options, Path(folder))
-        categories = known_categories(units, unnamed, codes)
+        categories = known_categories(units, unnamed, options.categorical_finals, codes)
         lists = [(name, space.to_json()) for name, space in every if space is not None]
         names = _names(units, options, {"categories": categories, "names": lists})
         account = Account(options.bad_shown)
@@ -96,8 +102,7 @@ def run_import(
             run.check()
         else:
             sender = Sender(transport, options.timeout, [unit.label for unit in units], account)
-            max_bulk = spec.document.get("limits", {}).get("max_bulk", 64_000_000)
-            run.send(sender, Cutter(max_bulk))
+            run.send(sender, spec.document.get("limits", {}).get("max_bulk", 64_000_000))
         report = account.finish()
         if report.rows == 0:
             raise ImportFailed(f"{', '.join(unit.label for unit in units):.200} has no rows")
@@ -129,19 +134,46 @@ def _spaces(
     spec: CollectorSpec | None,
     units: Sequence[Unit],
     options: ImportOptions,
-) -> tuple[tuple[Space, Space], dict[str, Any]]:
-    """The spaces to fill, and as the report says them. Raises ImportFailed for another schema."""
+) -> tuple[dict[str | None, tuple[Space, Space]], dict[str, Any]]:
+    """The spaces to fill by policy, and as the report says them.
+
+    Raises ImportFailed for another schema than is expected.
+    """
     if spec is None:
-        observation, action = spaces_of(units, options, declared_categories(units, options))
+        pair = spaces_of(units, options, declared_categories(units, options))
+        found: dict[str | None, tuple[Space, Space]] = {options.policy_id: pair}
     else:
-        policy = spec.policy(options.policy_id)
-        observation, action = policy.observation.space, policy.action.space
-    found = schema_id(observation, action)
-    if options.schema_id not in (None, found):
-        raise ImportFailed(f"expected spaces of schema {options.schema_id}, got {found}")
+        policies = {name: spec.policy(name) for name in _policies(spec, units, options)}
+        found = {name: (one.observation.space, one.action.space) for name, one in policies.items()}
     by = "the columns" if spec is None else "the collector"
-    told = {"by": by, "observation": observation.to_json(), "action": action.to_json()}
-    return (observation, action), told
+    told = {
+        name: {"by": by, "observation": observation.to_json(), "action": action.to_json()}
+        for name, (observation, action) in found.items()
+    }
+    if options.has_policies:
+        return found, {"by": by, "policies": told}
+    (schema,) = (schema_id(*pair) for pair in found.values())
+    if options.schema_id not in (None, schema):
+        raise ImportFailed(f"expected spaces of schema {options.schema_id}, got {schema}")
+    return found, told[options.policy_id]
+
+
+def _policies(
+    spec: CollectorSpec, units: Sequence[Unit], options: ImportOptions
+) -> list[str | None]:
+    """The policies that rows are of. Raises ImportFailed where the collector has none of them."""
+    if options.policy is None:
+        default = [] if options.policies and options.policy_id is None else [options.policy_id]
+        return [*dict.fromkeys([*sorted(options.policies.values()), *default])]
+    values = learn_categories(units, [options.policy], {})[options.policy]
+    names = {*map(category, values), options.default.get(options.policy, "")}
+    known = sorted(names & spec.policies.keys())
+    if not known:
+        text = (
+            f"expected policies of {sorted(spec.policies)}, got {sorted(map(str, values))!r:.200}"
+        )
+        raise ImportFailed(f"column {options.policy}: {text}")
+    return [*known]
 
 
 def _names(
@@ -167,6 +199,27 @@ def _name(*parts: str) -> str:
     return f"import-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
 
 
+class _Lane:
+    """The requests of one policy: a request has rows of one."""
+
+    def __init__(self, sender: Sender, max_bulk: int, names: Sequence[str], suffix: str) -> None:
+        self._sender, self._cutter = sender, Cutter(max_bulk)
+        self._names, self._suffix = names, suffix
+        self._name = names[0]
+
+    def send(self, episodes: Episodes) -> None:
+        if len(episodes.units) and self._names[int(episodes.units[0])] != self._name:
+            self.finish()
+            self._name = self._names[int(episodes.units[0])]
+        for request in self._cutter.add(episodes):
+            self._sender.send(request, self._name + self._suffix)
+
+    def finish(self) -> None:
+        """Send what is left of a name."""
+        for request in self._cutter.finish():
+            self._sender.send(request, self._name + self._suffix)
+
+
 class _Run:
     """One run over all rows."""
 
@@ -174,7 +227,7 @@ class _Run:
         self,
         units: Sequence[Unit],
         options: ImportOptions,
-        spaces: tuple[Space, Space],
+        spaces: Mapping[str | None, tuple[Space, Space]],
         categories: Categories,
         names: Sequence[str],
         account: Account,
@@ -195,28 +248,26 @@ class _Run:
         """Only look."""
         report = self._account.report
         for chunk in self._chunks:
-            episodes = self._layout.episodes(chunk, self._account)
-            report.episodes += len(episodes.begins)
-            report.steps += len(episodes.numbers)
+            for _, episodes in self._layout.episodes(chunk, self._account):
+                report.episodes += len(episodes.begins)
+                report.steps += len(episodes.numbers)
             self._tell()
 
-    def send(self, sender: Sender, cutter: Cutter) -> None:
+    def send(self, sender: Sender, max_bulk: int) -> None:
         """Send all of it; of a source that is damaged half-way, what came before."""
-        name = self._names[0]
+        lanes: dict[str | None, _Lane] = {}
         try:
             try:
                 for chunk in self._chunks:
-                    episodes = self._layout.episodes(chunk, self._account)
-                    if len(episodes.units) and self._names[int(episodes.units[0])] != name:
-                        for request in cutter.finish():
-                            sender.send(request, name)
-                        name = self._names[int(episodes.units[0])]
-                    for request in cutter.add(episodes):
-                        sender.send(request, name)
+                    for policy, episodes in self._layout.episodes(chunk, self._account):
+                        if policy not in lanes:
+                            suffix = f":{policy}" if self._options.has_policies else ""
+                            lanes[policy] = _Lane(sender, max_bulk, self._names, suffix)
+                        lanes[policy].send(episodes)
                     self._tell()
             finally:
-                for request in cutter.finish():
-                    sender.send(request, name)
+                for lane in lanes.values():
+                    lane.finish()
                 sender.wait()
         finally:
             sender.close()

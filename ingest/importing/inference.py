@@ -30,6 +30,8 @@ def infer_spaces(options: ImportOptions) -> tuple[Space, Space]:
     of few values become choices, other numbers float32 (see `spaces_of`). The action's whole
     numbers are choices however many there are.
     """
+    if options.has_policies:
+        raise ImportFailed("expected one policy: the spaces of several are declared one by one")
     units = open_source(options.source, options.query)
     with tempfile.TemporaryDirectory(prefix="headrace-import-") as folder:
         units = several_passes(units, options, Path(folder))
@@ -39,8 +41,9 @@ def infer_spaces(options: ImportOptions) -> tuple[Space, Space]:
 def declared_categories(units: Sequence[Unit], options: ImportOptions) -> Categories:
     """The names to declare: those of a given file of categories, else the source's, sorted."""
     if options.categories is None:
-        return learn_categories(units, options.categorical)
-    return known_categories(units, options.categorical, options.categories)
+        return learn_categories(units, options.categorical, options.categorical_finals)
+    also = options.categorical_finals
+    return known_categories(units, options.categorical, also, options.categories)
 
 
 def categories_path(options: ImportOptions) -> Path | None:
@@ -72,6 +75,9 @@ def spaces_of(
             cells = Cells(block.table, options, Faults(len(block.table)))
             for name in names:
                 ranges[name].add(cells.lists(name))
+            for column in options.finals:
+                if not column.categorical:
+                    ranges[column.part].add(cells.lists(column.name))
     return (
         _space(options.observations, ranges, found, exact=False),
         _space(options.actions, ranges, found, exact=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
@@ -26,12 +26,14 @@ _APART = frozenset(
 class Column:
     """A column as an option names it: `NAME`, or `NAME:categories` where its values are names.
 
-    `NAME:categories:other` declares a name for those that a later log brings.
+    `NAME:categories:other` declares a name for those that a later log brings. `part` names its part
+    of a Dict and its categories: of a final observation that is the observation's column.
     """
 
     name: str
     categorical: bool = False
     other: bool = False
+    part: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Column:
@@ -40,7 +42,7 @@ class Column:
         name = listed.removesuffix(_SUFFIX)
         if not name:
             raise ImportFailed(f"expected the name of a column, got {text!r}")
-        return cls(name, name != listed, has_other)
+        return cls(name, name != listed, has_other, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +60,18 @@ class ImportOptions:
             values are names: those that the policy declares, or, where its spaces have none, codes
             that the file `categories` keeps, by default beside a source that is a file or folder).
         action: a column, likewise.
+        final_observation: the columns of the next observation, one for each of `observation`'s and
+            of the same kind; an episode's last row has its final one, unless all of them are empty.
         reward: a column, or several, which are added up.
         action_prob: the propensity's column.
         action_logp: or that of its natural logarithm.
         uniform: or that actions were drawn uniformly from the policy's action space.
         episode: the column of an episode's key; without one a row is an episode of one step.
+        agent: the column of the agent that a row is of, in episodes of several agents: whoever acts
+            in one step of the environment has the same `step`, or, without it, the same `time`.
+        policies: agent -> policy; an agent that is not named has `policy_id`.
+        policy: or the column of a row's policy. `observation`, `action` and `final_observation` may
+            then be mappings by policy.
         step: the column of a step's number in its episode, from 0 or 1; gaps and repeats are
             faults. `time` orders the steps otherwise, and without either the source does.
         time: a time with its date, or numbers of `time_unit` since the epoch. `timezone`, such as
@@ -71,6 +80,8 @@ class ImportOptions:
             ends as terminated.
         truncated: likewise, where a limit ended the episode.
         tags: tag -> the column of its value, taken from an episode's first row.
+        infos: key -> the column of its value in each step's info: a number, true or false, a list
+            or structure as it is, a text, which is a number where it reads as one.
         missing: a cell with nothing in it makes its row a fault (`error`), leaves the row alone out
             (`drop`), or is 0, false or the empty text (`value`). `default`: column -> what stands
             in for its missing cells, whatever `missing` says.
@@ -81,14 +92,18 @@ class ImportOptions:
 
     source: Any
     query: str | None = None
-    observation: Sequence[str]
-    action: str
+    observation: Sequence[str] | Mapping[str, Sequence[str]]
+    action: str | Mapping[str, str]
     reward: str | Sequence[str]
+    final_observation: Sequence[str] | Mapping[str, Sequence[str]] = ()
     address: str = "http://127.0.0.1:8642"
     action_prob: str | None = None
     action_logp: str | None = None
     uniform: bool = False
     episode: str | None = None
+    agent: str | None = None
+    policies: Mapping[str, str] = field(default_factory=dict)
+    policy: str | None = None
     step: str | None = None
     time: str | None = None
     time_unit: str = "us"
@@ -96,6 +111,7 @@ class ImportOptions:
     terminated: str | None = None
     truncated: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    infos: Mapping[str, str] = field(default_factory=dict)
     missing: Literal["error", "drop", "value"] = "error"
     default: Mapping[str, str] = field(default_factory=dict)
     policy_id: str | None = None
@@ -108,8 +124,7 @@ class ImportOptions:
     bad_shown: int = 100
 
     def __post_init__(self) -> None:
-        if isinstance(self.observation, str) or not self.observation:
-            raise ImportFailed("observation: expected one or more columns")
+        self._check_columns()
         if not self.rewards:
             raise ImportFailed("reward: expected one or more columns")
         told = [self.action_prob is not None, self.action_logp is not None, self.uniform]
@@ -132,17 +147,71 @@ class ImportOptions:
         if unused:
             raise ImportFailed(f"default: expected columns that are imported, got {unused}")
 
+    def _check_columns(self) -> None:
+        """Raise ImportFailed for columns, agents or policies that make no sense."""
+        seen = self.observation
+        every = list(seen.values()) if isinstance(seen, Mapping) else [seen]
+        if not every or any(isinstance(one, str) or not one for one in every):
+            raise ImportFailed("observation: expected one or more columns")
+        for name in _keys(self.observation):
+            finals = self.final_observation
+            finals = finals.get(str(name), ()) if isinstance(finals, Mapping) else finals
+            count = len(self.observations_of(name))
+            if finals and (isinstance(finals, str) or len(finals) != count):
+                text = f"final_observation: expected {count} columns, as many as of observation"
+                raise ImportFailed(f"{text}, got {finals!r:.200}")
+        mapped = [isinstance(x, Mapping) for x in (seen, self.action, self.final_observation)]
+        if any(mapped) and not self.has_policies:
+            raise ImportFailed("observation: expected policies or policy beside columns by policy")
+        if mapped[2] and not mapped[0]:
+            raise ImportFailed("final_observation: expected observation by policy as well")
+        if self.has_policies and self.schema_id is not None:
+            raise ImportFailed("schema_id: expected none beside several policies")
+        if self.policies and self.policy is not None:
+            raise ImportFailed("expected one of policies and policy, got both")
+        if self.policies and self.agent is None:
+            raise ImportFailed("policies: expected the column of agents beside them")
+        if self.agent is not None and (
+            self.episode is None or (self.step is None and self.time is None)
+        ):
+            text = "agent: expected the columns of episodes and of steps or times beside it"
+            raise ImportFailed(text)
+
     @property
     def rewards(self) -> list[str]:
         return [self.reward] if isinstance(self.reward, str) else list(self.reward)
 
+    def observations_of(self, policy_id: str | None) -> list[Column]:
+        return [Column.parse(text) for text in _of("observation", self.observation, policy_id)]
+
+    def actions_of(self, policy_id: str | None) -> list[Column]:
+        return [Column.parse(text) for text in _of("action", self.action, policy_id)]
+
+    def finals_of(self, policy_id: str | None) -> list[Column]:
+        """The columns of final observations, in the order of observations; empty without them."""
+        if isinstance(self.final_observation, Mapping) and policy_id not in self.final_observation:
+            return []
+        finals = _of("final_observation", self.final_observation, policy_id)
+        pairs = zip(self.observations_of(policy_id), finals, strict=False)
+        return [replace(seen, name=Column.parse(text).name) for seen, text in pairs]
+
     @property
     def observations(self) -> list[Column]:
-        return [Column.parse(text) for text in self.observation]
+        """Those of all policies, as are `actions` and `finals`."""
+        return [one for name in _keys(self.observation) for one in self.observations_of(name)]
 
     @property
     def actions(self) -> list[Column]:
-        return [Column.parse(self.action)]
+        return [one for name in _keys(self.action) for one in self.actions_of(name)]
+
+    @property
+    def finals(self) -> list[Column]:
+        return [one for name in _keys(self.observation) for one in self.finals_of(name)]
+
+    @property
+    def has_policies(self) -> bool:
+        """Whether rows are of several policies, by their agents or by a column."""
+        return bool(self.policies) or self.policy is not None
 
     @property
     def categorical(self) -> list[str]:
@@ -151,17 +220,43 @@ class ImportOptions:
         return list(dict.fromkeys(column.name for column in every if column.categorical))
 
     @property
+    def categorical_finals(self) -> dict[str, str]:
+        """A column of categories -> the column of final observations that has them too."""
+        return {column.part: column.name for column in self.finals if column.categorical}
+
+    @property
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
-        single = ("action_prob", "action_logp", "episode", "step", "time")
+        single = ("action_prob", "action_logp", "episode", "agent", "policy", "step", "time")
         named = [getattr(self, name) for name in (*single, "terminated", "truncated")]
         names = [column.name for column in (*self.observations, *self.actions)]
         names += [*self.rewards, *(name for name in named if name is not None)]
-        return list(dict.fromkeys([*names, *self.tags.values()]))
+        names += [column.name for column in self.finals]
+        return list(dict.fromkeys([*names, *self.tags.values(), *self.infos.values()]))
 
     def meaning(self) -> dict[str, Any]:
         """The options that change what is imported, as JSON has them."""
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        lists = {"observation": list(self.observation), "reward": self.rewards}
-        maps = {"tags": dict(self.tags), "default": dict(self.default)}
+        lists: dict[str, Any] = {"reward": self.rewards}
+        for name in ("observation", "action", "final_observation"):
+            given = getattr(self, name)
+            lists[name] = {key: _of(name, given, key) for key in sorted(_keys(given), key=str)}
+        maps = {
+            name: dict(getattr(self, name)) for name in ("tags", "infos", "default", "policies")
+        }
         return {name: value for name, value in (named | lists | maps).items() if name not in _APART}
+
+
+def _keys(given: Any) -> list[str | None]:
+    """The policies that columns are given for, None for all of them."""
+    return list(given) if isinstance(given, Mapping) else [None]
+
+
+def _of(what: str, given: Any, policy_id: str | None) -> list[str]:
+    """The columns of a policy. Raises ImportFailed where none are given for it."""
+    if isinstance(given, Mapping):
+        if policy_id not in given:
+            text = f"expected columns for the policy {policy_id!r}, got some for {sorted(given)}"
+            raise ImportFailed(f"{what}: {text}")
+        given = given[policy_id]
+    return [given] if isinstance(given, str) else list(given)

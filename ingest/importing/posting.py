@@ -108,6 +108,11 @@ class Cutter:
         count = int(max(2 * sizes[-1] // self._most_bytes, len(sizes) // LARGEST_ROWS)) + 2
         bounds = np.linspace(0, len(sizes), min(count, len(sizes)) + 1).astype(int).tolist()
         name = table["eps_id"][0].as_py()
+        if "agent_id" in table.column_names:
+            text = (
+                f"expected at most {LARGEST_ROWS} steps, and {self._most_bytes} bytes, of an agent"
+            )
+            raise ImportFailed(f"{text} in an episode, got {len(sizes)} and {sizes[-1]} in {name}")
         for at, (begin, end) in enumerate(pairwise(bounds)):
             rows = slice(begin, end)
             piece = _piece(table, begin, end, name, at)

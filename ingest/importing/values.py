@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.importing.categories import Categories, category
+from ingest.importing.categories import Categories, Value, category
 from ingest.importing.cells import Array, Cells, flattened, nulls, to_numbers
 from ingest.importing.options import Column
 from ingest.protocol.errors import ImportFailed
@@ -59,11 +59,11 @@ def value_reader(
 def _dict_reader(
     what: str, prefix: str, space: Dict, columns: Sequence[Column], found: Categories
 ) -> Read:
-    names = [column.name for column in columns]
+    names = [column.part for column in columns]
     wanted = [name for name, _ in space.spaces]
     if sorted(names) != sorted(wanted):
         raise ImportFailed(f"{what}: the policy expects the columns {wanted}, got {names}")
-    by_name = {column.name: column for column in columns}
+    by_name = {column.part: column for column in columns}
     readers = [
         value_reader(f"{what}.{name}", f"{prefix}.{name}", inner, [by_name[name]], found)
         for name, inner in space.spaces
@@ -86,9 +86,9 @@ def _require_room(what: str, space: Any, columns: Sequence[Column], found: Categ
     if len(sizes) != len(columns):
         return
     for column, size in zip(columns, sizes, strict=True):
-        if column.categorical and len(found[column.name]) > size:
+        if column.categorical and len(found[column.part]) > size:
             raise ImportFailed(
-                f"{what}: column {column.name} has {len(found[column.name])} categories, the "
+                f"{what}: column {column.name} has {len(found[column.part])} categories, the "
                 f"policy expects at most {size}"
             )
 
@@ -131,11 +131,11 @@ def _name_reader(prefix: str, space: Discrete, name: str) -> Read:
 # --- numbers ---------------------------------------------------------------------------------
 
 
-def codes(cells: Cells, name: str, found: Categories) -> Array:
+def codes(cells: Cells, name: str, listed: Sequence[Value]) -> Array:
     """The numbers of a column's categories, int64 (rows,)."""
     texts = cells.texts(name)
     cells.missing(name, texts, "a known category", has_value=False)
-    places = pc.index_in(texts, pa.array([category(value) for value in found[name]], pa.string()))
+    places = pc.index_in(texts, pa.array([category(value) for value in listed], pa.string()))
     unknown = nulls(places) & ~nulls(texts)
     cells.faults.add(unknown, f"column {name}: expected a known category", texts)
     return np.asarray(places.fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64)
@@ -149,7 +149,7 @@ def _matrix(
     parts: list[tuple[Array, Array]] = []  # how many numbers each row has, the numbers
     for column in columns:
         if column.categorical:
-            made = codes(cells, column.name, found)
+            made = codes(cells, column.name, found[column.part])
             parts.append((np.ones(cells.rows, np.int64), made))
             continue
         raw = cells.lists(column.name)

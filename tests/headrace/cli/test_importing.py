@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from storage.declarations.declaration import PolicyDeclaration
-from storage.declarations.policy_files import load_declarations
-from storage.spaces.descriptors import Discrete
+from storage.declarations.policy_files import load_declarations, save_declaration
+from storage.spaces.descriptors import Box, Discrete
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.headrace.command import answer, headrace, refused
 
@@ -92,3 +94,33 @@ def test_a_check_sends_nothing_and_shows_what_it_understood(file: Path, tmp_path
         dropped = headrace(*words, "--missing", "drop", "--json")
         assert (dropped.returncode, answer(dropped)["rows_dropped"]) == (0, 1)
         assert collector.get("/readyz")[1]["steps"] == 0
+
+
+def test_several_policies_have_columns_of_their_own(tmp_path: Path) -> None:
+    """`POLICY=COLUMN`, agents, infos and next observations, as words."""
+    root, path = tmp_path / "run", tmp_path / "log.csv"
+    for name, size in (("walker", 2), ("flyer", 1)):
+        space = Box((size,))
+        declared = PolicyDeclaration(
+            policy_id=name, observation=space, action=Discrete(3), seal_seconds=0.2
+        )
+        save_declaration(root, declared)
+    path.write_text("m,n,who,x,y,h,nx,ny,nh,a,r\n1,0,w,1,2,,3,4,,0,1\n1,0,f,,,5,,,6,1,2\n")
+    words = ["--episode", "m", "--step", "n", "--agent", "who", "--info", "seen=h"]
+    words += ["--policy", "w=walker", "--policy", "f=flyer", "--reward", "r", "--action", "a"]
+    for option, flyer in (("--observation", "h"), ("--final-observation", "nh")):
+        columns = ("x", "y") if flyer == "h" else ("nx", "ny")
+        for column in (*(f"walker={name}" for name in columns), f"flyer={flyer}"):
+            words += [option, column]
+    with CollectorProcess(root) as collector:
+        words = ["import", str(path), *words, "--address", collector.address]
+        checked = headrace(*words, "--check")
+        assert "observation of flyer, by the collector: " in checked.stdout, checked.stderr
+        assert answer(headrace(*words, "--json"))["steps"] == 2
+        assert refused(headrace(*words, "--action", "r"), "expected one column")
+        assert refused(headrace(*words, "--declare", tmp_path / "other"), "expected one policy")
+        assert collector.stop() == 0
+    rows = {row["agent_id"]: row for row in shard_rows(root)}
+    assert (rows["w"]["policy_id"], rows["f"]["policy_id"]) == ("walker", "flyer")
+    assert json.loads(rows["f"]["infos"]) == {"seen": 5}
+    assert np.frombuffer(rows["w"]["final_obs"], np.float32).tolist() == [3.0, 4.0]
