@@ -112,6 +112,13 @@ def _cpu(process: CollectorProcess) -> float:
     return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
+def _memory(process: CollectorProcess) -> list[float]:
+    """The largest memory of collector and writer so far, in MB."""
+    pids = [process.process.pid, *filter(None, [process.writer_pid()])]
+    texts = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
+    return [int(text.partition("VmHWM:")[2].split()[0]) / 1024 for text in texts]
+
+
 def shape(rows: int, steps: int) -> list[Figure]:
     """One log, imported, imported again, sent raw and written as Parquet."""
     log = _log(rows, steps)
@@ -123,7 +130,7 @@ def shape(rows: int, steps: int) -> list[Figure]:
         bodies = list(_bodies(log))
         with _collector() as collector:
             report, cpu, memory = _imported(collector.address, path, steps)
-            served = _cpu(collector)
+            served, largest = _cpu(collector), _memory(collector)
             again, *_ = _imported(collector.address, path, steps)
         with _collector() as collector:
             raw = _raw(collector.address, bodies)
@@ -144,6 +151,9 @@ def shape(rows: int, steps: int) -> list[Figure]:
                baseline_name="theirs by the raw route", baseline_value=raw_served),
         Figure(name=f"{name}: the client's memory", value=memory, unit="MB",
                baseline_name="the log in memory", baseline_value=log.nbytes / 2**20),
+        *(Figure(name=f"{name}: the {who}'s memory", value=used, unit="MB",
+                 baseline_name="the log in memory", baseline_value=log.nbytes / 2**20)
+          for who, used in zip(("collector", "writer"), largest, strict=False)),
     ]  # fmt: skip
 
 

@@ -17,8 +17,9 @@ from ingest.protocol.agent_names import name_of
 from ingest.protocol.errors import Refusal
 from storage.experience.range_set import RangeSet
 
-GROUP_EPISODES = 500
-"""So many are taken in one turn of the event loop, some 20 ms, and are one journal row."""
+GROUP_EPISODES, COMMIT_GROUPS = 100, 5
+"""So many are taken in one turn of the event loop, some 3 ms, and are one journal row; the disk is
+waited for after so many turns."""
 
 MAX_EPISODE_BYTES = 128_000_000
 """Of the columns of an episode that comes in pieces: it waits in memory for its last one."""
@@ -170,10 +171,8 @@ class Acceptance:
         staged = self._staged
         if not (group and group[0].t0):
             return
-        kept = staged and staged[1] is self._collector.assembler
-        if not kept:
-            text = "the state was rebuilt, and not all that was taken is kept: send it again"
-            raise Refusal("busy", text, retry_after=1.0)
+        if not (staged and staged[1] is self._collector.assembler):
+            raise rebuilt()
 
     def _drop(self, run: Run) -> None:
         """Nothing more of an episode is taken."""
@@ -210,3 +209,8 @@ class Acceptance:
             self._misfit(block, run.bad, run.all_events, name)
         elif run.how:
             self._duplicate(run)
+
+
+def rebuilt() -> Refusal:
+    text = "the state was rebuilt, and not all that was taken is kept: send it again"
+    return Refusal("busy", text, retry_after=1.0)

@@ -35,11 +35,11 @@ from time import time
 from typing import Any, ParamSpec, TypeVar
 
 from ingest.access.tokens import Caller
-from ingest.bulk_import.acceptance import Acceptance
+from ingest.bulk_import.acceptance import COMMIT_GROUPS, Acceptance, rebuilt
 from ingest.bulk_import.arrow_stream import Batches, read_batches, table_of
 from ingest.bulk_import.forms import Forms, policy_of
 from ingest.bulk_import.repeats import digest_rows
-from ingest.bulk_import.step_columns import StepColumns
+from ingest.bulk_import.step_columns import Block, StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.client_instances import IMPORT
 from ingest.episodes.idempotency import key_of
@@ -130,10 +130,7 @@ class Importer:
                     staging = await self._staging.acquire()
                 rows = (end - begin) * (MANY_ROWS // FEW_ROWS if found.is_slow else 1)
                 block = await self._look(rows, AtOnce(), found.block, begin, end)
-                for group in taking.groups(block):
-                    await self._room(taking, caller)
-                    row = taking.accept(block, group)
-                    await self._collector.durable(row)
+                await self._accept(block, taking, caller)
                 taking.reply.require_hope()
                 if staging and not taking.is_staging:
                     self._staging.release()
@@ -141,6 +138,25 @@ class Importer:
         finally:
             if staging:
                 self._staging.release()
+
+    async def _accept(self, block: Block, taking: Acceptance, caller: Caller) -> None:
+        """Accept a block's episodes; between two turns of it the loop is everybody's.
+
+        Raises Refusal where the state was rebuilt between two turns, without the first one's.
+        """
+        collector, row, since = self._collector, -1, None
+        for turn, group in enumerate(taking.groups(block)):
+            if turn % COMMIT_GROUPS:
+                await asyncio.sleep(0)
+            elif turn:
+                await collector.durable(row)
+                since = None
+            await self._room(taking, caller)
+            if since not in (None, collector.assembler):
+                raise rebuilt()
+            row = max(row, taking.accept(block, group))
+            since = collector.assembler
+        await collector.durable(row)
 
     async def _room(self, taking: Acceptance, caller: Caller) -> None:
         """Wait for the shard writer in the middle of a request: what has begun is not told to wait.

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from ingest.access.tokens import LOCAL, Allowance, Caller
-from ingest.bulk_import.acceptance import GROUP_EPISODES
+from ingest.bulk_import.acceptance import GROUP_EPISODES, Acceptance
 from ingest.bulk_import.handler import Importer
 from ingest.bulk_import.step_columns import BLOCK_ROWS
 from ingest.collector.collector import Collector
@@ -29,6 +29,7 @@ from ingest.protocol.errors import Refusal
 from ingest.web.asgi import Request
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
+from storage.errors import JournalFull
 from storage.journal.memory_journal import MemoryJournal
 from storage.spaces.descriptors import Box, Dict, Discrete, parse_space
 from tests.collector_process import CollectorProcess, shard_rows
@@ -450,7 +451,7 @@ def test_many_episodes_make_many_batches(collector: CollectorProcess) -> None:
 
 
 def test_an_import_leaves_the_loop_to_others_between_its_rows() -> None:
-    """Many short episodes are several journal rows, each durable before the next is begun."""
+    """Many short episodes are several journal rows, a turn of the loop each."""
 
     async def main() -> None:
         journal = MemoryJournal()
@@ -459,6 +460,49 @@ def test_an_import_leaves_the_loop_to_others_between_its_rows() -> None:
             assert journal.last_row == -(-1_200 // GROUP_EPISODES)
 
     asyncio.run(main())
+
+
+class FullOnce(MemoryJournal):
+    """Its disk is full at one commit of rows."""
+
+    commits = 3
+
+    def commit(self, rows: Any = (), **change: Any) -> None:
+        self.commits -= bool(rows)
+        if rows and not self.commits:
+            raise JournalFull("no space")
+        super().commit(rows, **change)
+
+
+class LateImporter(Importer):
+    """As if it waited for the shard writer between two turns, for as long as a rebuild takes."""
+
+    async def _room(self, taking: Acceptance, caller: Caller) -> None:
+        for _ in range(50 if taking.has_begun else 0):
+            await asyncio.sleep(0.001)
+        await super()._room(taking, caller)
+
+
+@pytest.mark.parametrize("importer", [Importer, LateImporter])
+def test_what_a_full_disk_takes_back_is_not_acknowledged(importer: type[Importer]) -> None:
+    """Law: turns whose rows are lost are refused, whenever that is noticed; again adds the rest."""
+    table = steps({f"e{n}": 1 for n in range(10 * GROUP_EPISODES)})
+    journal = FullOnce()
+
+    async def main() -> MemoryJournal:
+        async with importing(journal) as (collector, send):
+            with pytest.raises(Refusal) as refused:
+                await importer(collector).take(request(table, "k"))
+            assert refused.value.code in ("busy", "disk_full")
+            while collector._rebuilding is not None:
+                await asyncio.sleep(0.001)
+            accepted, known, left_out = await send(table, "k")
+            assert (accepted + known, left_out) == (3 * table.num_rows, [])
+            assert accepted > 0
+            return journal.crash()
+
+    found = rows_of(asyncio.run(main()))
+    assert len(found) == len({*found}) == table.num_rows
 
 
 def test_an_import_waits_for_the_writer_between_its_rows(tmp_path: Path) -> None:
