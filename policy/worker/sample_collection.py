@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from queue import Queue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 
@@ -18,7 +18,14 @@ from policy.sampling.base_env_sampler import BaseEnvSampler
 from policy.sampling.postprocessing import RowFinisher, alike, finish_read
 from policy.sampling.sampler import Sampler
 from policy.sampling.vector_sampler import VectorSampler
-from policy.worker.batch_io import AsyncSamplerInput, FakeInput, IOContext, NoopOutput, SamplerInput
+from policy.worker.batch_io import (
+    AsyncSamplerInput,
+    FakeInput,
+    IOContext,
+    NoopOutput,
+    SamplerInput,
+    WorkerParts,
+)
 from policy.worker.env_creation import (
     CopyMaker,
     EnvMaker,
@@ -36,9 +43,6 @@ from storage.experience.interfaces import InputReader, OutputWriter
 from storage.experience.multi_agent_batch import Batch, MultiAgentBatch
 from storage.experience.sample_batch import OBS, SampleBatch, concat_samples
 
-if TYPE_CHECKING:
-    from policy.worker.rollout_worker import RolloutWorker
-
 __all__ = ["Sampling", "join_batches"]
 
 
@@ -54,7 +58,7 @@ class Sampling:
 
     def __init__(
         self,
-        worker: RolloutWorker,
+        worker: WorkerParts,
         sampler: Sampler | None,
         copies: Copies | None,
         base: BaseEnv | None,
@@ -99,7 +103,7 @@ class Sampling:
                 )
 
     @classmethod
-    def of(cls, worker: RolloutWorker) -> Sampling:
+    def of(cls, worker: WorkerParts) -> Sampling:
         """What the worker's settings ask for."""
         if worker.env is None:
             return cls(worker, None, None, None)
@@ -260,7 +264,7 @@ def _own_input(settings: WorkerSettings, sampler: Sampler | None) -> InputReader
     return FakeInput(made) if settings.fake_sampler else made
 
 
-def _finisher(worker: RolloutWorker) -> RowFinisher:
+def _finisher(worker: WorkerParts) -> RowFinisher:
     settings = worker.settings
     clip = settings.clip_rewards
     if clip is None and settings.preprocessor_pref == "deepmind" and is_atari(worker.env):
@@ -268,7 +272,7 @@ def _finisher(worker: RolloutWorker) -> RowFinisher:
     return RowFinisher(worker.policies, worker.callbacks, clip, worker)
 
 
-def _copies(worker: RolloutWorker) -> Copies:
+def _copies(worker: WorkerParts) -> Copies:
     """The copies of a gymnasium environment, here or in processes of their own."""
     settings = worker.settings
     maker = EnvMaker.of(settings)
