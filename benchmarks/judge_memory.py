@@ -1,9 +1,11 @@
 """Seconds and memory that a judgement takes, by the size of its log.
 
-    python -m benchmarks.judge_memory --episodes 100000 --episodes 400000 --steps 10
+    python -m benchmarks.judge_memory --episodes 100000 --episodes 1000000 --steps 10
 
-Each size is logged (not measured), then judged with bounds against the logging policy by a process
-of its own, which tells the peak of its memory.
+Each size is logged (not measured), then judged with bounds against the logging policy by processes
+of their own, which tell the peak of their memory: with one thread, with several that are ahead
+of the sums, with the estimates that fit q to episodes of several steps (fitted Q evaluation), and
+q alone as it is fitted for the bound of one-step decisions, to as many rows block by block.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import numpy as np
 
 from policy.inference.spec import ModuleSpec, PolicySpec
 from policy.inference.weight_store import WeightStore
+from policy.jobs import judged_sample
 from policy.jobs.evaluate import evaluate
+from policy.ope.cross_fitting import EarlierScores
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.experience.episode import Part
@@ -31,6 +35,8 @@ from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
 SPACES = Box((8,)), Discrete(4)
 SCHEMA = schema_id(*SPACES)
 SHARD = 20_000  # episodes
+BLOCK = 20_000  # rows
+WAYS = ("one thread", "several threads", "with dm and dr", "q alone")
 
 
 def main() -> None:
@@ -38,28 +44,30 @@ def main() -> None:
     options = argparse.ArgumentParser(prog="python -m benchmarks.judge_memory")
     options.add_argument("--episodes", type=int, action="append", required=True)
     options.add_argument("--steps", type=int, default=10)
-    options.add_argument("--judge", type=Path, help="a root that is logged already")
+    options.add_argument("--only", choices=WAYS, action="append", help="default: all")
+    options.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    options.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     given = options.parse_args()
-    if given.judge is not None:
-        print(json.dumps(judged(given.judge)))
+    if given.way is not None:
+        (episodes,) = given.episodes
+        print(json.dumps(measured(given.way, given.root, episodes * given.steps)))
         return
     for episodes in given.episodes:
         with tempfile.TemporaryDirectory() as folder:
-            began = time.monotonic()
             log(Path(folder), episodes, given.steps)
-            logged = time.monotonic() - began
-            command = [sys.executable, "-m", "benchmarks.judge_memory", "--episodes", "1"]
-            told = subprocess.run(
-                [*command, "--judge", folder], check=True, stdout=subprocess.PIPE
-            ).stdout
-            found = json.loads(told)
-        rows = episodes * given.steps
-        print(
-            f"{episodes:,} episodes of {given.steps} steps: {found['verdict']}, judged in "
-            f"{found['seconds']:.0f} s, {found['bytes'] / 1e6:.0f} MB at most, of which "
-            f"{found['before'] / 1e6:.0f} MB before ({rows:,} rows; logged in {logged:.0f} s)",
-            flush=True,
-        )
+            for way in given.only or WAYS:
+                command = [sys.executable, "-m", "benchmarks.judge_memory", "--way", way]
+                command += ["--episodes", str(episodes), "--steps", str(given.steps)]
+                told = subprocess.run(
+                    [*command, "--root", folder], check=True, stdout=subprocess.PIPE
+                ).stdout
+                found = json.loads(told)
+                print(
+                    f"{episodes:,} episodes of {given.steps} steps, {way}: "
+                    f"{found['seconds']:.0f} s ({found['processor']:.0f} of processor time), "
+                    f"{found['bytes'] / 1e6:.0f} MB at most, {found['before'] / 1e6:.0f} before",
+                    flush=True,
+                )
 
 
 def log(root: Path, episodes: int, steps: int) -> None:
@@ -102,14 +110,32 @@ def part(rng: np.random.Generator, number: int, steps: int) -> Part:
     )
 
 
-def judged(root: Path) -> dict[str, float | str]:
-    """Judge the root's only candidate by all of its log."""
-    (digest,) = WeightStore(root, "default").candidates()
-    before, began = peak(), time.monotonic()
-    found = evaluate(root, "default", digest, split="all", reward_range=(0.0, 1.0))
-    seconds = time.monotonic() - began
-    verdict = found.judgement.verdict
-    return {"verdict": verdict, "seconds": seconds, "bytes": peak(), "before": before}
+def measured(way: str, root: Path, rows: int) -> dict[str, float]:
+    """One way of judging the root's only candidate by all of its log."""
+    judged_sample.MOST_THREADS = 1 if way == "one thread" else 8
+    before, began, spent = peak(), time.monotonic(), time.process_time()
+    if way == "q alone":
+        fit(rows)
+    else:
+        (digest,) = WeightStore(root, "default").candidates()
+        names = ("dm", "dr") if way == "with dm and dr" else None
+        evaluate(root, "default", digest, split="all", reward_range=(0.0, 1.0), estimators=names)
+    return {
+        "seconds": time.monotonic() - began,
+        "processor": time.process_time() - spent,
+        "bytes": peak(),
+        "before": before,
+    }
+
+
+def fit(rows: int) -> None:
+    """A reward model for a bound on one-step decisions, in blocks as a log is read."""
+    rng, scores = np.random.default_rng(0), EarlierScores(4, (0.0, 1.0))
+    target = np.broadcast_to([0.7, 0.1, 0.1, 0.1], (BLOCK, 4))
+    for _ in range(rows // BLOCK):
+        flat, taken = rng.random((BLOCK, 8), np.float32), rng.integers(4, size=BLOCK)
+        rewards = (rng.random(BLOCK) < np.where(taken == 0, 0.8, 0.4)).astype(np.float64)
+        scores.scored(flat, taken, rewards, [target])
 
 
 def peak() -> int:
