@@ -21,13 +21,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError
+from urllib3.exceptions import NewConnectionError, ProtocolError
 from urllib3.util import Url, parse_url
 
 from ingest.protocol import messages as wire
@@ -249,6 +249,18 @@ class _Replay(io.RawIOBase):
         return len(piece)
 
 
+def _url_of(address: str) -> Url:
+    """Raises ValueError."""
+    expected = f"address: expected http://HOST[:PORT] or https://..., got {address!r:.200}"
+    try:
+        url = parse_url(address if "://" in address else f"http://{address}")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{expected} ({error})") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError(expected)
+    return url
+
+
 class Transport:
     """Requests to `address`, on connections of its own or by the session that the caller gives.
 
@@ -267,17 +279,15 @@ class Transport:
         timeout: float = 30.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        url = parse_url(address if "://" in address else f"http://{address}")
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ValueError(
-                f"address: expected http://HOST[:PORT] or https://..., got {address!r}"
-            )
+        url = _url_of(address)
         self._url = url
         self._prefix = (url.path or "").rstrip("/")
         self.address = f"{url.scheme}://{url.netloc}{self._prefix}"
         self.timeout = timeout
         self._session = session
         self._headers = {"Accept": wire.MSGPACK, "User-Agent": "headrace"}
+        if not (token is None or callable(token) or isinstance(token, str)):
+            raise ValueError(f"token: expected a string or a function, got {type(token)}")
         if isinstance(token, str) and not _TOKEN.fullmatch(token):
             raise ValueError("token: expected printable ASCII without spaces")  # and not the token
         self._token = token
@@ -331,6 +341,7 @@ class Transport:
     def _exchange(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float
     ) -> tuple[int, Mapping[str, str], bytes]:
+        request = b"" if self._session is not None else self._encoded(method, path, body, headers)
         try:
             if self._session is not None:
                 # by itself a session forgets its own authority where the environment names one
@@ -345,14 +356,13 @@ class Transport:
                     **({"verify": verify} if isinstance(verify, str) else {}),
                 )
                 return answer.status_code, _lower(answer.headers), answer.content
-            request = self._encoded(method, path, body, headers)
             if abs(self._clock() - self._used) > _IDLE_SECONDS:
                 self._connections.close()
             self._used = self._clock()
             reply = self._connections.exchange(request, timeout, keep=self._is_open)
             self._used = self._clock()
             return reply
-        except (HTTPError, HTTPException, OSError) as error:  # those of requests are OSErrors
+        except Exception as error:  # a session may raise any; none may end the thread that sends
             raise CollectorUnavailable(
                 f"{self.address}: {type(error).__name__}: {error}",
                 maybe_applied=not _never_connected(error),

@@ -14,6 +14,7 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingest.client.policy_client import PolicyClient
 from ingest.client.transport import (
     UNAVAILABLE,
     Answer,
@@ -213,11 +214,36 @@ def test_an_address_is_read(given_address: str, meant: str) -> None:
     assert Transport(given_address).address == meant
 
 
-@pytest.mark.parametrize("address", ["", "ftp://x", "http://"])
-def test_a_bad_address_is_refused(address: str) -> None:
+@pytest.mark.parametrize(
+    "address", ["", "ftp://x", "http://", "http://h:99999", "http://a b", "http://[::1", 5, None]
+)
+def test_a_bad_address_is_refused(address: Any) -> None:
     """The error says what was expected."""
     with pytest.raises(ValueError, match="address: expected http://HOST"):
         Transport(address)
+
+
+def test_a_token_is_a_string_or_a_function() -> None:
+    """Said when the client is made, and not by each request."""
+    with pytest.raises(ValueError, match="token: expected a string or a function, got <class 'int"):
+        Transport("http://h", token=5)  # type: ignore[arg-type]  # that is the point
+
+
+def test_whatever_a_session_raises_is_tried_again(collector: ScriptedCollector) -> None:
+    """It is the user's, with adapters of its own: nothing of it ends the thread that sends."""
+    errors: list[Exception] = [KeyError("odd"), RuntimeError("adapter"), UnicodeError("label")]
+
+    class Odd(requests.Session):
+        def request(self, *given: Any, **options: Any) -> Any:
+            if errors:
+                raise errors.pop()
+            return super().request(*given, **options)
+
+    with Odd() as session, PolicyClient(collector.address, session=session) as client:
+        client.log_step([0.0, 0.0], 1, 1.0)
+        client.flush(20)
+        assert client.stats.retries == 3
+    assert len(collector.episodes) == 1
 
 
 def test_a_path_in_the_address_is_kept(collector: ScriptedCollector) -> None:
