@@ -649,7 +649,11 @@ class Sender:
             if self.pending:
                 self.flush(min(EXIT_SECONDS, self.transport.timeout))
         except Exception as error:
-            log.error("at exit: %s (%d events were not delivered)", error, self.outbox.pending)
+            spool = self.outbox.spool
+            left = f"{self.pending} events were not delivered"
+            if spool is not None:
+                left += f", {self.outbox.spooled()[0]} of them are in {spool.directory}"
+            log.error("at exit: %s (%s)", error, left)
         self._is_late, self.running = True, False
 
 

@@ -767,6 +767,17 @@ def test_nothing_is_sent_while_its_instance_cannot_be_written(
     assert [record.rewards for record in collector.episodes.values()] == [[1.0]]
 
 
+def test_the_end_of_a_process_says_what_is_left_where(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is in the spool is not lost with the process."""
+    client = spooling(NOBODY, tmp_path, timeout=0.01)
+    client.log_step(SHORT, 1, 1.0)
+    client._sender.finish()
+    assert f"3 events were not delivered, 3 of them are in {tmp_path}" in caplog.text
+    dead(client)
+
+
 def test_a_spool_needs_a_folder(tmp_path: Path) -> None:
     """The option and the folder come together; a folder that cannot be made says so at once."""
     for options in ({"on_full": "spool"}, {"spool_dir": tmp_path}):
