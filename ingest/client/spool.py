@@ -275,7 +275,8 @@ class Segment:
                 first.base, second.base - 1
             ):
                 return
-            self._pieces.popleft().path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # nothing of it is read again
+                self._pieces.popleft().path.unlink(missing_ok=True)
 
     def _write_needed(self, frame: bytes) -> None:
         """Write what must be on disk before the next event is sent: a full disk becomes empty only

@@ -186,7 +186,10 @@ class SpoolWriter:
         while (found := self._next()) is not None:
             count, judged = found
             with self.disk:
-                self.spool.done(judged)
+                try:
+                    self.spool.done(judged)
+                except Exception:  # they are sent once more, and told apart
+                    log.exception("%s: what was judged is not noted", self.spool.directory)
                 with self._lock:
                     del self._judged[: len(judged)]
                     self.count_waiting()
@@ -223,7 +226,7 @@ class SpoolWriter:
         error: BufferFull | None = None
         try:
             written = self.spool.append(events, left=left, frames=frames)
-        except OSError as cause:
+        except Exception as cause:  # of whatever kind: the thread has to go on
             error, written = BufferFull(f"{self.spool.directory}: {cause}"), False
             error.__cause__ = cause
         with self._lock:

@@ -184,3 +184,23 @@ def test_late_events_outlast_a_full_disk(
         client.log_returns(name, 2.0)
         client.flush(20)
     assert collector.episodes[name].rewards == [1.0, 2.0]
+
+
+def test_a_file_that_cannot_be_removed_stops_nothing(
+    collector: ScriptedCollector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does anything else that goes wrong while judged events are noted."""
+    with spooling(collector.address, tmp_path) as client:
+        assert client._outbox.spool is not None
+        client._outbox.spool._piece_bytes = 1
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", lambda *given, **options: os.open("/dev/full/none", 0))
+            for n in range(10):
+                client.log_step(SHORT, 1, float(n))
+                client.flush(20)
+            patch.setattr(type(client._outbox.spool), "done", lambda *given: [][0])
+            client.log_step(SHORT, 1, 10.0)
+            client.flush(20)
+            client.log_step(SHORT, 1, 11.0)
+            client.flush(20)
+    assert len(collector.episodes) == 12
