@@ -216,7 +216,7 @@ class EpisodeAssembler(Judge):
         if event.seq > episode.next_seq:  # only when the journal has lost rows
             self.torn.add(event.key)
             return
-        if episode.remember(event.seq, digest(encoded), row, now):
+        if episode.remember(event.seq, digest(event, encoded), row, now):
             self._need(row)
         if self.on_closed is not None and not isinstance(event, Rewarded):
             self._tell_closed(episode)
@@ -368,7 +368,7 @@ class EpisodeAssembler(Judge):
         if event.t >= episode.t_next:  # only when the journal has lost rows
             self.torn.add(event.key)
         else:
-            if episode.reward_step(event, digest(encoded), row, now):
+            if episode.reward_step(event, digest(event, encoded), row, now):
                 self._need(row)
             self._count_bytes(episode)
 
@@ -376,9 +376,10 @@ class EpisodeAssembler(Judge):
         episode = self._by_key.get(event.key)
         if episode is None or not event.seq == episode.open_seq == episode.next_seq - 1:
             return  # its part is recorded already
-        if episode.correct(event.seq, digest(encode_event(event.acted)), row, now):
+        acted = event.acted
+        if episode.correct(event.seq, digest(acted, encode_event(acted)), row, now):
             self._need(row)
-        episode.redecide(event.acted, received)
+        episode.redecide(acted, received)
         self._count_bytes(episode)
 
     def _apply_ended(self, episode: OpenEpisode, event: Ended) -> None:

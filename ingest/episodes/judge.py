@@ -148,12 +148,11 @@ class Judge:
         The decision that a client acted on wins over the open step's, as nothing follows it yet.
         """
         if seq > 0:
-            known = episode.digest_of(seq)
-            if known is None:
+            if seq < episode.first_seq:  # it lies before the latest cut
                 return None
             with contextlib.suppress(Refusal):  # content that is refused now was not taken then
                 judged = self._judge_event(episode, event, seq, None)
-                if known == digest(encode_event(judged)):
+                if episode.repeats(judged, seq):
                     return None
                 answered = isinstance(event, wire.Decision) and event.answered
                 latest = seq == episode.open_seq == episode.next_seq - 1
@@ -350,7 +349,7 @@ class Judge:
             raise invalid(event, str(error)) from error
         judged = RewardedStep(episode.started.key, t, reward_id, event.reward, info)
         known = episode.reward_ids.get((t, reward_id))
-        if known is not None and known == digest(encode_event(judged)):
+        if known is not None and known == digest(judged, encode_event(judged)):
             return None
         if known is not None:
             text = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,18 @@ from functools import cached_property
 import msgspec
 
 from ingest.episodes.infos import KEY_BYTES, MergedInfo
-from ingest.episodes.journal_events import Acted, Cut, Ended, RewardedStep, Started, decision_hash
+from ingest.episodes.journal_events import (
+    LONG_OBS,
+    Acted,
+    Cut,
+    Ended,
+    Event,
+    RewardedStep,
+    Started,
+    decision_hash,
+    digest,
+    encode_event,
+)
 from ingest.protocol.agent_names import Whole
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.episode import DEFAULT_AGENT, SOURCES, Ending, Part
@@ -224,10 +235,19 @@ class OpenEpisode:
         del self.digests[at:]
         return self.remember(seq, digest, row, now)
 
-    def digest_of(self, seq: int) -> bytes | None:
-        """The digest of an applied event, None when it lies before the latest recorded cut."""
+    def repeats(self, event: Event, seq: int) -> bool:
+        """Whether an event has the content of the one that was applied as `seq` since the latest
+        recorded cut."""
         at = (seq - self.first_seq) * DIGEST_SIZE
-        return bytes(self.digests[at : at + DIGEST_SIZE]) if at >= 0 else None
+        if self.digests[at : at + DIGEST_SIZE] != digest(event, encode_event(event)):
+            return False
+        if not isinstance(event, Acted) or len(event.obs) < LONG_OBS:
+            return True
+        step = bisect_left(self.seqs, seq)
+        begin, end = (
+            _offset(self.obs_lengths, self.rules.observation, n) for n in (step, step + 1)
+        )
+        return self.obs[begin:end] == event.obs
 
     def repeats_decision(self, seq: int | None, obs: bytes) -> bool:
         """Whether a request to act on `obs` as event `seq` is what the open step answered."""
@@ -471,7 +491,7 @@ class OpenEpisode:
             ("actions", _offset(self.action_lengths, self.rules.action, closed)),
             ("dist_inputs", sum(self.dist_lengths[:closed])),
         ):
-            setattr(self, name, getattr(self, name)[size:])
+            del getattr(self, name)[:size]
         for name in _PER_STEP:
             setattr(self, name, getattr(self, name)[closed:])
         self.infos = {at - closed: text for at, text in self.infos.items() if at >= closed}
@@ -508,18 +528,18 @@ class OpenEpisode:
             t0=self.t0,
             steps=steps,
             schema_id=started.schema_id,
-            obs=bytes(self.obs[:obs]),
-            actions=bytes(self.actions[:actions]),
+            obs=_first(self.obs, obs),
+            actions=_first(self.actions, actions),
             rewards=self.rewards[:steps].tobytes(),
             action_logp=self.logp[:steps].tobytes(),
             policy_version=self.version[:steps].tobytes(),
-            source=bytes(self.source[:steps]),
+            source=_first(self.source, steps),
             pass_prob=self.pass_prob[:steps].tobytes(),
             ts=self.ts[:steps].tobytes(),
             received_ts=self.received[:steps].tobytes(),
             obs_lengths=self.obs_lengths[:steps].tobytes(),
             actions_lengths=self.action_lengths[:steps].tobytes(),
-            dist_inputs=bytes(self.dist_inputs[:dist]),
+            dist_inputs=_first(self.dist_inputs, dist),
             dist_lengths=self.dist_lengths[:steps].tobytes(),
             infos={row: str(info) for row, info in infos.items()},
             final_obs=final_obs,
@@ -532,6 +552,12 @@ class OpenEpisode:
             continues=started.continues,
             tags=_with_arm(started),
         )
+
+
+def _first(buffer: bytearray, size: int) -> bytes:
+    """The first bytes of a buffer, copied once."""
+    with memoryview(buffer) as view:
+        return bytes(view[:size])
 
 
 def _offset(lengths: array[int], codec: Codec, count: int) -> int:

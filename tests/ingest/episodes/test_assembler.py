@@ -497,6 +497,37 @@ def test_a_number_is_new_a_retry_a_conflict_or_a_gap(event: wire.Event, expected
     assert shell.assembler.episodes[NAME].next_seq == 4 + (expected == "accepted")
 
 
+def _seen(seq: int, **other: int) -> wire.Decision:
+    """A long observation, which is not hashed; its last byte by default as the number."""
+    pixels = bytes([*[7] * 1_599, other.get("last", seq)])
+    return wire.Decision(
+        episode_id=NAME, seq=seq, obs=pixels, action=bytes(8), action_logp=-0.5, policy_version=1,
+        answered=True,
+    )  # fmt: skip
+
+
+def test_a_retry_of_a_long_observation_is_compared_by_its_bytes() -> None:
+    """Also after a part was cut before it, and where a decision took the place of another."""
+    policy = PolicyDeclaration(
+        observation=parse_space("box:40x40:uint8:0:255"), action=STEPS.action, part_steps=3
+    )
+    shell = Shell({"default": policy})
+    shell.send(wire.Start(episode_id=NAME, start=0), *(_seen(n) for n in range(1, 6)))
+    assert shell.assembler.episodes[NAME].first_seq > 1
+    for seq in (4, 5):
+        assert shell.send(_seen(seq)) == ["retry"]
+    assert shell.send(_seen(4, last=0)) == ["conflict"]
+    assert shell.send(_seen(5, last=0)) == ["accepted"]
+    assert shell.send(_seen(5, last=0), _seen(4)) == ["retry", "retry"]
+    shell.restart()
+    assert shell.send(_seen(5, last=0), _seen(4), _seen(4, last=0)) == [
+        "retry",
+        "retry",
+        "conflict",
+    ]
+    assert shell.parts(NAME)[0].obs == b"".join(_seen(n).obs for n in range(1, 4))
+
+
 def test_a_gap_names_the_number_that_is_expected() -> None:
     """Row: episodes serial, env thread-safe"""
     shell = _acting(3)
