@@ -68,6 +68,13 @@ DICTIONARY = [*CODED, "t", "ordinal", "episode_ordinal"]
 The three that count take less space so, and less time to compress: a shard is a tenth smaller.
 """
 
+SAMPLE_BYTES, WORTH_COMPRESSING = 262_144, 0.95
+"""Of a column of long values: bytes that are tried, and the share that compression has to leave."""
+
+_PIECE_BYTES = 1_000_000
+"""Read back at a time, into memory that is there: the pages of a new block take longer to get than
+what is read takes to copy."""
+
 STATISTICS = ["t", "ts", "ordinal", "episode_ordinal"]
 """What readers skip row groups by: order, time and identity."""
 
@@ -134,7 +141,7 @@ class ShardWriter:
             self._place(folder, str(name), data, metadata)
         except OSError as error:
             raise ShardWriteError(f"{folder / str(name)}: {error}", error.errno) from error
-        return _info(folder / str(name), digest, metadata, len(data))
+        return _info(folder / str(name), digest, metadata, data.size)
 
     def adopt(self, stream: str, first: int, last: int) -> ShardInfo | None:
         """The shard of exactly these ordinals that a killed writer left behind, now durable.
@@ -152,28 +159,31 @@ class ShardWriter:
             raise ShardWriteError(f"{found.path}: {error}", error.errno) from error
         return found
 
-    def _encode(self, columns: BlockColumns, schema: pa.Schema) -> bytes:
+    def _encode(self, columns: BlockColumns, schema: pa.Schema) -> pa.Buffer:
         sink = pa.BufferOutputStream()
         rows = max(1, int(self._row_group_bytes / columns.bytes_per_row))
+        level = 1 if self._compression == "zstd" else None
+        table = columns.table(0, min(rows, columns.rows))
+        codecs = _codecs(table, pa.Codec(self._compression, level))
         with pq.ParquetWriter(
             sink,
             columns.schema,
             store_schema=False,  # it would tell of our dictionaries
-            compression=self._compression,
-            compression_level=1 if self._compression == "zstd" else None,
+            compression=codecs,
+            compression_level=level and {n: level for n in codecs if codecs[n] != "NONE"},
             use_dictionary=DICTIONARY,
             write_statistics=STATISTICS,
             data_page_version="1.0",
             write_page_checksum=True,
         ) as writer:
-            for begin in range(0, columns.rows, rows):
+            writer.write_table(table, row_group_size=rows)
+            for begin in range(rows, columns.rows, rows):
                 end = min(begin + rows, columns.rows)
                 writer.write_table(columns.table(begin, end), row_group_size=rows)
             writer.add_key_value_metadata(arrow_footer(schema))
-        data: bytes = sink.getvalue().to_pybytes()
-        return data
+        return sink.getvalue()
 
-    def _place(self, folder: Path, name: str, data: bytes, metadata: ShardMetadata) -> None:
+    def _place(self, folder: Path, name: str, data: pa.Buffer, metadata: ShardMetadata) -> None:
         self._make_folder(folder)
         temporary = folder / temporary_name(metadata.first, metadata.last)
         try:
@@ -207,14 +217,35 @@ class ShardWriter:
             os.close(descriptor)
 
 
-def _check_copy(path: Path, data: bytes, metadata: ShardMetadata) -> None:
+def _codecs(table: pa.Table, codec: pa.Codec) -> dict[str, str]:
+    """The codec of each column, by its path in Parquet, given the first rows.
+
+    Long values that it makes no smaller, noise such as a camera's, are stored as they are.
+    """
+    codecs = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        kind, keeps = column.type, False
+        values = column.chunk(0).buffers()[2] if pa.types.is_binary(kind) else None
+        if values is not None and values.size >= SAMPLE_BYTES:
+            size = codec.compress(values[:SAMPLE_BYTES]).size
+            keeps = size > WORTH_COMPRESSING * SAMPLE_BYTES
+        path = f"{name}.list.element" if pa.types.is_fixed_size_list(kind) else name
+        codecs[path] = "NONE" if keeps else codec.name
+    return codecs
+
+
+def _check_copy(path: Path, data: pa.Buffer, metadata: ShardMetadata) -> None:
     """Read the file back: the same bytes, and a footer that says what was meant."""
-    found = path.read_bytes()
-    if found != data:
-        raise ShardWriteError(
-            f"{path}: read back {len(found)} bytes that differ from those written"
-        )
-    if _metadata(pq.ParquetFile(pa.BufferReader(found)), path) != metadata:
+    piece, at = bytearray(_PIECE_BYTES), 0
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            here = pa.py_buffer(memoryview(piece)[:count])
+            if at + count > data.size or not here.equals(data.slice(at, count)):
+                break
+            at += count
+    if at != data.size:
+        raise ShardWriteError(f"{path}: read back other bytes than those written")
+    if _metadata(pq.ParquetFile(pa.BufferReader(data)), path) != metadata:
         raise ShardWriteError(f"{path}: the footer does not say what was written")
 
 

@@ -91,11 +91,14 @@ def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
     waiting: list[bytes] = []
     size = 0
     for piece in pieces:
-        waiting.append(piece)
-        size += len(piece)
-        if size >= _BLOCK:
+        if size + len(piece) >= _BLOCK:
             yield b"".join(waiting)
             waiting, size = [], 0
+        if len(piece) >= _BLOCK:
+            yield piece
+        else:
+            waiting.append(piece)
+            size += len(piece)
     yield b"".join(waiting)
 
 
