@@ -16,6 +16,7 @@ __all__ = [
     "played",
     "quotas",
     "recovery",
+    "slices",
     "statistics",
     "stores",
     "trainer_watch",

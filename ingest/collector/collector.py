@@ -295,9 +295,26 @@ class Collector:
         if self.known(given) is not None:
             self.stats.duplicates += 1
             return wire.EventsReply(durable=self.keeps, accepted=1), self.submitted_row
-        self._require_room(batch)
+        self.require_room(batch)
+        return self._taken(batch, single, caller, given)
+
+    def accept_slice(
+        self, batch: wire.Batch, first: int, caller: Caller
+    ) -> tuple[wire.EventsReply, int]:
+        """`accept` for the events from `first` on of a batch that there was room for."""
+        self._require_open()
+        return self._taken(batch, False, caller, None, first)
+
+    def _taken(
+        self,
+        batch: wire.Batch,
+        single: bool,
+        caller: Caller,
+        given: Given | None,
+        first: int = 0,
+    ) -> tuple[wire.EventsReply, int]:
         try:
-            return self._accept(batch, single, caller, given)
+            return self._accept(batch, single, caller, given, first)
         except Refusal:
             raise
         except Exception:
@@ -353,7 +370,7 @@ class Collector:
         return self._arm(started.policy_id, started.episode_id) if known is None else known
 
     def _accept(
-        self, batch: wire.Batch, single: bool, caller: Caller, given: Given | None
+        self, batch: wire.Batch, single: bool, caller: Caller, given: Given | None, first: int
     ) -> tuple[wire.EventsReply, int]:
         assembler, received = self.assembler, self._wall()
         many = len(batch.events) >= CHECK_TOGETHER
@@ -371,7 +388,7 @@ class Collector:
             except Refusal as refusal:
                 self.stats.refused += 1
                 self.stats.refused_by[refusal.code] += 1
-                reply.refused.append(wire.ItemError.of(index, refusal))
+                reply.refused.append(wire.ItemError.of(first + index, refusal))
                 breaks = refusal.breaks_episode and not isinstance(event, wire.Start)
                 if breaks and not single and assembler.is_owner(batch.instance, name_of(event)):
                     self._break(name_of(event), str(refusal), encoded, row, received)
@@ -435,12 +452,19 @@ class Collector:
 
         Raises Refusal (disk_full) when it will not be, CollectorFailed when the journal is gone.
         """
+        if self.failure is not None or row > self._durable:
+            await self.when_durable(row)
+
+    def when_durable(self, row: int) -> asyncio.Future[None]:
+        """The same as a future, which hears from here on what becomes of the row."""
+        future = self._loop.create_future()
         if self.failure is not None:
-            raise CollectorFailed(str(self.failure))
-        if row > self._durable:
-            future = self._loop.create_future()
+            future.set_exception(CollectorFailed(str(self.failure)))
+        elif row <= self._durable:
+            future.set_result(None)
+        else:
             self._waiters.append((row, future))
-            await future
+        return future
 
     def _require_open(self) -> None:
         if self.failure is not None:
@@ -451,11 +475,11 @@ class Collector:
             raise replace(self._rebuilding)
         if self.is_behind:
             text = f"{self.pending_bytes} bytes wait to be written to shards"
-            raise Refusal("busy", text, retry_after=0.5)
+            raise Refusal("busy", text, retry_after=0.2)
         if self._tap is not None and self._tap.full:
             raise Refusal("busy", "nobody reads what is here already", retry_after=0.5)
 
-    def _require_room(self, batch: wire.Batch) -> None:
+    def require_room(self, batch: wire.Batch) -> None:
         """Refuse what makes open episodes larger while they fill their memory.
 
         Ends may come, with any rewards in the same batch; for a while also rewards alone, which a

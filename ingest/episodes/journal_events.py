@@ -227,7 +227,7 @@ encode_event = msgspec.msgpack.Encoder().encode
 
 
 class Row(Struct, array_like=True, frozen=True):
-    """One journal row: one request's accepted events.
+    """One journal row: the accepted events of one request, or of a slice of a long one.
 
     `received` is the collector's time in microseconds; `steps` counts every step that this journal
     ever accepted, this row's included. `running` is how long the collector has been running in all,

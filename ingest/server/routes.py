@@ -16,6 +16,7 @@ from ingest.bulk_import.handler import Importer
 from ingest.collector import journal_report as ledger
 from ingest.collector.collector import Collector
 from ingest.collector.live_policies import LivePolicies
+from ingest.collector.slices import take
 from ingest.collector.trainer_watch import TrainerWatch
 from ingest.episodes import idempotency
 from ingest.episodes.client_instances import IMPORT
@@ -93,8 +94,7 @@ class Routes:
         idempotency.require_none(request.headers.get(b"idempotency-key"), _NUMBER_EVENTS)
         batch = request.decode(wire.Batch)
         _require_events(request.caller, batch.events)
-        reply, row = self.collector.accept(batch, caller=request.caller)
-        await self.collector.durable(row)
+        reply = await take(self.collector, batch, len(request.body), request.caller)
         return Response.of(reply, request, wasted=_wasted(reply, batch, request))
 
     async def instances(self, request: Request) -> Response:

@@ -1,9 +1,9 @@
 """The journal: the durable log of what was accepted, until shards hold it.
 
-A row is one request's accepted events, an opaque blob under a dense number. `commit` is one
-transaction and durable when it returns; an acknowledgement may leave only after it. Beside rows the
-journal holds what must change together with them: a small key-value state, the plans of shards to
-write, the shards written, and each stream's next ordinal.
+A row is the accepted events of one request, or of a slice of a long one, an opaque blob under a
+dense number. `commit` is one transaction and durable when it returns; an acknowledgement may leave
+only after it. Beside rows the journal holds what must change together with them: a small key-value
+state, the plans of shards to write, the shards written, and each stream's next ordinal.
 
 Rows go when no unsealed part needs them. Their numbers stay, as ranges, so that any other gap is
 damage. `SqliteJournal` is the real one; `MemoryJournal` is its twin for simulation.

@@ -221,7 +221,7 @@ def test_parts_that_wait_for_the_disk_push_back() -> None:
             await collector.durable(collector.accept(batch(instance, "a", 0, 5))[1])
             with pytest.raises(Refusal, match="wait to be written") as caught:
                 collector.accept(batch(instance, "b", 1))
-            assert (caught.value.status, caught.value.retry_after) == (429, 0.5)
+            assert (caught.value.status, caught.value.retry_after) == (429, 0.2)
             writer.full = False
             while collector.pending_bytes:
                 await asyncio.sleep(0.01)

@@ -1,0 +1,71 @@
+"""A long batch, taken in slices: the journal writes one while the next is judged, and other callers
+of the event loop have their turns in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from ingest.access.tokens import Caller
+from ingest.collector.collector import Collector
+from ingest.protocol import messages as wire
+from ingest.protocol.errors import Refusal, disk_full
+
+SLICE_BYTES = 1_000_000
+"""Some 5 ms of the event loop."""
+
+
+class _Slice(msgspec.Struct, frozen=True):
+    first: int
+    reply: wire.EventsReply
+    durable: asyncio.Future[None]
+
+
+async def take(
+    collector: Collector, batch: wire.Batch, size: int, caller: Caller
+) -> wire.EventsReply:
+    """Accept a batch that came in `size` bytes; the answer is of what is durable.
+
+    A slice that cannot be taken, or does not become durable, is refused event by event, and all
+    that follows it with it. Raises Refusal when nothing was taken, CollectorFailed.
+    """
+    each = max(1, len(batch.events) * SLICE_BYTES // max(size, SLICE_BYTES))
+    if len(batch.events) <= each:
+        reply, row = collector.accept(batch, caller=caller)
+        await collector.durable(row)
+        return reply
+    collector.require_room(batch)
+    slices, epoch = list[_Slice](), collector.epoch
+    failure: Refusal | None = None
+    for first in range(0, len(batch.events), each):
+        piece = msgspec.structs.replace(batch, events=batch.events[first : first + each])
+        try:
+            if collector.epoch != epoch:  # what came before may be thrown away
+                raise disk_full()
+            reply, row = collector.accept_slice(piece, first, caller)
+        except Refusal as refusal:
+            failure = refusal
+            break
+        slices.append(_Slice(first, reply, collector.when_durable(row)))
+        await asyncio.sleep(0)
+    outcomes = await asyncio.gather(*(one.durable for one in slices), return_exceptions=True)
+    whole = wire.EventsReply(durable=collector.keeps, accepted=0)
+    end = 0
+    for one, outcome in zip(slices, outcomes, strict=True):
+        if isinstance(outcome, Refusal):
+            failure = outcome
+            break
+        if isinstance(outcome, BaseException):
+            raise outcome
+        whole.accepted += one.reply.accepted
+        whole.duplicates += one.reply.duplicates
+        whole.refused += one.reply.refused
+        whole.hold = one.reply.hold
+        end = one.first + each
+    if failure is not None and not end:
+        raise failure
+    if failure is not None:
+        rest = range(end, len(batch.events))
+        whole.refused += [wire.ItemError.of(index, failure) for index in rest]
+    return whole
