@@ -323,10 +323,10 @@ def _safe(keys: Any) -> Any:
 def _objects(values: Mapping[str, Any]) -> Any:
     """JSON objects of keys and columns of JSON values; a null leaves its key out."""
     pairs = [
-        pc.binary_join_element_wise(json.dumps(key) + ":", column, "")
+        pc.binary_join_element_wise(json.dumps(key) + ":", column, ",", "").fill_null("")
         for key, column in values.items()
     ]
-    inner = pc.binary_join_element_wise(*pairs, ",", null_handling="skip")
+    inner = pc.utf8_rtrim(pc.binary_join_element_wise(*pairs, ""), characters=",")
     return pc.binary_join_element_wise("{", inner, "}", "")
 
 

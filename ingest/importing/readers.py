@@ -100,6 +100,8 @@ def _readable(path: Path, kind: str) -> Iterator[None]:
         yield
     except pa.ArrowException as error:
         raise ImportFailed(f"{path}: expected {kind}: {error!s:.300}") from error
+    except UnicodeDecodeError as error:  # of a header
+        raise ImportFailed(f"{path}: expected {kind} in UTF-8, got other bytes") from error
     except OSError as error:
         raise ImportFailed(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -203,7 +205,7 @@ def _json(path: Path, compression: str | None) -> _Opened:
 
     with _stream(path, compression) as stream:
         first = next(_lines(stream), b"")
-        found = [_object(line) for line in first.splitlines()[:1_000] if line.strip()]
+        found = [_object(line) for line in first.splitlines() if line.strip()]
         names = dict.fromkeys(name for row in found if isinstance(row, dict) for name in row)
     if not names:
         raise ImportFailed(f"{path}: expected a JSON object in each line, got none")
@@ -366,7 +368,7 @@ def _flat(column: Any) -> Any:
     if types.is_run_end_encoded(kind):
         return _flat(pc.run_end_decode(column))
     if types.is_dictionary(kind):
-        return _flat(column.cast(kind.value_type))
+        return _flat(column.dictionary).take(column.indices)
     if types.is_string_view(kind):
         return column.cast(pa.large_string())
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):

@@ -54,6 +54,8 @@ def open_source(source: Any, query: str | None) -> list[Unit]:
         if "://" in text or query is not None:
             if query is None:
                 raise ImportFailed(f"{_public(text)}: expected a query beside a database's URL")
+            if "://" not in text:
+                raise ImportFailed(f"query: expected a database's URL as the source, got {text}")
             return [_QueryUnit(text, query)]
         return _files(Path(source))
     if query is not None:
@@ -137,7 +139,7 @@ def _table_unit(source: Any) -> Unit:
         else:
             try:
                 source = pa.Table.from_pandas(source, preserve_index=False)
-            except (pa.ArrowException, ValueError, TypeError) as error:
+            except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
                 raise ImportFailed(f"source: expected plain columns: {error!s:.300}") from error
     return _TableUnit(source)
 

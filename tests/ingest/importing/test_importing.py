@@ -382,6 +382,24 @@ def test_spaces_of_several_leaves_are_filled_by_name(tmp_path: Path) -> None:
     assert sizes == [[1, 2], [3, 4]]
 
 
+@pytest.mark.parametrize("tags", [{"c": "c"}, {"c": "c", "d": "d"}])
+def test_tags_may_be_missing_in_all_rows_of_a_block(tags: dict[str, str]) -> None:
+    """As of a folder whose partition has no value."""
+    none = pa.array([None, None], pa.string())
+    table = {"x": [1.0, 2.0], "a": [0, 1], "r": [0.0, 1.0], "c": none, "d": none}
+    assert checked(table, tags=tags).bad_counts == {}
+    assert checked(table, infos=tags).steps == 2
+
+
+def test_a_late_key_of_json_lines_is_a_column(tmp_path: Path) -> None:
+    """A sparse reward may first be there far down."""
+    rows = [{"x": 0.5, "a": 0} for _ in range(3_000)] + [{"x": 0.5, "a": 0, "r": 1.0}]
+    path = write(tmp_path / "log.jsonl", rows)
+    given = {"observation": ["x"], "action": "a", "reward": "r", "missing": "value"}
+    report = import_table(path, check=True, address="http://127.0.0.1:9", timeout=0.1, **given)
+    assert (report.steps, report.understood["rewards"]["mean"] > 0) == (3_001, True)
+
+
 def test_options_that_make_no_sense_are_refused() -> None:
     """Before anything is read."""
     table = {"x": [1.0]}

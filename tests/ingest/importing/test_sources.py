@@ -87,6 +87,8 @@ def test_every_kind_of_file_holds_the_same_rows(name: str, tmp_path: Path) -> No
         lambda: pd.DataFrame(ROWS),
         lambda: pd.DataFrame(ROWS).astype({"c": "category"}),
         lambda: pl.DataFrame(ROWS),
+        lambda: pl.DataFrame(ROWS).with_columns(pl.col("c").cast(pl.Categorical)),
+        lambda: pl.DataFrame(ROWS).with_columns(pl.col("c").cast(pl.Enum(["a", "b"]))),
         lambda: TABLE.to_batches()[0],
         lambda: TABLE.to_reader(),
         lambda: TABLE.set_column(4, "c", TABLE["c"].dictionary_encode()),
@@ -154,6 +156,13 @@ def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
         check([1, 2], tmp_path)
     with pytest.raises(ImportFailed, match="no column 'z'; it has x, a, r, e, c"):
         require_columns(open_source(TABLE, None)[0], ["z"])
+    with pytest.raises(ImportFailed, match="expected plain columns"):
+        check(pd.Series([1.0]), tmp_path)
+    with pytest.raises(ImportFailed, match="query: expected a database's URL as the source, got"):
+        check(tmp_path / "log.csv", tmp_path, query="SELECT 1")
+    (tmp_path / "log.csv").write_bytes("x,a,r\n".encode("utf-16"))
+    with pytest.raises(ImportFailed, match=r"log\.csv: expected CSV in UTF-8"):
+        check(tmp_path / "log.csv", tmp_path)
     (tmp_path / "log.parquet.gz").write_bytes(b"x")
     with pytest.raises(ImportFailed, match="expected Parquet as it is"):
         check(tmp_path / "log.parquet.gz", tmp_path)
