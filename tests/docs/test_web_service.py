@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ import yaml
 from headrace import PolicyClient
 from tests.certificates import certify
 from tests.collector_process import CollectorProcess, declare, shard_rows
+from tests.docs.test_docs import blocks, run_shell
 from tests.headrace.command import headrace
 
 ROOT = Path(__file__).parents[2]
@@ -159,6 +161,29 @@ def test_kills_lose_no_decision_and_no_click_and_double_none(tmp_path: Path) -> 
     assert {row["eps_id"] for row in rows if row["rewards"]} == clicked
     assert sum(row["rewards"] for row in rows) == len(clicked)
     assert headrace("verify", "--root", tmp_path).returncode == 0
+
+
+def test_the_page_can_be_tried(tmp_path: Path) -> None:
+    """Its commands, with this test's ports: one decision, asked for twice, and one click."""
+    (commands,) = [text for text in blocks("docs/web_service.md", "text") if "uvicorn" in text]
+    collect, serve = map(shlex.split, commands.splitlines())
+    port = free_port()
+    spaces = [collect[collect.index(name) + 1] for name in ("--observation", "--action")]
+    declare(tmp_path, *spaces, reward_window=WINDOW)
+    (code,) = blocks("docs/web_service.md", "sh")
+    with CollectorProcess(tmp_path) as collector:
+        told = {"HEADRACE_ADDRESS": collector.address, "PYTHONPATH": str(ROOT)}
+        told["SERVICE"] = f"http://127.0.0.1:{port}"
+        with running([*serve, "--port", str(port)], env=told):
+            until(lambda: HTTP.request("GET", f"{told['SERVICE']}/healthz").status == 200)
+            names = " ".join(f"{name}={value}" for name, value in told.items())
+            code = code.replace("| python", f"| {sys.executable}")
+            first, second, clicks = run_shell(f"export {names}\n{code}", tmp_path, collector)
+        assert json.loads(first) == json.loads(second)
+        assert clicks == "1"
+        collector.settle(1)
+        assert collector.stop() == 0
+    assert [row["rewards"] for row in shard_rows(tmp_path)] == [1.0]
 
 
 def test_a_spool_answers_without_the_collector_and_loses_nothing(tmp_path: Path) -> None:
