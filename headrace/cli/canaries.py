@@ -55,11 +55,11 @@ def start(
     told = {"canary": version, "share": document["share"], "by": "command line"}
     audited("canary_started", policy=policy_id, version=document["version"], **told)
     if document.get("needed") is None:
-        size = "too few episodes of it are known to say how many a verdict needs"
+        size = "too few episodes are known to say how many a verdict needs"
     else:
         size = (
             f"about {document['needed']:,} episodes tell a difference of {document['effect']:.3g}, "
-            "a tenth of its return"
+            "a tenth of what recent ones returned"
         )
     note = f", and version {version} acts in {document['share']:.3g} of the episodes; {size}"
     where = Where(root, policy_id, None, None, None)

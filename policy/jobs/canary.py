@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from policy.inference.weight_store import WeightStore
 from policy.jobs.decisions import record
 from policy.ope.arms import ArmsComparison, compare_arms, episodes_needed
-from policy.ope.comparison import BETTER
+from policy.ope.comparison import BETTER, CANNOT_TELL
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.errors import WeightsNotFound
@@ -247,6 +247,9 @@ def judge_canary(
         raise ValueError(f"age: expected more than the reward window of {window:.6g} s, got {age}")
     arms = read_arms(root, declaration, live, age=age - window)
     found = _compared(arms, declaration, live.canary_share, error)
+    if found.verdict == CANNOT_TELL and arms.young:
+        young = f"{arms.young:,} episodes are younger than {age:g} s, or their shards are to come"
+        found = replace(found, reasons=(*found.reasons, young))
     return {
         "policy_id": policy_id,
         "generation": live.generation,
@@ -295,7 +298,8 @@ def start_canary(
     """Let a candidate act in a share of the episodes, and tell about how many a verdict needs.
 
     `needed` is the number of episodes, of both arms, for a difference of `effect`: a tenth of what
-    live episodes returned lately; both are None where too few are known. Raises what
+    live episodes returned lately, or any where those are few; both are None where too few are known
+    at all. Raises what
     `WeightStore.start_canary` does.
     """
     store, declaration = WeightStore(root, policy_id), _declared(root, policy_id)
@@ -319,6 +323,8 @@ def _needed(
 ) -> Mapping[str, Any]:
     known = {"needed": None, "effect": None, "recent": 0}
     recent, lengths = _recent(root, declaration, live.version)
+    if len(recent) < 30:  # it was published lately: what others earned is the best guess
+        recent, lengths = _recent(root, declaration, None)
     if len(recent) < 30 or not recent.std() > 0:
         return {**known, "recent": len(recent)}
     effect = RELATIVE_EFFECT * abs(float(recent.mean())) or RELATIVE_EFFECT * float(recent.std())
@@ -329,13 +335,16 @@ def _needed(
 
 
 def _recent(
-    root: Path | str, declaration: PolicyDeclaration, version: int
+    root: Path | str, declaration: PolicyDeclaration, version: int | None
 ) -> tuple[FloatArray, IntArray]:
-    """(returns, steps) of the version's latest episodes; no more of them are held than twice."""
+    """(returns, steps) of the latest episodes, of all versions or of one; no more than twice as
+    many are held."""
     held: dict[str, list[float]] = {}  # name -> start, return, steps
     for batch in _batches(root, declaration, None):
         names, places = np.unique(_names(batch), return_inverse=True)
-        mine = (batch[VERSION] == version) & (batch[T] == 0)
+        mine = batch[T] == 0
+        if version is not None:
+            mine &= batch[VERSION] == version
         none = np.iinfo(np.int64).max
         starts = np.full(len(names), none)
         np.minimum.at(starts, places[mine], batch[RECEIVED][mine])

@@ -364,6 +364,8 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     lost = log.excluded.get("abandoned", 0) + log.excluded.get("broken", 0)
     share = lost / max(1, seen)
     sentence = f"{lost} episodes ({share:.1%}) were abandoned or broken: nobody saw their end"
+    if share > MOST_LOST:
+        sentence += "; mend what ends them, or use a canary, which counts them"
     source = "chosen here: such a loss, if it depends on the action, moves a value as much"
     found.append(at_most("lost_episodes", share, MOST_LOST, sentence, source))
     found.append(_dropped_check(log))
@@ -376,7 +378,7 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     found.append(at_most("no_propensity", share, MOST_WITHOUT_PROPENSITY, sentence, source))
     found.append(_sampled_check(log))
     if none:
-        sentence = f"no episodes to judge by: {log.left_out()}"
+        sentence = f"no episodes to judge by, log more of them: {log.left_out()}"
         found.append(at_most("no_episodes", 1, 0, sentence, "nothing says nothing"))
     return found
 
@@ -386,6 +388,8 @@ def _dropped_check(log: JudgedLog) -> Diagnostic:
     steps, episodes = log.dropped.steps, log.dropped.episodes
     share = steps / max(1, steps + log.shard_rows)
     sentence = f"{steps} steps ({share:.1%}) of {episodes} episodes were dropped by full clients"
+    if share > MOST_LOST:
+        sentence += "; mend what fills their queues, then judge by later episodes (--since)"
     source = "chosen here, as lost_episodes: a full client is busy, which may go with rewards"
     return at_most("client_dropped", share, MOST_LOST, sentence, source)
 
@@ -395,6 +399,7 @@ def _sampled_check(log: JudgedLog) -> Diagnostic:
     sentence = f"{log.sampled} episodes whose logging was sampled"
     if log.torn:
         sentence += f": a value of {log.reserve.cluster} has several, logged by different chances"
+        sentence += "; judge without --cluster, or use a canary"
     source = "the mean of a unit needs all its episodes, or as many of each kind"
     return at_most("sampled_log", log.sampled, 0 if log.torn else None, sentence, source)
 

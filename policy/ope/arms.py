@@ -123,7 +123,7 @@ def compare_arms(
             verdict=CANNOT_TELL, reasons=(told,), mismatch=told, **nothing, **known
         )
     if not 0 < k < n:
-        told = f"the canary has {k} episodes, and what is live {n - k}"
+        told = f"the canary has {k} episodes, and what is live {n - k}: more episodes of both"
         nothing = {"returns": None, "failures": None, "missing": None, "mismatch": None}
         return ArmsComparison(verdict=CANNOT_TELL, reasons=(told,), **nothing, **known)
     end = error / 3
@@ -151,8 +151,9 @@ def compare_arms(
         if apart > 0 and spread > 0:
             width = None if limits is None else limits[1] - limits[0]
             missing = max(1, episodes_needed(spread, apart, share, end, width=width) - n)
-        if missing is not None:
             reasons.append(f"about {missing:,} more episodes tell a difference of {apart:.3g}")
+        else:
+            reasons.append("no difference in returns is to be seen yet: more episodes")
     return ArmsComparison(
         verdict=verdict,
         reasons=tuple(reasons),

@@ -27,6 +27,7 @@ __all__ = [
     "at_least",
     "at_most",
     "effective_number",
+    "effective_sample_size",
     "largest_share",
     "mean_weight",
     "reward_events",
@@ -348,6 +349,18 @@ def effective_number(weights: Numbers) -> float:
         shares = block / largest
         total, squares = total + float(shares.sum()), squares + float(shares @ shares)
     return total**2 / squares
+
+
+def effective_sample_size(numbers: Numbers, threshold: float, unit: str) -> Diagnostic:
+    """Kish's (sum w)^2 / sum w^2 of the weights, of `unit`; about how many more make it enough."""
+    column = column_of(numbers)
+    number = effective_number(column)
+    sentence = f"effective sample size: expected {threshold:g} or more, got {number:.1f}"
+    if number < threshold:
+        more = column.size * (threshold / number - 1) if number > 0 else math.inf
+        about = f"about {_rounded(more):,} more" if math.isfinite(more) else "more"
+        sentence += f": {about} {unit}, or a canary"
+    return at_least("effective_sample_size", number, threshold, sentence, "min_ess")
 
 
 def _rounded(number: float) -> int:

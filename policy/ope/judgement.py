@@ -28,9 +28,8 @@ from policy.ope.diagnostics import (
     MOST_OF_WEIGHT,
     Diagnostic,
     Support,
-    at_least,
     at_most,
-    effective_number,
+    effective_sample_size,
     largest_share,
     mean_weight,
     reward_events,
@@ -538,16 +537,15 @@ class _Weighed:
         self, rules: Rules, returns: Column, largest: float, approximate: bool
     ) -> list[Diagnostic]:
         of_units = self._of_units.sums() if self._of_units.by_unit else self._whole
-        ess = effective_number(of_units)
-        words = f"effective sample size: expected {rules.min_ess:g} or more, got {ess:.1f}"
         threshold = LEAST_EVENTS if approximate else None
         return [
             mean_weight(self._ratios, largest),
             largest_share("largest_weight", of_units, MOST_OF_WEIGHT, "importance weight"),
-            at_least("effective_sample_size", ess, rules.min_ess, words, "min_ess"),
+            effective_sample_size(of_units, rules.min_ess, rules.unit),
             reward_events(returns, self._whole, threshold=threshold),
         ]
 
 
 def _named(one: Diagnostic, prefix: str) -> Diagnostic:
-    return replace(one, name=prefix + one.name, sentence=f"live version: {one.sentence}")
+    words = one.sentence.replace("the candidate's", "its").replace("the candidate", "it")
+    return replace(one, name=prefix + one.name, sentence=f"live version: {words}")

@@ -121,6 +121,25 @@ def test_the_size_that_is_needed_is_told_at_the_start(traffic: Traffic) -> None:
     assert 10_000 < started["needed"] < 500_000
 
 
+def test_the_size_is_told_of_any_episodes_where_the_version_is_new(traffic: Traffic) -> None:
+    """A version that went live a moment ago has none of its own."""
+    traffic.store.publish(traffic.candidate(3))
+    started = start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
+    assert (started["version"], started["recent"]) == (2, 500)
+    assert 10_000 < started["needed"] < 500_000
+
+
+def test_what_is_missing_is_said(traffic: Traffic) -> None:
+    """Of a canary without an episode, of young ones, of returns that are all alike."""
+    start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
+    (none,) = judge_canary(traffic.root, "default")["reasons"]
+    assert "0 episodes, and what is live 0: more episodes of both" in none
+    traffic.log(200, {True: 1.0, False: 1.0})
+    alike, young = judge_canary(traffic.root, "default", age=100.0)["reasons"]
+    assert "no difference in returns is to be seen yet: more episodes" in alike
+    assert "episodes are younger than 100 s" in young
+
+
 def test_a_better_canary_is_promoted_and_the_decision_kept(traffic: Traffic) -> None:
     """Episodes from before it was on, whoever earned what then, are not compared."""
     start_canary(traffic.root, "default", traffic.candidate(2), SHARE)

@@ -9,6 +9,7 @@ from policy.ope.diagnostics import (
     Support,
     at_least,
     at_most,
+    effective_sample_size,
     largest_share,
     mean_weight,
     reward_events,
@@ -100,6 +101,17 @@ def test_events_are_what_differs_from_the_most_common_return():
     assert reward_events(np.arange(100.0), np.ones(100), threshold=30).value == 100
     none = reward_events(np.zeros(100), np.ones(100), threshold=30)
     assert (none.value, none.passed) == (0, False)
+
+
+def test_too_few_effective_episodes_say_how_many_more():
+    """In units, rounded to two digits; nothing is promised where no weight is left."""
+    weights = np.array([1.0] * 20 + [0.0] * 80)
+    few = effective_sample_size(weights, 100.0, "episodes")
+    assert (few.value, few.passed) == (20.0, False)
+    assert "got 20.0: about 400 more episodes, or a canary" in few.sentence
+    assert effective_sample_size(weights, 20.0, "episodes").passed
+    none = effective_sample_size(np.zeros(9), 1.0, "values of tag:user")
+    assert none.sentence.endswith("got 0.0: more values of tag:user, or a canary")
 
 
 def test_one_number_must_not_decide():

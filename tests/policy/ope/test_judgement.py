@@ -150,6 +150,8 @@ def test_a_failed_check_is_never_worse() -> None:
             "mean_weight",
             "live_mean_weight",
         }
+        of_live = [one.sentence for one in found.diagnostics if one.name.startswith("live_")]
+        assert not any("candidate" in one for one in of_live)
 
 
 def test_continuous_actions_are_judged_approximately() -> None:
