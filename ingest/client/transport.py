@@ -21,8 +21,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from http.client import HTTPResponse
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -56,6 +58,8 @@ _CONNECTIONS = 64  # kept open at most; more threads than that open and close th
 _READ, _READ_MOST = 65_536, 1_048_576  # bytes that are asked for at a time
 _LARGEST_HEAD = 65_536
 _LONGEST_LENGTH = 15  # digits of a Content-Length
+
+_ONE_PIECE = 65_536  # bytes of a body that go with their head; a longer one is not copied to it
 
 _AS_IT_IS = "Accept-Encoding: identity"
 _TOKEN = re.compile(r"[\x21-\x7e]+")
@@ -134,13 +138,15 @@ class _Connections:
         """Close those that rest; the others close when they are answered."""
         _close_all(self._idle)
 
-    def exchange(self, request: bytes, timeout: float, *, keep: Callable[[], bool]) -> _Reply:
+    def exchange(
+        self, head: bytes, body: bytes, timeout: float, *, keep: Callable[[], bool]
+    ) -> _Reply:
         """Send a request, once, and read its answer. Raises OSError, HTTPError, HTTPException."""
         connection = self._take(timeout)
         try:
             sock = connection.sock
             sock.settimeout(timeout)
-            was_sent = _send(sock, request)
+            was_sent = _send(sock, head, body)
             status, headers, body, is_open = _read_answer(sock)
         except BaseException:
             connection.close()
@@ -178,10 +184,14 @@ def _close_all(connections: deque[HTTPConnection]) -> None:
         connections.pop().close()
 
 
-def _send(sock: Any, request: bytes) -> bool:
+def _send(sock: Any, head: bytes, body: bytes) -> bool:
     """Whether all of it went out; who refuses a body unread closes, and has answered before."""
     try:
-        sock.sendall(request)
+        if len(body) < _ONE_PIECE:
+            sock.sendall(head + body)
+        else:
+            sock.sendall(head)
+            sock.sendall(body)
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EPROTOTYPE):
             raise
@@ -189,7 +199,7 @@ def _send(sock: Any, request: bytes) -> bool:
     return True
 
 
-def _read_answer(sock: Any) -> tuple[int, dict[str, str], bytes, bool]:
+def _read_answer(sock: Any) -> tuple[int, Mapping[str, str], bytes, bool]:
     """Status, headers, body, and whether the connection may be used again."""
     read = sock.recv(_READ)
     while (end := read.find(b"\r\n\r\n")) < 0:
@@ -199,7 +209,29 @@ def _read_answer(sock: Any) -> tuple[int, dict[str, str], bytes, bool]:
         if not more:
             raise ProtocolError("the connection was closed without an answer")
         read += more
-    first, *lines = read[:end].decode("latin-1").split("\r\n")
+    head = _read_head(read[:end])
+    if head is None:
+        return _read_by_library(sock, read)
+    status, headers, length, is_open = head
+    body = read[end + 4 :]
+    if len(body) < length:
+        whole = bytearray(body)
+        while len(whole) < length:
+            more = sock.recv(min(_READ_MOST, length - len(whole)))
+            if not more:
+                raise ProtocolError(f"expected {length} bytes, got {len(whole)} and the end")
+            whole += more
+        body = bytes(whole)
+    return status, headers, body[:length], is_open and len(body) == length
+
+
+@lru_cache(maxsize=64)
+def _read_head(head: bytes) -> tuple[int, Mapping[str, str], int, bool] | None:
+    """Status, headers, the length of the body, and whether the connection stays open.
+
+    None for what http.client has to read. A collector's heads are alike for a second.
+    """
+    first, *lines = head.decode("latin-1").split("\r\n")
     version, _, status = first.partition(" ")
     is_plain = version == "HTTP/1.1" and status[:3].isdecimal() and status[0] != "1"
     headers: dict[str, str] = {}
@@ -212,15 +244,9 @@ def _read_answer(sock: Any) -> tuple[int, dict[str, str], bytes, bool]:
         headers[name] = value.strip()
     length = "0" if status[:3] in ("204", "304") else headers.get("content-length", "")
     if not is_plain or not length.isdecimal() or len(length) > _LONGEST_LENGTH:
-        return _read_by_library(sock, read)
-    whole = bytearray(read[end + 4 :])
-    while len(whole) < int(length):
-        more = sock.recv(min(_READ_MOST, int(length) - len(whole)))
-        if not more:
-            raise ProtocolError(f"expected {length} bytes, got {len(whole)} and the end")
-        whole += more
-    is_open = "close" not in headers.get("connection", "").lower() and len(whole) == int(length)
-    return int(status[:3]), headers, bytes(whole[: int(length)]), is_open
+        return None
+    is_open = "close" not in headers.get("connection", "").lower()
+    return int(status[:3]), MappingProxyType(headers), int(length), is_open
 
 
 def _read_by_library(sock: Any, read: bytes) -> tuple[int, dict[str, str], bytes, bool]:
@@ -281,7 +307,7 @@ class Transport:
     ) -> None:
         url = _url_of(address)
         self._url = url
-        self._prefix = (url.path or "").rstrip("/")
+        self._prefix, self._host = (url.path or "").rstrip("/"), str(url.netloc)
         self.address = f"{url.scheme}://{url.netloc}{self._prefix}"
         self.timeout = timeout
         self._session = session
@@ -334,14 +360,14 @@ class Transport:
             raise CollectorUnavailable(
                 f"{self.address}: HTTP {status}: {refusal.message}",
                 maybe_applied=status not in _NOT_APPLIED,
-                retry_after=_retry_after(found) or refusal.retry_after,
+                retry_after=refusal.retry_after or _retry_after(found),
             )
         raise refusal
 
     def _exchange(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float
     ) -> tuple[int, Mapping[str, str], bytes]:
-        request = b"" if self._session is not None else self._encoded(method, path, body, headers)
+        head = b"" if self._session is not None else self._head(method, path, body, headers)
         try:
             if self._session is not None:
                 # by itself a session forgets its own authority where the environment names one
@@ -359,7 +385,7 @@ class Transport:
             if abs(self._clock() - self._used) > _IDLE_SECONDS:
                 self._connections.close()
             self._used = self._clock()
-            reply = self._connections.exchange(request, timeout, keep=self._is_open)
+            reply = self._connections.exchange(head, body or b"", timeout, keep=self._is_open)
             self._used = self._clock()
             return reply
         except Exception as error:  # a session may raise any; none may end the thread that sends
@@ -369,20 +395,26 @@ class Transport:
                 retry_after=_LONGEST_RETRY_AFTER if _is_distrusted(error) else None,
             ) from error
 
-    def _encoded(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> bytes:
-        """A request in one piece. Raises ValueError for what would be more than one header."""
-        lines = [f"{method} {self._prefix}{path} HTTP/1.1", f"Host: {self._url.netloc}", _AS_IT_IS]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        if body is not None or method != "GET":
-            lines.append(f"Content-Length: {len(body or b'')}")
-        if any("\n" in line or "\r" in line for line in lines) or lines[0].count(" ") != 2:
-            raise ValueError(f"expected no spaces or line breaks in {path!r:.80} and its headers")
-        return "\r\n".join((*lines, "", "")).encode("latin-1") + (body or b"")
+    def _head(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
+        length = None if body is None and method == "GET" else len(body or b"")
+        return _head(f"{method} {self._prefix}{path}", self._host, (*headers.items(),), length)
 
     def _is_open(self) -> bool:
         return not self.closing.is_set()
+
+
+@lru_cache(maxsize=64)
+def _head(
+    target: str, host: str, headers: tuple[tuple[str, str], ...], length: int | None
+) -> bytes:
+    """A request without its body. Raises ValueError for what would be more than one header."""
+    lines = [f"{target} HTTP/1.1", f"Host: {host}", _AS_IT_IS]
+    lines += [f"{name}: {value}" for name, value in headers]
+    if length is not None:
+        lines.append(f"Content-Length: {length}")
+    if any("\n" in line or "\r" in line for line in lines) or lines[0].count(" ") != 2:
+        raise ValueError(f"expected no spaces or line breaks in {target!r:.80} and its headers")
+    return "\r\n".join((*lines, "", "")).encode("latin-1")
 
 
 def require_ca(ca: str | Path | None) -> None:
@@ -478,8 +510,11 @@ def refusal_from_json(error: Mapping[str, Any], fallback: str = "conflict") -> R
     message = str(error.get("message", ""))
     if code not in STATUS:
         code, message = fallback, f"{code}: {message}"
-    known = ("path", "episode_id", "expected_seq", "retry_after", "agent_id")
-    return Refusal(code, message, **{name: error.get(name) for name in known})
+    known = ("path", "episode_id", "expected_seq", "agent_id")
+    wait = error.get("retry_after")
+    if not isinstance(wait, (int, float)) or not 0.0 <= wait < float("inf"):
+        wait = None
+    return Refusal(code, message, retry_after=wait, **{name: error.get(name) for name in known})
 
 
 def _lower(headers: Mapping[str, str]) -> dict[str, str]:

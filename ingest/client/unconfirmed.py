@@ -8,8 +8,10 @@ and sent again.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Iterable
 from copy import copy
+from itertools import pairwise
 from typing import TypeVar
 
 from ingest.protocol.agent_names import Name
@@ -36,6 +38,7 @@ class Kept:
         """Nothing kept, with a fresh lock: how a forked child begins."""
         self._lock = threading.Lock()
         self._events: dict[Name, list[Event]] = {}
+        self._mixed: set[Name] = set()  # whose events do not ascend by number
 
     def __len__(self) -> int:
         with self._lock:
@@ -48,9 +51,13 @@ class Kept:
         """Add events of an episode behind those that are kept of it; a number again replaces."""
         with self._lock:
             new = list(events)
+            known = self._events.setdefault(name, [])
+            if name not in self._mixed and _ascend([*known[-1:], *new]):
+                known += new
+                return
+            self._mixed.add(name)
             numbers = set(map(seq_of, new))
-            kept = [e for e in self._events.get(name, ()) if seq_of(e) not in numbers]
-            self._events[name] = kept + new
+            known[:] = [event for event in known if seq_of(event) not in numbers] + new
 
     def durable(self, name: Name, seq: int) -> list[Event]:
         """Drop an episode's events up to `seq`, which are on disk, and answer them."""
@@ -58,17 +65,25 @@ class Kept:
             events = self._events.get(name)
             if events is None:
                 return []
-            left = [event for event in events if seq_of(event) > seq]
-            if left:
-                self._events[name] = left
+            if name in self._mixed:
+                gone = [event for event in events if seq_of(event) <= seq]
+                events[:] = [event for event in events if seq_of(event) > seq]
             else:
-                del self._events[name]
-            return [event for event in events if seq_of(event) <= seq]
+                end = bisect_right(events, seq, key=seq_of)
+                gone = events[:end]
+                del events[:end]
+            if not events:
+                self._forget(name)
+            return gone
 
     def drop(self, name: Name) -> None:
         """Forget an episode: the collector has refused it for good."""
         with self._lock:
-            self._events.pop(name, None)
+            self._forget(name)
+
+    def _forget(self, name: Name) -> None:
+        self._events.pop(name, None)
+        self._mixed.discard(name)
 
     def take(self, name: Name, seq: int) -> list[Event]:
         """Take out all of an episode, to send it again: the collector misses event `seq`.
@@ -80,7 +95,7 @@ class Kept:
             events = self._events.get(name, [])
             if seq not in map(seq_of, events):
                 return []
-            del self._events[name]
+            self._forget(name)
         return [undecided(event) for event in events]
 
     def copies(self) -> list[Event]:
@@ -88,6 +103,12 @@ class Kept:
         with self._lock:
             events = [event for kept in self._events.values() for event in kept]
         return [undecided(copy(event)) for event in events]
+
+
+def _ascend(events: list[Event]) -> bool:
+    """Whether all have numbers, each a higher one than the one before."""
+    numbers = [-1, *map(seq_of, events)]
+    return all(a < b for a, b in pairwise(numbers))
 
 
 E = TypeVar("E", Event, GetAction)

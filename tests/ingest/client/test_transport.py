@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from typing import Any
 
+import msgspec
 import pytest
 import requests
 from hypothesis import given
@@ -26,6 +27,7 @@ from ingest.client.transport import (
 )
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import STATUS, CollectorUnavailable, Refusal
+from tests.ingest import scripted_collector
 from tests.ingest.scripted_collector import (
     Gate,
     ScriptedCollector,
@@ -72,6 +74,20 @@ def test_a_busy_collector_is_unavailable(
         transport.attempt(*REGISTER)
     assert caught.value.retry_after == 2.5
     assert caught.value.maybe_applied == (status not in {425, 429, 503, 507})
+
+
+@pytest.mark.parametrize(("told", "meant"), [(0.2, 0.2), (None, 1.0), ("soon", 1.0), (-1, 1.0)])
+def test_the_collectors_own_wait_is_more_exact_than_the_header(
+    collector: ScriptedCollector, transport: Transport, told: Any, meant: float
+) -> None:
+    """A header has whole seconds only; what is no number of seconds is passed over."""
+    error = {"code": "busy", "message": "", "retry_after": told}
+    body = msgspec.json.encode({"error": error})
+    answer = scripted_collector.Answer(429, body, wire.JSON, {"Retry_After": "1"})
+    collector.faults.append(lambda serve: answer)
+    with pytest.raises(CollectorUnavailable) as caught:
+        transport.attempt(*REGISTER)
+    assert caught.value.retry_after == meant
 
 
 TRY_AGAIN = {"busy", "draining", "disk_full", "too_slow"}

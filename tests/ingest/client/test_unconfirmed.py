@@ -176,3 +176,20 @@ def test_a_number_is_kept_once() -> None:
     kept.keep("e", [decision(1, 0, answered=True)])
     kept.keep("e", [decision(1, 1, answered=True)])
     assert [event.action for event in kept.take("e", 1)] == [1]  # type: ignore[union-attr]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(-1, 6)), max_size=30))
+def test_what_is_kept_is_what_a_plain_list_would_hold(turns: list[tuple[bool, int]]) -> None:
+    """In whatever order numbers come, and rewards that have none; however many become durable."""
+    kept, plain = Kept(), list[wire.Event]()
+    for is_new, seq in turns:
+        if is_new:
+            late = wire.LogReturns(episode_id="e", step=0, reward_id="r", reward=1.0)
+            event = late if seq < 0 else decision(seq, 0)
+            kept.keep("e", [event])
+            plain = [other for other in plain if seq_of(other) != seq] + [event]
+        else:
+            assert kept.durable("e", seq) == [event for event in plain if seq_of(event) <= seq]
+            plain = [event for event in plain if seq_of(event) > seq]
+        assert (len(kept), bool(kept)) == (len(plain), bool(plain))
+    assert [seq_of(event) for event in kept.copies()] == list(map(seq_of, plain))
