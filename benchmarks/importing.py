@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -91,11 +92,14 @@ def _imported(address: str, path: Path, steps: int) -> tuple[dict[str, Any], flo
     process = subprocess.Popen([sys.executable, "-m", "headrace", *words], stdout=subprocess.PIPE)
     if process.stdout is None:
         raise RuntimeError("no output")
+    memory = 0.0
     with process.stdout as output:
+        while not select.select([output], [], [], 0.1)[0]:  # its usage counts this process's too
+            memory = _largest(process.pid)
         report: dict[str, Any] = json.loads(output.read())
     _, _, used = os.wait4(process.pid, 0)
     process.returncode = 0
-    return report, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    return report, used.ru_utime + used.ru_stime, memory
 
 
 @contextmanager
@@ -115,8 +119,13 @@ def _cpu(process: CollectorProcess) -> float:
 def _memory(process: CollectorProcess) -> list[float]:
     """The largest memory of collector and writer so far, in MB."""
     pids = [process.process.pid, *filter(None, [process.writer_pid()])]
-    texts = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
-    return [int(text.partition("VmHWM:")[2].split()[0]) / 1024 for text in texts]
+    return [_largest(pid) for pid in pids]
+
+
+def _largest(pid: int) -> float:
+    """The largest memory of a process that is alive, in MB."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def shape(rows: int, steps: int) -> list[Figure]:

@@ -247,11 +247,10 @@ class Sender:
             row = item.index
             place = int(np.searchsorted(episodes.begins, row, side="right")) - 1
             name = episodes.table["eps_id"][row].as_py()
-            text = (
-                str(item.error.get("message", ""))
-                .removeprefix(f"Episode {name}: ")
-                .replace(name, "of it")
-            )
+            text = str(item.error.get("message", ""))
+            for lead in ("Episode", "episode"):
+                text = text.removeprefix(f"{lead} {name}: ")
+            text = text.replace(name, "of it")
             reason = f"{item.error['code']}: {text}"
             source = self._labels[int(episodes.units[row])]
             self._account.name(BadRow(source, int(episodes.numbers[row]), reason, name))

@@ -14,7 +14,16 @@ from ingest.importing.categories import Categories, Value, category
 from ingest.importing.cells import Array, Cells, flattened, nulls, to_numbers
 from ingest.importing.options import Column
 from ingest.protocol.errors import ImportFailed
-from storage.spaces.descriptors import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Text
+from storage.spaces.descriptors import (
+    Box,
+    Dict,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    Text,
+    Tuple,
+)
 from storage.spaces.leaves import Leaf, bounds_of, describe, leaves
 
 Read: TypeAlias = Callable[[Cells], dict[str, Any]]
@@ -27,11 +36,12 @@ def value_reader(
     """What turns columns into a value for `space` a row. Raises ImportFailed.
 
     The numbers of all columns stand behind each other, those of a list in its order. A Dict takes
-    one column for each of its names, a Text one column. The route's columns begin with `prefix`.
+    one column for each of its names, a Tuple one for each of its parts, a Text one column. The
+    route's columns begin with `prefix`.
     """
     names = ", ".join(column.name for column in columns)
-    if isinstance(space, Dict):
-        return _dict_reader(what, prefix, space, columns, found)
+    if isinstance(space, (Dict, Tuple)):
+        return _parts_reader(what, prefix, space, columns, found)
     if isinstance(space, Discrete) and space.names:
         if len(columns) != 1:
             raise ImportFailed(f"{what}: expected one column of names, got {names}")
@@ -56,23 +66,37 @@ def value_reader(
     return read
 
 
-def _dict_reader(
-    what: str, prefix: str, space: Dict, columns: Sequence[Column], found: Categories
+def _parts_reader(
+    what: str, prefix: str, space: Dict | Tuple, columns: Sequence[Column], found: Categories
 ) -> Read:
     names = [column.part for column in columns]
-    wanted = [name for name, _ in space.spaces]
-    if sorted(names) != sorted(wanted):
+    wanted = [name for name, _ in space.spaces] if isinstance(space, Dict) else None
+    if wanted is not None and sorted(names) != sorted(wanted):
         raise ImportFailed(f"{what}: the policy expects the columns {wanted}, got {names}")
-    by_name = {column.part: column for column in columns}
+    if wanted is None and len(names) != len(space.spaces):
+        count = len(space.spaces)
+        raise ImportFailed(f"{what}: the policy expects {count} columns, got {names}")
     readers = [
-        value_reader(f"{what}.{name}", f"{prefix}.{name}", inner, [by_name[name]], found)
-        for name, inner in space.spaces
+        value_reader(f"{what}.{path}", f"{prefix}.{path}", inner, [column], found)
+        for path, inner, column in _parts(space, columns)
     ]
 
     def read(cells: Cells) -> dict[str, Any]:
         return {name: made for reader in readers for name, made in reader(cells).items()}
 
     return read
+
+
+def _parts(space: Dict | Tuple, columns: Sequence[Column]) -> Iterator[tuple[str, Space, Column]]:
+    """(path, space, column) of each part that has a column: by name, of a Tuple by place."""
+    if isinstance(space, Tuple):
+        for at, (inner, column) in enumerate(zip(space.spaces, columns, strict=False)):
+            yield str(at), inner, column
+        return
+    inner_of = dict(space.spaces)
+    for column in columns:
+        if column.part in inner_of:
+            yield column.part, inner_of[column.part], column
 
 
 def _require_room(what: str, space: Any, columns: Sequence[Column], found: Categories) -> None:
@@ -101,14 +125,14 @@ def spaces_of_names(
 ) -> Iterator[tuple[str, Discrete | None]]:
     """Each column of categories, and the space that has names for it, None where it has none."""
     for space, columns in zip(spaces, (observations, actions), strict=True):
+        found: dict[str, Space] = {}
+        if isinstance(space, (Dict, Tuple)):
+            found = {column.name: inner for _, inner, column in _parts(space, columns)}
         for column in columns:
             if column.categorical:
-                yield column.name, _named(space, column.name)
-
-
-def _named(space: Space, column: str) -> Discrete | None:
-    inner = dict(space.spaces).get(column) if isinstance(space, Dict) else space
-    return inner if isinstance(inner, Discrete) and inner.names else None
+                inner = found.get(column.name, space)
+                named = inner if isinstance(inner, Discrete) and inner.names else None
+                yield column.name, named
 
 
 def _name_reader(prefix: str, space: Discrete, name: str) -> Read:

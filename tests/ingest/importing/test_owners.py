@@ -25,7 +25,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.reading.multi_agent_reader import MultiAgentReader
 from storage.reading.shard_reader import ShardReader
-from storage.spaces.descriptors import Box, Dict, Discrete
+from storage.spaces.descriptors import Box, Dict, Discrete, Tuple
 from tests.collector_process import CollectorProcess, shard_rows
 
 MOVES = Discrete.of(["left", "right"])
@@ -33,6 +33,7 @@ POLICIES = {
     "walker": (Box((2,)), Discrete(3)),
     "flyer": (Box((1,)), MOVES),
     "hopper": (Box((1,)), Discrete(2)),
+    "pair": (Tuple((Box((1,)), MOVES)), Discrete(2)),
     "named": (Dict((("at", MOVES), ("x", Box((1,))))), MOVES),
 }
 
@@ -326,6 +327,18 @@ def test_final_observations_are_those_of_the_last_rows(collector: CollectorProce
         False,
         True,
     ]
+
+
+def test_a_tuple_takes_a_column_for_each_part(collector: CollectorProcess) -> None:
+    """In their order; one of names by the names that its part has."""
+    table = {"x": [1.0, 2.0], "to": ["right", "?"], "a": [0, 1], "r": [1.0, 2.0]}
+    given = {"action": "a", "reward": "r", "policy_id": "pair", "address": collector.address}
+    report = import_table(pa.table(table), observation=["x", "to:categories"], **given)
+    assert report.bad_counts == {"column to: expected a known category": 1}
+    (row,) = rows_of(collector, report)
+    assert (row["obs.1"], np.frombuffer(row["obs.0"], np.float32).tolist()) == (1, [1.0])
+    with pytest.raises(ImportFailed, match=r"policy expects 2 columns, got \['x'\]"):
+        import_table(pa.table(table), observation=["x"], **given)
 
 
 @pytest.mark.parametrize(
