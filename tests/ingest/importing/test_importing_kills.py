@@ -15,6 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.reading.multi_agent_reader import MultiAgentReader
+from storage.spaces.descriptors import Box, Discrete
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.headrace.command import answer, headrace
 
@@ -126,3 +130,32 @@ def test_a_killed_import_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert Counter(row["rewards"] for row in rows) == {float(i): 1 for i in count}
     assert all(row["t"] == row["rewards"] % 800 // 8 for row in rows)
     assert {row["ended"] for row in rows} >= {"terminated"}
+
+
+def test_a_killed_import_of_several_policies_makes_whole_episodes(tmp_path: Path) -> None:
+    """The tracks of an episode come in requests of several policies, of which some had arrived."""
+    root, path, episodes = tmp_path / "root", tmp_path / "log.csv", 4_000
+    for name in ("walker", "flyer"):
+        space, action = Box((1,)), Discrete(2)
+        save_declaration(root, PolicyDeclaration(policy_id=name, observation=space, action=action))
+    rows = [f"{e},{t},{who},{e},0,1" for e in range(episodes) for t in (0, 1) for who in "wf"]
+    path.write_text("\n".join(["e,n,who,x,a,r", *rows]) + "\n")
+    words = [path, "--observation", "x", "--action", "a", "--reward", "r", "--episode", "e"]
+    words += ["--step", "n", "--agent", "who", "--policy", "w=walker", "--policy", "f=flyer"]
+    with CollectorProcess(root) as collector:
+        words += ["--address", collector.address]
+        client = importing(500, *words)
+        await_steps(collector, 1_500, client, lambda: client)
+        ended(client)
+        rest = importing(500, *words)
+        output, _ = rest.communicate(timeout=120)
+        report = answer(subprocess.CompletedProcess([], 0, output.decode(), ""))
+        assert report["rows_known"] >= 1_500
+        assert report["steps"] + report["rows_known"] == len(rows)
+        assert collector.stop() == 0
+    with MultiAgentReader(root) as reader:
+        batches = list(reader)
+    assert sum(batch.agent_steps() for batch in batches) == len(rows)
+    assert sum(batch.env_steps() for batch in batches) == 2 * episodes
+    assert reader.stats.episodes == episodes
+    assert reader.stats.partial == {}
