@@ -529,7 +529,8 @@ def test_a_lineage_of_parts_that_wait_for_their_shard_is_noted(root: Path) -> No
     publish(root, {stream: [[0, first + 1]]})
     assert lineage_texts(root)[0] == []
     with CollectorProcess(root) as collector:
-        assert collector.stop() == 0  # and seals them
+        assert collector.empty(60.0)  # a drain on a busy machine may leave them
+        assert collector.stop() == 0
     assert lineage_texts(root) == ([], "")
 
 
