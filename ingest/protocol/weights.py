@@ -24,13 +24,12 @@ class PublishedCanary(msgspec.Struct):
 class Published(msgspec.Struct):
     """`GET /v1/policies/{id}/weights`: a version, its place in the order, its bytes.
 
-    `canary` is a field that earlier clients ignore: they act with what is live.
+    `canary` is there while one is on.
     """
 
     manifest: dict[str, Any]
     generation: int
     weights: bytes
-    signature: bytes | None = None
     canary: PublishedCanary | None = None
 
 

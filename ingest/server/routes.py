@@ -27,10 +27,9 @@ from ingest.protocol.agent_names import name_of
 from ingest.protocol.errors import STATUS, Refusal, not_found
 from ingest.server import openapi
 from ingest.server.action_routes import Acting
-from ingest.server.publishing import Publishing
 from ingest.server.route_table import ROUTES
 from ingest.server.status_page import Facts, PolicyFacts, status_page
-from ingest.server.weight_routes import Publication
+from ingest.server.weight_routes import WeightChanges, WeightDownloads
 from ingest.web.asgi import Admit, Request, Response, Router
 from ingest.web.connections import ConnectionWatch
 from ingest.web.limits import Budget, ServerLimits
@@ -70,8 +69,11 @@ class Routes:
         self._router: Router | None = None
         self._metrics: Any = None
         self._acted_on: set[Given] = set()  # calls whose answer is being made
-        self.weights = Publication(live).weights
-        self.publish, self.rollback = (publishing := Publishing(live)).publish, publishing.rollback
+        self.weights = WeightDownloads(live).weights
+        self.publish, self.rollback = (
+            (publishing := WeightChanges(live)).publish,
+            publishing.rollback,
+        )
         self.versions, self.served = publishing.versions, publishing.served
         self.resume = publishing.resume
         self.log_action = self._single(wire.LogAction)

@@ -1,26 +1,200 @@
-"""Published weights over HTTP: conditional requests, and a long poll that answers at once.
+"""Weights over HTTP: what changes them, what is live of them, and their download.
 
-`GET /v1/policies/{id}/weights` answers msgpack `{manifest, generation, weights, signature}` with
-an `ETag` of store, generation and version. `If-None-Match` with `Prefer: wait=25` holds the request
-until another generation is live, or so many seconds passed (304).
+`WeightChanges` is for callers with the scope `weights:publish` alone. What comes is checked before
+anything of it is kept: its digest, that it is safetensors of finite numbers, that a policy of the
+declared spaces gives finite numbers with it, and that all that goes with it can be sent again, in
+JSON and in msgpack. The publisher proposes the number, and hears 409 with the next one when that is
+not it; the same request again has the same answer.
+
+`WeightDownloads` answers `GET /v1/policies/{id}/weights` with msgpack `{manifest, generation,
+weights}` and an `ETag` of store, generation and version. `If-None-Match` with `Prefer:
+wait=25` holds the request until another generation is live, or so many seconds passed (304).
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 import time
+from collections.abc import Callable
+from typing import TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
 
+from ingest.access.admission import audit
 from ingest.collector.live_policies import WEIGHTS_SECONDS, LivePolicies
+from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from ingest.protocol.messages import MSGPACK
 from ingest.protocol.weights import Published, no_version
 from ingest.web.asgi import Request, Response
-from storage.errors import StorageError, WeightsNotFound
+from storage.errors import GenerationConflict, PolicyPinned, StorageError, WeightsNotFound
+from storage.weights.chain import described
+from storage.weights.manifest import Live, Pin, Served, decode_weights, plain_document
+from storage.weights.store import WeightStore
+
+T = TypeVar("T")
+
+_FIELDS = frozenset(wire.Publish.__struct_fields__)
+
+
+class WeightChanges:
+    """The routes that change what is live."""
+
+    def __init__(self, live: LivePolicies) -> None:
+        self._live = live
+        self._one_at_a_time = asyncio.Lock()
+
+    async def versions(self, request: Request) -> Response:
+        return Response.of(await self._change(request, _versions), request)
+
+    async def publish(self, request: Request) -> Response:
+        self._require_files(request)
+        message = request.decode(wire.Publish)
+        now = await self._change(request, lambda store: _publish(store, message))
+        return self._tell("published", request, now, sha256=message.sha256)
+
+    async def rollback(self, request: Request) -> Response:
+        self._require_files(request)
+        message, by = request.decode(wire.Rollback), request.caller.token_id
+        generation, why = message.generation, message.why
+        now = await self._change(
+            request,
+            lambda store: store.rollback(
+                message.to, expected_generation=generation, by=f"token {by}", why=why
+            ),
+        )
+        return self._tell("rolled_back", request, now, to=message.to)
+
+    async def resume(self, request: Request) -> Response:
+        self._require_files(request)
+        pin, now = await self._change(request, _resume)
+        if pin is not None:
+            self._audit("resumed", request, now, pinned_by=pin.by)
+        return Response.of(wire.NowLive(version=now.version, generation=now.generation), request)
+
+    async def served(self, request: Request) -> Response:
+        policy_id = self._require_files(request)
+        found = await self._change(
+            request, lambda store: _serving(store, self._live.own_record(policy_id))
+        )
+        return Response.of(found, request)
+
+    def _require_files(self, request: Request) -> str:
+        """The policy's name. Raises Refusal for one that is unknown, or has nothing on disk."""
+        policy_id = request.params["id"]
+        if policy_id not in self._live.policies:
+            raise Refusal("no_route", f"there is no policy {policy_id!r:.80}")
+        if not isinstance(self._live.store(policy_id), WeightStore):
+            raise Refusal("no_route", "this collector keeps nothing on disk")
+        return policy_id
+
+    async def _change(self, request: Request, change: Callable[[WeightStore], T]) -> T:
+        """Run a change in the thread for weights, for it waits for the disk. Raises Refusal."""
+        policy_id = self._require_files(request)
+        async with self._one_at_a_time:
+            request.caller.require_live(time.time())  # its turn may come late
+            try:
+                return await self._live.ask(policy_id, change)
+            except GenerationConflict as error:
+                raise Refusal("conflict", str(error)) from error
+            except PolicyPinned as error:
+                raise Refusal("pinned", str(error)) from error
+            except WeightsNotFound as error:
+                raise Refusal("not_found", "there is no such version") from error
+            except (StorageError, ValueError, TypeError, KeyError, OverflowError) as error:
+                if isinstance(error.__cause__, BlockingIOError):
+                    raise Refusal("busy", str(error), retry_after=2.0) from error
+                if isinstance(error.__cause__, OSError):
+                    raise _disk_full(error.__cause__) from error
+                raise Refusal("invalid", str(error), _path_of(str(error))) from error
+            except OSError as error:
+                raise _disk_full(error) from error
+
+    def _tell(self, event: str, request: Request, now: Live, **more: str | int | None) -> Response:
+        self._audit(event, request, now, **more)
+        served = self._live.generation(request.params["id"]) >= now.generation
+        reply = wire.NowLive(
+            version=now.version,
+            generation=now.generation,
+            served=served,
+            why=None if served else self._live.standing(request.params["id"]).why,
+        )
+        return Response.of(reply, request, 201)
+
+    def _audit(self, event: str, request: Request, now: Live, **more: str | int | None) -> None:
+        name, token = request.params["id"], request.caller.token_id
+        audit(event, policy=name, version=now.version, by=token, **more)
+
+
+def _publish(store: WeightStore, message: wire.Publish) -> Live:
+    for field in ("spec", "filter_state", "metrics"):  # before anybody looks deeper into them
+        if (document := getattr(message, field)) is not None:
+            plain_document(document, field)
+    digest = store.add_candidate(
+        decode_weights(message.weights, message.sha256, "weights"),
+        spec=message.spec,
+        metrics=message.metrics,
+        lineage=message.lineage,
+        filter_state=message.filter_state,
+        checkpoint=message.checkpoint,
+        number=message.version,
+    )
+    return store.publish_as(digest, message.version)
+
+
+def _resume(store: WeightStore) -> tuple[Pin | None, Live]:
+    pin, now = store.resume(), store.live()
+    if now is None:
+        raise WeightsNotFound("nothing is live any more")
+    return pin, now
+
+
+def _serving(store: WeightStore, own: Served) -> wire.Serving:
+    """What is live, and what each collector serves: this one, also where it cannot register."""
+    now = store.live()
+    registered = [
+        *(
+            one
+            for one in store.served.registered(time.time())
+            if one.collector_id != own.collector_id
+        ),
+        own,
+    ]
+    return wire.Serving(
+        live=None if now is None else wire.NowLive(version=now.version, generation=now.generation),
+        pinned=None if now is None or now.pinned is None else now.pinned.to_json(),
+        restored=store.restored,
+        collectors=[record.to_json() for record in registered],
+    )
+
+
+def _versions(store: WeightStore) -> wire.Versions:
+    live = store.live()
+    return wire.Versions(
+        live=None
+        if live is None
+        else wire.NowLive(version=live.version, generation=live.generation),
+        next=store.next_version,
+        versions=described(store)[0],
+    )
+
+
+def _path_of(text: str) -> str | None:
+    """The field of a publication that an error's text begins with."""
+    place = text.partition(": ")[0].replace(" ", "_")
+    return f"$.{place}" if re.split(r"[.\[]", place)[0] in _FIELDS else None
+
+
+def _disk_full(error: OSError) -> Refusal:
+    """What a publisher hears when nothing could be written. Raises what is another trouble."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    return Refusal("disk_full", "the disk is full: nothing is published", retry_after=2.0)
+
 
 log = logging.getLogger("headrace.publication")
 
@@ -29,7 +203,7 @@ _NUMBER = re.compile(r"[0-9]{1,16}")
 _WAIT = re.compile(r"\bwait=(\d{1,4})\b")
 
 
-class Publication:
+class WeightDownloads:
     """The route for weights, over the live policies that the collector follows."""
 
     def __init__(self, live: LivePolicies) -> None:

@@ -49,7 +49,6 @@ TESTED_BY = {
     "ingest.server.logs": "ingest/server/test_metrics",
     "ingest.server.route_table": "ingest/server/test_openapi",
     "ingest.server.routes": "ingest/access/test_tokens",
-    "ingest.server.weight_routes": "ingest/server/test_publishing",
     "ingest.verification": "storage/verify/test_audit",
     "ingest.web.asgi": "ingest/web/test_connections",
     "policy.algorithms.trainable_policy": "policy/sampling/test_sampler",
