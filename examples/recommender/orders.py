@@ -16,4 +16,5 @@ with PolicyClient(os.environ.get("HEADRACE_ADDRESS", "http://127.0.0.1:8642")) a
         # the reward of step 0; its id makes it count once, however often this is run
         client.log_returns(episode, 1.0, step=0, reward_id=f"order-of-{episode}")
     client.flush()
-    print(client.stats.acknowledged, "orders logged,", client.stats.duplicates, "known already")
+    known = client.stats.duplicates
+    print(client.stats.acknowledged - known, "orders logged,", known, "known already")

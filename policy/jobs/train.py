@@ -308,6 +308,11 @@ def _keep(learner: Learner, result: TrainResult, root: Path | str, checkpoint: P
 def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -> str:
     counts = {**reader.stats.excluded, **(learner.counts.excluded if learner else {})}
     counts["held_out"] = counts.pop("select", 0)
+    if not (reader.stats.shards or reader.stats.excluded_shards or any(counts.values())):
+        return (
+            f"policy {policy_id!r}: expected rows to learn from, found no shard yet. An episode is "
+            "in one seconds after its end, or after its reward window; `headrace ls` counts them"
+        )
     left_out = ", ".join(f"{why}: {rows}" for why, rows in counts.items() if rows) or "none"
     bad = (
         f"; {len(reader.stats.excluded_shards)} damaged shards"

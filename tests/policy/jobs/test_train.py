@@ -156,6 +156,9 @@ def test_nothing_to_train_on_says_why(bandit_log, tmp_path):
     with pytest.raises(NothingToTrainOn, match="found none"):
         train(tmp_path, "other", CONFIG, spec=PolicySpec(Box((2,)), Discrete(3, 1)))
     assert WeightStore(tmp_path, "default").candidates() == []
+    (tmp_path / "new/shards").mkdir(parents=True)
+    with pytest.raises(NothingToTrainOn, match="found no shard yet"):
+        train(tmp_path / "new", "default", CONFIG, spec=PolicySpec(Box((2,)), Discrete(3, 1)))
 
 
 def test_every_named_algorithm_trains(bandit_log, tmp_path):
