@@ -414,9 +414,8 @@ class Sender:
     def release(self, durable: Sequence[Event]) -> None:
         """Let go of what was kept of the episodes up to these events, which are on disk now."""
         for event in durable if self.kept else ():
-            seq = seq_of(event)
-            dropped = self.kept.durable(name_of(event), seq)  # itself too, if it is a copy
-            self.count(acknowledged=sum(seq_of(kept) < seq for kept in dropped))
+            dropped = self.kept.delivered(event)  # itself too, if it is a copy
+            self.count(acknowledged=sum(seq_of(kept) != seq_of(event) for kept in dropped))
 
     def take_lost(self, refusals: Iterable[tuple[Name, Refusal]]) -> dict[Name, list[Event]]:
         """What was kept of the episodes whose events are refused because the collector lost it."""

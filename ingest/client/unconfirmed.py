@@ -14,8 +14,8 @@ from copy import copy
 from itertools import pairwise
 from typing import TypeVar
 
-from ingest.protocol.agent_names import Name
-from ingest.protocol.messages import Event, GetAction, Start
+from ingest.protocol.agent_names import Name, name_of
+from ingest.protocol.messages import Event, GetAction, LogReturns, Start
 
 LOST = frozenset({"gap", "decision_unknown", "not_found"})
 """What a collector answers that does not know events it had before it was killed."""
@@ -26,6 +26,13 @@ def seq_of(event: Event) -> int:
     if isinstance(event, Start):
         return 0
     return -1 if event.seq is None else event.seq
+
+
+def _key(event: Event) -> int | tuple[int | None, str | None]:
+    """What makes two events one: the number, or the step and the name of a reward without one."""
+    if isinstance(event, LogReturns) and event.seq is None:
+        return event.step, event.reward_id
+    return seq_of(event)
 
 
 class Kept:
@@ -56,22 +63,42 @@ class Kept:
                 known += new
                 return
             self._mixed.add(name)
-            numbers = set(map(seq_of, new))
-            known[:] = [event for event in known if seq_of(event) not in numbers] + new
+            keys = set(map(_key, new))
+            known[:] = [event for event in known if _key(event) not in keys] + new
 
     def durable(self, name: Name, seq: int) -> list[Event]:
-        """Drop an episode's events up to `seq`, which are on disk, and answer them."""
+        """Drop an episode's events up to `seq`, which are on disk, and answer them.
+
+        A reward without a number is on disk when a number behind it is.
+        """
         with self._lock:
             events = self._events.get(name)
             if events is None:
                 return []
             if name in self._mixed:
-                gone = [event for event in events if seq_of(event) <= seq]
-                events[:] = [event for event in events if seq_of(event) > seq]
+                places = [at for at, event in enumerate(events) if 0 <= seq_of(event) <= seq]
+                behind = places[-1] if places else 0
+                done = {*places, *(at for at in range(behind) if seq_of(events[at]) < 0)}
+                gone = [event for at, event in enumerate(events) if at in done]
+                events[:] = [event for at, event in enumerate(events) if at not in done]
             else:
                 end = bisect_right(events, seq, key=seq_of)
                 gone = events[:end]
                 del events[:end]
+            if not events:
+                self._forget(name)
+            return gone
+
+    def delivered(self, event: Event) -> list[Event]:
+        """Drop what is on disk now that `event` is: itself, if it is kept, and what `durable`
+        says of its number."""
+        name, key = name_of(event), _key(event)
+        if isinstance(key, int):
+            return self.durable(name, key)
+        with self._lock:
+            events = self._events.get(name, [])
+            gone = [kept for kept in events if _key(kept) == key]
+            events[:] = [kept for kept in events if _key(kept) != key]
             if not events:
                 self._forget(name)
             return gone

@@ -17,7 +17,7 @@ from ingest.client.policy_client import PolicyClient
 from ingest.client.unconfirmed import Kept, seq_of
 from ingest.collector.recovery import recover
 from ingest.protocol import messages as wire
-from tests.collector_process import CollectorProcess, declare
+from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults import decisions, mutants, slow_disk
 from tests.faults.decisions import ACTIONS, publish
 from tests.faults.scenario import Trial
@@ -65,6 +65,31 @@ def test_flush_waits_until_the_decisions_are_durable(tmp_path: Path) -> None:
         collector.restart()
         assert collector.get(f"/v1/episodes/{name}")[1]["next_seq"] == 2
         client.end_episode(name)
+
+
+@pytest.mark.usefixtures("very_slow_disk")
+def test_a_late_reward_that_travelled_with_a_request_is_not_lost(tmp_path: Path) -> None:
+    """It has no number: what a reply says of earlier numbers says nothing of it."""
+    declare(tmp_path, action=f"discrete:{ACTIONS}")
+    publish(tmp_path)
+    with (
+        CollectorProcess(tmp_path, program=slow_disk.program(None)) as collector,
+        PolicyClient(collector.address, "remote") as client,
+    ):
+        name = client.start_episode()
+        client.get_action(name, [0.0] * 4)
+        client.flush(20.0)
+        for step in (0, 1):
+            client.log_returns(name, 1.0, step=step, reward_id=f"of step {step}")
+            client.get_action(name, [0.0] * 4)  # the reply runs ahead of the disk
+        collector.kill()
+        collector.restart()
+        client.end_episode(name)
+        client.flush(20.0)
+        assert client.stats.pending == 0
+        assert collector.stop() == 0
+    rewards = [row["rewards"] for row in shard_rows(tmp_path)]
+    assert rewards == [1.0, 1.0, 0.0]
 
 
 # --- the assembler's side ---------------------------------------------------------------------
@@ -178,18 +203,45 @@ def test_a_number_is_kept_once() -> None:
     assert [event.action for event in kept.take("e", 1)] == [1]  # type: ignore[union-attr]
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(-1, 6)), max_size=30))
+LATE = ("a", "b")
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(-2, 6)), max_size=30))
 def test_what_is_kept_is_what_a_plain_list_would_hold(turns: list[tuple[bool, int]]) -> None:
-    """In whatever order numbers come, and rewards that have none; however many become durable."""
+    """In whatever order numbers come, and rewards that have none; however many become durable.
+
+    A reward without a number, below 0 here, goes with a number behind it, or by its own name.
+    """
     kept, plain = Kept(), list[wire.Event]()
+
+    def event_of(seq: int) -> wire.Event:
+        if seq >= 0:
+            return decision(seq, 0)
+        return wire.LogReturns(episode_id="e", step=0, reward_id=LATE[seq], reward=1.0)
+
+    def is_one(one: wire.Event, other: wire.Event) -> bool:
+        return (seq_of(one), getattr(one, "reward_id", None)) == (
+            seq_of(other),
+            getattr(other, "reward_id", None),
+        )
+
     for is_new, seq in turns:
+        event = event_of(seq)
         if is_new:
-            late = wire.LogReturns(episode_id="e", step=0, reward_id="r", reward=1.0)
-            event = late if seq < 0 else decision(seq, 0)
             kept.keep("e", [event])
-            plain = [other for other in plain if seq_of(other) != seq] + [event]
+            plain = [other for other in plain if not is_one(other, event)] + [event]
+        elif seq < 0:
+            gone = [other for other in plain if is_one(other, event)]
+            assert kept.delivered(event) == gone
+            plain = [other for other in plain if other not in gone]
         else:
-            assert kept.durable("e", seq) == [event for event in plain if seq_of(event) <= seq]
-            plain = [event for event in plain if seq_of(event) > seq]
+            last = max((i for i, one in enumerate(plain) if 0 <= seq_of(one) <= seq), default=-1)
+            gone = [
+                one
+                for i, one in enumerate(plain)
+                if 0 <= seq_of(one) <= seq or (seq_of(one) < 0 and i < last)
+            ]
+            assert kept.durable("e", seq) == gone
+            plain = [one for one in plain if one not in gone]
         assert (len(kept), bool(kept)) == (len(plain), bool(plain))
     assert [seq_of(event) for event in kept.copies()] == list(map(seq_of, plain))
