@@ -174,6 +174,7 @@ if TYPE_CHECKING:
     from storage.weights.manifest import Candidate as Candidate
     from storage.weights.manifest import Live as Live
     from storage.weights.manifest import Manifest as Manifest
+    from storage.weights.store import WeightFolder as WeightFolder
 
 # Where each public name lives.
 _HOMES = {
@@ -249,6 +250,7 @@ _HOMES = {
     "PolicySpec": "policy.inference.spec",
     "StudentT": "policy.ope.intervals",
     "TrainablePolicy": "policy.algorithms.trainable_policy",
+    "WeightFolder": "storage.weights.store",
     "WeightStore": "policy.inference.weight_store",
     "estimators": "policy.ope.estimators",
     # Workers
@@ -317,7 +319,6 @@ _NEEDS = {
     "policy.networks": "torch",
     "policy.ope.estimators": "scipy",
     "policy.ope.intervals": "scipy",
-    "policy.worker.group": "torch",
     "policy.worker.rollout_worker": "torch",
     "storage.reading.multi_agent_reader": "pyarrow",
     "storage.reading.shard_reader": "pyarrow",

@@ -97,7 +97,7 @@ class Child:
             self.process.wait()
 
 
-class Collecting(Child):
+class CollectorChild(Child):
     """The collector: started again at once, but not more than a few times a minute."""
 
     def __init__(self, words: Sequence[str], on_line: Callable[[dict[str, Any]], None]) -> None:
@@ -167,7 +167,7 @@ class Up:
         self._on_line = on_line
         self.address = ""
         self._first = ["collect", "--root", str(root), "--port", str(port)]
-        self.collector = Collecting(self._first, self._collector_says)
+        self.collector = CollectorChild(self._first, self._collector_says)
         if not self._told.wait(STOP_SECONDS):
             self.collector.stop()
             raise ValueError("the collector did not start; its message stands above")

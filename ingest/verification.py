@@ -192,7 +192,7 @@ def live_account(
     named = not live.loopback()  # a certificate names what clients call, not this way to it
     with admin_session(ca, named=named) as session:
         transport = Transport(live.address, session=session, token=sent, timeout=LEDGER_SECONDS)
-        told = Delivery(transport, "GET", "/v1/ledger").run(wire.Ledger)
+        told = Delivery(transport, "GET", "/v1/ledger").run(wire.JournalLedger)
         account = JournalAccount(
             collector_id=told.collector_id,
             accepted=told.accepted,

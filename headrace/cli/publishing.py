@@ -178,10 +178,10 @@ def versions(
 
 def _versions_at_rest(root: Path, policy_id: str) -> dict[str, Any]:
     from storage.errors import StorageError
-    from storage.weights.chain import described
-    from storage.weights.store import WeightStore
+    from storage.weights.off_chain import described
+    from storage.weights.store import WeightFolder
 
-    store = WeightStore(root, policy_id)
+    store = WeightFolder(root, policy_id)
     live = store.live()
     found, damaged = described(store)
     candidates, unreadable = [], {}

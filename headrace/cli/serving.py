@@ -171,9 +171,9 @@ def asked_elsewhere(publisher: Publisher, policy_id: str) -> Ask:
 
 def asked_under(root: Path, policy_id: str, token: str | None, ca: Path | None) -> Ask:
     """By the records under a root, and by the address of its collector where that has none."""
-    from storage.weights.store import WeightStore
+    from storage.weights.store import WeightFolder
 
-    store = WeightStore(root, policy_id)
+    store = WeightFolder(root, policy_id)
     silent = _Silent(root, policy_id, token, ca)
 
     def ask() -> Sequence[Served]:

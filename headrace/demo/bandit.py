@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.demo.stage import Collecting, Demo
+from headrace.demo.stage import CollectorCommand, Demo
 from headrace.output import console, results
 from ingest.client.policy_client import PolicyClient
 from storage.reading.shard_reader import ShardReader
@@ -74,7 +74,7 @@ def _spaces(categories: dict[str, list[Any]]) -> list[str]:
     return ["--observation", f"multi_discrete:{sizes}", "--action", f"discrete:{ACTIONS}"]
 
 
-def _import(demo: Demo, collector: Collecting) -> dict[str, Any]:
+def _import(demo: Demo, collector: CollectorCommand) -> dict[str, Any]:
     """Log every row of the file as an episode of one step."""
     words: list[object] = ["import", demo.data / FOLDER / f"{collector.name}.parquet"]
     words += ["--address", collector.address]
@@ -86,7 +86,7 @@ def _import(demo: Demo, collector: Collecting) -> dict[str, Any]:
     return demo.command(*words)
 
 
-def _learn(demo: Demo, learned_from: Collecting, other: Collecting) -> dict[str, Any]:
+def _learn(demo: Demo, learned_from: CollectorCommand, other: CollectorCommand) -> dict[str, Any]:
     """Train, judge by both logs, publish: without the gate when it says no, so as to go on."""
     own = ["--root", learned_from.root]
     trained = demo.command("train", *own, "--seed", demo.seed)
@@ -127,7 +127,7 @@ def _below(low: float | None, high: float | None) -> bool:
     return low is None or high is None or low <= high
 
 
-def _act(demo: Demo, collector: Collecting) -> dict[str, Any]:
+def _act(demo: Demo, collector: CollectorCommand) -> dict[str, Any]:
     """A remote client asks for actions on some observations of the log."""
     with ShardReader(collector.root, batch_size=DECISIONS) as reader:
         observations = reader.next()["obs"][:DECISIONS]

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from headrace.demo.stage import Collecting, Demo
+from headrace.demo.stage import CollectorCommand, Demo
 from headrace.output import console
 from ingest.client.policy_client import PolicyClient
 from storage.declarations.declaration import PolicyDeclaration
@@ -96,7 +96,7 @@ def weak_policy(
 
 def _log(
     demo: Demo,
-    collector: Collecting,
+    collector: CollectorCommand,
     images: npt.NDArray[np.float32],
     digits: npt.NDArray[np.int64],
     chances: Floats,
@@ -115,7 +115,7 @@ def _log(
 
 def _act(
     demo: Demo,
-    collector: Collecting,
+    collector: CollectorCommand,
     images: npt.NDArray[np.float32],
     digits: npt.NDArray[np.int64],
     rng: np.random.Generator,

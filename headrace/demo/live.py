@@ -41,7 +41,7 @@ class LiveFailed(RuntimeError):
 
 
 @dataclass
-class Ended:
+class PlayedEpisode:
     """One ended episode: the steps acted by then, its return, the version that acted last."""
 
     steps: int
@@ -50,10 +50,10 @@ class Ended:
 
 
 @dataclass
-class Live:
+class LiveRun:
     """What the processes said so far. Their threads append; one loop reads."""
 
-    episodes: list[Ended] = field(default_factory=list)
+    episodes: list[PlayedEpisode] = field(default_factory=list)
     address: str = ""
     collector_pid: int = 0
     version: int = 0
@@ -83,7 +83,7 @@ class Live:
         with self.lock:
             if "return" in said:
                 self.steps += said["steps"]
-                self.episodes.append(Ended(self.steps, said["return"], said["version"]))
+                self.episodes.append(PlayedEpisode(self.steps, said["return"], said["version"]))
             elif "acted" in said:
                 self.acted += said["acted"]
                 self.reports += 1
@@ -136,7 +136,7 @@ def run_live(
 
     The collector is killed once, when `kill_at_version` is live.
     """
-    live, began = Live(), time.monotonic()
+    live, began = LiveRun(), time.monotonic()
     words = ["headrace", "up", "--root", str(root), "--env", ENV, "--port", "0"]
     with contextlib.ExitStack() as stack:
         say(f"$ {' '.join(words)} &")
@@ -173,7 +173,7 @@ def _player(address: str, seed: int, number: int) -> list[str]:
 
 
 def _watch(
-    live: Live,
+    live: LiveRun,
     processes: list[subprocess.Popen[str]],
     began: float,
     say: Callable[[str], None],
@@ -205,7 +205,7 @@ def _watch(
     return killed, mean
 
 
-def _plot(live: Live, path: Path) -> Path:
+def _plot(live: LiveRun, path: Path) -> Path:
     """Return, its moving average and version over steps, as a picture."""
     matplotlib.use("Agg")
     figure = Figure(figsize=(8, 4.5), layout="constrained")

@@ -16,7 +16,7 @@ from typing import Any
 
 import urllib3
 
-__all__ = ["Collecting", "Demo", "DemoFailed"]
+__all__ = ["CollectorCommand", "Demo", "DemoFailed"]
 
 IN_SHARDS_SECONDS = 30.0
 STOP_SECONDS = 30.0
@@ -27,7 +27,7 @@ class DemoFailed(RuntimeError):
 
 
 @dataclass
-class Collecting:
+class CollectorCommand:
     """`headrace collect` as a process of its own."""
 
     name: str
@@ -80,7 +80,7 @@ class Demo:
         return document
 
     @contextlib.contextmanager
-    def collecting(self, name: str, *words: object) -> Iterator[Collecting]:
+    def collecting(self, name: str, *words: object) -> Iterator[CollectorCommand]:
         """`headrace collect` of a log on a free port; `words` say what its policy declares."""
         root = self.root / name
         arguments = ["collect", "--root", str(root), "--port", "0", *map(str, words)]
@@ -96,7 +96,7 @@ class Demo:
                 raise DemoFailed(f"the collector of {name} did not start")
             address = json.loads(line)["address"]
             self.say(f"  {address}")
-            yield Collecting(name, root, process, address)
+            yield CollectorCommand(name, root, process, address)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -104,7 +104,7 @@ class Demo:
             if process.stdout:
                 process.stdout.close()
 
-    def await_shards(self, collector: Collecting) -> int:
+    def await_shards(self, collector: CollectorCommand) -> int:
         """Wait until all that was acknowledged is in shards: seconds after the last episode ended;
         how many steps."""
         limit = time.monotonic() + IN_SHARDS_SECONDS

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from ingest.access.tokens import Caller
 from ingest.bulk_import.import_reply import ImportReply
-from ingest.bulk_import.step_columns import Block, Run, StepColumns
+from ingest.bulk_import.step_columns import Run, StepBlock, StepColumns
 from ingest.collector.collector import Collector
 from ingest.collector.quotas import owned
 from ingest.episodes.assembler import EpisodeAssembler
@@ -62,7 +62,7 @@ class Acceptance:
         """Whether pieces of a long episode are there that wait for their last one."""
         return self._staged is not None
 
-    def groups(self, block: Block) -> Iterator[list[Run]]:
+    def groups(self, block: StepBlock) -> Iterator[list[Run]]:
         """A block's episodes, so many that others wait no longer for the loop than is sane."""
         self.reply.count_rows(block.sums())
         fresh: list[Run] = []
@@ -80,7 +80,7 @@ class Acceptance:
         for at in range(GROUP_EPISODES, len(fresh), GROUP_EPISODES):
             yield fresh[at : at + GROUP_EPISODES]
 
-    def accept(self, block: Block, group: Sequence[Run]) -> int:
+    def accept(self, block: StepBlock, group: Sequence[Run]) -> int:
         """Accept some episodes as one journal row; answers the row that the reply waits for.
 
         Raises Refusal when nothing can be accepted.
@@ -122,7 +122,7 @@ class Acceptance:
                 self._collector.drop_staged(started.key)
 
     def _judged(
-        self, block: Block, group: Sequence[Run], taken: list[Run]
+        self, block: StepBlock, group: Sequence[Run], taken: list[Run]
     ) -> Iterator[ImportedEpisode]:
         for run in group:
             try:
@@ -179,7 +179,7 @@ class Acceptance:
         self._over = run.number
         self.stop()
 
-    def _take(self, block: Block, run: Run) -> None:
+    def _take(self, block: StepBlock, run: Run) -> None:
         stats = self._collector.stats
         stats.accepted += run.events
         stats.ended[run.how] += 1
@@ -189,7 +189,7 @@ class Acceptance:
             self._collector.tell_broken(name_of(run.start), run.cause)
             self._misfit(block, run.bad, run.all_events - run.events, run.start.episode_id)
 
-    def _misfit(self, block: Block, row: int, events: int, name: str) -> None:
+    def _misfit(self, block: StepBlock, row: int, events: int, name: str) -> None:
         self._refuse(row, events, "invalid", lambda: block.error(row, name))
 
     def _refuse(self, row: int, events: int, code: str, error: Callable[[], Any]) -> None:
@@ -201,7 +201,7 @@ class Acceptance:
         self._collector.stats.duplicates += run.all_events
         self.reply.take(0, run.all_events)
 
-    def _tell_known(self, block: Block, run: Run) -> None:
+    def _tell_known(self, block: StepBlock, run: Run) -> None:
         """An episode that a request before has taken: what was wrong with it is told again."""
         name = run.start.episode_id
         if run.bad is not None:

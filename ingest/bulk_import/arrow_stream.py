@@ -36,7 +36,7 @@ _DATA = 1  # of a dictionary batch: its record batch
 _LENGTH, _COMPRESSION = 0, 3  # of a record batch
 
 
-class Batches(msgspec.Struct, frozen=True):
+class ArrowBatches(msgspec.Struct, frozen=True):
     """A stream's rows as they came; nothing may look at their values before `table_of` does.
 
     Where there were dictionaries, all of it has been looked at, and they are strings.
@@ -52,7 +52,7 @@ def read_table(body: bytes) -> Any:
     return table_of(read_batches(body))
 
 
-def read_batches(body: bytes) -> Batches:
+def read_batches(body: bytes) -> ArrowBatches:
     """The rows of a stream. Raises Refusal."""
     arrow, _ = load_arrow()
     with _malformed(arrow):
@@ -65,10 +65,10 @@ def read_batches(body: bytes) -> Batches:
             schema, batches = table.schema, table.to_batches()
         else:
             batches = [arrow.ipc.read_record_batch(message, schema) for message in messages[1:]]
-    return Batches(schema, batches, sum(batch.num_rows for batch in batches))
+    return ArrowBatches(schema, batches, sum(batch.num_rows for batch in batches))
 
 
-def table_of(stream: Batches) -> Any:
+def table_of(stream: ArrowBatches) -> Any:
     """The rows of a stream, every value looked at once.
 
     Raises Refusal when it does not hold what it says.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Mask = NDArray[np.bool_]
 
 
-class Faults:
+class RowFaults:
     """The first fault of each of so many rows; `label(row)` is a row's number in the table."""
 
     def __init__(self, rows: int, label: Callable[[int], int]) -> None:
@@ -63,7 +63,7 @@ class Faults:
         column, expected, got = self._reasons[self._which[row] - 1]
         return f"$.{column}[{self.label(row)}]", f"{expected}, got {got(row)!s:.100}"
 
-    def take(self, others: Faults, rows: NDArray[np.int64]) -> None:
+    def take(self, others: RowFaults, rows: NDArray[np.int64]) -> None:
         """Take over the faults of some rows, which the others have by themselves."""
         for number, (column, expected, got) in enumerate(others._reasons, 1):
             bad = np.zeros(len(self), np.bool_)

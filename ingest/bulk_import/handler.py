@@ -36,10 +36,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from ingest.access.tokens import Caller
 from ingest.bulk_import.acceptance import COMMIT_GROUPS, Acceptance, rebuilt
-from ingest.bulk_import.arrow_stream import Batches, read_batches, table_of
+from ingest.bulk_import.arrow_stream import ArrowBatches, read_batches, table_of
 from ingest.bulk_import.forms import Forms, policy_of
 from ingest.bulk_import.repeats import digest_rows
-from ingest.bulk_import.step_columns import Block, StepColumns
+from ingest.bulk_import.step_columns import StepBlock, StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.client_instances import IMPORT
 from ingest.episodes.idempotency import key_of
@@ -139,7 +139,7 @@ class Importer:
             if staging:
                 self._staging.release()
 
-    async def _accept(self, block: Block, taking: Acceptance, caller: Caller) -> None:
+    async def _accept(self, block: StepBlock, taking: Acceptance, caller: Caller) -> None:
         """Accept a block's episodes; between two turns of it the loop is everybody's.
 
         Raises Refusal where the state was rebuilt between two turns, without the first one's.
@@ -217,7 +217,7 @@ def _crc32(body: bytes) -> int:
 
 
 def _read(
-    given: bytes | Batches,
+    given: bytes | ArrowBatches,
     collector: Collector,
     forms: Forms,
     key: str | None,

@@ -2,7 +2,7 @@
 
 Numbers are cast where nothing but a float's precision can be lost. A leaf of several numbers comes
 as lists, or as its bytes; a choice that has names as a name or its code. Rows whose values do not
-fit are `Faults`, and hold zeros from there on.
+fit are `RowFaults`, and hold zeros from there on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingest.bulk_import.arrow_stream import is_list, load_arrow
-from ingest.bulk_import.faults import Faults, Mask
+from ingest.bulk_import.faults import Mask, RowFaults
 from ingest.protocol.errors import Refusal
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Discrete, MultiBinary
@@ -61,7 +61,7 @@ class LeafColumn:
         given = "f" if types.is_floating(kind) else "i" if types.is_integer(kind) else "?"
         return given in _CASTS[self.dtype.kind]
 
-    def values(self, column: Any, faults: Faults) -> Values:
+    def values(self, column: Any, faults: RowFaults) -> Values:
         """A pyarrow.Array's values."""
         if self.leaf.is_text:
             return self._texts(column, faults)
@@ -83,12 +83,12 @@ class LeafColumn:
                 )
         return found
 
-    def _add(self, faults: Faults, bad: Mask, got: Callable[[int], Any] | None = None) -> None:
+    def _add(self, faults: RowFaults, bad: Mask, got: Callable[[int], Any] | None = None) -> None:
         if self._hidden and got is not None:
             got = _not_shown
         faults.add(bad, self.column, self._expected, got)
 
-    def _from_bytes(self, values: Any, faults: Faults) -> Array:
+    def _from_bytes(self, values: Any, faults: RowFaults) -> Array:
         """A leaf's canonical bytes as its numbers."""
         _, compute = load_arrow()
         size, rows = self.dtype.itemsize * self.size, len(values)
@@ -109,7 +109,7 @@ class LeafColumn:
             return np.zeros((rows, *self.shape), self.dtype)
         return raw.view(self.dtype).reshape(rows, *self.shape)
 
-    def _numbers(self, values: Any, faults: Faults) -> Array:
+    def _numbers(self, values: Any, faults: RowFaults) -> Array:
         """Numbers as they came, (rows, *shape), of a row that has too few or none zeros."""
         rows, size = len(values), self.size
         kept: Mask | None = None
@@ -139,7 +139,7 @@ class LeafColumn:
         found[kept] = flat.reshape(int(kept.sum()), *self.shape)
         return found
 
-    def _cast(self, values: Array, faults: Faults) -> Array:
+    def _cast(self, values: Array, faults: RowFaults) -> Array:
         """To the leaf's dtype, if nothing but a float's precision is lost."""
         if values.dtype == self.dtype:
             return values
@@ -151,7 +151,7 @@ class LeafColumn:
                 self._add(faults, ~_every(same), lambda row: "other integers")
         return found
 
-    def _codes(self, space: Discrete, values: Any, faults: Faults) -> Array:
+    def _codes(self, space: Discrete, values: Any, faults: RowFaults) -> Array:
         """Names as their codes, 0 for what is none. Each word is looked at once."""
         encoded = values.dictionary_encode()
         codes = np.append(space.codes(encoded.dictionary.to_pylist()), -1)
@@ -162,7 +162,7 @@ class LeafColumn:
             found = np.maximum(found, 0)
         return found
 
-    def _texts(self, values: Any, faults: Faults) -> list[str]:
+    def _texts(self, values: Any, faults: RowFaults) -> list[str]:
         """Strings, "" for one that does not fit. Each word is looked at once."""
         space: Any = self.leaf.space
         if self._is_null:

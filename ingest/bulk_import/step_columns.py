@@ -1,9 +1,9 @@
 """The rows of a bulk import as episodes whose steps are columns, a block of rows at a time.
 
 `StepColumns` checks a table's form and finds its episodes; `block` casts, checks and encodes the
-columns of some rows. What does not fit is found by mask (`Faults`): an episode has the steps before
-its first fault, and none is made of one whose first row has it. A block may be made in a thread: it
-touches nothing of the collector.
+columns of some rows. What does not fit is found by mask (`RowFaults`): an episode has the steps
+before its first fault, and none is made of one whose first row has it. A block may be made in a
+thread: it touches nothing of the collector.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from ingest.bulk_import.arrow_stream import load_arrow
-from ingest.bulk_import.faults import Faults
+from ingest.bulk_import.faults import RowFaults
 from ingest.bulk_import.forms import Form
 from ingest.bulk_import.import_reply import NAMED
 from ingest.bulk_import.leaf_columns import Array, encode
@@ -70,7 +70,7 @@ class Run:
 
 
 @dataclass(slots=True)
-class Block:
+class StepBlock:
     """The rows [begin, end) of a table: its episodes, and the columns of `Imported` over them.
 
     `refused`: (number, rows, first bad row) of episodes without a good step.
@@ -83,8 +83,8 @@ class Block:
     columns: dict[str, bytes]
     infos: dict[int, str]
     part_steps: int
-    faults: Faults
-    ends: Faults  # of final observations
+    faults: RowFaults
+    ends: RowFaults  # of final observations
     told: int = 0
 
     def columns_of(self, some: Sequence[Run]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Block:
         said = f"Episode {name}: {message}" if name else message
         return dict(Refusal("invalid", said, path, name or None).to_json())
 
-    def _of(self, row: int) -> Faults:
+    def _of(self, row: int) -> RowFaults:
         return self.faults if self.faults.has(row - self.begin) else self.ends
 
 
@@ -222,9 +222,9 @@ class StepColumns:
 
     # --- a block ---------------------------------------------------------------------------
 
-    def block(self, begin: int, end: int) -> Block:
+    def block(self, begin: int, end: int) -> StepBlock:
         """The rows [begin, end), which `blocks` gave."""
-        faults = Faults(end - begin, begin.__add__)
+        faults = RowFaults(end - begin, begin.__add__)
         first, after = self.begins.searchsorted((begin, end - 1), "right").tolist()
         numbers = np.arange(first - 1, after)
         starts = self.begins[numbers]
@@ -252,16 +252,16 @@ class StepColumns:
         tags = self._check_tags(faults, cut, heads[starts >= begin])
         self._check_continues(faults, cut, heads)
         infos = self._infos(faults, cut)
-        ends = Faults(end - begin, begin.__add__)
+        ends = RowFaults(end - begin, begin.__add__)
         policy = self.rules.declaration
         size = (len(obs) + len(actions)) // (end - begin) + 74  # as an open episode counts
         part_steps = max(1, min(policy.part_steps, policy.part_bytes // size))
-        block = Block(begin, end, [], [], columns, infos, part_steps, faults, ends)
+        block = StepBlock(begin, end, [], [], columns, infos, part_steps, faults, ends)
         self._fill(block, numbers, cut, tags)
         return block
 
     def _fill(
-        self, block: Block, numbers: Array, cut: Mapping[str, Any], tags: dict[int, Any]
+        self, block: StepBlock, numbers: Array, cut: Mapping[str, Any], tags: dict[int, Any]
     ) -> None:
         """Make a block's episodes of its rows."""
         begin, end = block.begin, block.end
@@ -314,7 +314,7 @@ class StepColumns:
 
     # --- columns ---------------------------------------------------------------------------
 
-    def _check_ids(self, faults: Faults, numbers: Array, heads: Array) -> None:
+    def _check_ids(self, faults: RowFaults, numbers: Array, heads: Array) -> None:
         """The first row of each episode whose id does not fit."""
         if self._runs.faults is None:
             return
@@ -324,11 +324,11 @@ class StepColumns:
             rows[heads[found == kind]] = True
             faults.add(rows, name, expected, partial(self._shown, name, faults))
 
-    def _shown(self, name: str, faults: Faults, row: int) -> str:
+    def _shown(self, name: str, faults: RowFaults, row: int) -> str:
         return repr(self._columns[name][faults.label(row)].as_py())
 
     def _check_t(
-        self, faults: Faults, cut: Mapping[str, Any], begin: int, end: int, numbers: Array
+        self, faults: RowFaults, cut: Mapping[str, Any], begin: int, end: int, numbers: Array
     ) -> None:
         if "t" not in cut:
             return
@@ -340,7 +340,9 @@ class StepColumns:
             bad &= ~nulls
         faults.add(bad, "t", "expected t to run from 0 in each episode", lambda row: values[row])
 
-    def _env_t(self, faults: Faults, cut: Mapping[str, Any], begin: int, numbers: Array) -> bytes:
+    def _env_t(
+        self, faults: RowFaults, cut: Mapping[str, Any], begin: int, numbers: Array
+    ) -> bytes:
         """The environment's steps of tracks as int64, empty where episodes have one agent."""
         if not self._form.has_tracks:
             return b""
@@ -360,7 +362,9 @@ class StepColumns:
         faults.add(fell, "env_t", expected, partial(self._shown, "env_t", faults))
         return values.astype(np.int64).tobytes()
 
-    def _values(self, prefix: str, cut: Mapping[str, Any], faults: Faults) -> tuple[bytes, bytes]:
+    def _values(
+        self, prefix: str, cut: Mapping[str, Any], faults: RowFaults
+    ) -> tuple[bytes, bytes]:
         """A space's canonical bytes in all rows, and their lengths where these differ."""
         codec = self.rules.action if prefix == "actions" else self.rules.observation
         found = {}
@@ -372,7 +376,7 @@ class StepColumns:
         return encode(codec, found, len(faults))
 
     def _final_values(
-        self, block: Block, cut: Mapping[str, Any], rows: Array
+        self, block: StepBlock, cut: Mapping[str, Any], rows: Array
     ) -> list[bytes | None]:
         """The final observations in some rows of the block, None for an absent one."""
         if not self._form.has_finals or not len(rows):
@@ -390,7 +394,7 @@ class StepColumns:
             return found
         some = {name: column.take(self._arrow.array(places)) for name, column in taken.items()}
         labels = block.begin + rows[places]
-        faults = Faults(len(places), labels.__getitem__)
+        faults = RowFaults(len(places), labels.__getitem__)
         data, lengths = self._values("final_obs", some, faults)
         sizes = (
             np.frombuffer(lengths, np.uint32) if lengths else [codec.itemsize or 0] * len(places)
@@ -402,7 +406,7 @@ class StepColumns:
         block.ends.take(faults, rows[places])
         return found
 
-    def _floats(self, name: str, cut: Mapping[str, Any], faults: Faults) -> bytes:
+    def _floats(self, name: str, cut: Mapping[str, Any], faults: RowFaults) -> bytes:
         """A column of numbers as float64, empty where there is none."""
         if name not in cut:
             return b""
@@ -425,7 +429,7 @@ class StepColumns:
         return values.tobytes()
 
     def _integers(
-        self, name: str, cut: Mapping[str, Any], faults: Faults, least: int, most: int, none: int
+        self, name: str, cut: Mapping[str, Any], faults: RowFaults, least: int, most: int, none: int
     ) -> bytes:
         """A column of integers as int64, `none` for null, empty where there is no column."""
         if name not in cut:
@@ -439,7 +443,7 @@ class StepColumns:
         found = values.astype(np.int64)
         return (found if nulls is None else np.where(nulls, none, found)).tobytes()
 
-    def _infos(self, faults: Faults, cut: Mapping[str, Any]) -> dict[int, str]:
+    def _infos(self, faults: RowFaults, cut: Mapping[str, Any]) -> dict[int, str]:
         """The infos of a block's rows, those that have one."""
         if "infos" not in cut:
             return {}
@@ -473,7 +477,9 @@ class StepColumns:
             return lambda row: "other text, not shown because it is redacted"
         return lambda row: f"{values[row].as_py()!r:.80}"
 
-    def _check_tags(self, faults: Faults, cut: Mapping[str, Any], heads: Array) -> dict[int, Any]:
+    def _check_tags(
+        self, faults: RowFaults, cut: Mapping[str, Any], heads: Array
+    ) -> dict[int, Any]:
         """The tags of episodes by their first rows, of those that have any."""
         if "tags" not in cut:
             return {}
@@ -492,7 +498,7 @@ class StepColumns:
         faults.add(bad, "tags", "expected a JSON object of strings", got)
         return {row: tags for row, tags in zip(heads.tolist(), found, strict=True) if tags}
 
-    def _check_continues(self, faults: Faults, cut: Mapping[str, Any], heads: Array) -> None:
+    def _check_continues(self, faults: RowFaults, cut: Mapping[str, Any], heads: Array) -> None:
         if "continues" in cut:
             names = self._cells("continues", cut, heads, None)
             bad = np.zeros(len(faults), np.bool_)

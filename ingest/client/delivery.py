@@ -42,7 +42,14 @@ from ingest.client.client_stats import ClientStats, export
 from ingest.client.declarations import CollectorSpec, Declarations
 from ingest.client.event_queue import Outbox, cut_at
 from ingest.client.spool import Spool
-from ingest.client.transport import UNAVAILABLE, Backoff, Delivery, M, Transport, refusal_from_json
+from ingest.client.transport import (
+    UNAVAILABLE,
+    Delivery,
+    M,
+    RetryDelays,
+    Transport,
+    refusal_from_json,
+)
 from ingest.client.unconfirmed import LOST, Kept, seq_of, undecided
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, label_of, name_of
@@ -98,7 +105,7 @@ class Sender:
         *,
         name: str | None,
         on_error: Callable[[Refusal], None] | None = None,
-        backoff: Backoff | None = None,
+        backoff: RetryDelays | None = None,
     ) -> None:
         self.transport = transport
         self.outbox = outbox
@@ -110,7 +117,7 @@ class Sender:
         self._name = name
         self._book = book
         self._on_error = on_error
-        self.backoff = backoff or Backoff()
+        self.backoff = backoff or RetryDelays()
         self._reset()
         _senders.add(self)
         _export()

@@ -26,7 +26,7 @@ import msgspec
 from ingest.client.batch_size import BATCH_BYTES, BatchSize
 from ingest.client.declarations import Draft
 from ingest.client.events import too_large, unsampled_names
-from ingest.client.spool import LONGEST_RUN, Segment, Spool
+from ingest.client.spool import LONGEST_RUN, Spool, SpoolSegment
 from ingest.client.spool_writer import SpoolWriter
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import BufferFull
@@ -822,7 +822,7 @@ class Outbox:
         with self._lock:
             return self._writer.waiting, self.spool.nbytes, self._writer.count
 
-    def note_instance(self, instance: str, segment: Segment | None = None) -> None:
+    def note_instance(self, instance: str, segment: SpoolSegment | None = None) -> None:
         """Start under this instance from now on; or only the segment of an earlier process.
 
         Raises BufferFull when that cannot be written down.
@@ -837,7 +837,7 @@ class Outbox:
             with self._lock:
                 self.instance = instance
 
-    def take_up(self, segments: Sequence[Segment]) -> None:
+    def take_up(self, segments: Sequence[SpoolSegment]) -> None:
         """Deliver what earlier processes have spooled, too."""
         if self.spool is not None and self._writer is not None:
             with self._writer.disk:

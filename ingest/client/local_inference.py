@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from ingest.client.open_episodes import ClientEpisode
-from ingest.client.transport import Answer, Backoff, Transport
+from ingest.client.transport import Answer, RetryDelays, Transport
 from ingest.protocol.errors import CollectorUnavailable, Refusal
 from ingest.protocol.weights import Published, no_version, not_finite
 from policy.inference.numpy_policy import Action, NotFinite, NumpyPolicy
@@ -194,7 +194,7 @@ class LocalPolicy:
         return self._transport.attempt("GET", self._path, None, headers, timeout)
 
     def _poll(self) -> None:
-        backoff, failures = Backoff(), 0
+        backoff, failures = RetryDelays(), 0
         while not self._closed and threading.current_thread() is self._thread:
             try:
                 refused = self.refused

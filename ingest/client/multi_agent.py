@@ -37,7 +37,7 @@ ByAgent: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Turn:
+class AgentTurn:
     """What one call says of who acts: checked, and nothing of it queued yet.
 
     `events` are the starts of those who join, and the ends of those who have gone.
@@ -90,7 +90,7 @@ class MultiAgentCalls:
             return self.decide(turns, observations, self.actor.decide)
         return self._decide_there(turns, observations)
 
-    def turns(self, observations: Mapping[str, Any]) -> dict[str, Turn]:
+    def turns(self, observations: Mapping[str, Any]) -> dict[str, AgentTurn]:
         """Who acts in each episode on observations by agent; nothing has changed yet."""
         return {
             name: self._turn(self.book.find_whole(name, answered=self.is_local), seen, waits=True)
@@ -274,7 +274,7 @@ class MultiAgentCalls:
         for agent in sorted(agents & whole.ended):
             raise completed(name, agent)
 
-    def _turn(self, whole: ClientWhole, observation: Any, *, waits: bool = False) -> Turn:
+    def _turn(self, whole: ClientWhole, observation: Any, *, waits: bool = False) -> AgentTurn:
         """Who acts on the observations, who joins and who has gone. Raises ValueError.
 
         `waits`: for the declarations of their policies.
@@ -298,7 +298,7 @@ class MultiAgentCalls:
                 f"Episode {name}: the answer to its last get_action was lost; expected the same "
                 f"observations again, with those of {_named(lost)}"
             )
-        turn = Turn(whole, {}, obs)
+        turn = AgentTurn(whole, {}, obs)
         for agent in acting:
             track = whole.tracks.get(agent)
             if track is None:
@@ -350,7 +350,7 @@ class MultiAgentCalls:
             self.require_room(label_of(event), weight(event))
         return self.outbox.put_all(events) if events else ()
 
-    def _act(self, turns: Mapping[str, Turn], steps: Mapping[str, Mapping[str, Any]]) -> None:
+    def _act(self, turns: Mapping[str, AgentTurn], steps: Mapping[str, Mapping[str, Any]]) -> None:
         """Queue the steps of some turns, behind the starts and ends that belong to them."""
         events: list[Any] = []
         for name, turn in turns.items():
@@ -398,7 +398,7 @@ class MultiAgentCalls:
 
     def decide(
         self,
-        turns: Mapping[str, Turn],
+        turns: Mapping[str, AgentTurn],
         observations: Mapping[str, ByAgent],
         decide: Callable[[ClientEpisode, Any, bytes], tuple[Decision, Any]],
     ) -> dict[str, dict[str, Any]]:
@@ -417,7 +417,7 @@ class MultiAgentCalls:
         return actions
 
     def _decide_there(
-        self, turns: Mapping[str, Turn], observations: Mapping[str, ByAgent]
+        self, turns: Mapping[str, AgentTurn], observations: Mapping[str, ByAgent]
     ) -> dict[str, dict[str, Any]]:
         """One request for all. Who joins and who has gone is told with it, answered or not."""
         self._put([event for turn in turns.values() for event in turn.events])
@@ -444,7 +444,7 @@ class MultiAgentCalls:
         return actions
 
 
-def _enter(book: EpisodeBook, turn: Turn) -> None:
+def _enter(book: EpisodeBook, turn: AgentTurn) -> None:
     """Whose start is queued has joined; whose end is queued has left."""
     whole = turn.whole
     for agent, track in turn.acting.items():
@@ -456,7 +456,7 @@ def _enter(book: EpisodeBook, turn: Turn) -> None:
     whole.gone = {}
 
 
-def _acted(turn: Turn) -> None:
+def _acted(turn: AgentTurn) -> None:
     """The environment is one step further."""
     for track in turn.acting.values():
         track.acted = True

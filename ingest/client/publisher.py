@@ -21,7 +21,7 @@ from ingest.client.transport import Delivery, HttpSession, Token, Transport
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from storage.weights.manifest import WEIGHTS_FILE, encode_weights, sha256
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 
 TRIES = 8
 """So often another publisher may be faster."""
@@ -96,7 +96,7 @@ class Publisher:
                     raise Refusal("conflict", text) from refusal
                 number = there.next
 
-    def publish_candidate(self, store: WeightStore, digest: str) -> wire.NowLive:
+    def publish_candidate(self, store: WeightFolder, digest: str) -> wire.NowLive:
         """Publish a candidate of a store here. Raises WeightsNotFound, WeightsDamaged."""
         candidate, arrays = store.load_candidate(digest)
         weights = encode_weights(arrays)

@@ -143,7 +143,7 @@ class _Piece:
         return int(self.path.name)
 
 
-class Segment:
+class SpoolSegment:
     """The events of one process, in order. They are named by their numbers, from 0.
 
     `unread` counts those that are on disk alone, `instance` is under what they are sent,
@@ -173,7 +173,7 @@ class Segment:
         self._reading = (0, 0, 0)  # a piece's serial, the place in it, the number there
 
     @classmethod
-    def create(cls, directory: Path, piece_bytes: int, sync: bool) -> Segment:
+    def create(cls, directory: Path, piece_bytes: int, sync: bool) -> SpoolSegment:
         while True:
             name = f"segment-{os.getpid()}-{secrets.token_hex(6)}"
             fresh, folder = directory / f"new-{name}", directory / name
@@ -205,7 +205,7 @@ class Segment:
                     lock.release()
 
     @classmethod
-    def take_up(cls, folder: Path, piece_bytes: int, sync: bool) -> Segment | None:
+    def take_up(cls, folder: Path, piece_bytes: int, sync: bool) -> SpoolSegment | None:
         """A segment that nobody holds, as its process left it; None when somebody does."""
         lock = FileLock(folder / "lock")
         try:
@@ -576,12 +576,12 @@ class Spool:
         self._piece_bytes = max(1, min(PIECE_BYTES, max_bytes // 8))
         self._sync = sync
         self._policy = policy
-        self.own: Segment | None = None
-        self.taken_up: list[Segment] = []
+        self.own: SpoolSegment | None = None
+        self.taken_up: list[SpoolSegment] = []
         self.unreadable = self.unreadable_own = 0  # events; of those, this process's
         self._instance: str | None = None
         self._has_read_own = False
-        self._places: dict[int, tuple[Event, Segment, int]] = {}
+        self._places: dict[int, tuple[Event, SpoolSegment, int]] = {}
 
     def close(self, *, forked: bool = False) -> None:
         """Hold nothing any more. `forked`: what is held is the parent's."""
@@ -591,7 +591,7 @@ class Spool:
         self._places = {}
 
     @property
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[SpoolSegment]:
         return [*([] if self.own is None else [self.own]), *self.taken_up]
 
     @property
@@ -622,7 +622,7 @@ class Spool:
         """
         data = b"".join(map(framed, events) if frames is None else frames)
         if self.own is None:
-            self.own = Segment.create(self.directory, self._piece_bytes, self._sync)
+            self.own = SpoolSegment.create(self.directory, self._piece_bytes, self._sync)
             self.own.address, self.own.instance = self.address, self._instance
         own = self.own
         if own.nbytes + len(data) > self.max_bytes and own.waiting:
@@ -662,7 +662,7 @@ class Spool:
 
     def done(self, events: Iterable[Event]) -> None:
         """Events were judged."""
-        by_segment: dict[int, tuple[Segment, list[int]]] = {}
+        by_segment: dict[int, tuple[SpoolSegment, list[int]]] = {}
         for event in events:
             place = self._places.pop(id(event), None)
             if place is not None:
@@ -679,7 +679,7 @@ class Spool:
     def is_spooled(self, event: Event) -> bool:
         return id(event) in self._places
 
-    def segment_of(self, event: Event) -> Segment:
+    def segment_of(self, event: Event) -> SpoolSegment:
         return self._places[id(event)][1]
 
     def go_on(self, event: Event, next_start: int) -> tuple[Start, str | None] | None:
@@ -728,17 +728,17 @@ class Spool:
             old.close()
             self.taken_up.remove(old)
 
-    def find(self) -> list[Segment]:
+    def find(self) -> list[SpoolSegment]:
         """The segments that nobody held, and that are held from here on.
 
         Those that were sent to another address are left alone.
 
         Any thread may call it.
         """
-        Segment.sweep(self.directory)
+        SpoolSegment.sweep(self.directory)
         found = []
         for folder in sorted(self.directory.glob("segment-*")):
-            segment = Segment.take_up(folder, self._piece_bytes, self._sync)
+            segment = SpoolSegment.take_up(folder, self._piece_bytes, self._sync)
             if segment is None:
                 continue
             if segment.instance is not None and segment.address != self.address:

@@ -100,7 +100,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Backoff:
+class RetryDelays:
     """How long to wait before attempt n + 1: doubling, jittered, never less than Retry-After."""
 
     first: float = 0.05
@@ -451,11 +451,11 @@ class Delivery:
         path: str,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        backoff: Backoff | None = None,
+        backoff: RetryDelays | None = None,
     ) -> None:
         self._transport = transport
         self._request = (method, path, body, headers)
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or RetryDelays()
         self.failures = 0
         self.maybe_applied = False
 

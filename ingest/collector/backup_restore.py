@@ -40,7 +40,7 @@ from storage.journal.records import FORMER_ID
 from storage.journal.sqlite_journal import Journal, ShardRecord
 
 if TYPE_CHECKING:
-    from storage.shards.unjournaled import FoundPart, FoundShard
+    from storage.shards.unrecorded_shards import FoundPart, FoundShard
 
 log = logging.getLogger("headrace.collector")
 
@@ -56,7 +56,7 @@ class Shelf(Protocol):
     def later(
         self, known: Mapping[str, int], since: int
     ) -> tuple[Sequence[FoundShard], Mapping[str, int]]:
-        """See `storage.shards.unjournaled.later_shards`."""
+        """See `storage.shards.unrecorded_shards.later_shards`."""
 
 
 class Restored(msgspec.Struct, frozen=True):

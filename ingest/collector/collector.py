@@ -25,12 +25,12 @@ from ingest.access.log_rate import BrokenLines
 from ingest.access.tokens import NOBODY, Caller
 from ingest.collector.flow_control import FlowControl
 from ingest.collector.group_commit import Committer, Transaction
-from ingest.collector.part_feed import Gate, Tap
-from ingest.collector.played import Played
+from ingest.collector.part_feed import DurableGate, Tap
 from ingest.collector.quotas import owned
 from ingest.collector.recovery import POLICY, Recovered, Totals, policies_state, recover
 from ingest.collector.sealing import Sealing
 from ingest.collector.statistics import CollectorStats, DroppedByClients
+from ingest.collector.version_metrics import VersionMetrics
 from ingest.collector.writer_thread import Sealer, Writer
 from ingest.episodes.idempotency import Given
 from ingest.episodes.journal_events import Ended, Event, Keyed, Started, encode_event, encode_row
@@ -97,7 +97,7 @@ class Collector:
         self.draining, self.keeps = False, durable
         self.redactor = Redactor(redaction_key)
         self._flow, self._arm, self._tap = flow, arm, tap
-        self._gate = Gate(tap) if tap is not None else None
+        self._gate = DurableGate(tap) if tap is not None else None
         self._limits, self._retry_seconds = limits, retry_seconds
         self._max_pending, self._max_open = max_pending, max_open
         self._clock, self._wall, self._began = clock, wall, clock()
@@ -112,7 +112,7 @@ class Collector:
             on_full=self._on_full,
             on_failed=self._on_failed,
         )
-        self.played = Played()
+        self.played = VersionMetrics()
         self._sealer = Sealer(
             writer, notify=self._notify, on_moved=self._on_failed, on_written=self.played.note
         )

@@ -24,12 +24,12 @@ PAGE = 2_000
 ANSWER_SECONDS = 20.0
 
 
-async def ledger(collector: Collector) -> wire.Ledger:
+async def ledger(collector: Collector) -> wire.JournalLedger:
     """The account of this moment. Raises Refusal when the journal does not answer."""
     assembler, sealing = collector.assembler, collector.sealing
     held = (*assembler.episodes.values(), *assembler.closing.values())
     steps = dict(sealing.unrecorded)
-    found = wire.Ledger(
+    found = wire.JournalLedger(
         collector_id=collector.collector_id,
         accepted=assembler.steps,
         waiting_steps=sealing.waiting_steps,

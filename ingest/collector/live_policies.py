@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
-from ingest.collector.weight_follower import Loaded, Standing, WeightFollower
+from ingest.collector.weight_follower import LoadedPolicy, Standing, WeightFollower
 from ingest.collector.weights_thread import WeightsThread
 from ingest.protocol.errors import Refusal
 from ingest.protocol.weights import Published, no_version, not_finite, other_spaces
@@ -40,7 +40,7 @@ from storage.weights.manifest import (
     decode_weights,
 )
 from storage.weights.memory_store import MemoryWeightStore
-from storage.weights.store import WeightStore, candidate_of
+from storage.weights.store import WeightFolder, candidate_of
 
 if TYPE_CHECKING:
     from policy.inference.numpy_policy import NumpyPolicy
@@ -74,12 +74,12 @@ class Choice(msgspec.Struct, frozen=True):
 class _Live(msgspec.Struct):
     """One policy. `served` and `standing` are replaced whole, by the thread's news."""
 
-    store: WeightStore | MemoryWeightStore
+    store: WeightFolder | MemoryWeightStore
     schema_id: str
     observation: Codec
     action: Codec
     follower: WeightFollower[NumpyPolicy]
-    served: Loaded[NumpyPolicy] | None = None
+    served: LoadedPolicy[NumpyPolicy] | None = None
     standing: Standing = Standing()
     changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
@@ -107,11 +107,11 @@ class LivePolicies:
     def _follow(self, policy: PolicyDeclaration) -> _Live:
         name = policy.policy_id
         check = partial(_check, policy.schema_id)
-        store: WeightStore | MemoryWeightStore
+        store: WeightFolder | MemoryWeightStore
         if self.root is None:
             store = MemoryWeightStore(name, check=check)
         else:
-            store = WeightStore(self.root, name, check=check)
+            store = WeightFolder(self.root, name, check=check)
         codecs = Codec(policy.observation), Codec(policy.action)
         follower = WeightFollower(store, partial(_loaded, policy.schema_id))
         return _Live(store, policy.schema_id, *codecs, follower)
@@ -158,14 +158,14 @@ class LivePolicies:
         if any(live is not None and live.served is None for live in found):
             await self.look()
 
-    async def ask(self, policy_id: str, job: Callable[[WeightStore], T]) -> T:
+    async def ask(self, policy_id: str, job: Callable[[WeightFolder], T]) -> T:
         """The result of a job on a policy's files; what it changed is taken up by then.
 
         Raises what the job raises, Refusal where nothing is on disk or the folder hangs.
         """
         live = self._live[policy_id]
         store, thread = live.store, self._thread
-        if not isinstance(store, WeightStore) or thread is None:
+        if not isinstance(store, WeightFolder) or thread is None:
             raise Refusal("no_route", "this collector keeps nothing on disk")
 
         def run() -> T:
@@ -260,7 +260,7 @@ class LivePolicies:
 
     # what is live
 
-    def store(self, policy_id: str) -> WeightStore | MemoryWeightStore:
+    def store(self, policy_id: str) -> WeightFolder | MemoryWeightStore:
         return self._live[policy_id].store
 
     def standing(self, policy_id: str) -> Standing:
@@ -389,7 +389,7 @@ def _loaded(declared_schema: str, manifest: Manifest, data: bytes) -> NumpyPolic
     )
 
 
-def _take_up(live: _Live, served: Loaded[NumpyPolicy] | None, standing: Standing) -> None:
+def _take_up(live: _Live, served: LoadedPolicy[NumpyPolicy] | None, standing: Standing) -> None:
     """On the event loop: what the thread has found."""
     live.standing = standing
     if served is not live.served:

@@ -2,7 +2,7 @@
 
 A part's ordinal is its place among the parts of its stream in the order of the journal's rows. So
 it is known when the part is sealed, a replay gives it the same one, and it is durable as soon as
-the row that sealed the part is: that is when the `Gate` lets it through.
+the row that sealed the part is: that is when the `DurableGate` lets it through.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Taps:
             tap.written(stream, first, last)
 
 
-class Gate:
+class DurableGate:
     """Holds parts back until the journal row that sealed them is on disk."""
 
     def __init__(self, tap: Tap) -> None:

@@ -27,7 +27,7 @@ from storage.shards.names import ShardInfo, next_ordinals
 from storage.shards.writer_process import WriterProcess
 
 if TYPE_CHECKING:
-    from storage.shards.unjournaled import FoundShard
+    from storage.shards.unrecorded_shards import FoundShard
 
 log = logging.getLogger("headrace.server")
 
@@ -137,6 +137,6 @@ class ShardFolder(msgspec.Struct, frozen=True):
         self, known: Mapping[str, int], since: int
     ) -> tuple[Sequence[FoundShard], Mapping[str, int]]:
         """Read what the journal does not know of."""
-        from storage.shards.unjournaled import later_shards  # noqa: PLC0415  Arrow, and rarely needed
+        from storage.shards.unrecorded_shards import later_shards  # noqa: PLC0415  Arrow, and rarely needed
 
         return later_shards(self.directory, known, since)

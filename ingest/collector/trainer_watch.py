@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import StorageError
-from storage.weights.chain import marked
 from storage.weights.lease import LeaseRecord, current_lease
+from storage.weights.off_chain import marked
 
 log = logging.getLogger("headrace.collector")
 
@@ -48,7 +48,7 @@ class TrainerWatch:
         return {name: (now < one.expires, dict(one.status)) for name, one in self._leases.items()}
 
     def off_chain(self) -> dict[str, list[int]]:
-        """policy -> its versions whose checkpoints are lost (storage.weights.chain)."""
+        """policy -> its versions whose checkpoints are lost (storage.weights.off_chain)."""
         return dict(self._off_chain)
 
     def look(self) -> None:

@@ -24,7 +24,7 @@ from storage.experience.range_set import RangeSet
 from storage.weights.manifest import Live, Manifest, Served
 from storage.weights.memory_store import MemoryWeightStore
 from storage.weights.served import REGISTERED_SECONDS
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 
 log = logging.getLogger("headrace.collector")
 
@@ -49,7 +49,7 @@ class Standing(msgspec.Struct, frozen=True):
     )
 
 
-class Loaded(msgspec.Struct, Generic[P], frozen=True):
+class LoadedPolicy(msgspec.Struct, Generic[P], frozen=True):
     """What is served: a policy that acts, and the same as clients get it."""
 
     policy: P
@@ -76,13 +76,13 @@ class WeightFollower(Generic[P]):
 
     def __init__(
         self,
-        store: WeightStore | MemoryWeightStore,
+        store: WeightFolder | MemoryWeightStore,
         load: Callable[[Manifest, bytes], P],
         *,
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.served: Loaded[P] | None = None
+        self.served: LoadedPolicy[P] | None = None
         self.standing = Standing()
         self.collector_id = ""
         self._store, self._load = store, load
@@ -141,7 +141,7 @@ class WeightFollower(Generic[P]):
     def _wanted(self) -> Live | None:
         """What is live; where that had to be recovered it is written anew, if that can be."""
         store = self._store
-        if isinstance(store, WeightStore) and store.pointer_damage():
+        if isinstance(store, WeightFolder) and store.pointer_damage():
             with contextlib.suppress(StorageError, OSError):
                 return store.mended_live()
         return store.live()
@@ -156,7 +156,9 @@ class WeightFollower(Generic[P]):
             self._require_newer(wanted, served)
         policy = self._load(manifest, weights)
         published = Published(manifest.to_json(), wanted.generation, weights)
-        fresh = Loaded(policy, published, manifest.store_id, wanted.generation, wanted.version)
+        fresh = LoadedPolicy(
+            policy, published, manifest.store_id, wanted.generation, wanted.version
+        )
         if wanted.canary_version is not None and wanted.canary_share > 0:
             try:
                 fresh = self._with_canary(fresh, wanted.canary_version, wanted.canary_share)
@@ -169,14 +171,14 @@ class WeightFollower(Generic[P]):
         self._known_versions().add(wanted.version)
         self._refused.pop(str(wanted.version), None)
 
-    def _with_canary(self, served: Loaded[P], version: int, share: float) -> Loaded[P]:
+    def _with_canary(self, served: LoadedPolicy[P], version: int, share: float) -> LoadedPolicy[P]:
         """Raises what keeps a canary from being served: then its generation is not served."""
         manifest, weights = self._store.read(version)
         canary = self._load(manifest, weights)
         served.published.canary = PublishedCanary(manifest.to_json(), weights, share)
         return msgspec.structs.replace(served, canary=canary, canary_version=version, share=share)
 
-    def _require_newer(self, wanted: Live, served: Loaded[P]) -> None:
+    def _require_newer(self, wanted: Live, served: LoadedPolicy[P]) -> None:
         if wanted.generation > served.generation:
             return
         self.note_seen(served.version, served.generation)
@@ -202,7 +204,7 @@ class WeightFollower(Generic[P]):
 
     def note_seen(self, version: int, generation: int) -> None:
         """Have numbers go on after those that were seen here, or by a client."""
-        if not isinstance(self._store, WeightStore):
+        if not isinstance(self._store, WeightFolder):
             return
         try:
             self._store.note_seen(version, generation)
@@ -218,7 +220,7 @@ class WeightFollower(Generic[P]):
     def register(self, *, seconds: float = REGISTERED_SECONDS) -> None:
         """Say under the store what is served, when it is new or due; with 0 seconds: no longer."""
         store, now = self._store, self._monotonic()
-        if not isinstance(store, WeightStore) or (now < self._renew_at and seconds):
+        if not isinstance(store, WeightFolder) or (now < self._renew_at and seconds):
             return
         if not store.directory.is_dir():  # nothing was ever published
             return
@@ -257,7 +259,7 @@ class WeightFollower(Generic[P]):
         """What this collector served, also before its latest start."""
         if self._versions is None:
             self._versions = RangeSet()
-            if isinstance(self._store, WeightStore) and self.collector_id:
+            if isinstance(self._store, WeightFolder) and self.collector_id:
                 for record in self._store.served.read():
                     if record.collector_id == self.collector_id:
                         self._versions = RangeSet.from_json(record.served)

@@ -44,7 +44,7 @@ STOP_SECONDS = 5.0
 """How long `stop` waits for run() to return."""
 
 
-class Episodes(Protocol):
+class EpisodeCalls(Protocol):
     """Where the five calls go: a worker in this process, or a collector (`PolicyClient` is one)."""
 
     def start_episode(
@@ -75,7 +75,7 @@ class Episodes(Protocol):
     ) -> None: ...
 
 
-class EpisodesHere(Episodes, Protocol):
+class EpisodesHere(EpisodeCalls, Protocol):
     """The calls of a worker in this process, which are checked on both sides."""
 
     def own_action(self, episode_id: str, agent: Any, action: Any) -> Any:
@@ -129,7 +129,7 @@ class ExternalEnv:
         """Where the calls go with the address of a collector."""
         return PolicyClient(address)
 
-    def _client(self, client: Any) -> Episodes:
+    def _client(self, client: Any) -> EpisodeCalls:
         """The client that was given. Raises TypeError for what is none, ValueError."""
         if not callable(getattr(client, "start_episode", None)):
             raise TypeError(f"collector: expected an address or a PolicyClient, got {client!r:.80}")

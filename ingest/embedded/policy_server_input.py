@@ -35,7 +35,7 @@ import uvloop
 from ingest.collector.collector import Collector
 from ingest.collector.stores import Stores, stores_in_memory, stores_under
 from ingest.embedded.live_reading import LiveReading
-from ingest.embedded.publishing import Publishable, Publishing
+from ingest.embedded.local_publisher import LocalPublisher, Publishable
 from ingest.embedded.worker_policies import IDENTITY, worker_policies
 from ingest.protocol.errors import CollectorFailed
 from ingest.server.declare import declare, keeping_settings
@@ -44,10 +44,10 @@ from ingest.server.process import ServeOptions, Server
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
 from storage.experience.interfaces import InputReader, ReaderError, ReaderState
+from storage.reading.batching import Mode
 from storage.reading.ledger import Ranges
 from storage.reading.multi_agent_reader import JointStats
 from storage.reading.shard_reader import ReaderStats
-from storage.reading.stages import Mode
 from storage.reading.untrained_rows import UntrainedRows
 
 __all__ = ["PolicyServerInput"]
@@ -136,7 +136,7 @@ class PolicyServerInput(InputReader):
         options = {"columns": columns, "training_disabled": training_disabled}
         self._live = self._read(_merged(usual, asked), bounds, options)
         self._reader = self._live.reader
-        self._publishing = Publishing()
+        self._publishing = LocalPublisher()
         where = Listening(address, port, tls_cert, tls_key, insecure_no_tls, tuple(allow_hosts))
         to_declare = [self._policies[name] for name in sorted(chosen)]
         self._host = _Host(self._serve_on(where, to_declare), self._live.fail)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ingest.embedded.publishing import Publishable, Publishing, Store
+from ingest.embedded.local_publisher import LocalPublisher, Publishable, Store
 from storage.declarations.declaration import PolicyDeclaration
 from storage.errors import GenerationConflict, WeightStoreError
 from storage.experience.multi_agent_batch import MultiAgentBatch
@@ -29,7 +29,7 @@ from storage.reading.ledger import Ledger
 from storage.reading.loading import ROW
 from storage.reading.untrained_rows import UntrainedRows, position_without
 from storage.weights.manifest import WEIGHTS_FILE, Live, decode_weights
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 
 __all__ = ["IDENTITY", "WorkerPolicies", "worker_policies"]
 
@@ -65,7 +65,7 @@ class _Worker(Protocol):
 class _Trail:
     """One policy's store, and what the worker learned since it published."""
 
-    def __init__(self, policy: _WorkerPolicy, store: Store, publishing: Publishing) -> None:
+    def __init__(self, policy: _WorkerPolicy, store: Store, publishing: LocalPublisher) -> None:
         self._policy, self._store, self._publishing = policy, store, publishing
         self._sent: Mapping[str, npt.NDArray[Any]] = {}  # the weights that are live or a candidate
         self._candidate: str | None = None  # that is not live yet
@@ -106,7 +106,7 @@ class _Trail:
         weights = decode_weights(data, manifest.digests[WEIGHTS_FILE], name)
         policy.go_on_from(weights, manifest.filter_state, version=live.version)
         self._sent, self._candidate, self._generation = policy.get_weights(), None, live.generation
-        if isinstance(store, WeightStore):
+        if isinstance(store, WeightFolder):
             self.lineage = Ledger(store.lineage(live.version))
             self.untrained = UntrainedRows(store.untrained(live.version))
             rows = manifest.metrics.get("rows_trained")
@@ -207,7 +207,7 @@ class WorkerPolicies:
     def begin(
         self,
         store_of: Callable[[str], Store],
-        publishing: Publishing,
+        publishing: LocalPublisher,
         position: Mapping[str, Any],
     ) -> None:
         """Take up what is live, and publish what is not.

@@ -47,7 +47,7 @@ class Fault(NamedTuple):
         return f"{self.reason}, got {'nothing' if cell is None else f'{cell!r:.80}'}"
 
 
-class Faults:
+class CellFaults:
     """Which rows are at fault, bool (rows,), and why; and which are left out for a missing cell."""
 
     def __init__(self, rows: int) -> None:
@@ -61,7 +61,7 @@ class Faults:
             self.found.append(Fault(np.flatnonzero(new), reason, cells))
             self.bad |= new
 
-    def take(self, others: Faults, rows: Array) -> None:
+    def take(self, others: CellFaults, rows: Array) -> None:
         """Take over the faults of some rows, which the others have by themselves."""
         for fault in others.found:
             mask = np.zeros(len(self.bad), bool)
@@ -76,7 +76,7 @@ class Faults:
 class Cells:
     """The cells of a table's columns, read as what they are used for."""
 
-    def __init__(self, table: Any, options: ImportOptions, faults: Faults) -> None:
+    def __init__(self, table: Any, options: ImportOptions, faults: CellFaults) -> None:
         self.rows: int = table.num_rows
         self._table, self._options, self.faults = table, options, faults
 

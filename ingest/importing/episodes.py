@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingest.importing.categories import Categories
-from ingest.importing.cells import Array, Cells, Fault, Faults, at_places, logarithms, nulls
+from ingest.importing.cells import Array, CellFaults, Cells, Fault, at_places, logarithms, nulls
 from ingest.importing.grouping import EPISODE, NUMBER, UNIT, Chunk
 from ingest.importing.options import ImportOptions
 from ingest.importing.owners import Owned, Owners, ordered
@@ -29,7 +29,7 @@ _ODD_KEY = r"[/\pC]|[^\PZ ]"  # what a path or a terminal would take for somethi
 _ID_CHARACTERS = 200
 
 
-class Episodes(NamedTuple):
+class WholeEpisodes(NamedTuple):
     """Whole episodes behind each other: a pyarrow.Table of the bulk route's columns.
 
     `begins`: the first row of each; `units`, `numbers`: where each row stood in the source.
@@ -40,13 +40,13 @@ class Episodes(NamedTuple):
     units: Array
     numbers: Array
 
-    def slice(self, first: int, last: int) -> Episodes:
+    def slice(self, first: int, last: int) -> WholeEpisodes:
         """The episodes [first, last)."""
         ends = np.append(self.begins, self.table.num_rows)
         begin, end = int(ends[first]), int(ends[last])
         rows = slice(begin, end)
         table = self.table.slice(begin, end - begin)
-        return Episodes(
+        return WholeEpisodes(
             table, self.begins[first:last] - begin, self.units[rows], self.numbers[rows]
         )
 
@@ -80,7 +80,7 @@ class Filler:
         """Column -> pyarrow.Array of those rows."""
         if len(rows) == cells.rows:
             return {**self._observe(cells), **self._act(cells)}
-        some = Cells(table.take(pa.array(rows)), self._options, Faults(len(rows)))
+        some = Cells(table.take(pa.array(rows)), self._options, CellFaults(len(rows)))
         made = {**self._observe(some), **self._act(some)}
         cells.faults.take(some.faults, rows)
         return made
@@ -94,7 +94,7 @@ class Filler:
         for column in ends.columns:
             there |= ~nulls(column)
         rows = lasts[there]
-        faults = Faults(len(rows))
+        faults = CellFaults(len(rows))
         made = self._finish(Cells(ends.filter(pa.array(there)), self._options, faults))
         kept = ~faults.dropped  # that lacks a cell, so that there is none
         faults.dropped[:] = False
@@ -119,12 +119,12 @@ class Layout:
         self._fillers = [Filler(options, name, pair, found) for name, pair in spaces.items()]
         self._owners = Owners(options, list(spaces))
 
-    def episodes(self, chunk: Chunk, account: Account) -> list[tuple[str | None, Episodes]]:
+    def episodes(self, chunk: Chunk, account: Account) -> list[tuple[str | None, WholeEpisodes]]:
         """By policy the episodes, or tracks, that are fine; the account is told of the rest."""
         table, report = chunk.table, account.report
         report.rows += len(table) + len(chunk.problems)
         report.rows_left_out += len(chunk.problems)
-        faults = Faults(len(table))
+        faults = CellFaults(len(table))
         cells = Cells(table, self._options, faults)
         owned = self._owners.of(cells, table)
         columns = self._columns(cells, owned.policy)
@@ -232,21 +232,21 @@ class Layout:
         kept: Array,
         mine: Array,
         policy_id: str | None,
-    ) -> Episodes:
+    ) -> WholeEpisodes:
         begins = np.flatnonzero(np.diff(owned.track[mine], prepend=-1))
         lengths = np.diff(np.append(begins, len(mine)))
         made["t"] = pa.array(np.arange(len(mine)) - np.repeat(begins, lengths))
         if self._options.tags:
             firsts = table.take(pa.array(owned.firsts(kept)[owned.owner[mine[begins]]]))
-            cells = Cells(firsts, self._options, Faults(len(firsts)))
+            cells = Cells(firsts, self._options, CellFaults(len(firsts)))
             tags = {tag: cells.quoted(name) for tag, name in self._options.tags.items()}
             made["tags"] = _spread(_objects(tags), begins, len(mine))
         if policy_id is not None:
             made["policy_id"] = pa.repeat(pa.scalar(policy_id), len(mine))
         units, numbers = table[UNIT].to_numpy()[mine], table[NUMBER].to_numpy()[mine]
-        return Episodes(pa.table(made), begins, units, numbers)
+        return WholeEpisodes(pa.table(made), begins, units, numbers)
 
-    def _see(self, episodes: Episodes, account: Account) -> None:
+    def _see(self, episodes: WholeEpisodes, account: Account) -> None:
         table, begins = episodes.table, episodes.begins
         rewards = table["rewards"].to_numpy()
         there = table.column_names

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingest.importing.cells import texts_of
-from ingest.importing.sources import Block, Unit
+from ingest.importing.sources import SourceBlock, Unit
 from ingest.protocol.errors import ImportFailed
 
 HELD_BYTES = 1_000_000_000
@@ -99,7 +99,7 @@ def _last_rows(
     return whole["key"].combine_chunks(), whole["at"].to_numpy()
 
 
-def _keys(block: Block, key: str, default: str | None) -> Any:
+def _keys(block: SourceBlock, key: str, default: str | None) -> Any:
     texts = texts_of(block.table[key].combine_chunks())
     return texts if default is None else texts.fill_null(default)
 

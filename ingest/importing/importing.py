@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 from ingest.client.declarations import CollectorSpec
 from ingest.client.transport import Transport
 from ingest.importing.categories import Categories, category, known_categories, learn_categories
-from ingest.importing.episodes import Episodes, Layout
+from ingest.importing.episodes import Layout, WholeEpisodes
 from ingest.importing.grouping import by_episode, single_rows
 from ingest.importing.inference import (
     categories_path,
@@ -36,7 +36,7 @@ from ingest.importing.inference import (
     spaces_of,
 )
 from ingest.importing.options import ImportOptions
-from ingest.importing.posting import Cutter, Sender
+from ingest.importing.posting import RequestCutter, RequestSender
 from ingest.importing.report import Account, ImportReport
 from ingest.importing.sources import Unit, open_source, require_columns
 from ingest.importing.values import spaces_of_names
@@ -101,7 +101,9 @@ def run_import(
         if check or spec is None:
             run.check()
         else:
-            sender = Sender(transport, options.timeout, [unit.label for unit in units], account)
+            sender = RequestSender(
+                transport, options.timeout, [unit.label for unit in units], account
+            )
             run.send(sender, spec.document.get("limits", {}).get("max_bulk", 64_000_000))
         report = account.finish()
         if report.rows == 0:
@@ -202,12 +204,14 @@ def _name(*parts: str) -> str:
 class _Lane:
     """The requests of one policy: a request has rows of one."""
 
-    def __init__(self, sender: Sender, max_bulk: int, names: Sequence[str], suffix: str) -> None:
-        self._sender, self._cutter = sender, Cutter(max_bulk)
+    def __init__(
+        self, sender: RequestSender, max_bulk: int, names: Sequence[str], suffix: str
+    ) -> None:
+        self._sender, self._cutter = sender, RequestCutter(max_bulk)
         self._names, self._suffix = names, suffix
         self._name = names[0]
 
-    def send(self, episodes: Episodes) -> None:
+    def send(self, episodes: WholeEpisodes) -> None:
         if len(episodes.units) and self._names[int(episodes.units[0])] != self._name:
             self.finish()
             self._name = self._names[int(episodes.units[0])]
@@ -253,7 +257,7 @@ class _Run:
                 report.steps += len(episodes.numbers)
             self._tell()
 
-    def send(self, sender: Sender, max_bulk: int) -> None:
+    def send(self, sender: RequestSender, max_bulk: int) -> None:
         """Send all of it; of a source that is damaged half-way, what came before."""
         lanes: dict[str | None, _Lane] = {}
         try:

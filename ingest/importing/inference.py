@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ingest.importing.categories import Categories, category, known_categories, learn_categories
-from ingest.importing.cells import Array, Cells, Faults, flattened, nulls, to_numbers
-from ingest.importing.options import Column, ImportOptions
+from ingest.importing.cells import Array, CellFaults, Cells, flattened, nulls, to_numbers
+from ingest.importing.options import ColumnOption, ImportOptions
 from ingest.importing.sources import KeptUnit, Unit, open_source, require_columns
 from ingest.protocol.errors import ImportFailed
 from storage.spaces.descriptors import OTHER, Box, Dict, Discrete, MultiDiscrete, Space
@@ -72,7 +72,7 @@ def spaces_of(
     ranges = {name: Range() for name in names}
     for unit in units:
         for block in unit.blocks(options.columns) if names else ():
-            cells = Cells(block.table, options, Faults(len(block.table)))
+            cells = Cells(block.table, options, CellFaults(len(block.table)))
             for name in names:
                 ranges[name].add(cells.lists(name))
             for column in options.finals:
@@ -126,7 +126,7 @@ def _is_whole(column: Any, values: Array) -> bool:
 
 
 def _space(
-    columns: Sequence[Column], ranges: Mapping[str, Range], found: Categories, *, exact: bool
+    columns: Sequence[ColumnOption], ranges: Mapping[str, Range], found: Categories, *, exact: bool
 ) -> Space:
     """The space of some columns, from what they hold. Raises ImportFailed for no usable row.
 

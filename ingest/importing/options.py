@@ -23,7 +23,7 @@ _APART = frozenset(
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnOption:
     """A column as an option names it: `NAME`, or `NAME:categories` where its values are names.
 
     `NAME:categories:other` declares a name for those that a later log brings. `part` names its part
@@ -36,7 +36,7 @@ class Column:
     part: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Column:
+    def parse(cls, text: str) -> ColumnOption:
         has_other = text.endswith(_SUFFIX + _OTHER)
         listed = text.removesuffix(_OTHER) if has_other else text
         name = listed.removesuffix(_SUFFIX)
@@ -181,31 +181,33 @@ class ImportOptions:
     def rewards(self) -> list[str]:
         return [self.reward] if isinstance(self.reward, str) else list(self.reward)
 
-    def observations_of(self, policy_id: str | None) -> list[Column]:
-        return [Column.parse(text) for text in _of("observation", self.observation, policy_id)]
+    def observations_of(self, policy_id: str | None) -> list[ColumnOption]:
+        return [
+            ColumnOption.parse(text) for text in _of("observation", self.observation, policy_id)
+        ]
 
-    def actions_of(self, policy_id: str | None) -> list[Column]:
-        return [Column.parse(text) for text in _of("action", self.action, policy_id)]
+    def actions_of(self, policy_id: str | None) -> list[ColumnOption]:
+        return [ColumnOption.parse(text) for text in _of("action", self.action, policy_id)]
 
-    def finals_of(self, policy_id: str | None) -> list[Column]:
+    def finals_of(self, policy_id: str | None) -> list[ColumnOption]:
         """The columns of final observations, in the order of observations; empty without them."""
         if isinstance(self.final_observation, Mapping) and policy_id not in self.final_observation:
             return []
         finals = _of("final_observation", self.final_observation, policy_id)
         pairs = zip(self.observations_of(policy_id), finals, strict=False)
-        return [replace(seen, name=Column.parse(text).name) for seen, text in pairs]
+        return [replace(seen, name=ColumnOption.parse(text).name) for seen, text in pairs]
 
     @property
-    def observations(self) -> list[Column]:
+    def observations(self) -> list[ColumnOption]:
         """Those of all policies, as are `actions` and `finals`."""
         return [one for name in _keys(self.observation) for one in self.observations_of(name)]
 
     @property
-    def actions(self) -> list[Column]:
+    def actions(self) -> list[ColumnOption]:
         return [one for name in _keys(self.action) for one in self.actions_of(name)]
 
     @property
-    def finals(self) -> list[Column]:
+    def finals(self) -> list[ColumnOption]:
         return [one for name in _keys(self.observation) for one in self.finals_of(name)]
 
     @property

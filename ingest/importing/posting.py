@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from ingest.client.transport import Delivery, Transport
 from ingest.importing.cells import Array
-from ingest.importing.episodes import Episodes
+from ingest.importing.episodes import WholeEpisodes
 from ingest.importing.grouping import joined
 from ingest.importing.report import Account, BadRow
 from ingest.protocol import messages as wire
@@ -34,34 +34,34 @@ LARGEST_ROWS, LARGEST, HEAD_BYTES = 900_000, 0.9, 6_000
 requests."""
 
 
-class Request(NamedTuple):
+class ImportRequest(NamedTuple):
     """Episodes of one body, whose key is `number`."""
 
-    episodes: Episodes
+    episodes: WholeEpisodes
     number: int
 
 
-class Cutter:
+class RequestCutter:
     """Episodes come, requests go: cut where an episode ends."""
 
     def __init__(self, max_bulk: int) -> None:
         self._most_bytes = max(HEAD_BYTES, int(max_bulk * LARGEST) - HEAD_BYTES)
         self._bytes = min(BYTES, self._most_bytes // 4)
-        self._waiting: list[Episodes] = []
+        self._waiting: list[WholeEpisodes] = []
         self._number = 0
 
-    def add(self, episodes: Episodes) -> Iterator[Request]:
+    def add(self, episodes: WholeEpisodes) -> Iterator[ImportRequest]:
         if len(episodes.begins):
             self._waiting.append(episodes)
             yield from self._cut(last=False)
 
-    def finish(self) -> Iterator[Request]:
+    def finish(self) -> Iterator[ImportRequest]:
         """What is left; the next one begins anew, with the number 0."""
         if self._waiting:
             yield from self._cut(last=True)
         self._number = 0
 
-    def _cut(self, *, last: bool) -> Iterator[Request]:
+    def _cut(self, *, last: bool) -> Iterator[ImportRequest]:
         if not last and sum(one.table.num_rows for one in self._waiting) < self._least():
             return
         whole = _behind(self._waiting)
@@ -89,12 +89,12 @@ class Cutter:
         each = 2 * int(table.nbytes) // max(1, int(table.num_rows))
         return min(ROWS, self._bytes // max(1, each))
 
-    def _requests(self, episodes: Episodes) -> Iterator[Request]:
+    def _requests(self, episodes: WholeEpisodes) -> Iterator[ImportRequest]:
         for piece in self._pieces(episodes):
-            yield Request(piece, self._number)
+            yield ImportRequest(piece, self._number)
             self._number += 1
 
-    def _pieces(self, episodes: Episodes) -> Iterator[Episodes]:
+    def _pieces(self, episodes: WholeEpisodes) -> Iterator[WholeEpisodes]:
         """The episodes; one that is too large for a request in pieces, each going on from the last.
 
         A piece but the last is truncated, and has the next observation as its final one.
@@ -117,7 +117,7 @@ class Cutter:
             rows = slice(begin, end)
             piece = _piece(table, begin, end, name, at)
             units, numbers = episodes.units[rows], episodes.numbers[rows]
-            yield Episodes(piece, np.zeros(1, np.int64), units, numbers)
+            yield WholeEpisodes(piece, np.zeros(1, np.int64), units, numbers)
 
 
 def _piece(table: Any, begin: int, end: int, name: str, at: int) -> Any:
@@ -154,19 +154,19 @@ def row_bytes(table: Any) -> Array:
     return total
 
 
-def _behind(some: Sequence[Episodes]) -> Episodes:
+def _behind(some: Sequence[WholeEpisodes]) -> WholeEpisodes:
     rows = np.cumsum([0, *(one.table.num_rows for one in some)])
     begins = [one.begins + before for one, before in zip(some, rows.tolist(), strict=False)]
     table = joined([one.table for one in some]).combine_chunks()
     units = np.concatenate([one.units for one in some])
     numbers = np.concatenate([one.numbers for one in some])
-    return Episodes(table, np.concatenate(begins), units, numbers)
+    return WholeEpisodes(table, np.concatenate(begins), units, numbers)
 
 
 # --- sending -----------------------------------------------------------------------------------
 
 
-class Sender:
+class RequestSender:
     """Posts requests one behind the other, on a thread, and adds what became of them."""
 
     def __init__(
@@ -175,9 +175,9 @@ class Sender:
         self._transport, self._timeout = transport, timeout
         self._labels, self._account = labels, account
         self._thread = ThreadPoolExecutor(1, "headrace-import")
-        self._sent: tuple[Request, Future[wire.EventsReply]] | None = None
+        self._sent: tuple[ImportRequest, Future[wire.EventsReply]] | None = None
 
-    def send(self, request: Request, name: str) -> None:
+    def send(self, request: ImportRequest, name: str) -> None:
         """Post it once the one before is answered. Raises ImportFailed, CollectorUnavailable."""
         body = _encoded(request.episodes.table)
         self.wait()
@@ -217,7 +217,7 @@ class Sender:
                 ) from refusal
             raise
 
-    def _take(self, request: Request, reply: wire.EventsReply) -> None:
+    def _take(self, request: ImportRequest, reply: wire.EventsReply) -> None:
         """Add a reply to the report: it counts events, an episode's start and end among them.
 
         Episodes are taken in their order, so that those that were known come first.
@@ -240,7 +240,7 @@ class Sender:
         report.episodes += len(fine) - known - max(0, beyond)
         report.steps += len(episodes.numbers) - left_out - rows_known
 
-    def _refused(self, episodes: Episodes, reply: wire.EventsReply) -> list[int]:
+    def _refused(self, episodes: WholeEpisodes, reply: wire.EventsReply) -> list[int]:
         """The places of refused episodes, which are named and counted."""
         places = []
         for item in reply.refused:
@@ -270,4 +270,4 @@ def _encoded(table: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-__all__ = ["Cutter", "Request", "Sender"]
+__all__ = ["ImportRequest", "RequestCutter", "RequestSender"]

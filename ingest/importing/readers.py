@@ -35,7 +35,7 @@ _ARROW_FILE = b"ARROW1"
 
 
 @dataclass
-class Block:
+class SourceBlock:
     """Some rows in their order: their columns, and their numbers from 1 on in their file.
 
     `problems`: numbers of rows that are not among them, and why.
@@ -46,7 +46,7 @@ class Block:
     problems: list[tuple[int, str]] = field(default_factory=list)
 
 
-Blocks: TypeAlias = Iterator[Block]
+Blocks: TypeAlias = Iterator[SourceBlock]
 """`blocks(columns)` of a file answers these; without columns all of them are read."""
 
 
@@ -148,7 +148,7 @@ def _csv(path: Path, compression: str | None) -> _Opened:
                 odd[:] = odd[len(before) :]
                 yield _decoded(pa.Table.from_batches([batch]), numbers, before)
         if odd:
-            yield Block(_nothing(columns), np.zeros(0, np.int64), list(odd))
+            yield SourceBlock(_nothing(columns), np.zeros(0, np.int64), list(odd))
 
     with closing(reader([], lambda _: "skip")) as opened:
         return opened.schema.names, blocks
@@ -161,7 +161,7 @@ def _numbers(last: int, count: int, odd: Sequence[tuple[int, str]]) -> NDArray[n
     return numbers[~np.isin(numbers, skipped)][:count]
 
 
-def _decoded(table: Any, numbers: NDArray[np.int64], odd: Sequence[tuple[int, str]]) -> Block:
+def _decoded(table: Any, numbers: NDArray[np.int64], odd: Sequence[tuple[int, str]]) -> SourceBlock:
     """A table of bytes as one of text; a row with other bytes is a problem."""
     problems, columns = list(odd), {}
     bad = np.zeros(len(table), bool)
@@ -177,7 +177,7 @@ def _decoded(table: Any, numbers: NDArray[np.int64], odd: Sequence[tuple[int, st
             bad |= wrong
             columns[name] = pa.array([cell or None for cell in cells], pa.string())
     made = pa.table(columns)
-    return Block(made.filter(pa.array(~bad)) if bad.any() else made, numbers[~bad], problems)
+    return SourceBlock(made.filter(pa.array(~bad)) if bad.any() else made, numbers[~bad], problems)
 
 
 def _text(cell: bytes) -> str | bool:
@@ -233,14 +233,14 @@ class _JsonReader:
         self._columns = columns
         self._schema: Any = None  # what the block before held
 
-    def block(self, text: bytes, before: int) -> Block:
+    def block(self, text: bytes, before: int) -> SourceBlock:
         lines = text.count(b"\n")
         table = self._read(text, self._schema) if self._schema is not None else None
         table = self._infer(text) if table is None else table
         if table is None or table.num_rows != lines:
             return self._one_by_one(text, before)
         self._schema = table.schema
-        return Block(table, np.arange(before + 1, before + 1 + lines, dtype=np.int64))
+        return SourceBlock(table, np.arange(before + 1, before + 1 + lines, dtype=np.int64))
 
     def _infer(self, text: bytes) -> Any:
         table = self._read(text, None)
@@ -270,7 +270,7 @@ class _JsonReader:
         except (pa.ArrowException, UnicodeDecodeError):
             return None
 
-    def _one_by_one(self, text: bytes, before: int) -> Block:
+    def _one_by_one(self, text: bytes, before: int) -> SourceBlock:
         rows, numbers, problems, number = [], [], list[tuple[int, str]](), before
         for line in text.split(b"\n"):
             if not line.strip():
@@ -284,7 +284,7 @@ class _JsonReader:
                 problems.append((number, f"row: expected a JSON object, got {found}"))
         cells = list(zip(*rows, strict=True)) if rows else [()] * len(self._columns)
         made = dict(zip(self._columns, map(array_of, cells), strict=True))
-        return Block(pa.table(made), np.array(numbers, np.int64), problems)
+        return SourceBlock(pa.table(made), np.array(numbers, np.int64), problems)
 
 
 def _object(line: bytes) -> dict[str, Any] | str:
@@ -359,7 +359,7 @@ def numbered(batches: Iterator[Any], columns: Sequence[str]) -> Blocks:
             made = pa.table({name: _flat(piece.column(name)) for name in columns})
             numbers = np.arange(number + 1, number + 1 + piece.num_rows, dtype=np.int64)
             number += piece.num_rows
-            yield Block(made, numbers)
+            yield SourceBlock(made, numbers)
 
 
 def _flat(column: Any) -> Any:

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from ingest.importing.readers import (
     BLOCK_ROWS,
-    Block,
     Blocks,
+    SourceBlock,
     array_of,
     file_blocks,
     file_names,
@@ -322,4 +322,4 @@ class KeptUnit:
                 yield from pa.ipc.open_stream(file.read(length))
 
 
-__all__ = ["Block", "KeptUnit", "Unit", "open_source", "require_columns"]
+__all__ = ["KeptUnit", "SourceBlock", "Unit", "open_source", "require_columns"]

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from ingest.importing.categories import Categories, Value, category
 from ingest.importing.cells import Array, Cells, flattened, nulls, to_numbers
-from ingest.importing.options import Column
+from ingest.importing.options import ColumnOption
 from ingest.protocol.errors import ImportFailed
 from storage.spaces.descriptors import (
     Box,
@@ -31,7 +31,7 @@ Read: TypeAlias = Callable[[Cells], dict[str, Any]]
 
 
 def value_reader(
-    what: str, prefix: str, space: Space, columns: Sequence[Column], found: Categories
+    what: str, prefix: str, space: Space, columns: Sequence[ColumnOption], found: Categories
 ) -> Read:
     """What turns columns into a value for `space` a row. Raises ImportFailed.
 
@@ -67,7 +67,7 @@ def value_reader(
 
 
 def _parts_reader(
-    what: str, prefix: str, space: Dict | Tuple, columns: Sequence[Column], found: Categories
+    what: str, prefix: str, space: Dict | Tuple, columns: Sequence[ColumnOption], found: Categories
 ) -> Read:
     names = [column.part for column in columns]
     wanted = [name for name, _ in space.spaces] if isinstance(space, Dict) else None
@@ -87,7 +87,9 @@ def _parts_reader(
     return read
 
 
-def _parts(space: Dict | Tuple, columns: Sequence[Column]) -> Iterator[tuple[str, Space, Column]]:
+def _parts(
+    space: Dict | Tuple, columns: Sequence[ColumnOption]
+) -> Iterator[tuple[str, Space, ColumnOption]]:
     """(path, space, column) of each part that has a column: by name, of a Tuple by place."""
     if isinstance(space, Tuple):
         for at, (inner, column) in enumerate(zip(space.spaces, columns, strict=False)):
@@ -99,7 +101,9 @@ def _parts(space: Dict | Tuple, columns: Sequence[Column]) -> Iterator[tuple[str
             yield column.part, inner_of[column.part], column
 
 
-def _require_room(what: str, space: Any, columns: Sequence[Column], found: Categories) -> None:
+def _require_room(
+    what: str, space: Any, columns: Sequence[ColumnOption], found: Categories
+) -> None:
     """Categories need as many codes as they are, where the place of each column is known."""
     if isinstance(space, Discrete):
         sizes: Sequence[int] = [space.n + space.start]
@@ -121,7 +125,9 @@ def _require_room(what: str, space: Any, columns: Sequence[Column], found: Categ
 
 
 def spaces_of_names(
-    spaces: tuple[Space, Space], observations: Sequence[Column], actions: Sequence[Column]
+    spaces: tuple[Space, Space],
+    observations: Sequence[ColumnOption],
+    actions: Sequence[ColumnOption],
 ) -> Iterator[tuple[str, Discrete | None]]:
     """Each column of categories, and the space that has names for it, None where it has none."""
     for space, columns in zip(spaces, (observations, actions), strict=True):
@@ -166,7 +172,7 @@ def codes(cells: Cells, name: str, listed: Sequence[Value]) -> Array:
 
 
 def _matrix(
-    what: str, leaf: Leaf, columns: Sequence[Column], found: Categories, cells: Cells
+    what: str, leaf: Leaf, columns: Sequence[ColumnOption], found: Categories, cells: Cells
 ) -> Array:
     """The numbers of all columns behind each other, (rows, size)."""
     size, whole = math.prod(leaf.shape), leaf.dtype.kind in "iub"

@@ -248,7 +248,7 @@ class Registered(Struct, omit_defaults=True, kw_only=True):
     durable: bool = True  # left out when true
 
 
-class Started(Struct, omit_defaults=True, kw_only=True):
+class StartReply(Struct, omit_defaults=True, kw_only=True):
     """The answer to the single call that starts an episode."""
 
     episode_id: str
@@ -458,7 +458,7 @@ class LedgerRecord(Struct, kw_only=True):
     nbytes: int
 
 
-class Ledger(Struct, kw_only=True):
+class JournalLedger(Struct, kw_only=True):
     """`GET /v1/ledger`: where every acknowledged step is, at one moment. Counts are steps."""
 
     collector_id: str

@@ -14,7 +14,7 @@ import msgspec
 from ingest.access.tokens import ANY
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import STATUS
-from ingest.server.route_table import EVERYWHERE, ROUTES, Route
+from ingest.server.route_table import EVERYWHERE, ROUTES, RouteEntry
 
 TEMPLATE = "#/components/schemas/{name}"
 
@@ -62,7 +62,7 @@ def _is_message(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
+def _operation(route: RouteEntry, schemas: dict[Any, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.handler,
         "summary": route.summary,
@@ -75,7 +75,7 @@ def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
     return operation
 
 
-def _parameters(route: Route) -> list[dict[str, Any]]:
+def _parameters(route: RouteEntry) -> list[dict[str, Any]]:
     text = {"type": "string"}
     named = re.findall(r"{(\w+)}", route.path)
     given = [
@@ -95,7 +95,7 @@ def _content(kind: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
     return {kind: {}}
 
 
-def _responses(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
+def _responses(route: RouteEntry, schemas: dict[Any, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {
         str(route.status): {"description": "Done.", "content": _content(route.reply, schemas)}
     }

@@ -27,7 +27,7 @@ import uvloop
 from ingest.collector.address_file import say_address
 from ingest.collector.collector import Collector
 from ingest.collector.flow_control import FlowControl
-from ingest.collector.held_record import HeldRecord
+from ingest.collector.flow_control_file import FlowControlFile
 from ingest.collector.part_feed import Tap
 from ingest.collector.statistics import DroppedRecord
 from ingest.collector.stores import Stores, stores_under
@@ -176,7 +176,7 @@ class Server:
         watch = TrainerWatch(root, self.collector.policies)
         collector = self.collector
         dropped = DroppedRecord(collector.dropped, root, lambda: collector.collector_id)
-        self._following += [HeldRecord(collector, root), dropped, watch]
+        self._following += [FlowControlFile(collector, root), dropped, watch]
         return watch
 
     @property

@@ -56,7 +56,7 @@ EVENT = (
 """Codes that an event may be refused with."""
 
 
-class Route(msgspec.Struct, frozen=True):
+class RouteEntry(msgspec.Struct, frozen=True):
     """One method of one path.
 
     `needed` are the scopes of which a caller needs one. `handler` is the name of the method of
@@ -95,7 +95,7 @@ _SINGLE = {
 _ONE = "/v1/episodes/{id}"
 
 ROUTES = (
-    Route(
+    RouteEntry(
         "POST",
         "/v1/events",
         LOGGING,
@@ -105,7 +105,7 @@ ROUTES = (
         reply=wire.EventsReply,
         refuses=("invalid", "disk_full"),
     ),
-    Route(
+    RouteEntry(
         "POST",
         "/v1/actions",
         ACTING,
@@ -115,7 +115,7 @@ ROUTES = (
         reply=wire.ActionsReply,
         refuses=("invalid", "disk_full"),
     ),
-    Route(
+    RouteEntry(
         "POST",
         "/v1/instances",
         EITHER,
@@ -126,7 +126,7 @@ ROUTES = (
         status=201,
         refuses=("invalid", "disk_full"),
     ),
-    Route(
+    RouteEntry(
         "POST",
         "/v1/steps",
         LOGGING,
@@ -140,20 +140,20 @@ ROUTES = (
             "Idempotency-Key": "Names the import, so that it may be sent again.",
         },
     ),
-    Route("GET", "/v1/spec", ANY, "spec", "Policies, their spaces and live versions, limits."),
-    Route(
+    RouteEntry("GET", "/v1/spec", ANY, "spec", "Policies, their spaces and live versions, limits."),
+    RouteEntry(
         "POST",
         "/v1/episodes",
         LOGGING,
         "start",
         "Start an episode.",
         body=wire.Start,
-        reply=wire.Started,
+        reply=wire.StartReply,
         status=201,
         refuses=EVENT,
         headers=_SINGLE,
     ),
-    Route(
+    RouteEntry(
         "GET",
         _ONE,
         EITHER,
@@ -162,7 +162,7 @@ ROUTES = (
         reply=wire.EpisodeState,
         refuses=("not_found",),
     ),
-    Route(
+    RouteEntry(
         "POST",
         _ONE + "/log_action",
         LOGGING,
@@ -173,7 +173,7 @@ ROUTES = (
         refuses=EVENT,
         headers=_SINGLE,
     ),
-    Route(
+    RouteEntry(
         "POST",
         _ONE + "/log_returns",
         LOGGING,
@@ -184,7 +184,7 @@ ROUTES = (
         refuses=EVENT,
         headers=_SINGLE,
     ),
-    Route(
+    RouteEntry(
         "POST",
         _ONE + "/end",
         LOGGING,
@@ -195,7 +195,7 @@ ROUTES = (
         refuses=EVENT,
         headers=_SINGLE,
     ),
-    Route(
+    RouteEntry(
         "POST",
         _ONE + "/action",
         ACTING,
@@ -206,7 +206,7 @@ ROUTES = (
         refuses=(*EVENT, "no_version"),
         headers=_SINGLE,
     ),
-    Route(
+    RouteEntry(
         "GET",
         "/v1/policies/{id}/weights",
         READING,
@@ -221,7 +221,7 @@ ROUTES = (
             "Prefer": "wait=SECONDS: answer when something newer is live, or after that time.",
         },
     ),
-    Route(
+    RouteEntry(
         "GET",
         "/v1/policies/{id}/versions",
         PUBLISHING,
@@ -230,7 +230,7 @@ ROUTES = (
         reply=wire.Versions,
         refuses=("no_route", "invalid"),
     ),
-    Route(
+    RouteEntry(
         "POST",
         "/v1/policies/{id}/versions",
         PUBLISHING,
@@ -242,7 +242,7 @@ ROUTES = (
         refuses=("no_route", "invalid", "conflict", "pinned", "disk_full"),
         large=True,
     ),
-    Route(
+    RouteEntry(
         "POST",
         "/v1/policies/{id}/rollback",
         PUBLISHING,
@@ -253,7 +253,7 @@ ROUTES = (
         status=201,
         refuses=("no_route", "not_found", "invalid", "conflict", "disk_full"),
     ),
-    Route(
+    RouteEntry(
         "POST",
         "/v1/policies/{id}/resume",
         PUBLISHING,
@@ -263,7 +263,7 @@ ROUTES = (
         reply=wire.NowLive,
         refuses=("no_route", "not_found", "invalid", "disk_full"),
     ),
-    Route(
+    RouteEntry(
         "GET",
         "/v1/policies/{id}/served",
         PUBLISHING,
@@ -272,15 +272,15 @@ ROUTES = (
         reply=wire.Serving,
         refuses=("no_route", "invalid"),
     ),
-    Route(
+    RouteEntry(
         "GET",
         "/v1/ledger",
         COUNTING,
         "ledger",
         "Where every acknowledged step is, at one moment.",
-        reply=wire.Ledger,
+        reply=wire.JournalLedger,
     ),
-    Route(
+    RouteEntry(
         "GET",
         "/v1/ledger/records",
         COUNTING,
@@ -290,11 +290,13 @@ ROUTES = (
         refuses=("invalid",),
         query={"after": "The plan id behind which the page begins."},
     ),
-    Route(
+    RouteEntry(
         "GET", "/healthz", NOBODY_NEEDED, "healthz", "Whether the journal works.", statuses=(503,)
     ),
-    Route("GET", "/readyz", NOBODY_NEEDED, "readyz", "503 once it drains.", statuses=(503,)),
-    Route("GET", "/metrics", ANY, "metrics", "Metrics in the text form of Prometheus.", reply=TEXT),
-    Route("GET", "/openapi.json", ANY, "openapi", "This description."),
-    Route("GET", "/", ANY, "status_page", "The status page.", reply=HTML),
+    RouteEntry("GET", "/readyz", NOBODY_NEEDED, "readyz", "503 once it drains.", statuses=(503,)),
+    RouteEntry(
+        "GET", "/metrics", ANY, "metrics", "Metrics in the text form of Prometheus.", reply=TEXT
+    ),
+    RouteEntry("GET", "/openapi.json", ANY, "openapi", "This description."),
+    RouteEntry("GET", "/", ANY, "status_page", "The status page.", reply=HTML),
 )

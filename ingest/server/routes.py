@@ -118,7 +118,7 @@ class Routes:
             name = secrets.token_hex(16) if key is None else idempotency.episode_of(key, token)
             event = msgspec.structs.replace(event, episode_id=name)
         await self._accept_single(request, event)
-        reply = wire.Started(
+        reply = wire.StartReply(
             episode_id=event.episode_id, agent_id=event.agent_id, durable=self.collector.keeps
         )
         return Response.of(reply, request, 201)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ingest.collector.played import Moments
+from ingest.collector.version_metrics import Moments
 
 NORMAL = 1.959964
 """Standard errors on both sides that have 95 % of a normal distribution."""

@@ -32,9 +32,9 @@ from ingest.protocol.messages import MSGPACK
 from ingest.protocol.weights import Published, no_version
 from ingest.web.asgi import Request, Response
 from storage.errors import GenerationConflict, PolicyPinned, StorageError, WeightsNotFound
-from storage.weights.chain import described
 from storage.weights.manifest import Live, Pin, Served, decode_weights, plain_document
-from storage.weights.store import WeightStore
+from storage.weights.off_chain import described
+from storage.weights.store import WeightFolder
 
 T = TypeVar("T")
 
@@ -88,11 +88,11 @@ class WeightChanges:
         policy_id = request.params["id"]
         if policy_id not in self._live.policies:
             raise Refusal("no_route", f"there is no policy {policy_id!r:.80}")
-        if not isinstance(self._live.store(policy_id), WeightStore):
+        if not isinstance(self._live.store(policy_id), WeightFolder):
             raise Refusal("no_route", "this collector keeps nothing on disk")
         return policy_id
 
-    async def _change(self, request: Request, change: Callable[[WeightStore], T]) -> T:
+    async def _change(self, request: Request, change: Callable[[WeightFolder], T]) -> T:
         """Run a change in the thread for weights, for it waits for the disk. Raises Refusal."""
         policy_id = self._require_files(request)
         async with self._one_at_a_time:
@@ -130,7 +130,7 @@ class WeightChanges:
         audit(event, policy=name, version=now.version, by=token, **more)
 
 
-def _publish(store: WeightStore, message: wire.Publish) -> Live:
+def _publish(store: WeightFolder, message: wire.Publish) -> Live:
     for field in ("spec", "filter_state", "metrics"):  # before anybody looks deeper into them
         if (document := getattr(message, field)) is not None:
             plain_document(document, field)
@@ -146,14 +146,14 @@ def _publish(store: WeightStore, message: wire.Publish) -> Live:
     return store.publish_as(digest, message.version)
 
 
-def _resume(store: WeightStore) -> tuple[Pin | None, Live]:
+def _resume(store: WeightFolder) -> tuple[Pin | None, Live]:
     pin, now = store.resume(), store.live()
     if now is None:
         raise WeightsNotFound("nothing is live any more")
     return pin, now
 
 
-def _serving(store: WeightStore, own: Served) -> wire.Serving:
+def _serving(store: WeightFolder, own: Served) -> wire.Serving:
     """What is live, and what each collector serves: this one, also where it cannot register."""
     now = store.live()
     registered = [
@@ -172,7 +172,7 @@ def _serving(store: WeightStore, own: Served) -> wire.Serving:
     )
 
 
-def _versions(store: WeightStore) -> wire.Versions:
+def _versions(store: WeightFolder) -> wire.Versions:
     live = store.live()
     return wire.Versions(
         live=None

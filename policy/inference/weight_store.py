@@ -27,7 +27,7 @@ from storage.weights.manifest import Candidate
 __all__ = ["WeightStore", "require_usable"]
 
 
-class WeightStore(store.WeightStore):
+class WeightStore(store.WeightFolder):
     """The weights of one policy under a root directory. Any number of processes may use it.
 
     Weights are checked when they become a candidate, get a number or go live; WeightsRefused says

@@ -37,7 +37,7 @@ from policy.jobs.scratch import Scratch
 from policy.ope.cross_fitting import CrossFitted, cross_fit
 from policy.ope.diagnostics import Diagnostic, at_most
 from policy.ope.estimators import ESTIMATORS, Bootstrap, Episodes, Estimate, Interval, StudentT
-from policy.ope.judgement import Evidence, Judged, Judgement, Rules, Target
+from policy.ope.judgement import Evidence, Judged, Judgement, Rules, TargetPolicy
 from policy.ope.value_models import LinearRewardModel
 from policy.progress import Progress, no_progress
 from storage.declarations.policy_files import load_declarations
@@ -48,7 +48,7 @@ from storage.reading.retries import RETRY_FOR
 from storage.reading.shard_reader import Reserve
 from storage.spaces.descriptors import Discrete
 from storage.system.memory import return_memory
-from storage.weights.store import Candidate, Manifest, WeightStore
+from storage.weights.store import Candidate, Manifest, WeightFolder
 
 __all__ = ["EvaluationError", "EvaluationResult", "evaluate"]
 
@@ -89,7 +89,7 @@ def evaluate(
     folds: int = 5,
     seed: int = 0,
     manifest: Mapping[str, Ranges] | None = None,
-    store: WeightStore | None = None,
+    store: WeightFolder | None = None,
     label: str | None = None,
     retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
@@ -116,7 +116,7 @@ def evaluate(
     informing = _Estimating(gamma, confidence, interval, seed, folds)
     limits = reward_range or _declared_range(root, policy_id)
     _check_names(split, estimators)
-    loaded, live = _load_both(store or WeightStore(root, policy_id), weights)
+    loaded, live = _load_both(store or WeightFolder(root, policy_id), weights)
     share = loaded.reserve.share if evaluation_share is None else evaluation_share
     reserve = Reserve(share, loaded.reserve.cluster if cluster is None else cluster)
     rules = Rules(
@@ -198,7 +198,7 @@ class _Loaded:
     version: int | None
 
 
-def _load(store: WeightStore, weights: str | int | None) -> _Loaded:
+def _load(store: WeightFolder, weights: str | int | None) -> _Loaded:
     """A candidate, a version, or without a name what is live."""
     if weights is None:
         live = store.live()
@@ -224,13 +224,13 @@ def _reserve(metrics: Mapping[str, Any]) -> Reserve:
     return Reserve(float(share), str(metrics.get("cluster", "")))
 
 
-def _load_both(store: WeightStore, weights: str | int | None) -> tuple[_Loaded, _Loaded | None]:
+def _load_both(store: WeightFolder, weights: str | int | None) -> tuple[_Loaded, _Loaded | None]:
     """What is judged, and the live version that is a bar."""
     loaded = _load(store, weights)
     return loaded, _live_bar(store, loaded)
 
 
-def _live_bar(store: WeightStore, judged: _Loaded) -> _Loaded | None:
+def _live_bar(store: WeightFolder, judged: _Loaded) -> _Loaded | None:
     """The live version, unless there is none, or it is what is judged."""
     live = store.live()
     if live is None or live.version == judged.version:
@@ -286,7 +286,9 @@ class _Gathered:
         counted = [*_counted(self._log, self._live), _certain_check(self._log, apart), *self._told]
         return self._evidence.judged(rules, counted)
 
-    def _asked(self, batch: SampleBatch) -> tuple[JudgedBlock, Target | None, Target | None, float]:
+    def _asked(
+        self, batch: SampleBatch
+    ) -> tuple[JudgedBlock, TargetPolicy | None, TargetPolicy | None, float]:
         """(block, the candidate, the live version, the candidate's share of certain steps)."""
         block, policy, kept = self._log.prepared(batch), self._policy, 0.0
         if not policy.spec.has_propensity:
@@ -341,13 +343,15 @@ def _comparable(
     return told, live.policy
 
 
-def _target(policy: NumpyPolicy, block: JudgedBlock) -> Target:
+def _target(policy: NumpyPolicy, block: JudgedBlock) -> TargetPolicy:
     if not block.lengths.size:
-        return Target(np.empty(0))
+        return TargetPolicy(np.empty(0))
     actions = columns_of(policy.spec.action, "actions", block.steps)
     flat = policy.flatten(columns_of(policy.spec.observation, "obs", block.steps))
     discrete = isinstance(policy.spec.action, Discrete)
-    return Target(policy.logp(flat, actions), policy.probabilities(flat) if discrete else None)
+    return TargetPolicy(
+        policy.logp(flat, actions), policy.probabilities(flat) if discrete else None
+    )
 
 
 def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:

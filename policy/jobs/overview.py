@@ -20,8 +20,8 @@ from storage.errors import StorageError
 from storage.experience.episode import SOURCES
 from storage.experience.sample_batch import REWARDS, SampleBatch
 from storage.reading.shard_reader import ShardReader
-from storage.weights.chain import described
-from storage.weights.store import WeightStore
+from storage.weights.off_chain import described
+from storage.weights.store import WeightFolder
 
 __all__ = ["overview"]
 
@@ -45,7 +45,7 @@ def overview(
     source), `steps`, `skipped` shards, and `why` there is none. `live`, `served`, `versions` with
     their metrics, `damaged` files and `decisions`, the oldest first, stand beside it.
     """
-    store = WeightStore(root, policy_id)
+    store = WeightFolder(root, policy_id)
     try:
         live = store.live()
         problem = None

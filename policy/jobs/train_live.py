@@ -11,10 +11,10 @@ with what can be read: a damaged shard must not stop learning. Where no collecto
 is made once a shard was left out and nothing came for a while.
 
 A checkpoint holds weights, optimizer, schedules, random state, counts, lineage and the reader's
-position in one file, and is durable before its version goes live (policy.jobs.trail): after a kill
-the job goes on from it, and no row is trained on twice in what its weights have behind them. One
-follower of a policy runs at a time, by a lease (storage.weights.lease). What the file system
-refuses for now, as on a full disk, is tried again without end.
+position in one file, and is durable before its version goes live (policy.jobs.follower_state):
+after a kill the job goes on from it, and no row is trained on twice in what its weights have behind
+them. One follower of a policy runs at a time, by a lease (storage.weights.lease). What the file
+system refuses for now, as on a full disk, is tried again without end.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from policy.algorithms.ppo import PPOConfig
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.checkpoint_files import CheckpointFiles
-from policy.jobs.patience import Patience, Stopped
+from policy.jobs.follower_state import FollowerState, FollowerStateSettings, OnConflict, OutOfTurn
+from policy.jobs.retrying import Retrying, Stopped
 from policy.jobs.schemas import schema_to_read
-from policy.jobs.trail import OnConflict, OutOfTurn, Trail, TrailSettings
 from policy.jobs.train import acting_spec, declared_spec
 from policy.networks.policy import Policy
 from storage.declarations.held_policies import held_version
@@ -130,7 +130,7 @@ def follow(
     torch.set_num_threads(threads)
     reserve = Reserve(evaluation_share, cluster)
     settings = _Settings(steps_per_update, max_lag, reserve)
-    leaving = TrailSettings(publish, checkpoint_every, keep_versions, on_conflict, reserve)
+    leaving = FollowerStateSettings(publish, checkpoint_every, keep_versions, on_conflict, reserve)
     config = config or PPOConfig()
     wanted = acting_spec(spec or _declared(root, policy_id), config)
     folder = checkpoint_dir or Path(root) / "weights" / policy_id / "checkpoints"
@@ -146,17 +146,17 @@ def follow(
         tell = [_event_log(tensorboard, stack), *([on_update] if on_update else [])]
         reader = stack.enter_context(_reader(root, policy_id, config, settings))
         learner = Learner(Policy(wanted, seed=seed), config, seed=seed)
-        files, patience = CheckpointFiles(folder, lease.fence), Patience(stop, lease.check)
-        trail = Trail(learner, reader, store, files, lease, patience, leaving)
+        files, retrying = CheckpointFiles(folder, lease.fence), Retrying(stop, lease.check)
+        state = FollowerState(learner, reader, store, files, lease, retrying, leaving)
         held = partial(held_version, Path(root), policy_id)
-        job = _Follower(learner, reader, trail, held, settings)
-        ended = _run(job, trail, lease, stop, tell, resume=resume)
+        job = _Follower(learner, reader, state, held, settings)
+        ended = _run(job, state, lease, stop, tell, resume=resume)
         return job.result(policy_id, ended)
 
 
 def _run(
     job: _Follower,
-    trail: Trail,
+    state: FollowerState,
     lease: Lease,
     stop: Callable[[], bool],
     tell: Sequence[Callable[[Metrics], None]],
@@ -165,14 +165,14 @@ def _run(
 ) -> str:
     """Update until `stop()` or a conflict that ends it; which of them it was."""
     try:
-        trail.begin(resume=resume)
+        state.begin(resume=resume)
         while not stop():
             lease.check()
             if (metrics := job.advance(_WAIT)) is not None:
                 for listener in tell:
                     listener(metrics)
             lease.report(job.status())
-        trail.end()
+        state.end()
     except OutOfTurn as conflict:
         log.warning("ended: %s", conflict)
         return "conflict"
@@ -184,7 +184,7 @@ def _run(
 def _lease(store: WeightStore, wait: float, stop: Callable[[], bool]) -> Lease:
     """The policy's lease, which only one follower has at a time. Raises LeaseHeld."""
     take = partial(Lease.take, store.directory, wait=wait, stop=stop)
-    return Patience(stop).do("taking the lease", take)
+    return Retrying(stop).do("taking the lease", take)
 
 
 def set_flow_control(
@@ -228,11 +228,11 @@ class _Follower:
         self,
         learner: Learner,
         reader: ShardReader,
-        trail: Trail,
+        state: FollowerState,
         held: Callable[[], int | None],
         settings: _Settings,
     ) -> None:
-        self._learner, self._reader, self._trail = learner, reader, trail
+        self._learner, self._reader, self._state = learner, reader, state
         self._held = held
         self._settings = settings
         self._updated = time.monotonic()  # the latest update
@@ -264,7 +264,7 @@ class _Follower:
         used, left_out = self._learner.usable(batch.take(~leave) if leave.any() else batch)
         trained = np.zeros(batch.count, np.bool_)
         trained[used["_at"] if used.count else []] = True
-        self._trail.untrained.read(batch, trained)
+        self._state.untrained.read(batch, trained)
         self._gathered.append(used)
         own = {"stale": int(stale.sum()), "reserved": int(reserved.sum())}
         self._left_out.update({**left_out, **{why: n for why, n in own.items() if n}})
@@ -278,7 +278,7 @@ class _Follower:
         Rows that were counted and cannot be read (damaged, vanished, left out) are not waited for.
         What was closed by then is in shards when the collector says that it holds.
         """
-        if (self._trail.pinned or not self._trail.publishes) and not self._gathered:
+        if (self._state.pinned or not self._state.publishes) and not self._gathered:
             return False  # whoever publishes lets clients go on; a pin holds nobody
         held = self._held()
         if held is not None and not self._is_waited_for(held):
@@ -294,7 +294,7 @@ class _Follower:
             why,
             self._fresh,
             self._settings.steps_per_update,
-            self._trail.excluded() or "none",
+            self._state.excluded() or "none",
             len(self._reader.stats.retrying),
         )
         return True
@@ -306,15 +306,15 @@ class _Follower:
         that is later and not live is of weights that a backup took the place of.
         """
         mine = self._learner.policy.version
-        if held == mine or (held > mine and self._trail.is_live(held)):
+        if held == mine or (held > mine and self._state.is_live(held)):
             return True
         if time.monotonic() - self._updated < _REFUSED_SECONDS:
             return False
-        return held > mine or self._trail.is_refused()
+        return held > mine or self._state.is_refused()
 
     def _is_quiet(self) -> bool:
         """Whether no row of clients that act has come for long, and some were left out."""
-        spoiled = self._reader.stats.spoiled > self._trail.spoiled
+        spoiled = self._reader.stats.spoiled > self._state.spoiled
         return spoiled and time.monotonic() - self._came >= _QUIET_SECONDS
 
     def _update(self) -> Metrics:
@@ -322,15 +322,15 @@ class _Follower:
         read, left_out = concat_samples(self._gathered), self._left_out
         used = read.select([name for name in read if name not in _OWN])
         self._clear()
-        self._trail.note_live()
+        self._state.note_live()
         lag = self._lag(used)
         metrics = {**self._learner.learn(used, left_out), **lag}
         if metrics["rows"] < used.count:  # taken back
-            self._trail.untrained.read(read, np.zeros(read.count, np.bool_))
+            self._state.untrained.read(read, np.zeros(read.count, np.bool_))
         learned = time.perf_counter()
         counts = self._learner.counts
         metrics |= {"update": counts.updates, "rows_trained": counts.rows_trained}
-        self._trail.leave(metrics)
+        self._state.leave(metrics)
         self._updated = time.monotonic()
         return {
             **metrics,
@@ -364,11 +364,11 @@ class _Follower:
             "version": self._learner.policy.version,
             "updates": counts.updates,
             "rows_trained": counts.rows_trained,
-            "excluded": self._trail.excluded(),
+            "excluded": self._state.excluded(),
             "excluded_shards": len(stats.excluded_shards),
             "retrying": len(stats.retrying),
-            "conflicts": self._trail.conflicts,
-            "pinned": self._trail.pinned,
+            "conflicts": self._state.conflicts,
+            "pinned": self._state.pinned,
         }
 
     def result(self, policy_id: str, ended: str) -> FollowResult:
@@ -379,10 +379,10 @@ class _Follower:
             updates=counts.updates,
             rows_read=counts.rows_read,
             rows_trained=counts.rows_trained,
-            excluded=self._trail.excluded(),
+            excluded=self._state.excluded(),
             excluded_shards=dict(stats.excluded_shards),
             retrying=dict(stats.retrying),
-            conflicts=self._trail.conflicts,
+            conflicts=self._state.conflicts,
             ended=ended,
         )
 

@@ -23,7 +23,13 @@ from policy.inference.action_layout import ActionLayout, Component
 from policy.inference.distributions import choice_index, flat_actions
 from storage.spaces.descriptors import Array, SpaceError
 
-__all__ = ["ActionDistribution", "Bernoulli", "Categoricals", "DiagGaussian", "action_tensors"]
+__all__ = [
+    "ActionDistribution",
+    "TorchBernoulli",
+    "TorchCategoricals",
+    "TorchDiagGaussian",
+    "action_tensors",
+]
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -47,7 +53,7 @@ def action_tensors(
     return tensors
 
 
-class Distribution(Protocol):
+class TorchDistribution(Protocol):
     """The distribution of one leaf; actions are (B, m)."""
 
     def sample(self, generator: torch.Generator | None) -> Tensor: ...
@@ -57,7 +63,7 @@ class Distribution(Protocol):
     def entropy(self) -> Tensor: ...
 
 
-class Categoricals:
+class TorchCategoricals:
     """Independent choices: one for Discrete, several for MultiDiscrete."""
 
     def __init__(self, component: Component, inputs: Tensor) -> None:
@@ -80,7 +86,7 @@ class Categoricals:
         return torch.stack(each, dim=1).sum(dim=1)
 
 
-class Bernoulli:
+class TorchBernoulli:
     """Independent bits."""
 
     def __init__(self, component: Component, inputs: Tensor) -> None:
@@ -98,7 +104,7 @@ class Bernoulli:
         return (functional.softplus(x) - x * torch.sigmoid(x)).sum(dim=1)
 
 
-class DiagGaussian:
+class TorchDiagGaussian:
     """Independent normal elements."""
 
     def __init__(self, component: Component, inputs: Tensor) -> None:
@@ -121,10 +127,10 @@ class DiagGaussian:
 
 
 _KINDS: Mapping[str, Any] = {
-    "categorical": Categoricals,
-    "multi_categorical": Categoricals,
-    "bernoulli": Bernoulli,
-    "diag_gaussian": DiagGaussian,
+    "categorical": TorchCategoricals,
+    "multi_categorical": TorchCategoricals,
+    "bernoulli": TorchBernoulli,
+    "diag_gaussian": TorchDiagGaussian,
 }
 
 
@@ -137,7 +143,7 @@ class ActionDistribution:
                 f"dist_inputs: expected shape (B, {layout.size}), got {tuple(dist_inputs.shape)}"
             )
         self.layout = layout
-        self.parts: list[Distribution] = [
+        self.parts: list[TorchDistribution] = [
             _KINDS[component.kind](component, dist_inputs) for component in layout.components
         ]
 
@@ -162,6 +168,6 @@ class ActionDistribution:
             raise SpaceError(
                 f"action: expected a Discrete space to list probabilities, got {self.layout.space}"
             )
-        if not isinstance(only, Categoricals):
+        if not isinstance(only, TorchCategoricals):
             raise TypeError(f"expected Categoricals for a Discrete space, got {type(only)}")
         return only.log_probs[0]

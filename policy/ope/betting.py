@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
-from policy.ope.columns import Column, Numbers, column_of, combined, ends, mean_of
+from policy.ope.columns import NumberColumn, Numbers, column_of, combined, ends, mean_of
 
 __all__ = ["betting_interval", "wealth_against"]
 
@@ -85,7 +85,7 @@ def wealth_against(
     return _log_wealth(numbers, _bets(numbers, least, error, sequence), mean, least, sequence)
 
 
-def _lower(values: Column, least: float, error: float, sequence: bool) -> float:
+def _lower(values: NumberColumn, least: float, error: float, sequence: bool) -> float:
     bets, threshold = _bets(values, least, error, sequence), math.log(1 / error)
 
     def surplus(mean: float) -> float:
@@ -107,7 +107,7 @@ def _root(surplus: Callable[[float], float], least: float, mean: float) -> float
     return root
 
 
-def _bets(values: Column, least: float, error: float, sequence: bool) -> Column:
+def _bets(values: NumberColumn, least: float, error: float, sequence: bool) -> NumberColumn:
     """(n,) stakes per unit: sqrt(2 log(1/error) / (variance n)), each from the numbers before it.
 
     Waudby-Smith & Ramdas 2024, eq. 15 (n for one look; t log(1 + t) at step t for a sequence) and
@@ -128,7 +128,9 @@ def _bets(values: Column, least: float, error: float, sequence: bool) -> Column:
     return bets
 
 
-def _log_wealth(values: Column, bets: Column, mean: float, least: float, sequence: bool) -> float:
+def _log_wealth(
+    values: NumberColumn, bets: NumberColumn, mean: float, least: float, sequence: bool
+) -> float:
     total, highest = 0.0, -math.inf
     most = LARGEST_STAKE / (mean - least)
     for block, stakes in zip(values.blocks(), bets.blocks(), strict=True):

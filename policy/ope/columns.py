@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "Column",
     "MemoryColumn",
+    "NumberColumn",
     "Numbers",
     "column_of",
     "combined",
@@ -31,7 +31,7 @@ __all__ = [
 FloatArray = npt.NDArray[np.float64]
 
 
-class Column(Protocol):
+class NumberColumn(Protocol):
     """Numbers (n,) in the order in which they were appended."""
 
     @property
@@ -42,11 +42,11 @@ class Column(Protocol):
     def blocks(self) -> Iterator[FloatArray]:
         """All of them, as often as asked; columns of one length made alike have equal blocks."""
 
-    def like(self) -> Column:
+    def like(self) -> NumberColumn:
         """An empty one of this kind."""
 
 
-Numbers: TypeAlias = FloatArray | Column
+Numbers: TypeAlias = FloatArray | NumberColumn
 
 
 class MemoryColumn:
@@ -67,7 +67,7 @@ class MemoryColumn:
         return MemoryColumn()
 
 
-def column_of(numbers: Numbers) -> Column:
+def column_of(numbers: Numbers) -> NumberColumn:
     """An array as a column of one block; a column as it is."""
     if not isinstance(numbers, np.ndarray):
         return numbers
@@ -77,7 +77,7 @@ def column_of(numbers: Numbers) -> Column:
     return found
 
 
-def combined(make: Callable[..., FloatArray], *columns: Column) -> Column:
+def combined(make: Callable[..., FloatArray], *columns: NumberColumn) -> NumberColumn:
     """A column of what `make` gives of the blocks of columns of one length."""
     found = columns[0].like()
     for blocks in zip(*(one.blocks() for one in columns), strict=True):
@@ -85,12 +85,12 @@ def combined(make: Callable[..., FloatArray], *columns: Column) -> Column:
     return found
 
 
-def whole(column: Column) -> FloatArray:
+def whole(column: NumberColumn) -> FloatArray:
     """(n,) all of it, in memory."""
     return np.concatenate([np.empty(0), *column.blocks()])
 
 
-def ends(column: Column) -> tuple[float, float]:
+def ends(column: NumberColumn) -> tuple[float, float]:
     """(least, largest); a NaN is both. (inf, -inf) of none."""
     low, high = np.inf, -np.inf
     for block in column.blocks():
@@ -98,7 +98,7 @@ def ends(column: Column) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def moments(column: Column) -> tuple[float, float, float]:
+def moments(column: NumberColumn) -> tuple[float, float, float]:
     """(mean, second and third central moment), each a mean over the n numbers, n > 0."""
     mean = mean_of(column)
     second = third = 0.0
@@ -109,6 +109,6 @@ def moments(column: Column) -> tuple[float, float, float]:
     return mean, second / column.size, third / column.size
 
 
-def mean_of(column: Column) -> float:
+def mean_of(column: NumberColumn) -> float:
     """Of n numbers, n > 0."""
     return sum(float(block.sum()) for block in column.blocks()) / column.size

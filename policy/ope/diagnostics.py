@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policy.ope.betting import wealth_against
-from policy.ope.columns import Column, Numbers, column_of, combined, mean_of
+from policy.ope.columns import NumberColumn, Numbers, column_of, combined, mean_of
 
 __all__ = [
     "Diagnostic",
@@ -324,7 +324,7 @@ def reward_events(returns: Numbers, weights: Numbers, *, threshold: float | None
     )
 
 
-def _most_common(returns: Column) -> float:
+def _most_common(returns: NumberColumn) -> float:
     """Among the first returns; nan where none comes twice."""
     first, rows = [np.empty(0)], 0
     for block in returns.blocks():

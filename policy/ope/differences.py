@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policy.ope.columns import Column, Numbers, column_of, combined, whole
+from policy.ope.columns import NumberColumn, Numbers, column_of, combined, whole
 
 __all__ = [
     "Differences",
@@ -59,7 +59,7 @@ class Differences:
         if numbers == limits == 1:
             return self
 
-        def times(column: Numbers) -> Column:
+        def times(column: Numbers) -> NumberColumn:
             return combined(lambda block: block * numbers, column_of(column))
 
         return Differences(
@@ -160,8 +160,8 @@ def per_decision_terms(
 
 
 def bounded_per_decision(
-    values: Column,
-    apart: Column,
+    values: NumberColumn,
+    apart: NumberColumn,
     lengths: tuple[int, int],
     *,
     gamma: float,
@@ -188,7 +188,7 @@ def bounded_per_decision(
         """The most that two policies can differ by in one direction: one earns, one pays."""
         return (1 + ROUNDING) * (_times(-low, own) + _times(high, bars))
 
-    def less(constant: float) -> Column:
+    def less(constant: float) -> NumberColumn:
         if constant == 0:
             return values
         return combined(lambda earned, one: earned - constant * one, values, apart)

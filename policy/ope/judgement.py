@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policy.ope.columns import Column, MemoryColumn, column_of, whole
+from policy.ope.columns import MemoryColumn, NumberColumn, column_of, whole
 from policy.ope.columns import combined as _apply
 from policy.ope.comparison import BETTER, CANNOT_TELL, WORSE, Comparison, Verdict, compare
 from policy.ope.cross_fitting import EarlierScores
@@ -44,7 +44,7 @@ from policy.ope.differences import (
 )
 from policy.ope.episodes import running_sums
 
-__all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "Target", "combined", "judge"]
+__all__ = ["Bar", "Evidence", "Judged", "Judgement", "Rules", "TargetPolicy", "combined", "judge"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -83,7 +83,7 @@ class Judged:
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class TargetPolicy:
     """A policy on the judged steps."""
 
     logp: FloatArray  # (S,) of the logged actions
@@ -95,7 +95,7 @@ class Bar:
     """What the candidate must be better than; without a policy it is the logging policy."""
 
     name: str
-    policy: Target | None = None
+    policy: TargetPolicy | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ class Judgement:
 
 def judge(
     data: Judged,
-    candidate: Target,
+    candidate: TargetPolicy,
     bars: Sequence[Bar],
     rules: Rules,
     counted: Sequence[Diagnostic] = (),
@@ -176,7 +176,7 @@ class Evidence:
     """
 
     def __init__(
-        self, bars: Sequence[str], rules: Rules, column: Callable[[], Column] = MemoryColumn
+        self, bars: Sequence[str], rules: Rules, column: Callable[[], NumberColumn] = MemoryColumn
     ) -> None:
         self._range, self._gamma = rules.reward_range, rules.gamma
         self._column = column
@@ -189,7 +189,9 @@ class Evidence:
         self._one_step = self._discrete = True
         self._scored = True  # all blocks have a reward model's view
 
-    def add(self, data: Judged, candidate: Target, policies: Sequence[Target | None]) -> None:
+    def add(
+        self, data: Judged, candidate: TargetPolicy, policies: Sequence[TargetPolicy | None]
+    ) -> None:
         """The next whole episodes, and what the candidate and each bar's policy say of them."""
         if not data.lengths.size:
             return
@@ -243,7 +245,7 @@ class Evidence:
     # what is kept of a block
 
     def _view(
-        self, data: Judged, candidate: Target, policies: Sequence[Target | None]
+        self, data: Judged, candidate: TargetPolicy, policies: Sequence[TargetPolicy | None]
     ) -> list[Scores] | None:
         """A model's view of the episodes for each bar, where all are one step and Discrete.
 
@@ -269,7 +271,7 @@ class Evidence:
         number: int,
         prefix: str,
         data: Judged,
-        policy: Target,
+        policy: TargetPolicy,
         weights: FloatArray,
         by: FloatArray,
     ) -> None:
@@ -341,7 +343,7 @@ def _told(one: Comparison) -> str:
 class _Kept:
     """A number of each episode, or the mean of those of each unit."""
 
-    def __init__(self, column: Callable[[], Column]) -> None:
+    def __init__(self, column: Callable[[], NumberColumn]) -> None:
         self._column = column()
         self._sums, self._counts = np.empty(0), np.empty(0)
         self.by_unit = False
@@ -356,10 +358,10 @@ class _Kept:
         np.add.at(self._counts, units, 1.0)
         return None
 
-    def means(self) -> Column:
+    def means(self) -> NumberColumn:
         return column_of(self._sums / self._counts) if self.by_unit else self._column
 
-    def sums(self) -> Column:
+    def sums(self) -> NumberColumn:
         return column_of(self._sums) if self.by_unit else self._column
 
     @property
@@ -382,13 +384,13 @@ class _Plan:
 class _Bar:
     """One bar's differences: doubly robust ones while episodes are one step, and per decision."""
 
-    def __init__(self, name: str, column: Callable[[], Column]) -> None:
+    def __init__(self, name: str, column: Callable[[], NumberColumn]) -> None:
         self.name = name
         self.logged = True  # its weights are 1 on all that was added
         self._known = False  # it has a policy
         self._robust, self._values, self._apart = (_Kept(column) for _ in range(3))
 
-    def weights(self, data: Judged, policy: Target | None) -> FloatArray | None:
+    def weights(self, data: Judged, policy: TargetPolicy | None) -> FloatArray | None:
         """None where they are 1: the policy made these episodes."""
         if policy is None:
             return None
@@ -500,13 +502,13 @@ def _merged(bars: Sequence[_Bar]) -> list[_Bar]:
     return found
 
 
-def _ratios(data: Judged, policy: Target) -> FloatArray:
+def _ratios(data: Judged, policy: TargetPolicy) -> FloatArray:
     """(S,) candidate / logging policy of each step alone."""
     ratios: FloatArray = np.exp(np.minimum(policy.logp - data.behaviour_logp, MOST_LOG_WEIGHT))
     return ratios
 
 
-def _weights(data: Judged, policy: Target) -> FloatArray:
+def _weights(data: Judged, policy: TargetPolicy) -> FloatArray:
     """(S,) products of the ratios up to and including each step."""
     if data.one_step:
         return _ratios(data, policy)
@@ -521,7 +523,7 @@ def _weights(data: Judged, policy: Target) -> FloatArray:
 class _Weighed:
     """The weights of the candidate, or with a prefix of a bar that is weighed like it."""
 
-    def __init__(self, prefix: str, column: Callable[[], Column]) -> None:
+    def __init__(self, prefix: str, column: Callable[[], NumberColumn]) -> None:
         self.prefix = prefix
         self._ratios, self._whole = column(), column()
         self._of_units = _Kept(column)
@@ -534,7 +536,7 @@ class _Weighed:
             self._of_units.add(last, data.units)
 
     def checks(
-        self, rules: Rules, returns: Column, largest: float, approximate: bool
+        self, rules: Rules, returns: NumberColumn, largest: float, approximate: bool
     ) -> list[Diagnostic]:
         of_units = self._of_units.sums() if self._of_units.by_unit else self._whole
         threshold = LEAST_EVENTS if approximate else None

@@ -28,7 +28,7 @@ from policy.sampling.agent_rows import (
 )
 from policy.sampling.callbacks import is_overridden
 from policy.sampling.episode import RolloutEpisode
-from policy.sampling.fragment_buffers import Segment
+from policy.sampling.fragment_buffers import EpisodeSegment
 from policy.sampling.metrics import MetricsRecorder
 from policy.sampling.postprocessing import RowFinisher, alike
 from policy.sampling.sampler import (
@@ -463,7 +463,7 @@ class BaseEnvSampler:
         """Postprocess the complete rows of an episode and pack them, by policy."""
         taken = {agent: rows.take() for agent, rows in play.agents.items() if len(rows)}
         env_steps, play.env_steps = play.env_steps, 0
-        segment = [Segment(0, play.episode.episode_id, play.number)]
+        segment = [EpisodeSegment(0, play.episode.episode_id, play.number)]
         if play.kept:
             pack.env_steps += env_steps
         elif self.excluded is None:

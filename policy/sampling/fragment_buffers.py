@@ -61,7 +61,7 @@ def row_layout(
 
 
 @dataclass
-class Segment:
+class EpisodeSegment:
     """Where an episode begins among a copy's rows."""
 
     start: int
@@ -81,7 +81,7 @@ class FragmentBuffers:
             name: np.zeros((copies, capacity, *shape), dtype)
             for name, (shape, dtype) in layout.items()
         }
-        self._segments: list[list[Segment]] = [[] for _ in range(copies)]
+        self._segments: list[list[EpisodeSegment]] = [[] for _ in range(copies)]
 
     def put(self, copies: Index, columns: Mapping[str, Any]) -> None:
         """Write columns (M, ...) into the row that each of M copies is at."""
@@ -108,7 +108,7 @@ class FragmentBuffers:
         segments, start = self._segments[copy], int(self.filled[copy])
         if segments and segments[-1].start == start:
             segments.pop()  # an episode without rows
-        segments.append(Segment(start, episode_id, number))
+        segments.append(EpisodeSegment(start, episode_id, number))
 
     def discard_episode(self, copy: int) -> int:
         """Drop the rows of the episode that the copy is in; how many they were."""
@@ -117,14 +117,14 @@ class FragmentBuffers:
         self.filled[copy] = start
         return dropped
 
-    def take_episode(self, copy: int) -> tuple[dict[str, Array], Segment]:
+    def take_episode(self, copy: int) -> tuple[dict[str, Array], EpisodeSegment]:
         """The rows of the episode that the copy is in, copied, and whose they are; the episode goes
         on without them."""
         current = self._segments[copy][-1]
         here = slice(current.start, int(self.filled[copy]))
         self.filled[copy] = current.start
         columns = {name: column[copy, here].copy() for name, column in self._columns.items()}
-        return columns, Segment(0, current.episode_id, current.number)
+        return columns, EpisodeSegment(0, current.episode_id, current.number)
 
     def mark_last(self, copy: int, name: str, value: Any) -> None:
         """Set a column of the copy's last complete row."""
@@ -134,7 +134,9 @@ class FragmentBuffers:
         """A column of the copy's last complete row."""
         return self._columns[name][copy, self.filled[copy] - 1]
 
-    def take(self, copies: Sequence[int], count: int) -> tuple[dict[str, Array], list[Segment]]:
+    def take(
+        self, copies: Sequence[int], count: int
+    ) -> tuple[dict[str, Array], list[EpisodeSegment]]:
         """The first `count` rows of each of these copies behind each other, copied, and their
         segments with starts among them. The copies begin anew, within the episodes they are in."""
         chosen = np.asarray(copies, np.intp)
@@ -142,15 +144,15 @@ class FragmentBuffers:
             name: column[chosen, :count].reshape(len(chosen) * count, *column.shape[2:])
             for name, column in self._columns.items()
         }
-        segments: list[Segment] = []
+        segments: list[EpisodeSegment] = []
         for place, copy in enumerate(copies):
             mine = self._segments[copy]
             segments += [
-                Segment(place * count + one.start, one.episode_id, one.number)
+                EpisodeSegment(place * count + one.start, one.episode_id, one.number)
                 for one in mine
                 if one.start < count
             ]
             current = mine[-1]
-            self._segments[copy] = [Segment(0, current.episode_id, current.number)]
+            self._segments[copy] = [EpisodeSegment(0, current.episode_id, current.number)]
         self.filled[chosen] = 0
         return columns, segments

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from policy.algorithms.ppo import ADVANTAGES, VALUE_TARGETS, PPOConfig, episode_order
 from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.sampling.callbacks import Callbacks, is_overridden
-from policy.sampling.fragment_buffers import Segment
+from policy.sampling.fragment_buffers import EpisodeSegment
 from storage.experience.sample_batch import (
     AGENT_ID,
     EPISODE_ORDINAL,
@@ -135,7 +135,7 @@ class RowFinisher:
     def identified(
         self,
         columns: dict[str, Array],
-        segments: Sequence[Segment],
+        segments: Sequence[EpisodeSegment],
         *,
         policy_id: str,
         agent_id: str,
@@ -162,7 +162,7 @@ class RowFinisher:
         return own or is_overridden(self.callbacks, "on_postprocess_trajectory")
 
     def finish_runs(
-        self, batch: SampleBatch, segments: Sequence[Segment], episodes: Mapping[int, Any]
+        self, batch: SampleBatch, segments: Sequence[EpisodeSegment], episodes: Mapping[int, Any]
     ) -> SampleBatch:
         """Postprocess rows of the one default agent: runs of episodes behind each other."""
         policy_id = next(iter(self.policies))

@@ -10,25 +10,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from policy.algorithms.trainable_policy import TrainablePolicy
-from policy.envs.env_runner import Restarts
-from policy.sampling.callbacks import Callbacks
-from policy.sampling.episode import RolloutEpisode
-from policy.sampling.metrics import MetricsRecorder
 from policy.sampling.sampler import Sampler
-from policy.worker.settings import WorkerSettings
 from storage.experience.interfaces import InputReader, OutputWriter
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.experience.sample_batch import SampleBatch
-from storage.spaces.descriptors import Space
 
 __all__ = [
     "AsyncSamplerInput",
@@ -36,30 +26,7 @@ __all__ = [
     "IOContext",
     "NoopOutput",
     "SamplerInput",
-    "WorkerParts",
 ]
-
-
-class WorkerParts(Protocol):
-    """Of a `RolloutWorker` what its sampling reads, and what input and output creators may."""
-
-    settings: WorkerSettings
-    env: Any
-    policies: dict[str, TrainablePolicy]
-    policies_to_train: list[str]
-    policy_of: Callable[[Any, RolloutEpisode], str]
-    callbacks: Callbacks
-    recorder: MetricsRecorder
-    restarts: Restarts
-    worker_rng: np.random.Generator
-    excluded: Counter[str]
-
-    def descriptors(self) -> dict[str, tuple[Space, Space]]: ...
-    def _try_env_step(self, action: Any, *, copy: Any = 0) -> Any: ...
-    def _try_env_reset(
-        self, *, copy: Any = 0, seed: int | None = None, options: Any = None
-    ) -> tuple[Any, dict[str, Any]]: ...
-    def _restart(self, copy: Any, error: Exception) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +36,7 @@ class IOContext:
     log_dir: str = field(default_factory=os.getcwd)
     config: Mapping[str, Any] = field(default_factory=dict)
     worker_index: int = 0
-    worker: WorkerParts | None = None
+    worker: Any = None  # the RolloutWorker, whose module imports this one
     sampler: InputReader | None = None
 
     def default_sampler_input(self) -> InputReader:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from queue import Queue
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
+import numpy as np
 
 from policy.algorithms.ppo import ADVANTAGES
+from policy.algorithms.trainable_policy import TrainablePolicy
 from policy.envs.base_env import BaseEnv
+from policy.envs.env_runner import Restarts
 from policy.envs.vector_env import Copies, LocalCopies, ProcessCopies
 from policy.sampling.base_env_sampler import BaseEnvSampler
+from policy.sampling.callbacks import Callbacks
+from policy.sampling.episode import RolloutEpisode
+from policy.sampling.metrics import MetricsRecorder
 from policy.sampling.postprocessing import RowFinisher, alike, finish_read
 from policy.sampling.sampler import Sampler
 from policy.sampling.vector_sampler import VectorSampler
@@ -24,7 +30,6 @@ from policy.worker.batch_io import (
     IOContext,
     NoopOutput,
     SamplerInput,
-    WorkerParts,
 )
 from policy.worker.env_creation import (
     CopyMaker,
@@ -42,8 +47,31 @@ from storage.experience.episode import DEFAULT_POLICY
 from storage.experience.interfaces import InputReader, OutputWriter
 from storage.experience.multi_agent_batch import Batch, MultiAgentBatch
 from storage.experience.sample_batch import OBS, SampleBatch, concat_samples
+from storage.spaces.descriptors import Space
 
 __all__ = ["Sampling", "join_batches"]
+
+
+class WorkerParts(Protocol):
+    """Of a `RolloutWorker` what its sampling reads."""
+
+    settings: WorkerSettings
+    env: Any
+    policies: dict[str, TrainablePolicy]
+    policies_to_train: list[str]
+    policy_of: Callable[[Any, RolloutEpisode], str]
+    callbacks: Callbacks
+    recorder: MetricsRecorder
+    restarts: Restarts
+    worker_rng: np.random.Generator
+    excluded: Counter[str]
+
+    def descriptors(self) -> dict[str, tuple[Space, Space]]: ...
+    def _try_env_step(self, action: Any, *, copy: Any = 0) -> Any: ...
+    def _try_env_reset(
+        self, *, copy: Any = 0, seed: int | None = None, options: Any = None
+    ) -> tuple[Any, dict[str, Any]]: ...
+    def _restart(self, copy: Any, error: Exception) -> None: ...
 
 
 def join_batches(batches: Sequence[Any]) -> Batch:

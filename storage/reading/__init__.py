@@ -5,6 +5,7 @@ declarations and experience; nothing of journals, weights or learners.
 """
 
 __all__ = [
+    "batching",
     "exclusion",
     "holdout",
     "ledger",
@@ -14,6 +15,5 @@ __all__ = [
     "retries",
     "shard_reader",
     "sources",
-    "stages",
     "untrained_rows",
 ]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.experience.sample_batch import AGENT_ID, ENV_T, EPISODE_ORDINAL, EPS_ID, SampleBatch
-from storage.reading.stages import join_rows
+from storage.reading.batching import join_rows
 
 __all__ = ["JointEpisode", "Ready", "Track", "TrackJoiner", "rows_by_policy"]
 

@@ -21,11 +21,11 @@ from storage.experience.sample_batch import (
     T,
 )
 from storage.reading.agent_joiner import Track
+from storage.reading.batching import segment_starts
 from storage.reading.loading import ENDED, STREAM_INDEX
 from storage.reading.position import Position
 from storage.reading.shard_reader import Left, ShardReader
 from storage.reading.sources import ShardSource
-from storage.reading.stages import segment_starts
 
 __all__ = ["TrackReader"]
 

@@ -95,7 +95,7 @@ SHARDS = "shards"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ListedPath:
     """The shards that a path stands for: in a folder of streams, of one of them, or one alone."""
 
     folder: Path
@@ -103,7 +103,7 @@ class Target:
     name: str | None = None
 
     @classmethod
-    def of(cls, path: Path) -> Target:
+    def of(cls, path: Path) -> ListedPath:
         """Of a root, its `shards/`, a stream's folder or a shard; what is not there may be a root.
 
         Raises OSError when it cannot be asked for now.
@@ -151,7 +151,7 @@ def _exists(path: Path) -> bool:
 class RootListing:
     """The shards of a target as they come."""
 
-    def __init__(self, target: Target, interval: float) -> None:
+    def __init__(self, target: ListedPath, interval: float) -> None:
         self.target = target
         self._streams = _Folder(str(target.folder))
         self._folders: dict[str, _Folder] = {}
@@ -219,7 +219,7 @@ class RootListing:
                 errors[path] = error
 
 
-def scan_target(target: Target, errors: Errors) -> list[ShardFile]:
+def scan_target(target: ListedPath, errors: Errors) -> list[ShardFile]:
     """Every shard there now. What cannot be listed goes to `errors`."""
     return RootListing(target, 0.0).new(thorough=True, errors=errors)
 

@@ -152,7 +152,7 @@ class PartTable:
     ordinals: npt.NDArray[np.int64]
     episodes: npt.NDArray[np.int64]  # the ordinals of their episodes' first parts
     steps: npt.NDArray[np.int64]
-    verdicts: npt.NDArray[np.int8]  # 0: its rows are in `Loaded.rows`
+    verdicts: npt.NDArray[np.int8]  # 0: its rows are in `LoadedShard.rows`
 
     def kept(self, wanted: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], bool]:
         """(mask over the kept rows of the parts in `wanted`, whether it is all of them)."""
@@ -161,7 +161,7 @@ class PartTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedShard:
     """A shard in memory: all its parts, and the rows of those that the filter keeps."""
 
     shard: ShardFile
@@ -181,7 +181,7 @@ class _Opened:
 
 
 class ShardLoader:
-    """Bytes -> `Loaded`. Safe to call from another thread: it has no state.
+    """Bytes -> `LoadedShard`. Safe to call from another thread: it has no state.
 
     `columns` are public names; `parts` says which parts' rows to decode.
     """
@@ -190,7 +190,7 @@ class ShardLoader:
         self.columns = tuple(columns)
         self.filter = parts
 
-    def load(self, shard: ShardFile, content: Content, stream_index: int) -> Loaded:
+    def load(self, shard: ShardFile, content: Content, stream_index: int) -> LoadedShard:
         """Of what `fetch` found to be whole. Raises ShardDamaged for content that cannot be."""
         if isinstance(content, UnwrittenParts):
             return self._load_parts(shard, content, stream_index)
@@ -206,9 +206,11 @@ class ShardLoader:
             opened = _Opened(metadata, schema.names, partial(_bounded, file, content, schema))
             self._require(opened)
             parts, rows = self._decode(opened, stream_index)
-        return Loaded(shard, metadata, len(content), parts, rows)
+        return LoadedShard(shard, metadata, len(content), parts, rows)
 
-    def _load_parts(self, shard: ShardFile, found: UnwrittenParts, stream_index: int) -> Loaded:
+    def _load_parts(
+        self, shard: ShardFile, found: UnwrittenParts, stream_index: int
+    ) -> LoadedShard:
         """The same columns as from the shard that these parts will be written to."""
         block = found.block
         metadata, schema = metadata_for(
@@ -221,7 +223,7 @@ class ShardLoader:
         table = BlockColumns(block, metadata, schema).table(0, block.rows)
         opened = _Opened(metadata, schema.names, lambda names: _with_dictionaries(table, names))
         parts, rows = self._decode(opened, stream_index)
-        return Loaded(shard, metadata, block.nbytes, parts, rows)
+        return LoadedShard(shard, metadata, block.nbytes, parts, rows)
 
     def _decode(self, opened: _Opened, stream_index: int) -> tuple[PartTable, SampleBatch]:
         parts, keys, runs = self._parts(opened)

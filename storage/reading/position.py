@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from storage.experience.interfaces import ReaderState
 from storage.experience.sample_batch import ORDINAL, SampleBatch
+from storage.reading.batching import join_rows
 from storage.reading.exclusion import TRANSIENT, Excluded, Reason
 from storage.reading.ledger import Ledger, decode_runs, encode_runs, positions
-from storage.reading.loading import ROW, STREAM_INDEX, Loaded, fetch, run_starts
+from storage.reading.loading import ROW, STREAM_INDEX, LoadedShard, fetch, run_starts
 from storage.reading.retries import Retries
 from storage.reading.sources import Content, ScanIncomplete, ShardFile, ShardSource
-from storage.reading.stages import join_rows
 from storage.shards.names import ShardDamaged
 from storage.shards.schema import ShardMetadata
 
@@ -114,7 +114,7 @@ class RestoredRows:
 def restore_rows(
     position: Position,
     source: ShardSource,
-    load: Callable[[ShardFile, Content], Loaded],
+    load: Callable[[ShardFile, Content], LoadedShard],
     retries: Retries,
 ) -> RestoredRows | None:
     """Find the pending rows in the source's shards, in the order of the position.
@@ -157,10 +157,10 @@ def _why_lost(bad: Sequence[Excluded], stream: str, ordinal: int) -> Reason:
 def _shards_with(
     pending: Ledger,
     source: ShardSource,
-    load: Callable[[ShardFile, Content], Loaded],
+    load: Callable[[ShardFile, Content], LoadedShard],
     retries: Retries,
     bad: list[Excluded],
-) -> list[Loaded]:
+) -> list[LoadedShard]:
     """Shards reduced to pending rows; each ordinal once. A file that cannot be read is passed by:
     another may hold the same ordinals."""
     found, seen = [], Ledger()
@@ -189,7 +189,7 @@ def _shards_with(
         if mask.any():
             seen.add(shard.stream, ordinals[mask])
             rows = loaded.rows.take(mask)
-            found.append(Loaded(shard, loaded.metadata, loaded.nbytes, loaded.parts, rows))
+            found.append(LoadedShard(shard, loaded.metadata, loaded.nbytes, loaded.parts, rows))
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from storage.experience.interfaces import ReaderError
 from storage.reading.exclusion import TRANSIENT, Excluded
-from storage.reading.loading import Fetched, Loaded, fetch, rows_told
+from storage.reading.loading import Fetched, LoadedShard, fetch, rows_told
 from storage.reading.retries import MOST_DELAY, Retries
 from storage.reading.sources import (
     Content,
@@ -36,7 +36,7 @@ _HANGING = 10.0  # s, how long `idle` waits for a scan
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndOfShards:
     """Everything that was there has been read."""
 
 
@@ -47,7 +47,7 @@ class Failure:
     error: BaseException
 
 
-Found: TypeAlias = Loaded | Excluded | End | Failure
+Found: TypeAlias = LoadedShard | Excluded | EndOfShards | Failure
 
 
 class Channel(Generic[Item]):
@@ -152,7 +152,7 @@ class Prefetcher:
         self,
         source: ShardSource,
         wanted: Callable[[list[ShardFile]], list[ShardFile]],
-        load: Callable[[ShardFile, Content], Loaded],
+        load: Callable[[ShardFile, Content], LoadedShard],
         retries: Retries,
         *,
         follow: bool,
@@ -214,7 +214,7 @@ class Prefetcher:
                 if self._pass():
                     continue
                 if not self._follow and not self._retries:
-                    self._channel.put(End())
+                    self._channel.put(EndOfShards())
                     return
                 given_up = self._retries.given_up()
                 if given_up:
@@ -322,14 +322,14 @@ class Prefetcher:
                 self._hand_over(shard, found)
         return again
 
-    def _hand_over(self, shard: ShardFile, found: Loaded | Excluded) -> None:
+    def _hand_over(self, shard: ShardFile, found: LoadedShard | Excluded) -> None:
         self._settle(shard)
         self._handed[shard] = None
         if isinstance(found, Excluded):
             self._bad.add(shard)
         self._channel.put(found)
 
-    def _read(self, shard: ShardFile, following: ShardFile | None) -> Loaded | Excluded | None:
+    def _read(self, shard: ShardFile, following: ShardFile | None) -> LoadedShard | Excluded | None:
         """None when it cannot be read for now, or is gone."""
         fetched = self._ahead.take(shard)
         if following is not None and fetched.nbytes >= LARGE:

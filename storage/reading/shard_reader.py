@@ -37,6 +37,7 @@ from storage.experience.interfaces import (
 from storage.experience.range_set import RangeSet
 from storage.experience.sample_batch import EPISODE_ORDINAL, ORDINAL, STREAM, SampleBatch
 from storage.reading.adapters import episode_of, to_torch_dataset, with_names
+from storage.reading.batching import BatchCutter, EpisodeJoiner, Mode, ShuffleWindow, unit_bounds
 from storage.reading.exclusion import Excluded, LeftOut, ReaderStats
 from storage.reading.holdout import Reserve, held_out
 from storage.reading.ledger import Ledger, Ranges
@@ -45,12 +46,12 @@ from storage.reading.loading import (
     EPISODE_COLUMNS,
     REASONS,
     STREAM_INDEX,
-    Loaded,
+    LoadedShard,
     PartFilter,
     ShardLoader,
 )
 from storage.reading.position import Position, restore_rows
-from storage.reading.prefetch import End, Failure, Prefetcher, deadline_after
+from storage.reading.prefetch import EndOfShards, Failure, Prefetcher, deadline_after
 from storage.reading.retries import RETRY_FOR, Retries
 from storage.reading.sources import (
     POLL_INTERVAL,
@@ -60,7 +61,6 @@ from storage.reading.sources import (
     ShardFile,
     ShardSource,
 )
-from storage.reading.stages import Cutter, EpisodeJoiner, Mode, ShuffleWindow, unit_bounds
 from storage.spaces.descriptors import Space
 from storage.system.files import make_directory, replace_file
 
@@ -206,7 +206,7 @@ class ShardReader(InputReader):
         self._joiner = EpisodeJoiner()
         self._window = ShuffleWindow(self._shuffle, bounds, self._rng) if self._shuffle else None
         whole = self.mode == "episodes"  # its rows are shown by `next`, `episodes` needs them all
-        self._cutter = Cutter(
+        self._cutter = BatchCutter(
             (lambda rows: rows) if whole else self._public, bounds if whole else None
         )
         self._ledger = Ledger()  # of what was taken: delivered or pending
@@ -322,8 +322,8 @@ class ShardReader(InputReader):
             self._empty = rows.slice(0, 0).copy()
         return rows
 
-    def _accept(self, found: Loaded | Excluded | End | Failure) -> None:
-        if isinstance(found, Loaded):
+    def _accept(self, found: LoadedShard | Excluded | EndOfShards | Failure) -> None:
+        if isinstance(found, LoadedShard):
             self._take_shard(found)
         elif isinstance(found, Excluded):
             self._left_out.add(found, self._unread(found.shard))
@@ -332,7 +332,7 @@ class ShardReader(InputReader):
         else:
             self._finish()
 
-    def _take_shard(self, found: Loaded) -> None:
+    def _take_shard(self, found: LoadedShard) -> None:
         """Claim what is new in a shard and let its rows flow."""
         stream, parts = found.shard.stream, found.parts
         new = ~self._ledger.contains(stream, parts.ordinals)
@@ -432,7 +432,7 @@ class ShardReader(InputReader):
 
     # which shards
 
-    def _check_schema(self, found: Loaded) -> None:
+    def _check_schema(self, found: LoadedShard) -> None:
         known = self._metadata
         if known is None:
             self._metadata = found.metadata
@@ -443,7 +443,7 @@ class ShardReader(InputReader):
                 "(--schema-id)"
             )
 
-    def _load(self, shard: ShardFile, content: Content) -> Loaded:
+    def _load(self, shard: ShardFile, content: Content) -> LoadedShard:
         if shard.stream not in self._streams:
             self._streams.append(shard.stream)
         return self._loader.load(shard, content, self._streams.index(shard.stream))

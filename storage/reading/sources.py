@@ -33,7 +33,7 @@ from watchdog.observers.api import BaseObserver
 
 from storage.experience.interfaces import MixedSchemas, ReaderError
 from storage.reading.ledger import Ledger
-from storage.reading.listing import SHARDS, RootListing, ShardFile, Target, scan_target
+from storage.reading.listing import SHARDS, ListedPath, RootListing, ShardFile, scan_target
 from storage.shards.names import ShardName, require_regular
 from storage.shards.part_block import UnwrittenParts
 
@@ -136,13 +136,13 @@ class DirectorySource:
     @property
     def home(self) -> Path:
         """The first root, also where its `shards/` or something in it was given."""
-        return Target.of(self.roots[0]).folder.parent
+        return ListedPath.of(self.roots[0]).folder.parent
 
     def check(self) -> None:
         """Raises ReaderError when there is nothing at one of the paths that may hold shards."""
         for root in self.roots:
             with contextlib.suppress(OSError):  # listing it will tell, and be tried again
-                Target.of(root).check(root)
+                ListedPath.of(root).check(root)
 
     def scan(self) -> list[ShardFile]:
         self._changed.clear()
@@ -215,7 +215,7 @@ class DirectorySource:
     ) -> None:
         self.close()
 
-    def _watch(self, targets: Sequence[Target]) -> None:
+    def _watch(self, targets: Sequence[ListedPath]) -> None:
         """Watch what is there by now; a folder that does not exist yet is tried at each scan."""
         wanted = {target.folder for target in targets} - self._watched if self._follow else set()
         ready = [folder for folder in wanted if os.path.isdir(folder)]
@@ -233,9 +233,9 @@ class DirectorySource:
             self._watched.add(folder)
 
 
-def _target(root: Path, errors: dict[str, OSError]) -> Target | None:
+def _target(root: Path, errors: dict[str, OSError]) -> ListedPath | None:
     try:
-        return Target.of(root)
+        return ListedPath.of(root)
     except (FileNotFoundError, NotADirectoryError):  # gone while it was looked at
         return None
     except OSError as error:

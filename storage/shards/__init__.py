@@ -14,7 +14,7 @@ __all__ = [
     "schema",
     "shard",
     "tables",
-    "unjournaled",
+    "unrecorded_shards",
     "writer_main",
     "writer_process",
 ]

@@ -36,9 +36,9 @@ from storage.system.files import make_directory, sync_directory
 from storage.verify.quarantine import changed_since, note_digest
 from storage.verify.second_reader import SecondReader
 from storage.verify.shard_check import as_text, check_shard, entries, reason
-from storage.weights.chain import off_chain
 from storage.weights.manifest import Live
-from storage.weights.store import WeightStore
+from storage.weights.off_chain import off_chain
+from storage.weights.store import WeightFolder
 
 __all__ = [
     "Finding",
@@ -176,7 +176,7 @@ class Trained:
     def _note(self, root: Path, policy: str) -> None:
         where = f"weights/{policy}/live.json"
         try:
-            store = WeightStore(root, policy)
+            store = WeightFolder(root, policy)
             live = store.live()
             for name, text in store.pointer_damage().items():
                 self._find(f"weights/{policy}/{name}", f"{text}; {_MENDED}")
@@ -194,7 +194,7 @@ class Trained:
         except (StorageError, ValueError, OSError) as error:
             self._find(where, str(error))
 
-    def _ask_for_live(self, where: str, store: WeightStore) -> None:
+    def _ask_for_live(self, where: str, store: WeightFolder) -> None:
         """A version that followed another one, or is a copy of it, tells that one was live.
 
         A first version may wait to be made live.
@@ -216,7 +216,7 @@ class Trained:
 _MENDED = "a collector, a trainer, publish, rollback and resume write it anew"
 
 
-def _standing(store: WeightStore, live: Live) -> Iterator[str]:
+def _standing(store: WeightFolder, live: Live) -> Iterator[str]:
     """Of a policy's weights: a pin, a restore, and every collector that serves another version."""
     if live.pinned is not None:
         yield f"version {live.version} is pinned by {live.pinned.by}: {live.pinned.why}"
@@ -486,14 +486,14 @@ class _Audit:
         """All versions are whole."""
         for folder in sorted((self.root / "weights").glob("*")):
             try:
-                store = WeightStore(self.root, folder.name)
+                store = WeightFolder(self.root, folder.name)
             except DeclarationError as error:
                 self.notes.append(f"weights/{folder.name}: {error}")
                 continue
             for version in store.versions():
                 self._try(f"weights/{folder.name}/versions/{version}", store, version)
 
-    def _try(self, where: str, store: WeightStore, version: int) -> None:
+    def _try(self, where: str, store: WeightFolder, version: int) -> None:
         try:
             store.read(version)
             store.lineage(version)

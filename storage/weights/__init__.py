@@ -4,4 +4,4 @@ Knows files, and of experience the ranges of rows that a lineage claims; takes a
 knows nothing of what a network is.
 """
 
-__all__ = ["chain", "files", "lease", "lineage", "manifest", "memory_store", "served", "store"]
+__all__ = ["files", "lease", "lineage", "manifest", "memory_store", "off_chain", "served", "store"]

@@ -8,9 +8,9 @@ trainer that was stopped past the end of its lease cannot publish when it wakes 
 renews the record while it lives and reports its state in it. A record that expired, was released,
 or whose process on this machine is dead can be followed by the next number.
 
-The highest number is kept outside `weights/` too (`storage.weights.numbers`): where `leases/` was
-lost, or put back from a backup, the next lease has a higher one all the same. A holder puts a lost
-record back, and ends when it finds another lease of its number.
+The highest number is kept outside `weights/` too (`storage.weights.highest_numbers`): where
+`leases/` was lost, or put back from a backup, the next lease has a higher one all the same. A
+holder puts a lost record back, and ends when it finds another lease of its number.
 
 A number is claimed by linking a file to its name, which fails if the name is taken: that holds
 between hosts, where a file lock may not. Each file has one writer. On one host the lock of the
@@ -42,8 +42,8 @@ from storage.system.files import (
     write_synced,
 )
 from storage.weights.files import locked, number_of, read_document
+from storage.weights.highest_numbers import HighestFence
 from storage.weights.manifest import seal_document
-from storage.weights.numbers import HighestFence
 
 __all__ = ["LEASE_SECONDS", "Lease", "LeaseRecord", "current_lease", "require_fence"]
 

@@ -23,10 +23,10 @@ from pathlib import Path
 from storage.errors import WeightsDamaged, WeightsNotFound, WeightStoreError
 from storage.system.files import replace_file
 from storage.weights.files import read_document
+from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.manifest import Live, Pin, seal_document
-from storage.weights.numbers import HighestNumbers
 from storage.weights.served import ServedRecords
-from storage.weights.versions import Versions
+from storage.weights.versions import VersionFolders
 
 __all__ = ["LivePointer"]
 
@@ -37,7 +37,11 @@ class LivePointer:
     """What is live of one policy. Whoever calls `write` or `mend` holds the store's lock."""
 
     def __init__(
-        self, directory: Path, versions: Versions, numbers: HighestNumbers, served: ServedRecords
+        self,
+        directory: Path,
+        versions: VersionFolders,
+        numbers: HighestNumbers,
+        served: ServedRecords,
     ) -> None:
         self._file, self._copy = directory / "live.json", directory / "live.copy.json"
         self._versions, self._numbers, self._served = versions, numbers, served

@@ -1,4 +1,4 @@
-"""`WeightStore`: candidates, immutable numbered versions, and the pointer to what is live.
+"""`WeightFolder`: candidates, immutable numbered versions, and the pointer to what is live.
 
     weights/{policy_id}/
         store.json                     the store's id
@@ -50,6 +50,7 @@ from storage.system.files import (
 from storage.weights.candidate_files import candidate_files
 from storage.weights.candidates import Candidates
 from storage.weights.files import MAX_WEIGHTS, locked, read_document, read_file
+from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.lease import current_lease, require_fence
 from storage.weights.lineage import Lineage, Untrained, open_lineage, open_untrained
 from storage.weights.manifest import (
@@ -66,13 +67,12 @@ from storage.weights.manifest import (
     seal_document,
     sha256,
 )
-from storage.weights.numbers import HighestNumbers
 from storage.weights.pointer import LivePointer
 from storage.weights.retention import hourly
 from storage.weights.served import ServedRecords, ever_served
-from storage.weights.versions import Versions
+from storage.weights.versions import VersionFolders
 
-__all__ = ["Candidate", "Check", "Live", "Manifest", "WeightStore", "candidate_of"]
+__all__ = ["Candidate", "Check", "Live", "Manifest", "WeightFolder", "candidate_of"]
 
 log = logging.getLogger("headrace.weights")
 
@@ -80,7 +80,7 @@ Check: TypeAlias = Callable[[Candidate, Weights], None]
 """Raises WeightsRefused for weights that the candidate's spec and filter state cannot act with."""
 
 
-class WeightStore:
+class WeightFolder:
     """The weights of one policy under a root directory. Any number of processes may use it.
 
     `check` judges weights at every entry; without it the store is open for reading alone. `clock`
@@ -98,7 +98,7 @@ class WeightStore:
         self.policy_id = check_policy_id(policy_id)
         self.directory = Path(root) / "weights" / policy_id
         self._candidates = Candidates(self.directory, policy_id)
-        self._versions = Versions(self.directory, policy_id)
+        self._versions = VersionFolders(self.directory, policy_id)
         self._check = check
         self._passed = ""  # the digest of the candidate that passed the check last
         self._told: set[str] = set()  # damage, once each

@@ -29,10 +29,10 @@ from storage.weights.manifest import (
 )
 from storage.weights.retention import PrunedVersions
 
-__all__ = ["Versions"]
+__all__ = ["VersionFolders"]
 
 
-class Versions:
+class VersionFolders:
     """The versions of one policy."""
 
     def __init__(self, directory: Path, policy_id: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ingest.protocol import messages as wire
-from ingest.server.route_table import ROUTES, Route
+from ingest.server.route_table import ROUTES, RouteEntry
 
 EVENTS = (wire.Start, wire.LogAction, wire.Decision, wire.LogReturns, wire.End)
 GOOD: dict[str, Any] = {
@@ -40,7 +40,7 @@ def good(kind: Any) -> dict[str, Any]:
     return {name: GOOD[name] for name in fields_of(kind) if name in GOOD}
 
 
-def message_routes() -> list[Route]:
+def message_routes() -> list[RouteEntry]:
     return [route for route in ROUTES if isinstance(route.body, type)]
 
 
@@ -185,5 +185,5 @@ def whole_of_lists(packed: bool) -> bytes:
     return msgspec.json.encode({"events": [event | {"obs": msgspec.Raw(lists)}]})
 
 
-def path_of(route: Route) -> str:
+def path_of(route: RouteEntry) -> str:
     return route.path.replace("{id}", OPEN)

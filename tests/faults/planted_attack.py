@@ -11,7 +11,7 @@ from ingest.bulk_import import handler as bulk
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from ingest.server import memory
-from ingest.server.route_table import Route
+from ingest.server.route_table import RouteEntry
 from ingest.web.asgi import Request
 from ingest.web.connections import BoundedProtocol, ConnectionWatch
 from ingest.web.cost_limits import Toll
@@ -88,7 +88,7 @@ def memory_is_kept(patch: Patch) -> None:
 @mutant(floods=("memory", "starved"))
 def every_route_reads_a_body(patch: Patch) -> None:
     """What a route takes is not looked at, nor who may send it."""
-    patch.replace(Route, "limit", lambda self, limits: limits.max_bulk)
+    patch.replace(RouteEntry, "limit", lambda self, limits: limits.max_bulk)
 
 
 @mutant(raw_sockets="smuggled")
@@ -111,11 +111,11 @@ def codings_are_not_looked_at(patch: Patch) -> None:
 def any_stream_is_read(patch: Patch) -> None:
     """Arrow's own errors reach the caller as ours."""
 
-    def read(body: bytes) -> bulk_stream.Batches:
+    def read(body: bytes) -> bulk_stream.ArrowBatches:
         import pyarrow  # noqa: PLC0415 - as late as the sound build does
 
         table = pyarrow.ipc.open_stream(body).read_all()
-        return bulk_stream.Batches(table.schema, table.to_batches(), table.num_rows)
+        return bulk_stream.ArrowBatches(table.schema, table.to_batches(), table.num_rows)
 
     for module in (bulk, bulk_stream):
         patch.replace(module, "read_batches", read)

@@ -43,7 +43,7 @@ def synchronous_normal(patch: Patch) -> None:
 @mutant(power_loss="lost")
 def no_directory_sync(patch: Patch) -> None:
     """Files are synced, and the folders that hold their names are not."""
-    for module in (storage.system.files, storage.journal.database, storage.journal.database):
+    for module in (storage.system.files, storage.journal.database):
         patch.replace(module, "sync_directory", lambda directory: None)
     patch.replace(ShardWriter, "_sync_folder", lambda self, folder: None)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ingest.client import spool
 from ingest.client.event_queue import Outbox
-from ingest.client.spool import Segment, Spool
+from ingest.client.spool import Spool, SpoolSegment
 from ingest.client.spool_writer import Entry, SpoolWriter
 from ingest.protocol.messages import Event
 from tests.faults.mutants import Patch, mutant
@@ -23,10 +23,10 @@ def spool_forgotten(patch: Patch) -> None:
 @mutant(spool_kills="lost")
 def spool_written_late(patch: Patch) -> None:
     """A call returns before its event is on disk: the next one takes it along."""
-    append = patch.original(Segment, "append")
+    append = patch.original(SpoolSegment, "append")
     waiting: list[tuple[bytes, Sequence[Event]]] = []
 
-    def late(self: Segment, frames: bytes, events: Sequence[Event], **given: Any) -> int:
+    def late(self: SpoolSegment, frames: bytes, events: Sequence[Event], **given: Any) -> int:
         waiting.append((frames, events))
         first: int = append(self, b"", events, **given)
         if len(waiting) > 20:
@@ -34,20 +34,20 @@ def spool_written_late(patch: Patch) -> None:
             waiting.clear()
         return first
 
-    patch.replace(Segment, "append", late)
+    patch.replace(SpoolSegment, "append", late)
 
 
 @mutant(spool_kills="lost")
 def spool_done_too_far(patch: Patch) -> None:
     """What follows the judged events is noted as judged, too: a process that is killed then leaves
     it to nobody."""
-    done = patch.original(Segment, "done")
+    done = patch.original(SpoolSegment, "done")
 
-    def further(self: Segment, numbers: Any) -> None:
+    def further(self: SpoolSegment, numbers: Any) -> None:
         numbers = list(numbers)
         done(self, [*numbers, *(n for n in (max(numbers, default=-2) + 1,) if 0 <= n < self._next)])
 
-    patch.replace(Segment, "done", further)
+    patch.replace(SpoolSegment, "done", further)
 
 
 @mutant(spool_disk="lost")
@@ -101,38 +101,38 @@ def spool_late_events_forgotten(patch: Patch) -> None:
 @mutant(spool_disk=("not_raised", "lost"))
 def spool_full_unsaid(patch: Patch) -> None:
     """A write that the disk has no room for counts as made."""
-    write = patch.original(Segment, "_write")
+    write = patch.original(SpoolSegment, "_write")
 
-    def quiet(self: Segment, *given: Any, **options: Any) -> None:
+    def quiet(self: SpoolSegment, *given: Any, **options: Any) -> None:
         with contextlib.suppress(OSError):
             write(self, *given, **options)
 
-    patch.replace(Segment, "_write", quiet)
+    patch.replace(SpoolSegment, "_write", quiet)
 
 
 @mutant(spool_kills="doubled")
 def spool_sent_anew(patch: Patch) -> None:
     """A taken-up segment's episodes are sent as new ones, whatever of them was acknowledged."""
-    scan = patch.original(Segment, "_scan_frame")
-    entered = patch.original(Segment, "_entered")
+    scan = patch.original(SpoolSegment, "_scan_frame")
+    entered = patch.original(SpoolSegment, "_entered")
 
-    def anew(self: Segment, kind: int, content: memoryview) -> None:
+    def anew(self: SpoolSegment, kind: int, content: memoryview) -> None:
         done = self._done
         scan(self, kind, content)
         self.instance, self._done = None, done
 
-    def renamed(self: Segment, *given: Any) -> list[tuple[int, Event]]:
+    def renamed(self: SpoolSegment, *given: Any) -> list[tuple[int, Event]]:
         found: list[tuple[int, Event]] = entered(self, *given)
         for _, event in found:
             if self.is_foreign:
                 event.episode_id += "-again"
         return found
 
-    def noted(self: Segment, numbers: Any) -> None:
+    def noted(self: SpoolSegment, numbers: Any) -> None:
         numbers = list(numbers)
         if self.is_foreign or len(self._done) + len(numbers) >= self._next:
             original(self, numbers)
 
-    patch.replace(Segment, "_scan_frame", anew)
-    patch.replace(Segment, "_entered", renamed)
-    original = patch.replace(Segment, "done", noted)
+    patch.replace(SpoolSegment, "_scan_frame", anew)
+    patch.replace(SpoolSegment, "_entered", renamed)
+    original = patch.replace(SpoolSegment, "done", noted)

@@ -6,10 +6,10 @@ from typing import Any
 
 import storage.weights.files
 from ingest.collector.weight_follower import WeightFollower
+from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.manifest import Served
-from storage.weights.numbers import HighestNumbers
 from storage.weights.served import ServedRecords
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 from tests.faults.mutants import Patch, mutant
 
 
@@ -22,7 +22,7 @@ def published_without_syncing_the_folder(patch: Patch) -> None:
 @mutant(publishing="undone")
 def pin_ignored(patch: Patch) -> None:
     """A trainer publishes over a rollback."""
-    patch.replace(WeightStore, "_require_no_hold", lambda self, live: None)
+    patch.replace(WeightFolder, "_require_no_hold", lambda self, live: None)
 
 
 @mutant(publishing="unregistered")

@@ -26,7 +26,7 @@ from ingest.collector.weight_follower import WeightFollower
 from storage.errors import GenerationConflict, PolicyPinned, WeightsNotFound
 from storage.weights.manifest import Live, Manifest
 from storage.weights.served import REGISTERED_SECONDS
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 TURNS = 40
@@ -99,8 +99,8 @@ class History:
         self.watchers = [self._watcher(name) for name in ("aaaa", "bbbb")]
 
     @property
-    def store(self) -> WeightStore:
-        return WeightStore(
+    def store(self) -> WeightFolder:
+        return WeightFolder(
             self.root, "default", check=lambda candidate, weights: None, clock=self._wall
         )
 
@@ -207,7 +207,7 @@ class History:
             del one.acted[:-1]
         self._judge_registered(store, store.live())
 
-    def _judge_registered(self, store: WeightStore, live: Live | None) -> None:
+    def _judge_registered(self, store: WeightFolder, live: Live | None) -> None:
         if live is None:
             return
         registered = {one.collector_id for one in store.served.registered(self._wall())}

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from ingest.client.declarations import ClientPolicy
 from ingest.client.local_actions import WINDOWS_PER_VERSION
 from ingest.client.policy_client import PolicyClient
-from ingest.client.spool import PIECE_BYTES, Segment
+from ingest.client.spool import PIECE_BYTES, SpoolSegment
 from ingest.protocol.errors import BufferFull, Refusal
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
@@ -289,7 +289,7 @@ def spooled_rewards(spool: Path) -> set[float]:
     """Of the events in segments that nobody holds, and that nobody has acknowledged."""
     found: set[float] = set()
     for folder in spool.glob("segment-*"):
-        segment = Segment.take_up(folder, PIECE_BYTES, False)
+        segment = SpoolSegment.take_up(folder, PIECE_BYTES, False)
         while segment is not None and (read := segment.read(1000, ClientPolicy)):
             found.update(reward for _, event in read if (reward := getattr(event, "reward", None)))
         if segment is not None:

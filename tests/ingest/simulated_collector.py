@@ -20,7 +20,7 @@ from storage.errors import JournalFailed
 from storage.experience.episode import Part
 from storage.journal.sqlite_journal import MemoryJournal
 from storage.shards.names import ShardInfo, ShardWriteError
-from storage.shards.unjournaled import FoundPart, FoundShard
+from storage.shards.unrecorded_shards import FoundPart, FoundShard
 
 WAIT_SECONDS = 20.0
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from policy.ope.judgement import Bar, Judged, Target
+from policy.ope.judgement import Bar, Judged, TargetPolicy
 
 FloatArray = npt.NDArray[np.float64]
 Against = Literal["log", "rival"]
@@ -32,7 +32,7 @@ class Case:
     name: str
     n: int
     difference: float  # the candidate's value less the bar's
-    make: Callable[[np.random.Generator], tuple[Judged, Target, Bar]]
+    make: Callable[[np.random.Generator], tuple[Judged, TargetPolicy, Bar]]
     reward_range: tuple[float, float] | None
     sound: bool = False  # no check may refuse it
     normal: bool = False  # Student's assumptions hold: its coverage counts too
@@ -57,7 +57,7 @@ def _one_step(
     )
     means = np.array([first, others, others, others])
 
-    def make(rng: np.random.Generator) -> tuple[Judged, Target, Bar]:
+    def make(rng: np.random.Generator) -> tuple[Judged, TargetPolicy, Bar]:
         taken = rng.integers(4, size=n)
         data = Judged(
             rewards=draw(rng, means[taken]),
@@ -66,7 +66,9 @@ def _one_step(
             flat=rng.normal(size=(n, 1)),
             taken=taken,
         )
-        policies = [Target(np.log(p[taken]), np.broadcast_to(p, (n, 4))) for p in (CANDIDATE, bar)]
+        policies = [
+            TargetPolicy(np.log(p[taken]), np.broadcast_to(p, (n, 4))) for p in (CANDIDATE, bar)
+        ]
         return data, policies[0], Bar(against, None if against == "log" else policies[1])
 
     return Case(
@@ -85,7 +87,7 @@ def _steps(
     """Reward is 1 with .5 + effect after the first action, with .5 - effect after the other."""
     probs = np.array([first, 1 - first])
 
-    def make(rng: np.random.Generator) -> tuple[Judged, Target, Bar]:
+    def make(rng: np.random.Generator) -> tuple[Judged, TargetPolicy, Bar]:
         taken = rng.integers(2, size=n * steps)
         mean = 0.5 + effect * np.where(taken == 0, 1, -1)
         data = Judged(
@@ -95,7 +97,7 @@ def _steps(
             flat=np.zeros((n * steps, 1)),
             taken=taken,
         )
-        candidate = Target(np.log(probs[taken]), np.broadcast_to(probs, (n * steps, 2)))
+        candidate = TargetPolicy(np.log(probs[taken]), np.broadcast_to(probs, (n * steps, 2)))
         return data, candidate, Bar("log")
 
     return Case(
@@ -114,7 +116,7 @@ def users(name: str, n: int, each: int, *, known: bool = True, **more: object) -
     All actions earn .5. Unless it is `known` which episodes are a user's, each counts by itself.
     """
 
-    def make(rng: np.random.Generator) -> tuple[Judged, Target, Bar]:
+    def make(rng: np.random.Generator) -> tuple[Judged, TargetPolicy, Bar]:
         taken, unit = rng.integers(4, size=n), np.arange(n) // each
         taste = rng.choice([-0.45, 0.45], size=n // each)[unit]
         data = Judged(
@@ -125,7 +127,7 @@ def users(name: str, n: int, each: int, *, known: bool = True, **more: object) -
             taken=taken,
             units=unit if known else None,
         )
-        candidate = Target(np.log(CANDIDATE[taken]), np.broadcast_to(CANDIDATE, (n, 4)))
+        candidate = TargetPolicy(np.log(CANDIDATE[taken]), np.broadcast_to(CANDIDATE, (n, 4)))
         return data, candidate, Bar("log")
 
     return Case(

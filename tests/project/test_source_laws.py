@@ -101,3 +101,13 @@ def test_the_instruments_see_what_they_look_for() -> None:
     assert set(calls(ast.parse(source))) == {"g.h"}
     assert reasonless(source) == ["x = 1  # noqa: E501"]
     assert reasonless("x = 1  # noqa: E501 - a formula of the paper") == []
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    """Whoever searches for a name finds what is meant."""
+    homes: dict[str, list[str]] = {}
+    for file in SHIPPED:
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(file)
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

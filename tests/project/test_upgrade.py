@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ingest.client.policy_client import PolicyClient
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 from tests.collector_process import CollectorProcess, shard_rows
 from tests.headrace.command import answer, headrace
 
@@ -51,7 +51,7 @@ def test_a_root_of_an_earlier_commit_goes_on(tmp_path: Path) -> None:
     trained = answer(headrace("train", "--root", root, "--algorithm", "snips", "--json"))
     assert trained["rows_trained"] > 0
     answer(headrace("publish", trained["candidate"], "--root", root, "--no-gate", "--json"))
-    live = WeightStore(root, "default").live()
+    live = WeightFolder(root, "default").live()
     assert live is not None
     assert live.version == 2
     assert len(rows) == SEALED + ACTED + LATE + 1

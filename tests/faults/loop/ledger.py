@@ -20,8 +20,8 @@ from policy.jobs.checkpoint_files import CheckpointFiles
 from storage.errors import WeightsNotFound
 from storage.reading.exclusion import SPOILED
 from storage.reading.ledger import Ledger
-from storage.weights.chain import off_chain
-from storage.weights.store import WeightStore
+from storage.weights.off_chain import off_chain
+from storage.weights.store import WeightFolder
 from tests.faults.account import is_whole
 from tests.faults.loop.witness import Row, Testimony, digest
 from tests.faults.scenario import Verdict
@@ -153,7 +153,7 @@ class Watch:
 
     def look(self) -> None:
         """Note what is there now."""
-        store = WeightStore(self.root, self.policy_id)
+        store = WeightFolder(self.root, self.policy_id)
         for number in store.versions():
             try:
                 self._note(store, number)
@@ -175,7 +175,7 @@ class Watch:
 
     def require_whole(self) -> None:
         """Every version that is there can be read: nobody publishes or prunes any more."""
-        store = WeightStore(self.root, self.policy_id)
+        store = WeightFolder(self.root, self.policy_id)
         for number in store.versions():
             try:
                 store.load(number)
@@ -189,7 +189,7 @@ class Watch:
         What was never live may be gone, and its number is free again; what was live keeps its
         number, and what was told is live.
         """
-        store = WeightStore(self.root, self.policy_id)
+        store = WeightFolder(self.root, self.policy_id)
         there = set(store.versions())
         try:
             live = store.live()
@@ -204,11 +204,11 @@ class Watch:
 
     def restored(self) -> None:
         """A copy was put back: of what is gone the numbers are known, and no rows are asked for."""
-        there = set(WeightStore(self.root, self.policy_id).versions())
+        there = set(WeightFolder(self.root, self.policy_id).versions())
         for number in set(self.versions) - there:
             del self.versions[number]
 
-    def _note(self, store: WeightStore, number: int) -> None:
+    def _note(self, store: WeightFolder, number: int) -> None:
         if number not in self.off_chain and off_chain(store.directory, number) is not None:
             self.off_chain.add(number)
         path = store.directory / "versions" / str(number) / "manifest.json"
@@ -350,7 +350,7 @@ def judge_end(
     """
     watch.look()
     watch.require_whole()
-    store = WeightStore(root, watch.policy_id)
+    store = WeightFolder(root, watch.policy_id)
     live, parts = store.live(), parts_of(stored)
     if live is None:
         verdict.require(False, "no_version", "nothing is live")

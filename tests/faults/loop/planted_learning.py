@@ -12,8 +12,8 @@ import numpy.typing as npt
 import headrace.up
 from policy.algorithms.learner import Learner
 from policy.jobs.checkpoint_files import CheckpointFiles
-from policy.jobs.patience import Patience
-from policy.jobs.trail import Trail
+from policy.jobs.follower_state import FollowerState
+from policy.jobs.retrying import Retrying
 from policy.jobs.train_live import _Follower
 from storage.errors import WeightsDamaged
 from storage.reading import loading
@@ -29,10 +29,10 @@ from tests.faults.mutants import Patch, mutant
 @mutant(trainer_kills="trained_twice")
 def stale_position_saved(patch: Patch) -> None:
     """Every other update saves the reader's position of the update before."""
-    note = patch.original(Trail, "_note_position")
+    note = patch.original(FollowerState, "_note_position")
     calls = 0
 
-    def stale(self: Trail) -> None:
+    def stale(self: FollowerState) -> None:
         nonlocal calls
         calls += 1
         before = self._position
@@ -40,25 +40,28 @@ def stale_position_saved(patch: Patch) -> None:
         if calls % 2 == 0 and before:
             self._position = before
 
-    patch.replace(Trail, "_note_position", stale)
+    patch.replace(FollowerState, "_note_position", stale)
 
 
 @mutant(publish_kills="off_chain")
 def published_before_its_checkpoint(patch: Patch) -> None:
     """A version goes live, and then its checkpoint is written."""
-    go_live, save = patch.original(Trail, "_go_live"), patch.original(Trail, "_save")
+    go_live, save = (
+        patch.original(FollowerState, "_go_live"),
+        patch.original(FollowerState, "_save"),
+    )
     waiting: list[str | None] = []
 
-    def later(self: Trail, candidate: str | None) -> None:
+    def later(self: FollowerState, candidate: str | None) -> None:
         waiting.append(candidate)
 
-    def first(self: Trail, candidate: str) -> None:
+    def first(self: FollowerState, candidate: str) -> None:
         go_live(self, candidate)
         while waiting:
             save(self, waiting.pop(0))
 
-    patch.replace(Trail, "_save", later)
-    patch.replace(Trail, "_go_live", first)
+    patch.replace(FollowerState, "_save", later)
+    patch.replace(FollowerState, "_go_live", first)
 
 
 @mutant(trainer_kills="lineage")
@@ -107,10 +110,10 @@ def damaged_checkpoint_in_the_way(patch: Patch) -> None:
 def errors_not_waited_out(patch: Patch) -> None:
     """What the file system refuses ends the trainer."""
 
-    def once(self: Patience, what: str, action: Callable[[], Any]) -> Any:
+    def once(self: Retrying, what: str, action: Callable[[], Any]) -> Any:
         return action()
 
-    patch.replace(Patience, "do", once)
+    patch.replace(Retrying, "do", once)
 
 
 # --- the reader --------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ import storage.weights.files
 import storage.weights.lease
 import storage.weights.store
 import storage.weights.versions
-from policy.jobs.trail import Trail
+from policy.jobs.follower_state import FollowerState
+from storage.weights.highest_numbers import HighestNumbers
 from storage.weights.manifest import Live, Numbers
-from storage.weights.numbers import HighestNumbers
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 from tests.faults.mutants import Patch, mutant
 
 
@@ -72,8 +72,8 @@ def fence_ignored(patch: Patch) -> None:
 def rollback_not_looked_at(patch: Patch) -> None:
     """A trainer publishes over a rollback."""
 
-    def free(self: WeightStore, live: Live | None) -> None:
+    def free(self: WeightFolder, live: Live | None) -> None:
         return
 
-    patch.replace(WeightStore, "_require_no_hold", free)
-    patch.replace(Trail, "_still_pinned", lambda self: False)
+    patch.replace(WeightFolder, "_require_no_hold", free)
+    patch.replace(FollowerState, "_still_pinned", lambda self: False)

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 from tests.faults.loop import striking
-from tests.faults.loop.ledger import WeightStore
+from tests.faults.loop.ledger import WeightFolder
 from tests.faults.loop.running import POLICY, Loop, Trainer, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
@@ -31,7 +31,7 @@ def run(trial: Trial) -> Verdict:
     with Loop(trial) as loop:
         trainer = loop.start_trainer()
         verdict.require(loop.wait_for_version(2), "stuck", "no version before any fault")
-        first = WeightStore(loop.root, POLICY).manifest(1).candidate
+        first = WeightFolder(loop.root, POLICY).manifest(1).candidate
         calls = _calls(loop, first)
         strikes = {how: iter(_places(loop, calls)) for how in HOW}
         for number in range(trial.size):

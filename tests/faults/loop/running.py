@@ -285,7 +285,7 @@ class Loop:
     def live_version(self) -> int:
         """0 while nothing is live, or it cannot be read."""
         try:
-            live = ledger.WeightStore(self.root, POLICY).live()
+            live = ledger.WeightFolder(self.root, POLICY).live()
         except Exception:  # what is wrong with it the watch notes
             return 0
         return live.version if live else 0
@@ -394,7 +394,7 @@ class Loop:
 def stop_between(loop: Loop, trainer: Trainer) -> None:
     """Stop a trainer that neither holds the store's lock, which nobody can take from it, nor has
     given a number to a version that is not live yet."""
-    store = ledger.WeightStore(loop.root, POLICY)
+    store = ledger.WeightFolder(loop.root, POLICY)
     lock = FileLock(store.directory / "lock")
     while True:
         trainer.send(signal.SIGSTOP)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.publishing import versions
-from storage.weights.chain import mark_off_chain
+from storage.weights.off_chain import mark_off_chain
 from tests.storage.weights.any_weights import add, store_in
 
 

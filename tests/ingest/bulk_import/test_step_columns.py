@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from ingest.bulk_import.arrow_stream import read_table
 from ingest.bulk_import.forms import Form
-from ingest.bulk_import.step_columns import BLOCK_BYTES, BLOCK_ROWS, Block, StepColumns
+from ingest.bulk_import.step_columns import BLOCK_BYTES, BLOCK_ROWS, StepBlock, StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.open_episode import PolicyRules
 from ingest.episodes.redaction import Redactor
@@ -59,7 +59,7 @@ def columns_of(table: pa.Table, policy: PolicyDeclaration = PATIENT) -> StepColu
     return StepColumns(table, Form(table.schema, rules), redaction, numbered=True)
 
 
-def block_of(table: pa.Table, policy: PolicyDeclaration = PATIENT) -> Block:
+def block_of(table: pa.Table, policy: PolicyDeclaration = PATIENT) -> StepBlock:
     """The one block of a small table."""
     found = columns_of(table, policy)
     ((begin, end),) = found.blocks()
@@ -296,7 +296,7 @@ def test_names_are_stored_as_their_codes() -> None:
     policy = replace(PATIENT, observation=space, action=Discrete.of(["42", "7"]))
     ages = pa.array([1.0, 2.0, 3.0], pa.float32())
 
-    def block(names: pa.Array, actions: pa.Array, last: pa.Array) -> Block:
+    def block(names: pa.Array, actions: pa.Array, last: pa.Array) -> StepBlock:
         columns = {"obs.age": ages, "obs.country": names, "actions": actions}
         finals = {"final_obs.age": ages, "final_obs.country": last}
         given = steps({"a": 2, "b": 1}, obs=None, **columns, **finals)

@@ -24,7 +24,7 @@ from ingest.client import spool
 from ingest.client.async_client import AsyncPolicyClient
 from ingest.client.event_queue import Outbox
 from ingest.client.policy_client import PolicyClient
-from ingest.client.spool import Segment, Spool
+from ingest.client.spool import Spool, SpoolSegment
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import BufferFull, CollectorUnavailable, IngestError
 from policy.inference.spec import PolicySpec
@@ -515,7 +515,7 @@ def test_pieces_are_read_across_their_borders(tmp_path: Path) -> None:
         read += [event for event, _ in found]
     assert [event.seq for event in read] == list(range(26, 51))
     kept.close()
-    segment = Segment.take_up(folder, 200, False)
+    segment = SpoolSegment.take_up(folder, 200, False)
     assert segment is not None
     assert segment.unread == 40
     again: list[Any] = []
@@ -691,11 +691,11 @@ def test_a_folder_that_is_swept_while_it_is_made_is_made_again(
     def late(self: FileLock, **given: Any) -> bool:
         if self.path.parent.name.startswith("new-") and not swept:
             swept.append(self.path)
-            Segment.sweep(tmp_path)
+            SpoolSegment.sweep(tmp_path)
         return acquire(self, **given)
 
     monkeypatch.setattr(FileLock, "acquire", late)
-    segment = Segment.create(tmp_path, 1000, False)
+    segment = SpoolSegment.create(tmp_path, 1000, False)
     assert segment.folder.exists()
     assert not swept[0].parent.exists()
     segment.close()

@@ -19,8 +19,8 @@ from ingest.client.policy_client import PolicyClient
 from ingest.client.transport import (
     UNAVAILABLE,
     Answer,
-    Backoff,
     Delivery,
+    RetryDelays,
     Transport,
     refusal_from_json,
     refusal_of,
@@ -154,7 +154,7 @@ def test_a_delivery_repeats_identical_bytes(
 ) -> None:
     """Until it is answered; it remembers whether an attempt may have had its effect."""
     collector.faults.extend([answering(503, "draining"), cut_after])
-    delivery = Delivery(transport, *REGISTER, backoff=Backoff(0.001))
+    delivery = Delivery(transport, *REGISTER, backoff=RetryDelays(0.001))
     with pytest.raises(CollectorUnavailable):
         delivery.attempt(wire.Registered)
     assert not delivery.maybe_applied
@@ -171,7 +171,7 @@ def test_a_delivery_gives_up_in_time(collector: ScriptedCollector, transport: Tr
     collector.chance = lambda: cut_before
     began = time.monotonic()
     with pytest.raises(CollectorUnavailable):
-        Delivery(transport, *REGISTER, backoff=Backoff(0.01)).run(wire.Registered, 0.2)
+        Delivery(transport, *REGISTER, backoff=RetryDelays(0.01)).run(wire.Registered, 0.2)
     assert 0.15 <= time.monotonic() - began < 5.0
     assert len(collector.requests) > 2
 
@@ -203,7 +203,7 @@ def test_retry_after_may_be_a_date(collector: ScriptedCollector, transport: Tran
 @given(st.integers(1, 10_000), st.none() | st.floats(0, 1e9))
 def test_backoff_grows_within_bounds(failures: int, retry_after: float | None) -> None:
     """Law: half to all of the doubled ceiling; at least Retry-After, of which a minute counts."""
-    backoff = Backoff(first=0.1, longest=8.0)
+    backoff = RetryDelays(first=0.1, longest=8.0)
     delay = backoff.delay(failures, retry_after)
     ceiling = min(8.0, 0.1 * 2.0 ** min(failures - 1, 30))
     asked = min(retry_after or 0.0, 60.0)
@@ -212,8 +212,8 @@ def test_backoff_grows_within_bounds(failures: int, retry_after: float | None) -
 
 def test_backoff_is_jittered() -> None:
     """Clients that failed together do not come back together."""
-    assert len({Backoff().delay(3, 1.0) for _ in range(20)}) > 1
-    assert len({Backoff().delay(3) for _ in range(20)}) > 1
+    assert len({RetryDelays().delay(3, 1.0) for _ in range(20)}) > 1
+    assert len({RetryDelays().delay(3) for _ in range(20)}) > 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from ingest import verification as audit
 from ingest.collector.backup_restore import CAUSE
 from storage.shards.shard import ShardDamaged, read_shard
-from storage.shards.unjournaled import later_shards
+from storage.shards.unrecorded_shards import later_shards
 from storage.verify.audit import VerifyReport
 from tests.collector_process import CollectorProcess, declare, shard_rows
 from tests.faults.restore import SCENARIO

@@ -8,8 +8,8 @@ from pathlib import Path
 import urllib3
 
 from ingest.collector.trainer_watch import TrainerWatch
-from storage.weights.chain import mark_off_chain
 from storage.weights.lease import Lease
+from storage.weights.off_chain import mark_off_chain
 from tests.collector_process import CollectorProcess, declare
 from tests.storage.weights.any_weights import add, store_in
 

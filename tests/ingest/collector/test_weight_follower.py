@@ -11,7 +11,7 @@ from ingest.collector.weight_follower import WeightFollower
 from storage.errors import WeightsRefused
 from storage.weights.manifest import Live, Manifest
 from storage.weights.served import REGISTERED_SECONDS
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 from tests.storage.weights.any_weights import NOON, add, store_in
 
 
@@ -35,7 +35,7 @@ def load(manifest: Manifest, data: bytes) -> str:
     return f"policy {manifest.version}"
 
 
-def follower_of(store: WeightStore, times: Times | None = None) -> WeightFollower[str]:
+def follower_of(store: WeightFolder, times: Times | None = None) -> WeightFollower[str]:
     times = times or Times()
     found = WeightFollower(store, load, monotonic=times.monotonic, clock=times.wall)
     found.collector_id = "c0ffee"
@@ -47,11 +47,11 @@ def acting(follower: WeightFollower[str]) -> str | None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> WeightStore:
+def store(tmp_path: Path) -> WeightFolder:
     return store_in(tmp_path)
 
 
-def test_each_new_version_is_taken_up_once(store: WeightStore) -> None:
+def test_each_new_version_is_taken_up_once(store: WeightFolder) -> None:
     follower = follower_of(store)
     assert not follower.look()
     for value in (1.0, 2.0):
@@ -62,7 +62,7 @@ def test_each_new_version_is_taken_up_once(store: WeightStore) -> None:
 
 
 def test_what_cannot_act_is_refused_and_the_last_one_stays(
-    store: WeightStore, caplog: pytest.LogCaptureFixture
+    store: WeightFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reason stands beside what is wanted, in the record that others read, and in the log."""
     follower = follower_of(store)
@@ -80,7 +80,7 @@ def test_what_cannot_act_is_refused_and_the_last_one_stays(
     assert "not served (unusable): version 2 cannot act" in caplog.text
 
 
-def test_what_fails_for_now_is_tried_again(store: WeightStore) -> None:
+def test_what_fails_for_now_is_tried_again(store: WeightFolder) -> None:
     """A version that is still being copied is served once it is whole, without a new pointer."""
     times = Times()
     follower = follower_of(store, times)
@@ -97,7 +97,7 @@ def test_what_fails_for_now_is_tried_again(store: WeightStore) -> None:
 
 
 def test_an_error_that_stays_is_told_once(
-    store: WeightStore, caplog: pytest.LogCaptureFixture
+    store: WeightFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     times = Times()
     follower = follower_of(store, times)
@@ -110,7 +110,7 @@ def test_an_error_that_stays_is_told_once(
 
 
 def test_an_older_generation_is_refused_and_the_next_one_is_not(
-    store: WeightStore, caplog: pytest.LogCaptureFixture
+    store: WeightFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A restore of the whole root under a running collector: it keeps the later weights, says so,
 
@@ -136,7 +136,7 @@ def test_an_older_generation_is_refused_and_the_next_one_is_not(
     assert (acting(follower), follower.standing.why) == ("policy 4", None)
 
 
-def test_a_pin_is_seen_without_a_new_generation(store: WeightStore) -> None:
+def test_a_pin_is_seen_without_a_new_generation(store: WeightFolder) -> None:
     """`resume` changes nothing that is served."""
     follower = follower_of(store)
     for value in (1.0, 2.0):
@@ -153,7 +153,7 @@ def test_a_pin_is_seen_without_a_new_generation(store: WeightStore) -> None:
     assert follower.served is served
 
 
-def test_a_registration_is_renewed_while_the_collector_lives(store: WeightStore) -> None:
+def test_a_registration_is_renewed_while_the_collector_lives(store: WeightFolder) -> None:
     """It never lapses between two looks, and does when nobody looks any more."""
     times = Times()
     store.publish(add(store, 1.0))
@@ -166,13 +166,13 @@ def test_a_registration_is_renewed_while_the_collector_lives(store: WeightStore)
     assert store.served.registered(times.wall()) == []
 
 
-def test_nothing_is_written_where_nothing_was_published(store: WeightStore) -> None:
+def test_nothing_is_written_where_nothing_was_published(store: WeightFolder) -> None:
     """The folder is made by who publishes, perhaps under another account than the collector's."""
     follower_of(store).register()
     assert not store.directory.exists()
 
 
-def test_a_collector_that_ends_withdraws(store: WeightStore) -> None:
+def test_a_collector_that_ends_withdraws(store: WeightFolder) -> None:
     store.publish(add(store, 1.0))
     follower = follower_of(store)
     follower.register()
@@ -181,7 +181,7 @@ def test_a_collector_that_ends_withdraws(store: WeightStore) -> None:
     assert len(store.served.read()) == 1
 
 
-def test_what_was_served_outlives_a_restart(store: WeightStore) -> None:
+def test_what_was_served_outlives_a_restart(store: WeightFolder) -> None:
     """A rollback must find what was served before the collector was started again."""
     for value in (1.0, 2.0):
         store.publish(add(store, value))
@@ -192,7 +192,7 @@ def test_what_was_served_outlives_a_restart(store: WeightStore) -> None:
 
 
 def test_a_folder_that_takes_no_record_is_said_once(
-    store: WeightStore, caplog: pytest.LogCaptureFixture
+    store: WeightFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`weights/` may be read-only here; following goes on."""
     times = Times()
@@ -209,7 +209,7 @@ def test_a_folder_that_takes_no_record_is_said_once(
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_collector_starts_and_goes_on_beside_a_damaged_pointer(
-    store: WeightStore, lost: bool
+    store: WeightFolder, lost: bool
 ) -> None:
     """What is live is served, and live.json is written anew."""
     running = follower_of(store)

@@ -1,6 +1,6 @@
 """A worker whose input is the collector: its spaces are served, what it learns reaches clients.
 
-Also of `ingest.embedded.publishing`.
+Also of `ingest.embedded.local_publisher`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations, save_declaration
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.spaces.descriptors import Box, Discrete
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 
 ROOT = Path(__file__).parents[3]
 ENV = gymnasium.make("CartPole-v1")
@@ -130,7 +130,7 @@ def test_a_worker_that_begins_anew_goes_on_from_what_is_live(tmp_path: Path) -> 
         for name, array in second.policies["default"].get_weights().items():
             np.testing.assert_array_equal(array, trained[name])
         second.sample()
-    assert WeightStore(tmp_path, "default").live().version == 2
+    assert WeightFolder(tmp_path, "default").live().version == 2
     declared = load_declarations(tmp_path)["default"]
     assert declared.steps_per_version == 77
     with pytest.raises(ValueError, match="version 2, which is live, to be of the worker's spec"):
@@ -161,7 +161,7 @@ def test_a_version_says_which_rows_the_worker_learned_from(tmp_path: Path) -> No
     with worker, PolicyClient(inputs.address) as client:
         learn(worker, client, episodes=3, steps=10)  # 24 of 30 rows
         worker.sample()
-    store = WeightStore(tmp_path, "default")
+    store = WeightFolder(tmp_path, "default")
     live = store.live().version
     ((stream, ordinals),) = store.lineage(live).items()
     assert ordinals.to_json() == [[0, 2]]
@@ -221,7 +221,7 @@ def test_what_somebody_else_published_is_gone_on_from(tmp_path: Path) -> None:
 def test_a_disk_that_cannot_be_written_ends_no_worker(tmp_path: Path) -> None:
     """It learns on, and publishes when that can be done again."""
     worker, inputs = served(root=tmp_path, rollout_fragment_length=8)
-    store = WeightStore(tmp_path, "default")
+    store = WeightFolder(tmp_path, "default")
     folder = store.directory / "candidates"
     with worker, PolicyClient(inputs.address) as client:
         folder.rename(tmp_path / "aside")

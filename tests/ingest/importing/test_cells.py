@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.importing.cells import Cells, Faults, flattened, texts_of, to_micros, to_numbers
+from ingest.importing.cells import CellFaults, Cells, flattened, texts_of, to_micros, to_numbers
 from ingest.importing.options import ImportOptions
 
 MICRO = timedelta(microseconds=1)
@@ -125,7 +125,7 @@ def test_units_and_what_is_no_time(
 def cells(column: list[Any], **options: Any) -> Cells:
     meaning = {"observation": ["x"], "action": "x", "reward": "x", **options}
     table = pa.table({"x": column})
-    return Cells(table, ImportOptions(source=table, **meaning), Faults(len(column)))
+    return Cells(table, ImportOptions(source=table, **meaning), CellFaults(len(column)))
 
 
 def test_flags_are_booleans_zero_and_one_and_such_texts() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ingest.importing.grouping as grouping
 from ingest.importing.grouping import EPISODE, NUMBER, by_episode, joined
-from ingest.importing.readers import Block, Blocks
+from ingest.importing.readers import Blocks, SourceBlock
 from ingest.importing.sources import open_source
 from ingest.protocol.errors import ImportFailed
 
@@ -36,7 +36,7 @@ class Pieces:
         for keys in self._blocks:
             numbers = pa.array(range(before + 1, before + 1 + len(keys)), pa.int64())
             before += len(keys)
-            yield Block(pa.table({"e": pa.array(keys)}), numbers.to_numpy())
+            yield SourceBlock(pa.table({"e": pa.array(keys)}), numbers.to_numpy())
 
 
 KEYS = st.none() | st.integers(0, 5)

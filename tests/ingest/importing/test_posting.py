@@ -14,26 +14,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingest.importing.posting as posting
-from ingest.importing.episodes import Episodes
+from ingest.importing.episodes import WholeEpisodes
 from ingest.importing.importing import import_table
-from ingest.importing.posting import Cutter, row_bytes
+from ingest.importing.posting import RequestCutter, row_bytes
 from ingest.protocol.errors import ImportFailed
 from tests.collector_process import CollectorProcess, declare, shard_rows
 
 MAX_BULK = 12_000  # bytes, some hundred rows
 
 
-def episodes(lengths: Sequence[int], first: int) -> Episodes:
+def episodes(lengths: Sequence[int], first: int) -> WholeEpisodes:
     names = np.repeat([f"e{first + at}" for at in range(len(lengths))], lengths)
     rows = len(names)
     begins = np.cumsum([0, *lengths[:-1]])
     columns = {"eps_id": pa.array(names), "t": pa.array(np.arange(rows)), "rewards": np.ones(rows)}
     columns |= {"obs": pa.array(np.arange(rows)), "truncateds": pa.array(np.zeros(rows, bool))}
-    return Episodes(pa.table(columns), begins, np.zeros(rows, int), np.arange(rows) + 1)
+    return WholeEpisodes(pa.table(columns), begins, np.zeros(rows, int), np.arange(rows) + 1)
 
 
 def requests(chunks: Sequence[Sequence[int]]) -> list[posting.Request]:
-    cutter, first, found = Cutter(MAX_BULK), 0, []
+    cutter, first, found = RequestCutter(MAX_BULK), 0, []
     for lengths in chunks:
         if lengths:
             found += cutter.add(episodes(lengths, first))

@@ -43,7 +43,7 @@ WEIGHTS = {  # of normal size, and beyond float32 on LARGE
 LARGE = [3e38, 3e38]
 
 
-def publish(store: storage_store.WeightStore | MemoryWeightStore) -> None:
+def publish(store: storage_store.WeightFolder | MemoryWeightStore) -> None:
     store.publish(store.add_candidate(WEIGHTS, spec=SPEC.to_json(), metrics={}, lineage={}))
 
 
@@ -134,9 +134,9 @@ def test_a_client_hears_of_an_overflow_and_goes_on(tmp_path: Path, mode: str) ->
     assert [list(row["obs"]) for row in shard_rows(tmp_path)] == [[0.0, 0.0], [0.0, 1.0]]
 
 
-def careless(root: Path) -> storage_store.WeightStore:
+def careless(root: Path) -> storage_store.WeightFolder:
     """The store of a tool that publishes whatever it is given."""
-    return storage_store.WeightStore(root, "default", check=lambda candidate, weights: None)
+    return storage_store.WeightFolder(root, "default", check=lambda candidate, weights: None)
 
 
 def test_following_outlives_weights_that_nobody_foresaw(tmp_path: Path) -> None:

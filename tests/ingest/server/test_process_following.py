@@ -1,6 +1,6 @@
 """What looks after tokens, versions and connections while a collector serves.
 
-Also of `ingest.collector.held_record`.
+Also of `ingest.collector.flow_control_file`.
 """
 
 from __future__ import annotations

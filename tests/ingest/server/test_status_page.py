@@ -13,7 +13,7 @@ import pytest
 import urllib3
 
 from ingest.client.policy_client import PolicyClient
-from ingest.collector.played import Moments
+from ingest.collector.version_metrics import Moments
 from ingest.server.status_page import Facts, PolicyFacts, status_page
 from policy.inference.weight_store import WeightStore
 from tests.collector_process import CollectorProcess, declare

@@ -26,7 +26,7 @@ def weights(seed: int = 0) -> Weights:
     return dict(Policy(SPEC, seed=seed).get_weights())
 
 
-def add(store: storage_store.WeightStore, given: Weights, **changes: Any) -> str:
+def add(store: storage_store.WeightFolder, given: Weights, **changes: Any) -> str:
     arguments = {"spec": SPEC.to_json(), "metrics": {}, "lineage": {}, **changes}
     return store.add_candidate(given, **arguments)
 
@@ -65,7 +65,7 @@ def test_weights_that_cannot_act_come_in_nowhere(tmp_path: Path, name: str) -> N
     with pytest.raises(WeightsRefused, match=text):
         add(store, bad)
     assert store.candidates() == []
-    careless = storage_store.WeightStore(tmp_path, "default", check=anything)
+    careless = storage_store.WeightFolder(tmp_path, "default", check=anything)
     digest = add(careless, bad)
     with pytest.raises(WeightsRefused, match=text):
         store.publish(digest)

@@ -24,7 +24,7 @@ import numpy as np
 from policy.algorithms.ppo import PPO, PPOConfig
 from policy.jobs import train_live
 from policy.jobs.checkpoint_files import CheckpointFiles
-from policy.jobs.trail import Trail
+from policy.jobs.follower_state import FollowerState
 from policy.jobs.train_live import follow
 from policy.networks.policy import Policy
 from storage.experience.sample_batch import SampleBatch
@@ -81,10 +81,10 @@ def run(job: Job) -> None:
 
     RecordingConfig.__name__ = "PPOConfig"  # as its checkpoints say
     for owner, name, place in (
-        (store_module.WeightStore, "add_candidate", "candidate"),
+        (store_module.WeightFolder, "add_candidate", "candidate"),
         (CheckpointFiles, "save", "checkpoint"),
-        (store_module.WeightStore, "_number", "promoted"),
-        (store_module.WeightStore, "publish", "published"),
+        (store_module.WeightFolder, "_number", "promoted"),
+        (store_module.WeightFolder, "publish", "published"),
     ):
         _then_die(owner, name, job, place)
     if job.planted:
@@ -115,26 +115,26 @@ def _then_die(owner: Any, name: str, job: Job, place: str) -> None:
 
 def stale_position(job: Job) -> None:
     """The reader's position of the update before, at every other update."""
-    sound = vars(Trail)["_note_position"]
+    sound = vars(FollowerState)["_note_position"]
 
-    def broken(self: Trail) -> None:
+    def broken(self: FollowerState) -> None:
         if job.made % 2 == 0 or not self._position:
             sound(self)
 
-    Trail._note_position = broken  # type: ignore[method-assign]
+    FollowerState._note_position = broken  # type: ignore[method-assign]
 
 
 def published_first(job: Job) -> None:
     """A version goes live before its checkpoint is written."""
-    save, live = vars(Trail)["_save"], vars(Trail)["_go_live"]
+    save, live = vars(FollowerState)["_save"], vars(FollowerState)["_go_live"]
 
-    def late(self: Trail, candidate: str) -> None:
+    def late(self: FollowerState, candidate: str) -> None:
         live(self, candidate)
         job.die("live")
         save(self, candidate)
 
-    Trail._save = lambda self, candidate: None  # type: ignore[method-assign]
-    Trail._go_live = late  # type: ignore[method-assign]
+    FollowerState._save = lambda self, candidate: None  # type: ignore[method-assign]
+    FollowerState._go_live = late  # type: ignore[method-assign]
 
 
 def claims_rows_in_the_reader(job: Job) -> None:

@@ -1,6 +1,6 @@
 """Laws of following: a version before all rows, each row once through kills, old rows left out.
 
-Also of `policy.jobs.patience` and `storage.system.backoff`.
+Also of `policy.jobs.retrying` and `storage.system.backoff`.
 """
 
 import json

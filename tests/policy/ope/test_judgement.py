@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from policy.ope.columns import combined
-from policy.ope.judgement import Bar, Judged, Rules, Target, judge
+from policy.ope.judgement import Bar, Judged, Rules, TargetPolicy, judge
 from tests.judge.cases import equal_or_worse, power, users
 from tests.judge.tally import Tally, tallied, too_often_refused
 
@@ -86,7 +86,7 @@ def test_a_tally_excludes_a_target_by_a_binomial_bound() -> None:
 # --- one judgement -----------------------------------------------------------------------------
 
 
-def bandit(n: int = 4000, seed: int = 0) -> tuple[Judged, Target, Target]:
+def bandit(n: int = 4000, seed: int = 0) -> tuple[Judged, TargetPolicy, TargetPolicy]:
     """Two actions, logged evenly, of which the first earns .8 and the other .2: (log, first,
     other)."""
     rng = np.random.default_rng(seed)
@@ -99,9 +99,9 @@ def bandit(n: int = 4000, seed: int = 0) -> tuple[Judged, Target, Target]:
         taken=taken,
     )
 
-    def taking(p: float) -> Target:
+    def taking(p: float) -> TargetPolicy:
         probs = np.array([p, 1 - p])
-        return Target(np.log(probs[taken]), np.broadcast_to(probs, (n, 2)))
+        return TargetPolicy(np.log(probs[taken]), np.broadcast_to(probs, (n, 2)))
 
     return data, taking(0.9), taking(0.1)
 
@@ -125,7 +125,7 @@ def test_a_live_version_that_made_the_log_is_one_bar() -> None:
     """Its propensities are the logged ones: weights of 1, and known values in place of rewards."""
     data, good, _ = bandit()
     probs = np.broadcast_to(np.full(2, 0.5), (4000, 2))
-    live = Bar("live", Target(np.full(4000, np.log(0.5) + 1e-6), probs))
+    live = Bar("live", TargetPolicy(np.full(4000, np.log(0.5) + 1e-6), probs))
     found = judge(data, good, [live, Bar("the logging policy")], Rules(reward_range=(0.0, 1.0)))
     assert [one.bar for one in found.comparisons] == ["live"]
     alone = judge(data, good, [Bar("the logging policy")], Rules(reward_range=(0.0, 1.0)))
@@ -165,7 +165,7 @@ def test_continuous_actions_are_judged_approximately() -> None:
         flat=np.zeros((n, 1)),
         discrete=False,
     )
-    shifted = Target(-0.5 * (actions - 0.5) ** 2)
+    shifted = TargetPolicy(-0.5 * (actions - 0.5) ** 2)
     found = judge(data, shifted, [Bar("the logging policy")], Rules(reward_range=(0.0, 1.0)))
     assert (found.verdict, found.approximate) == ("better", True)
     assert found.comparisons[0].difference == pytest.approx(0.1, abs=0.05)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from storage.experience.interfaces import ReaderError
 from storage.reading import listing
-from storage.reading.listing import RootListing, ShardFile, Target
+from storage.reading.listing import ListedPath, RootListing, ShardFile
 from storage.reading.shard_reader import ShardReader
 from storage.reading.sources import DirectorySource
 from tests.storage.reading.test_shard_reader import part, read_all, rows_of, write
@@ -54,7 +54,7 @@ def test_each_shard_is_found_whatever_the_events_told(
     """Shards come and go in two streams, some of them told by events and some not, as fast as a
     clock does not tell; a thorough look has then named every one that is there."""
     shards = tmp_path_factory.mktemp("root") / "shards"
-    looked = RootListing(Target(shards), 2.0)
+    looked = RootListing(ListedPath(shards), 2.0)
     there: dict[int, Path] = {}
     known: set[int] = set()
     for number, (what, which) in enumerate(operations):
@@ -85,7 +85,7 @@ def test_what_did_not_change_is_not_listed_again(
     monkeypatch.setattr(listing.time, "monotonic", lambda: clock[0])
     folder = tmp_path / STREAM
     place(folder, 1)
-    looked = RootListing(Target(tmp_path), 2.0)
+    looked = RootListing(ListedPath(tmp_path), 2.0)
 
     def lists(*, thorough: bool = False) -> int:
         listed.clear()
@@ -117,7 +117,7 @@ def test_while_events_tell_all_listings_become_rare_and_a_burst_pays_for_one(
     monkeypatch.setattr(listing.time, "monotonic", lambda: clock[0])
     folder = tmp_path / STREAM
     place(folder, 0)
-    looked = RootListing(Target(tmp_path), 2.0)
+    looked = RootListing(ListedPath(tmp_path), 2.0)
     looked.new(thorough=False, errors={})
 
     def lists(numbers: range, *, told: bool) -> int:

@@ -1,7 +1,7 @@
 """The laws of reading: each row once, in a known order, from where it was left.
 
 Also of `storage.reading.adapters`, `storage.reading.ledger`, `storage.reading.position`,
-`storage.reading.sources` and `storage.reading.stages`.
+`storage.reading.sources` and `storage.reading.batching`.
 """
 
 from __future__ import annotations

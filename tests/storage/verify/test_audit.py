@@ -34,16 +34,16 @@ from storage.journal.sqlite_journal import SqliteJournal
 from storage.shards.shard import read_shard
 from storage.system.files import FileLock
 from storage.verify.audit import VerifyReport
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 from tests.collector_process import CollectorProcess, declare
 
 EPISODES, STEPS, OPEN_STEPS = 4, 3, 2
 T = "hr_a_token"
 
 
-def weights_under(root: Path) -> WeightStore:
+def weights_under(root: Path) -> WeightFolder:
     """A store that takes any weights: what these tests are about is their lineage."""
-    return WeightStore(root, "default", check=lambda candidate, weights: None)
+    return WeightFolder(root, "default", check=lambda candidate, weights: None)
 
 
 def batch(name: str, steps: int, *, end: bool) -> dict[str, object]:

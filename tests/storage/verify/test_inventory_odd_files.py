@@ -13,7 +13,7 @@ import pytest
 from storage.reading.shard_reader import ShardReader
 from storage.shards.names import next_ordinals, remove_leftovers
 from storage.shards.shard import find_shard
-from storage.shards.unjournaled import later_shards
+from storage.shards.unrecorded_shards import later_shards
 from storage.verify.audit import VerifyReport
 from storage.verify.inventory import list_streams
 from tests.collector_process import CollectorProcess, declare, shard_rows

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from storage.weights.manifest import Candidate, Served
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 
 NOON = 1_700_000_000.0
 """Seconds since the epoch."""
@@ -18,16 +18,16 @@ def any_weights(candidate: Candidate, weights: object) -> None:
     """A check that refuses nothing."""
 
 
-def store_in(root: Path, clock: Callable[[], float] = lambda: NOON) -> WeightStore:
-    return WeightStore(root, "default", check=any_weights, clock=clock)
+def store_in(root: Path, clock: Callable[[], float] = lambda: NOON) -> WeightFolder:
+    return WeightFolder(root, "default", check=any_weights, clock=clock)
 
 
-def add(store: WeightStore, value: float, checkpoint: str | None = None) -> str:
+def add(store: WeightFolder, value: float, checkpoint: str | None = None) -> str:
     weights = {"w": np.array([value])}
     return store.add_candidate(weights, spec={}, metrics={}, lineage={}, checkpoint=checkpoint)
 
 
-def value_of(store: WeightStore, version: int) -> float:
+def value_of(store: WeightFolder, version: int) -> float:
     return float(store.load(version)[1]["w"][0])
 
 

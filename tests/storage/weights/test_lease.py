@@ -23,7 +23,7 @@ import pytest
 
 from storage.errors import LeaseHeld, WeightsDamaged
 from storage.weights.lease import Lease, LeaseRecord, _link, current_lease, require_fence
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def any_weights(*given: object) -> None:
     """The check of a store whose weights no policy acts with."""
 
 
-def candidate(store: WeightStore, value: float) -> str:
+def candidate(store: WeightFolder, value: float) -> str:
     return store.add_candidate(
         {"w": np.full(3, value, np.float32)}, spec={}, metrics={"value": value}, lineage={}
     )
@@ -139,7 +139,7 @@ def test_a_lease_is_renewed_while_its_holder_lives(directory: Path) -> None:
 
 def test_an_orphan_that_wakes_up_after_its_lease_is_fenced_off(tmp_path: Path) -> None:
     """Stopped past its end, another takes over: neither renewal nor publication comes through."""
-    store = WeightStore(tmp_path, "default", check=any_weights)
+    store = WeightFolder(tmp_path, "default", check=any_weights)
     first, second, third = (candidate(store, value) for value in (1.0, 2.0, 3.0))
     with holder(store.directory, seconds=0.3) as orphan:
         orphan.send_signal(signal.SIGSTOP)
@@ -158,7 +158,7 @@ def test_an_orphan_that_wakes_up_after_its_lease_is_fenced_off(tmp_path: Path) -
 
 
 def test_a_publication_expects_the_generation_that_its_publisher_saw(tmp_path: Path) -> None:
-    store = WeightStore(tmp_path, "default", check=any_weights)
+    store = WeightFolder(tmp_path, "default", check=any_weights)
     digests = [candidate(store, value) for value in (1.0, 2.0, 3.0)]
     seen = store.publish(digests[0], expected_generation=0)
     store.publish(digests[1])

@@ -9,14 +9,14 @@ import pytest
 
 from storage.errors import PolicyPinned
 from storage.weights.manifest import Live, open_document, seal_document
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 from tests.storage.weights.any_weights import add, record, store_in
 
 NAMES = ("live.json", "live.copy.json")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> WeightStore:
+def store(tmp_path: Path) -> WeightFolder:
     found = store_in(tmp_path)
     for value in (1.0, 2.0, 3.0):
         found.publish(add(found, value))
@@ -43,7 +43,7 @@ DAMAGE = [flip, cut_off, make_fifo, Path.unlink]
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_is_live_is_known_while_one_file_is_whole(
-    store: WeightStore, damage: object, caplog: pytest.LogCaptureFixture
+    store: WeightFolder, damage: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is read from the copy, said in one line, and written anew by whoever publishes next."""
     live = store.live()
@@ -57,7 +57,7 @@ def test_what_is_live_is_known_while_one_file_is_whole(
     assert store.pointer_damage() == {}
 
 
-def test_every_flipped_byte_leaves_the_same_live(store: WeightStore) -> None:
+def test_every_flipped_byte_leaves_the_same_live(store: WeightFolder) -> None:
     store.rollback(by="ada", why="bad")
     live = store.live()
     for name in NAMES:
@@ -69,7 +69,7 @@ def test_every_flipped_byte_leaves_the_same_live(store: WeightStore) -> None:
             path.write_bytes(good)
 
 
-def test_both_files_are_written_anew_by_name(store: WeightStore) -> None:
+def test_both_files_are_written_anew_by_name(store: WeightFolder) -> None:
     """`mended_live` is what trainers and collectors ask; `resume` mends what nothing pins."""
     for name in NAMES:
         flip(store.directory / name)
@@ -80,14 +80,14 @@ def test_both_files_are_written_anew_by_name(store: WeightStore) -> None:
     assert store.pointer_damage() == {}
 
 
-def test_publishing_what_is_live_mends_the_pointer(store: WeightStore) -> None:
+def test_publishing_what_is_live_mends_the_pointer(store: WeightFolder) -> None:
     """The store has nothing else to do then."""
     flip(store.directory / "live.json")
     assert store.publish(add(store, 3.0)) == Live(generation=3, version=3)
     assert store.pointer_damage() == {}
 
 
-def test_a_pin_outlives_the_damage_of_one_file(store: WeightStore) -> None:
+def test_a_pin_outlives_the_damage_of_one_file(store: WeightFolder) -> None:
     store.rollback(by="ada", why="bad")
     flip(store.directory / "live.json")
     with pytest.raises(PolicyPinned, match="pinned by ada"):
@@ -99,7 +99,7 @@ def test_a_pin_outlives_the_damage_of_one_file(store: WeightStore) -> None:
     assert store.publish(add(store, 5.0)).version == 5
 
 
-def test_what_cannot_be_known_is_pinned(store: WeightStore) -> None:
+def test_what_cannot_be_known_is_pinned(store: WeightFolder) -> None:
     """Both are damaged: what collectors were to serve is taken, without one the newest version."""
     store.promote(add(store, 4.0))  # nobody made it live
     store.served.write(record(serves=2, wanted=3))
@@ -115,7 +115,7 @@ def test_what_cannot_be_known_is_pinned(store: WeightStore) -> None:
     assert store.publish(add(store, 5.0)).generation == 4
 
 
-def test_the_newest_whole_version_is_taken_where_nobody_says(store: WeightStore) -> None:
+def test_the_newest_whole_version_is_taken_where_nobody_says(store: WeightFolder) -> None:
     """In a generation that nobody had, since the one before may have been another version's."""
     flip(store.directory / "versions" / "3" / "manifest.json")
     for name in NAMES:
@@ -128,7 +128,7 @@ def test_the_newest_whole_version_is_taken_where_nobody_says(store: WeightStore)
     assert store.publish(add(store, 5.0)).generation == 5
 
 
-def test_a_copy_that_is_behind_does_not_hide_a_pin(store: WeightStore) -> None:
+def test_a_copy_that_is_behind_does_not_hide_a_pin(store: WeightFolder) -> None:
     """A rollback was killed between the two files."""
     copy = store.directory / "live.copy.json"
     before = copy.read_bytes()
@@ -141,7 +141,7 @@ def test_a_copy_that_is_behind_does_not_hide_a_pin(store: WeightStore) -> None:
     assert live.generation > 4
 
 
-def test_a_copy_that_is_behind_is_brought_up_to_date(store: WeightStore) -> None:
+def test_a_copy_that_is_behind_is_brought_up_to_date(store: WeightFolder) -> None:
     """Also where there is none."""
     copy = store.directory / "live.copy.json"
     copy.unlink()
@@ -151,7 +151,7 @@ def test_a_copy_that_is_behind_is_brought_up_to_date(store: WeightStore) -> None
     assert copy.read_bytes() == (store.directory / "live.json").read_bytes()
 
 
-def test_the_pointer_is_a_sealed_document(store: WeightStore) -> None:
+def test_the_pointer_is_a_sealed_document(store: WeightFolder) -> None:
     """A pin is in it only while there is one."""
     path = store.directory / "live.json"
     body = open_document("live", path.read_bytes(), path)
@@ -159,7 +159,7 @@ def test_the_pointer_is_a_sealed_document(store: WeightStore) -> None:
     assert path.read_bytes() == seal_document("live", body)
 
 
-def test_a_store_of_damaged_versions_can_be_published_to(store: WeightStore) -> None:
+def test_a_store_of_damaged_versions_can_be_published_to(store: WeightFolder) -> None:
     """Nothing of it can be read any more: it is pinned, and a person ends that."""
     for version in (1, 2, 3):
         flip(store.directory / "versions" / str(version) / "manifest.json")

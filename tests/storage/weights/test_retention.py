@@ -8,7 +8,7 @@ import pytest
 
 from storage.errors import WeightsNotFound
 from storage.weights.retention import hourly
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 from tests.storage.weights.any_weights import NOON, add, store_in, value_of
 
 HOUR = 3600.0
@@ -24,7 +24,7 @@ class Clock:
         return self.now
 
 
-def publish_every(store: WeightStore, clock: Clock, seconds: float, count: int) -> None:
+def publish_every(store: WeightFolder, clock: Clock, seconds: float, count: int) -> None:
     for value in range(count):
         store.publish(add(store, float(value)))
         clock.now += seconds

@@ -8,19 +8,19 @@ import pytest
 
 from storage.errors import WeightsNotFound
 from storage.weights.served import FORGET_SECONDS, REGISTERED_SECONDS
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 from tests.storage.weights.any_weights import NOON, add, record, store_in, value_of
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> WeightStore:
+def store(tmp_path: Path) -> WeightFolder:
     found = store_in(tmp_path)
     for value in (1.0, 2.0, 3.0):
         found.publish(add(found, value))
     return found
 
 
-def test_a_registration_ends_by_itself(store: WeightStore) -> None:
+def test_a_registration_ends_by_itself(store: WeightFolder) -> None:
     """A killed collector stops counting after 30 seconds; what it served stays known."""
     store.served.write(record(serves=3, served=((1, 3),)))
     assert store.served.registered(NOON + REGISTERED_SECONDS - 0.001) != []
@@ -33,20 +33,20 @@ def test_a_registration_ends_by_itself(store: WeightStore) -> None:
     assert store.served.read() == []
 
 
-def test_a_rollback_goes_to_what_was_served(store: WeightStore) -> None:
+def test_a_rollback_goes_to_what_was_served(store: WeightFolder) -> None:
     """Version 2 was never served, so that nobody knows that it can be."""
     store.served.write(record(serves=3, served=((1, 1), (3, 3))))
     assert value_of(store, store.rollback().version) == 1.0
 
 
-def test_a_rollback_goes_past_what_was_refused(store: WeightStore) -> None:
+def test_a_rollback_goes_past_what_was_refused(store: WeightFolder) -> None:
     """One collector served it, another one could not: it is not taken."""
     store.served.write(record("a", serves=3, served=((1, 3),)))
     store.served.write(record("b", serves=1, served=((1, 1),), refused={"2": "other spaces"}))
     assert value_of(store, store.rollback().version) == 1.0
 
 
-def test_a_copy_of_what_was_refused_is_as_unusable(store: WeightStore) -> None:
+def test_a_copy_of_what_was_refused_is_as_unusable(store: WeightFolder) -> None:
     """A version that a rollback made has its own number, and the content of another."""
     store.rollback()  # 4, of 2
     store.resume()
@@ -55,7 +55,7 @@ def test_a_copy_of_what_was_refused_is_as_unusable(store: WeightStore) -> None:
     assert value_of(store, store.rollback().version) == 1.0
 
 
-def test_rollbacks_in_a_row_never_come_to_what_was_rolled_back(store: WeightStore) -> None:
+def test_rollbacks_in_a_row_never_come_to_what_was_rolled_back(store: WeightFolder) -> None:
     """Not by a copy of a copy either: 3 was bad, and stays behind."""
     store.rollback()  # 4, of 2
     store.resume()
@@ -64,14 +64,14 @@ def test_rollbacks_in_a_row_never_come_to_what_was_rolled_back(store: WeightStor
     assert found == [2.0, 1.0]
 
 
-def test_without_a_better_one_a_rollback_goes_to_the_one_before(store: WeightStore) -> None:
+def test_without_a_better_one_a_rollback_goes_to_the_one_before(store: WeightFolder) -> None:
     """Where no collector ever said, and where what was served is not before it."""
     assert value_of(store, store.rollback().version) == 2.0
     store.served.write(record(serves=4, served=((3, 3),)))
     assert value_of(store, store.rollback().version) == 1.0
 
 
-def test_a_rollback_to_nothing_usable_is_refused(store: WeightStore) -> None:
+def test_a_rollback_to_nothing_usable_is_refused(store: WeightFolder) -> None:
     store.served.write(record(serves=3, served=((3, 3),), refused={"1": "x", "2": "y"}))
     with pytest.raises(WeightsNotFound, match="no version before 3 whose content is here and not"):
         store.rollback()
@@ -80,7 +80,7 @@ def test_a_rollback_to_nothing_usable_is_refused(store: WeightStore) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe"])
 def test_a_damaged_record_is_left_out(
-    store: WeightStore, content: bytes, caplog: pytest.LogCaptureFixture
+    store: WeightFolder, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a line in the log; the others count."""
     good = record("good", serves=3)
@@ -90,7 +90,7 @@ def test_a_damaged_record_is_left_out(
     assert "left out of what is served" in caplog.text
 
 
-def test_what_a_rollback_needs_is_not_pruned(store: WeightStore) -> None:
+def test_what_a_rollback_needs_is_not_pruned(store: WeightFolder) -> None:
     """The version that was served last, however long ago."""
     for value in range(4, 12):
         store.publish(add(store, float(value)))

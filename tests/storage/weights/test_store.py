@@ -42,13 +42,13 @@ from storage.weights.manifest import (
     seal_document,
     sha256,
 )
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 
 REPOSITORY = Path(__file__).parents[3]
 LINEAGE = {"c0ffee-5c4e3a": [[0, 9], [12, 20]]}
 
 
-def add(store: WeightStore, value: float, **changes: Any) -> str:
+def add(store: WeightFolder, value: float, **changes: Any) -> str:
     weights = {"pi.weight": np.full((2, 3), value, np.float32), "pi.bias": np.arange(2.0)}
     arguments: dict[str, Any] = {"spec": {"kind": "mlp"}, "metrics": {"v": value}, **changes}
     return store.add_candidate(weights, lineage=LINEAGE, **arguments)
@@ -58,22 +58,22 @@ def any_weights(candidate: Candidate, weights: object) -> None:
     """The check of a store whose weights no policy acts with."""
 
 
-def store_in(root: Path) -> WeightStore:
-    return WeightStore(root, "default", check=any_weights)
+def store_in(root: Path) -> WeightFolder:
+    return WeightFolder(root, "default", check=any_weights)
 
 
-def value_of(store: WeightStore, version: int) -> float:
+def value_of(store: WeightFolder, version: int) -> float:
     return float(store.load(version)[1]["pi.weight"][0, 0])
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> WeightStore:
-    return WeightStore(tmp_path, "default", check=any_weights, clock=lambda: 1_700_000_000.25)
+def store(tmp_path: Path) -> WeightFolder:
+    return WeightFolder(tmp_path, "default", check=any_weights, clock=lambda: 1_700_000_000.25)
 
 
 def test_a_new_store_is_empty_and_reading_it_writes_nothing(tmp_path: Path) -> None:
     """No candidates, no versions, nothing live, and no file made by asking."""
-    store = WeightStore(tmp_path, "default")
+    store = WeightFolder(tmp_path, "default")
     assert (store.candidates(), store.versions(), store.live()) == ([], [], None)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(WeightsNotFound):
@@ -82,7 +82,7 @@ def test_a_new_store_is_empty_and_reading_it_writes_nothing(tmp_path: Path) -> N
         store.rollback()
 
 
-def test_publishing_makes_a_candidate_the_live_version(store: WeightStore) -> None:
+def test_publishing_makes_a_candidate_the_live_version(store: WeightFolder) -> None:
     """add -> publish -> load gives the same arrays, and a manifest that says where from."""
     digest = add(store, 0.5, filter_state={"count": 3}, checkpoint="run/7")
     assert store.publish(digest) == store.live() == Live(generation=1, version=1)
@@ -98,7 +98,7 @@ def test_publishing_makes_a_candidate_the_live_version(store: WeightStore) -> No
     assert store.lineage(1) == {"c0ffee-5c4e3a": RangeSet([(0, 9), (12, 20)])}
 
 
-def test_the_same_content_is_one_candidate(store: WeightStore) -> None:
+def test_the_same_content_is_one_candidate(store: WeightFolder) -> None:
     """A job that is run again adds nothing; another metric is another candidate."""
     assert add(store, 1.0) == add(store, 1.0)
     assert len(store.candidates()) == 1
@@ -106,14 +106,14 @@ def test_the_same_content_is_one_candidate(store: WeightStore) -> None:
     assert len(store.candidates()) == 2
 
 
-def test_publishing_what_is_live_changes_nothing(store: WeightStore) -> None:
+def test_publishing_what_is_live_changes_nothing(store: WeightFolder) -> None:
     """A publish job may be tried again."""
     digest = add(store, 1.0)
     assert store.publish(digest) == store.publish(digest)
     assert store.versions() == [1]
 
 
-def test_promotion_gives_rising_numbers_and_does_not_publish(store: WeightStore) -> None:
+def test_promotion_gives_rising_numbers_and_does_not_publish(store: WeightFolder) -> None:
     """Numbers start at 1; what is live changes only by set_live; a digest may be shortened."""
     first = add(store, 1.0)
     assert [store.promote(first), store.promote(add(store, 2.0)[:12])] == [1, 2]
@@ -125,14 +125,14 @@ def test_promotion_gives_rising_numbers_and_does_not_publish(store: WeightStore)
         store.promote("ffffffff0000")
 
 
-def test_a_number_is_not_given_again_after_its_directory_went(store: WeightStore) -> None:
+def test_a_number_is_not_given_again_after_its_directory_went(store: WeightFolder) -> None:
     """The live pointer remembers a version that somebody removed."""
     store.publish(add(store, 1.0))
     (store.directory / "versions" / "1").rename(store.directory / "elsewhere")
     assert store.promote(add(store, 2.0)) == 2
 
 
-def test_a_generation_is_compared_and_set(store: WeightStore) -> None:
+def test_a_generation_is_compared_and_set(store: WeightFolder) -> None:
     """With expected_generation the pointer moves only from there; generations always rise."""
     for value in (1.0, 2.0):
         store.promote(add(store, value))
@@ -146,7 +146,7 @@ def test_a_generation_is_compared_and_set(store: WeightStore) -> None:
     assert store.set_live(1).generation == 3
 
 
-def test_only_an_existing_version_goes_live(store: WeightStore) -> None:
+def test_only_an_existing_version_goes_live(store: WeightFolder) -> None:
     """Neither a number without a version nor a share outside 0..1 reaches a client."""
     store.publish(add(store, 1.0))
     with pytest.raises(WeightsNotFound):
@@ -158,7 +158,7 @@ def test_only_an_existing_version_goes_live(store: WeightStore) -> None:
     assert store.live() == Live(generation=1, version=1)
 
 
-def test_a_rollback_is_a_new_version_with_old_content(store: WeightStore) -> None:
+def test_a_rollback_is_a_new_version_with_old_content(store: WeightFolder) -> None:
     """Generations and numbers rise; the content is the old one; twice goes back further."""
     for value in (1.0, 2.0, 3.0):
         store.publish(add(store, value))
@@ -188,7 +188,7 @@ def test_a_rollback_is_a_new_version_with_old_content(store: WeightStore) -> Non
     ],
 )
 def test_weights_that_no_policy_can_use_are_refused(
-    store: WeightStore, weights: dict[str, Any], message: str
+    store: WeightFolder, weights: dict[str, Any], message: str
 ) -> None:
     """NaN, infinity and what is not a number never become a candidate; the tensor is named."""
     with pytest.raises(ValueError, match=message):
@@ -196,7 +196,7 @@ def test_weights_that_no_policy_can_use_are_refused(
     assert store.candidates() == []
 
 
-def test_metrics_that_json_cannot_hold_are_refused(store: WeightStore) -> None:
+def test_metrics_that_json_cannot_hold_are_refused(store: WeightFolder) -> None:
     """NaN has no JSON form: the caller decides what an unknown metric is."""
     with pytest.raises(ValueError, match="metrics: expected JSON without NaN"):
         add(store, 1.0, metrics={"v": float("nan")})
@@ -204,7 +204,7 @@ def test_metrics_that_json_cannot_hold_are_refused(store: WeightStore) -> None:
         add(store, 1.0, spec={"v": object()})
 
 
-def test_a_rollback_pins_the_policy_until_it_is_resumed(store: WeightStore) -> None:
+def test_a_rollback_pins_the_policy_until_it_is_resumed(store: WeightFolder) -> None:
     """No job undoes a rollback: what it publishes stays a candidate. `resume` gives the pin, once.
 
     What is live, and its generation, stay as they are when the pin goes.
@@ -228,7 +228,7 @@ def test_a_rollback_pins_the_policy_until_it_is_resumed(store: WeightStore) -> N
     assert store.publish(digest) == Live(generation=4, version=4)
 
 
-def test_a_rollback_may_follow_a_rollback(store: WeightStore) -> None:
+def test_a_rollback_may_follow_a_rollback(store: WeightFolder) -> None:
     """Somebody who rolls back further is not kept out by the pin, which becomes theirs."""
     for value in (1.0, 2.0, 3.0):
         store.publish(add(store, value))
@@ -243,7 +243,7 @@ def test_nothing_is_pinned_where_nothing_is_live(tmp_path: Path) -> None:
         store_in(tmp_path).resume()
 
 
-def test_a_pin_of_another_form_is_damage(store: WeightStore) -> None:
+def test_a_pin_of_another_form_is_damage(store: WeightFolder) -> None:
     """Without one the pointer does not speak of it."""
     store.publish(add(store, 1.0))
     path = store.directory / "live.json"
@@ -254,10 +254,10 @@ def test_a_pin_of_another_form_is_damage(store: WeightStore) -> None:
         assert "pinned" in store.pointer_damage()["live.json"]
 
 
-def test_a_store_without_a_check_takes_nothing_in(store: WeightStore, tmp_path: Path) -> None:
+def test_a_store_without_a_check_takes_nothing_in(store: WeightFolder, tmp_path: Path) -> None:
     """What only looks at weights cannot say that one can act with them."""
     digest = add(store, 1.0)
-    reading = WeightStore(tmp_path, "default")
+    reading = WeightFolder(tmp_path, "default")
     for change in (lambda: add(reading, 2.0), lambda: reading.publish(digest)):
         with pytest.raises(WeightStoreError, match="open for reading"):
             change()
@@ -288,7 +288,7 @@ def test_what_the_check_refuses_gets_no_further(tmp_path: Path) -> None:
         lambda store: store.rollback(to=1),
     ):
         with pytest.raises(WeightsRefused, match="weights: "):
-            change(WeightStore(tmp_path, "default", check=check))
+            change(WeightFolder(tmp_path, "default", check=check))
     assert (store_in(tmp_path).live(), store_in(tmp_path).versions()) == (before, [1, 2])
     assert store_in(tmp_path).candidates() == sorted(digests)
 
@@ -297,7 +297,7 @@ def test_a_policy_id_is_data_and_never_a_path(tmp_path: Path) -> None:
     """No id leads out of the root."""
     for name in ("", "..", "a/b", "/etc", ".hidden"):
         with pytest.raises(ValueError, match="policy id"):
-            WeightStore(tmp_path, name)
+            WeightFolder(tmp_path, name)
 
 
 # --- damage ----------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def test_a_policy_id_is_data_and_never_a_path(tmp_path: Path) -> None:
         "candidates/{digest}/weights.safetensors",
     ],
 )
-def test_a_flipped_byte_anywhere_is_an_error(store: WeightStore, name: str) -> None:
+def test_a_flipped_byte_anywhere_is_an_error(store: WeightFolder, name: str) -> None:
     """Every byte of every file is covered by a digest: damage never becomes other weights."""
     digest = add(store, 0.5)
     store.publish(digest)
@@ -339,7 +339,7 @@ def test_a_flipped_byte_anywhere_is_an_error(store: WeightStore, name: str) -> N
         read_all()
 
 
-def test_a_damaged_store_id_is_taken_from_the_versions(store: WeightStore) -> None:
+def test_a_damaged_store_id_is_taken_from_the_versions(store: WeightFolder) -> None:
     """Without any it is an error that says what to do."""
     path = store.directory / "store.json"
     digest = add(store, 0.5)
@@ -357,7 +357,7 @@ def test_a_damaged_store_id_is_taken_from_the_versions(store: WeightStore) -> No
     assert json.loads(path.read_bytes())["body"]["store_id"] == known
 
 
-def test_damaged_weights_do_not_go_live(store: WeightStore) -> None:
+def test_damaged_weights_do_not_go_live(store: WeightFolder) -> None:
     """promote and set_live verify before they point anywhere."""
     digest = add(store, 0.5)
     store.promote(digest)
@@ -444,7 +444,7 @@ def test_what_goes_with_weights_can_be_sent_in_both_encodings(document: dict[str
         (nested(1, 100_000), "metrics"),
     ],
 )
-def test_what_cannot_be_sent_is_not_kept(store: WeightStore, value: Any, place: str) -> None:
+def test_what_cannot_be_sent_is_not_kept(store: WeightFolder, value: Any, place: str) -> None:
     with pytest.raises(ValueError, match="expected") as caught:
         add(store, 1.0, metrics={"a": value})
     assert str(caught.value).startswith(place)
@@ -520,7 +520,7 @@ def test_processes_that_promote_at_once_get_distinct_numbers(tmp_path: Path) -> 
     assert [child.returncode for child in children] == [0] * 4
     numbers = sorted(int(n) for _, *found in outputs for n in found)
     assert numbers == list(range(1, 33))
-    store = WeightStore(tmp_path, "default")
+    store = WeightFolder(tmp_path, "default")
     assert {store.manifest(n).store_id for n in numbers} == {store.store_id}
     live = store.live()
     assert live is not None
@@ -603,7 +603,7 @@ def test_a_kill_between_any_two_steps_leaves_the_store_whole(tmp_path: Path) -> 
     assert generations == [1, 2, 3]
 
 
-def test_what_a_killed_process_left_goes_later(store: WeightStore) -> None:
+def test_what_a_killed_process_left_goes_later(store: WeightFolder) -> None:
     """A temporary directory is not a candidate; an old one is removed, a young one is not."""
     add(store, 1.0)
     folder = store.directory / "candidates"
@@ -616,7 +616,7 @@ def test_what_a_killed_process_left_goes_later(store: WeightStore) -> None:
     assert (folder / ".young.tmp").exists()
 
 
-def test_pruning_keeps_the_newest_what_is_live_and_the_way_back(store: WeightStore) -> None:
+def test_pruning_keeps_the_newest_what_is_live_and_the_way_back(store: WeightFolder) -> None:
     """Never what is live or a canary, nor what a rollback of it needs; numbers go on rising."""
     digests = [add(store, float(i)) for i in range(8)]
     for digest in digests[:5]:
@@ -638,7 +638,7 @@ def test_pruning_keeps_the_newest_what_is_live_and_the_way_back(store: WeightSto
         store.prune(0)
 
 
-def test_a_rollback_can_go_further_back_after_pruning(store: WeightStore) -> None:
+def test_a_rollback_can_go_further_back_after_pruning(store: WeightFolder) -> None:
     """What is live is a copy: its original and the one before that stay."""
     for i in range(4):
         store.publish(add(store, float(i)))
@@ -648,7 +648,7 @@ def test_a_rollback_can_go_further_back_after_pruning(store: WeightStore) -> Non
     assert value_of(store, 6) == value_of(store, 2)
 
 
-def test_a_version_that_was_pruned_does_not_go_live(store: WeightStore) -> None:
+def test_a_version_that_was_pruned_does_not_go_live(store: WeightFolder) -> None:
     """It is gone, and what is live stays."""
     for i in range(4):
         store.publish(add(store, float(i)))

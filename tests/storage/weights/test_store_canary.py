@@ -9,18 +9,18 @@ import pytest
 from storage.errors import LeaseHeld, PolicyPinned, WeightsNotFound
 from storage.weights.lease import Lease
 from storage.weights.manifest import Live
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 from tests.storage.weights.any_weights import add, any_weights, store_in, value_of
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> WeightStore:
+def store(tmp_path: Path) -> WeightFolder:
     store = store_in(tmp_path)
     store.publish(add(store, 1.0))
     return store
 
 
-def test_a_canary_stands_beside_what_is_live(store: WeightStore) -> None:
+def test_a_canary_stands_beside_what_is_live(store: WeightFolder) -> None:
     """Starting it again changes nothing; another share is another generation."""
     second = add(store, 2.0)
     live = store.start_canary(second, 0.1)
@@ -30,7 +30,7 @@ def test_a_canary_stands_beside_what_is_live(store: WeightStore) -> None:
     assert (wider.generation, wider.canary_version, wider.canary_share) == (3, 2, 0.5)
 
 
-def test_nothing_else_is_published_while_a_canary_is_on(store: WeightStore) -> None:
+def test_nothing_else_is_published_while_a_canary_is_on(store: WeightFolder) -> None:
     """It would end a comparison unseen; the error says what ends it."""
     store.start_canary(add(store, 2.0), 0.1)
     third = add(store, 3.0)
@@ -41,7 +41,7 @@ def test_nothing_else_is_published_while_a_canary_is_on(store: WeightStore) -> N
         store.start_canary(third, 0.1)
 
 
-def test_promoted_it_is_live_and_publishing_goes_on(store: WeightStore) -> None:
+def test_promoted_it_is_live_and_publishing_goes_on(store: WeightFolder) -> None:
     store.start_canary(add(store, 2.0), 0.1)
     assert store.promote_canary() == Live(generation=3, version=2)
     assert store.publish(add(store, 3.0)).version == 3
@@ -49,7 +49,7 @@ def test_promoted_it_is_live_and_publishing_goes_on(store: WeightStore) -> None:
         store.promote_canary()
 
 
-def test_rolled_back_what_is_live_stays_and_is_pinned(store: WeightStore) -> None:
+def test_rolled_back_what_is_live_stays_and_is_pinned(store: WeightFolder) -> None:
     """As after every rollback, no trainer or job undoes it."""
     store.start_canary(add(store, 2.0), 0.1)
     live = store.rollback(by="a person")
@@ -61,11 +61,11 @@ def test_rolled_back_what_is_live_stays_and_is_pinned(store: WeightStore) -> Non
     assert value_of(store, 1) == 1.0
 
 
-def test_a_follower_is_paused_before_a_canary(store: WeightStore, tmp_path: Path) -> None:
+def test_a_follower_is_paused_before_a_canary(store: WeightFolder, tmp_path: Path) -> None:
     """What it publishes after its next update would be in both arms."""
     second = add(store, 2.0)
     lease = Lease.take(store.directory)
-    now = WeightStore(tmp_path, "default", check=any_weights)  # by the clock of the lease
+    now = WeightFolder(tmp_path, "default", check=any_weights)  # by the clock of the lease
     try:
         with pytest.raises(LeaseHeld, match="headrace pause"):
             now.start_canary(second, 0.1)
@@ -81,15 +81,15 @@ def test_a_follower_is_paused_before_a_canary(store: WeightStore, tmp_path: Path
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_a_share_is_a_part(store: WeightStore, share: float) -> None:
+def test_a_share_is_a_part(store: WeightFolder, share: float) -> None:
     with pytest.raises(ValueError, match="share above 0 and below 1"):
         store.start_canary(add(store, 2.0), share)
 
 
-def test_a_canary_is_compared_with_something_else(store: WeightStore, tmp_path: Path) -> None:
+def test_a_canary_is_compared_with_something_else(store: WeightFolder, tmp_path: Path) -> None:
     """Not with itself, and not with nothing."""
     with pytest.raises(ValueError, match="is live already, as version 1"):
         store.start_canary(add(store, 1.0), 0.1)
-    empty = WeightStore(tmp_path, "other", check=any_weights)
+    empty = WeightFolder(tmp_path, "other", check=any_weights)
     with pytest.raises(WeightsNotFound, match="nothing is live"):
         empty.start_canary(add(empty, 1.0), 0.1)

@@ -8,11 +8,11 @@ import pytest
 
 from storage.errors import GenerationConflict, WeightsNotFound
 from storage.weights.manifest import Live
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 from tests.storage.weights.any_weights import NOON, add, any_weights, record, store_in, value_of
 
 
-class Overtaken(WeightStore):
+class Overtaken(WeightFolder):
     """Somebody publishes right before each of the first two rollbacks is made live."""
 
     def __init__(self, root: Path) -> None:
@@ -46,14 +46,14 @@ def test_who_says_what_was_live_is_told_that_it_is_not_any_more(tmp_path: Path) 
         store.rollback(expected_generation=2)
 
 
-def store_of(root: Path, *values: float) -> WeightStore:
+def store_of(root: Path, *values: float) -> WeightFolder:
     store = store_in(root)
     for value in values:
         store.publish(add(store, value))
     return store
 
 
-def damage(store: WeightStore, version: int, name: str = "manifest.json") -> None:
+def damage(store: WeightFolder, version: int, name: str = "manifest.json") -> None:
     path = store.directory / "versions" / str(version) / name
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

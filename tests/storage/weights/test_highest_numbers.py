@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from storage.errors import PolicyPinned, WeightsNotFound
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 from tests.storage.weights.any_weights import add, store_in
 
 
-def publish(store: WeightStore, *values: float) -> None:
+def publish(store: WeightFolder, *values: float) -> None:
     for value in values:
         store.publish(add(store, value))
 
@@ -85,7 +85,7 @@ class Numbers(RuleBasedStateMachine):
         self.generations: dict[int, int] = {}
 
     @property
-    def store(self) -> WeightStore:
+    def store(self) -> WeightFolder:
         return store_in(self.root, lambda: self.now)
 
     def fresh(self) -> str:

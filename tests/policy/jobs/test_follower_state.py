@@ -21,7 +21,7 @@ from policy.inference.weight_store import WeightStore
 from policy.jobs.checkpoint_files import CheckpointFiles
 from policy.jobs.train_live import FollowResult, follow
 from storage.errors import PolicyPinned
-from storage.weights.chain import off_chain
+from storage.weights.off_chain import off_chain
 from tests.policy.jobs.live_log import (
     CONFIG,
     SPEC,

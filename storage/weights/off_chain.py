@@ -13,7 +13,7 @@ from storage.errors import StorageError, WeightsNotFound
 from storage.system.files import replace_file
 from storage.weights.files import number_of, read_document
 from storage.weights.manifest import Json, seal_document
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 
 __all__ = ["described", "mark_off_chain", "marked", "off_chain"]
 
@@ -27,7 +27,7 @@ def mark_off_chain(directory: Path, version: int, why: str) -> None:
     )
 
 
-def described(store: WeightStore) -> tuple[list[dict[str, Json]], dict[int, str]]:
+def described(store: WeightFolder) -> tuple[list[dict[str, Json]], dict[int, str]]:
     """For people: the manifest of each version, with `off_chain`, which says why or is None; and
     version -> why of those that cannot be read."""
     found: list[dict[str, Json]] = []

@@ -11,7 +11,7 @@ from typing import TypeVar
 from storage.errors import WeightStoreError
 from storage.system.backoff import Backoff
 
-__all__ = ["Patience", "Stopped"]
+__all__ = ["Retrying", "Stopped"]
 
 log = logging.getLogger("headrace.trainer")
 
@@ -23,7 +23,7 @@ class Stopped(Exception):
     """The job was stopped while it waited."""
 
 
-class Patience:
+class Retrying:
     """Repeats what fails with OSError, with back-off and without end, until `stop()`.
 
     `look` is called while it waits; it may raise. `waiting` says for what, None while nothing does.

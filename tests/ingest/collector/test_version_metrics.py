@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingest.collector.played import VERSIONS, Moments, Played
+from ingest.collector.version_metrics import VERSIONS, Moments, VersionMetrics
 from storage.experience.episode import Ending, Part
 
 
@@ -41,7 +41,7 @@ def part(
 
 def test_returns_rewards_and_propensities_are_summed() -> None:
     """A return is its first step's version's, a reward that of the version that acted."""
-    played = Played()
+    played = VersionMetrics()
     played.note("s", [part([1.0, 2.0], [1, 2]), part([5.0], [2], ordinal=1, prob=float("nan"))])
     assert played.of("default", 1) == {
         "episode_return": Moments(1, 3.0, 9.0),
@@ -55,7 +55,7 @@ def test_returns_rewards_and_propensities_are_summed() -> None:
 
 def test_an_episode_in_several_parts_is_one_return() -> None:
     """It counts when it ends; one whose begin is not known has no return."""
-    played = Played()
+    played = VersionMetrics()
     played.note("s", [part([1.0], [1], ended=None)])
     assert played.of("default", 1)["episode_return"].n == 0
     played.note("s", [part([2.0], [2], number=1, ended=None), part([4.0], [2], number=2)])
@@ -65,7 +65,7 @@ def test_an_episode_in_several_parts_is_one_return() -> None:
 
 
 def test_versions_and_unknown_ones_take_bounded_memory() -> None:
-    played = Played()
+    played = VersionMetrics()
     for version in range(-1, 1000):
         played.note("s", [part([1.0], [version], ordinal=version)])
     assert [v for v in range(1000) if played.of("default", v)["step_reward"].n] == list(

@@ -214,7 +214,7 @@ class ShuffleWindow:
         return [gather(rows, order[:at])]
 
 
-class Cutter:
+class BatchCutter:
     """Cuts what flows in into batches: exact ones, or whole units of at least the size.
 
     `shown` makes of rows what batches have of them; it is asked once for all batches of a push.

@@ -20,12 +20,12 @@ from storage.spaces.descriptors import Space
 from storage.weights.lineage import Lineage, Untrained
 from storage.weights.manifest import Live, finite
 from storage.weights.memory_store import MemoryWeightStore
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 
-__all__ = ["Publishable", "Publishing", "Store"]
+__all__ = ["LocalPublisher", "Publishable", "Store"]
 
 log = logging.getLogger("headrace.server")
-Store: TypeAlias = WeightStore | MemoryWeightStore
+Store: TypeAlias = WeightFolder | MemoryWeightStore
 
 KEEP_VERSIONS = 32
 PRUNE_EVERY = 16
@@ -55,7 +55,7 @@ class Publishable(Protocol):
     def get_weights(self) -> Mapping[str, npt.NDArray[np.float32]]: ...
 
 
-class Publishing:
+class LocalPublisher:
     """The publications of one process, by policy."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Publishing:
     ) -> str:
         """Make a candidate of a policy's weights and filter; its digest."""
         name = store.policy_id
-        if isinstance(store, WeightStore) and self._kept[name] % PRUNE_EVERY == PRUNE_EVERY - 1:
+        if isinstance(store, WeightFolder) and self._kept[name] % PRUNE_EVERY == PRUNE_EVERY - 1:
             store.prune(KEEP_VERSIONS, checkpoint=CHECKPOINT)
         self._kept[name] += 1
         return store.add_candidate(

@@ -11,7 +11,7 @@ from storage.errors import WeightStoreError
 from storage.system.files import FileLock
 from storage.verify.audit import Trained, verify
 from storage.weights import files
-from storage.weights.chain import described, mark_off_chain, marked, off_chain
+from storage.weights.off_chain import described, mark_off_chain, marked, off_chain
 from tests.storage.weights.any_weights import add, store_in
 
 

@@ -24,7 +24,7 @@ LOOK_SECONDS = 0.05
 AGAIN_SECONDS = 1.0
 
 
-class HeldRecord:
+class FlowControlFile:
     """Keeps the files of one root's policies as flow control has it; one task, and one thread.
 
     A root that does not answer must not stop the event loop: the thread writes, and nobody waits

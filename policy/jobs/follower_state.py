@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from policy.algorithms.learner import Learner
 from policy.inference.weight_store import WeightStore
 from policy.jobs.checkpoint_files import CHECKPOINT, CheckpointFiles
-from policy.jobs.patience import Patience
+from policy.jobs.retrying import Retrying
 from policy.networks.policy import Policy
 from storage.errors import GenerationConflict, PolicyPinned, WeightsDamaged, WeightsNotFound
 from storage.experience.interfaces import ReaderState
@@ -32,11 +32,11 @@ from storage.reading.exclusion import SPOILED
 from storage.reading.ledger import Ledger
 from storage.reading.shard_reader import Reserve, ShardReader
 from storage.reading.untrained_rows import UntrainedRows, position_without
-from storage.weights.chain import mark_off_chain
 from storage.weights.lease import Lease
 from storage.weights.manifest import Live, Manifest, finite
+from storage.weights.off_chain import mark_off_chain
 
-__all__ = ["OnConflict", "OutOfTurn", "Trail", "TrailSettings"]
+__all__ = ["FollowerState", "FollowerStateSettings", "OnConflict", "OutOfTurn"]
 
 log = logging.getLogger("headrace.trainer")
 
@@ -51,7 +51,7 @@ class OutOfTurn(Exception):
 
 
 @dataclass(frozen=True)
-class TrailSettings:
+class FollowerStateSettings:
     """What to leave behind. `checkpoint_every`: updates, while nothing is published."""
 
     publish: bool
@@ -68,7 +68,7 @@ class TrailSettings:
             raise ValueError(f"on_conflict: expected reload or end, got {self.on_conflict!r}")
 
 
-class Trail:
+class FollowerState:
     """The checkpoints, candidates and versions of one follower.
 
     `conflicts` counts what others made live meanwhile; `pinned` is whether a rollback holds;
@@ -82,11 +82,11 @@ class Trail:
         store: WeightStore,
         files: CheckpointFiles,
         lease: Lease,
-        patience: Patience,
-        settings: TrailSettings,
+        retrying: Retrying,
+        settings: FollowerStateSettings,
     ) -> None:
         self._learner, self._reader, self._store = learner, reader, store
-        self._files, self._lease, self._patience = files, lease, patience
+        self._files, self._lease, self._retrying = files, lease, retrying
         self._settings = settings
         self.untrained = UntrainedRows()
         self.publishes = settings.publish
@@ -103,13 +103,13 @@ class Trail:
     def begin(self, *, resume: bool) -> None:
         """Find where to go on, and see to it that a version is live."""
         live = self._live()
-        document = self._patience.do("reading the checkpoint", self._load) if resume else None
+        document = self._retrying.do("reading the checkpoint", self._load) if resume else None
         if document is not None:
             self._take_up(document, live)
         elif resume and live is not None:
             self._go_on_from(live)
         else:
-            self._patience.do("removing earlier checkpoints", self._files.forget)
+            self._retrying.do("removing earlier checkpoints", self._files.forget)
             self._generation = live.generation if live else 0
             self._learner.policy.version = live.version if live else -1
             self._note_position()
@@ -149,7 +149,7 @@ class Trail:
 
     def _meet(self, live: Live, candidate: str | None) -> None:
         """Hold what is live against what the checkpoint says."""
-        manifest = self._patience.do("reading what is live", partial(self._manifest, live))
+        manifest = self._retrying.do("reading what is live", partial(self._manifest, live))
         if live.generation == self._generation:
             self._took(live)
             if candidate is not None:  # killed before it went live
@@ -190,7 +190,7 @@ class Trail:
 
     def _mark(self, version: int, why: str) -> None:
         mark = partial(mark_off_chain, self._store.directory, version, why)
-        self._patience.do("marking a version", mark)
+        self._retrying.do("marking a version", mark)
         log.error("version %d is off the chain: %s", version, why)
 
     def _go_on_from(self, live: Live) -> None:
@@ -199,7 +199,7 @@ class Trail:
         learner = self._learner
         log.warning("no checkpoint: going on from what is live; the optimizer begins anew")
         manifest = self._take_whole(live)
-        untrained = self._patience.do(
+        untrained = self._retrying.do(
             "reading what is live", partial(self._store.untrained, manifest.version)
         )
         at = position_without(self._reader.state_dict(), learner.lineage, untrained)
@@ -213,7 +213,7 @@ class Trail:
 
     def _take_whole(self, live: Live) -> Manifest:
         """Take the weights of the latest version that can be read; its manifest."""
-        numbers = self._patience.do("reading what is live", self._store.versions)
+        numbers = self._retrying.do("reading what is live", self._store.versions)
         for number in reversed([number for number in numbers if number <= live.version]):
             try:
                 manifest = self._take_weights(number)
@@ -231,7 +231,7 @@ class Trail:
     def _take_weights(self, version: int) -> Manifest:
         """A version's weights and lineage. Raises WeightsDamaged, WeightsNotFound."""
         policy, store = self._learner.policy, self._store
-        read = self._patience.do
+        read = self._retrying.do
         manifest, weights = read("reading what is live", partial(store.load, version))
         if manifest.spec != policy.spec.to_json():
             raise ValueError(
@@ -258,19 +258,19 @@ class Trail:
         live = self.publishes and not self._still_pinned()
         if not live and updates % every:
             return
-        candidate = self._patience.do("keeping a candidate", partial(self._add, metrics))
+        candidate = self._retrying.do("keeping a candidate", partial(self._add, metrics))
         self._save(candidate)
         if live:
             self._go_live(candidate)
         if updates % every == 0:
             mine = CHECKPOINT if self.publishes else None  # else they are the result
             prune = partial(self._store.prune, self._settings.keep_versions, checkpoint=mine)
-            self._patience.do("removing old versions", prune)
+            self._retrying.do("removing old versions", prune)
 
     def end(self) -> None:
         """Save what was learned since the last checkpoint: rows gathered since are read again."""
         if self._learner.counts.updates > max(self._saved_at, 0):
-            self._save(self._patience.do("keeping a candidate", partial(self._add, {})))
+            self._save(self._retrying.do("keeping a candidate", partial(self._add, {})))
 
     def _note_position(self) -> None:
         """The reader's position as of the last update: what was gathered since is not in it."""
@@ -322,7 +322,7 @@ class Trail:
             "spoiled": self.spoiled,
         }
         save = partial(self._files.save, self._learner, document)
-        self._patience.do("writing the checkpoint", save)
+        self._retrying.do("writing the checkpoint", save)
         self._saved_at = self._learner.counts.updates
 
     # what is live
@@ -343,7 +343,7 @@ class Trail:
     def _answer_restore(self) -> None:
         """Where a backup was put back, collectors serve a later version than what is live: they
         take up nothing before the next one."""
-        if self.publishes and self._patience.do("reading what is live", self._is_restored):
+        if self.publishes and self._retrying.do("reading what is live", self._is_restored):
             log.warning("%s", self._store.restored)
             self.leave({})
 
@@ -351,7 +351,7 @@ class Trail:
         return self._store.restored is not None
 
     def _live(self) -> Live | None:
-        return self._patience.do("reading what is live", self._store.mended_live)
+        return self._retrying.do("reading what is live", self._store.mended_live)
 
     def _took(self, live: Live) -> None:
         self._generation = live.generation
@@ -368,7 +368,7 @@ class Trail:
                 fence=self._lease.fence,
             )
             try:
-                return self._took(self._patience.do("publishing", publish))
+                return self._took(self._retrying.do("publishing", publish))
             except (GenerationConflict, PolicyPinned) as error:
                 live = self._live()
                 same = live is not None and live.version == self._learner.policy.version

@@ -11,7 +11,7 @@ import pytest
 from policy.inference.weight_store import WeightStore
 from policy.jobs.checkpoint_files import CheckpointFiles
 from storage.errors import WeightsDamaged
-from storage.weights.chain import off_chain
+from storage.weights.off_chain import off_chain
 from tests.policy.jobs.live_log import claimed, declare, part, rows_of, run, write
 
 

@@ -1,8 +1,9 @@
 """What was played with each version: returns, rewards and propensities, as sums.
 
-`Played` counts parts as the shard writer's thread hands them over, so that the event loop pays for
-nothing. Sums start anew with the collector. Of each policy the versions acted with last are known,
-and at a scrape only those that have a role are shown: the series do not grow with the versions.
+`VersionMetrics` counts parts as the shard writer's thread hands them over, so that the event loop
+pays for nothing. Sums start anew with the collector. Of each policy the versions acted with last
+are known, and at a scrape only those that have a role are shown: the series do not grow with the
+versions.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Moments(msgspec.Struct, frozen=True):
         )
 
 
-class Played:
+class VersionMetrics:
     """Moments by policy, version and measure. One thread notes, any may look."""
 
     def __init__(self) -> None:
