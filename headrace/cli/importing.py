@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from ingest.importing.options import ImportOptions
     from storage.declarations.declaration import PolicyDeclaration
 
+ExpectedSchema = Annotated[
+    str | None, typer.Option(help="Refuse a policy whose spaces are of another schema.")
+]
+Declare = Annotated[
+    Path | None, typer.Option(help="Send nothing: declare what the columns hold under this root.")
+]
+Categories = Annotated[
+    Path | None,
+    typer.Option(help="For spaces without names: where codes are kept; default: beside the file."),
+]
+
 
 def import_source(
     source: Annotated[str, typer.Argument(help="A file, a folder, or a database's URL.")],
@@ -67,26 +78,16 @@ def import_source(
     default: Annotated[
         list[str] | None, typer.Option(help="COLUMN=VALUE for its missing cells. Repeat it.")
     ] = None,
-    categories: Annotated[
-        Path | None,
-        typer.Option(
-            help="For spaces without names: where codes are kept; default: beside the file."
-        ),
-    ] = None,
+    categories: Categories = None,
     name: Annotated[
         str | None, typer.Option(help="Names the import in place of its content.")
     ] = None,
     policy_id: Annotated[str | None, typer.Option(help="Default: the collector's only.")] = None,
-    schema_id: Annotated[
-        str | None, typer.Option(help="Refuse a policy whose spaces are of another schema.")
-    ] = None,
+    schema_id: ExpectedSchema = None,
     check: Annotated[
         bool, typer.Option("--check", help="Send nothing: show what would be imported.")
     ] = False,
-    declare: Annotated[
-        Path | None,
-        typer.Option(help="Send nothing: declare what the columns hold under this root."),
-    ] = None,
+    declare: Declare = None,
     as_json: Json = False,
 ) -> None:
     """Log the rows of a source through a collector; running it twice adds nothing."""

@@ -158,8 +158,7 @@ class PolicyClient:
             linger=(linger, 0),
             max_wait=(max_wait, 0),
         )
-        if on_error is not None and not callable(on_error):
-            raise ValueError(f"on_error: expected a function of a Refusal, got {on_error!r:.100}")
+        _require_callable(on_error)
         self.inference_mode = inference_mode
         self.policy_mapping_fn = checked_mapping(policy_mapping_fn)
         self.update_interval = update_interval
@@ -188,26 +187,37 @@ class PolicyClient:
         )
         if self._declarations.spec is not None:
             self._outbox.bound(self._declarations.spec.max_events, self._declarations.spec.max_body)
+        waits = sync or spool is not None  # what was sent leaves the spool
+        self._make_sides(instance_name, on_error, long_poll=long_poll, waits=waits)
+        self._put = self._outbox.put
+        self._is_patient = True  # the collector has not kept a call waiting for what it declares
+        # A client that is dropped without close still delivers what it has queued.
+        weakref.finalize(self, self._sender.retire).atexit = False
+
+    def _make_sides(
+        self,
+        name: str | None,
+        on_error: Callable[[Refusal], None] | None,
+        *,
+        long_poll: bool,
+        waits: bool,
+    ) -> None:
+        """What sends, and what answers `get_action` here and there."""
         self._sender = Sender(
             self._transport,
             self._outbox,
             self._book,
             self._declarations,
-            name=instance_name,
+            name=name,
             on_error=on_error,
         )
         self._actor = LocalActor(
-            self._transport, self._outbox, self._sender, update_interval, long_poll=long_poll
+            self._transport, self._outbox, self._sender, self.update_interval, long_poll=long_poll
         )
         self._sender.weights_refused = self._actor.count_refused
-        waits = sync or spool is not None  # what was sent leaves the spool
         self._remote = RemoteActor(
-            self._book, self._outbox, self._sender, timeout, wait_for_disk=waits
+            self._book, self._outbox, self._sender, self._timeout, wait_for_disk=waits
         )
-        self._put = self._outbox.put
-        self._is_patient = True  # the collector has not kept a call waiting for what it declares
-        # A client that is dropped without close still delivers what it has queued.
-        weakref.finalize(self, self._sender.retire).atexit = False
 
     # --- episodes ----------------------------------------------------------------------------
 
@@ -756,6 +766,11 @@ class PolicyClient:
         episode.step = event
         episode.seq += 1
         episode.acted = True
+
+
+def _require_callable(on_error: object) -> None:
+    if on_error is not None and not callable(on_error):
+        raise ValueError(f"on_error: expected a function of a Refusal, got {on_error!r:.100}")
 
 
 def _require_bounds(**values: tuple[Any, float]) -> None:

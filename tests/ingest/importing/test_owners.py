@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,12 +55,12 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorPro
 def rows_of(collector: CollectorProcess, report: ImportReport) -> list[dict[str, Any]]:
     """The rows of an import, once all of its steps are in shards."""
     prefix = report.name.removeprefix("import-")[:12]
-    until = time.monotonic() + 30.0
+    until, pause = time.monotonic() + 30.0, threading.Event()
     while time.monotonic() < until:
         found = [row for row in shard_rows(collector.root) if row["eps_id"].startswith(prefix)]
         if len(found) >= report.steps + report.rows_known:
             return sorted(found, key=lambda row: (row["eps_id"], row["agent_id"], row["t"]))
-        time.sleep(0.05)
+        pause.wait(0.05)
     raise TimeoutError(f"{report.steps} steps are not sealed")
 
 
