@@ -389,7 +389,7 @@ def test_values_are_spooled_before_it_is_known_what_fits(
 
 def test_a_spool_is_bounded_in_bytes(tmp_path: Path) -> None:
     """At its bound calls raise BufferFull, which says where; nothing is torn."""
-    client = spooling(NOBODY, tmp_path, max_pending=4, spool_bytes=20_000, max_wait=0.0)
+    client = spooling(NOBODY, tmp_path, max_pending=4, spool_bytes=20_000, max_wait=2.0)
     for _ in range(20):
         client.log_step(SHORT, 1, 1.0)
     with pytest.raises(BufferFull, match="20000 bytes on disk"):
@@ -659,12 +659,12 @@ def test_what_a_kill_within_the_making_of_a_segment_left_is_removed(
     program = f"""
 import os, signal, sys
 from pathlib import Path
-from ingest.client.spool import FileLock, Segment
+from ingest.client.spool import FileLock, SpoolSegment
 def stop(*_, **__):
     print("there", flush=True)
     sys.stdin.read()
 {"FileLock.acquire" if at == "acquire" else "Path.rename"} = stop
-Segment.create(Path({str(tmp_path)!r}), 1000, False)
+SpoolSegment.create(Path({str(tmp_path)!r}), 1000, False)
 """
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT

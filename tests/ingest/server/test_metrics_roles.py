@@ -22,7 +22,7 @@ from storage.weights.memory_store import MemoryWeightStore
 from tests.collector_process import CollectorProcess, declare
 from tests.ingest.client.test_local_inference import SPEC, publish
 from tests.ingest.client.test_local_inference_canary import candidate, play, wait_served
-from tests.ingest.collector.test_played import part
+from tests.ingest.collector.test_version_metrics import part
 from tests.ingest.server.test_metrics import scraped
 
 VERSIONS = 10_000

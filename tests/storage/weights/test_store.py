@@ -492,9 +492,9 @@ PROMOTER = """
 import sys
 import numpy as np
 from storage.errors import GenerationConflict
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 
-store = WeightStore(sys.argv[1], "default", check=lambda candidate, weights: None)
+store = WeightFolder(sys.argv[1], "default", check=lambda candidate, weights: None)
 name = int(sys.argv[2])
 numbers, moved = [], 0
 for i in range(8):
@@ -531,7 +531,7 @@ KILLED_AT_EACH_STEP = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from storage.weights.store import WeightStore
+from storage.weights.store import WeightFolder
 
 def add(store, value):
     weights = {"w": np.array([value])}
@@ -550,12 +550,12 @@ def count_down(steps):
         setattr(os, name, dying(getattr(os, name)))
 
 def change(root):
-    store = WeightStore(root, "default", check=lambda candidate, weights: None)
+    store = WeightFolder(root, "default", check=lambda candidate, weights: None)
     store.publish(add(store, 2.0))
     store.rollback()
 
 def check(root):
-    store = WeightStore(root, "default", check=lambda candidate, weights: None)
+    store = WeightFolder(root, "default", check=lambda candidate, weights: None)
     live = store.live()
     assert live is not None and live.version in store.versions()
     for version in store.versions():
@@ -573,7 +573,7 @@ def check(root):
 steps, seen = 0, set()
 while True:
     root = Path(sys.argv[1]) / str(steps)
-    store = WeightStore(root, "default", check=lambda candidate, weights: None)
+    store = WeightFolder(root, "default", check=lambda candidate, weights: None)
     store.publish(add(store, 1.0))
     child = os.fork()
     if not child:
