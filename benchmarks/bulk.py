@@ -23,7 +23,7 @@ from benchmarks.report import Figure
 from ingest.bulk_import.arrow_stream import read_table
 from ingest.bulk_import.forms import Form
 from ingest.bulk_import.step_columns import StepColumns
-from ingest.episodes.open_episode import PolicyRules
+from ingest.episodes.policy_rules import PolicyRules
 from storage.declarations.declaration import PolicyDeclaration
 from storage.journal.sqlite_journal import SqliteJournal
 from tests.collector_process import CollectorProcess

@@ -148,7 +148,7 @@ class Acceptance:
     def _judge(self, run: Run, ahead: int) -> Started | None:
         """The start of an episode, with its owner; None when it is known. Raises Refusal."""
         assembler, caller = self._collector.assembler, self._caller
-        started = assembler.judge_start(self._instance, run.start, ahead=ahead)
+        started = self._collector.judge.judge_start(self._instance, run.start, ahead=ahead)
         if started is None:
             return None
         if run.t0 and self._staged is not None:  # judged again: its id may have been taken since

@@ -7,7 +7,7 @@ from typing import Any
 
 from ingest.bulk_import.arrow_stream import load_arrow
 from ingest.bulk_import.leaf_columns import LeafColumn, is_bytes, is_text
-from ingest.episodes.open_episode import PolicyRules
+from ingest.episodes.policy_rules import PolicyRules
 from ingest.protocol.errors import Refusal
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.episode import DEFAULT_POLICY

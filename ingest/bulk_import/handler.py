@@ -230,7 +230,7 @@ def _read(
     stream = read_batches(given) if isinstance(given, bytes) else given
     table = table_of(stream)
     policy = policy_of(table, collector.policies)
-    rules = collector.assembler.rules[policy.policy_id]
+    rules = collector.assembler.policies.rules[policy.policy_id]
     content = None if key is None else _content(table, key, receipt, policy)
     redaction, form = collector.redactor.of(rules), forms.get(stream.schema, rules)
     return StepColumns(table, form, redaction, numbered=key is not None), content

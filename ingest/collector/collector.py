@@ -34,6 +34,7 @@ from ingest.collector.version_metrics import VersionMetrics
 from ingest.collector.writer_thread import Sealer, Writer
 from ingest.episodes.idempotency import Given
 from ingest.episodes.journal_events import Ended, Event, Keyed, Started, encode_event, encode_row
+from ingest.episodes.judge import Judge
 from ingest.episodes.open_episode import WORTH_CUTTING
 from ingest.episodes.redaction import Redactor
 from ingest.episodes.sealed_parts import Limits
@@ -372,15 +373,15 @@ class Collector:
     def _accept(
         self, batch: wire.Batch, single: bool, caller: Caller, given: Given | None, first: int
     ) -> tuple[wire.EventsReply, int]:
-        assembler, received = self.assembler, self._wall()
+        assembler, judge, received = self.assembler, self.judge, self._wall()
         many = len(batch.events) >= CHECK_TOGETHER
-        values = assembler.check_values(batch) if many else {}
+        values = judge.check_values(batch) if many else {}
         row = self._committer.next_row
         encoded: list[bytes] = []
         reply = wire.EventsReply(durable=self.keeps, accepted=0)
         for index, event in enumerate(batch.events):
             try:
-                judged = assembler.judge(batch.instance, event, values.get(index), now=self.now)
+                judged = judge.judge(batch.instance, event, values.get(index), now=self.now)
                 if judged is not None and isinstance(started := judged[0], Started):
                     arm = self._arm_of(started)
                     if arm or caller.token_id:
@@ -390,12 +391,12 @@ class Collector:
                 self.stats.refused_by[refusal.code] += 1
                 reply.refused.append(wire.ItemError.of(first + index, refusal))
                 breaks = refusal.breaks_episode and not isinstance(event, wire.Start)
-                if breaks and not single and assembler.is_owner(batch.instance, name_of(event)):
+                if breaks and not single and judge.is_owner(batch.instance, name_of(event)):
                     self._break(name_of(event), str(refusal), encoded, row, received)
                 continue
             if judged is None:
                 reply.duplicates += 1
-                self.stats.unsampled += assembler.is_left_out(event)
+                self.stats.unsampled += judge.is_left_out(event)
             else:
                 reply.accepted += 1
                 if isinstance(event, wire.End) and event.broken is not None:
@@ -596,7 +597,7 @@ class Collector:
     def _take_up(self, recovered: Recovered) -> None:
         """Continue from a journal's state."""
         self.assembler = recovered.assembler
-        self.assembler.redactor = self.redactor
+        self.judge = Judge(self.assembler, self.redactor)
         if self._flow is not None and self._flow.active:
             self.assembler.on_closed = self._flow.count
         self.collector_id, self.keys = recovered.collector_id, recovered.keys

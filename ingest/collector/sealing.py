@@ -182,7 +182,7 @@ class Sealing:
         stream = f"{self.collector_id}-{part.schema_id}"
         ready = self._ready.get(stream)
         if ready is None:
-            rules = self._assembler.rules_of(part.policy_id, part.schema_id)
+            rules = self._assembler.policies.schemas[part.policy_id, part.schema_id]
             first = self._ordinals.get(stream, 0)
             ready = self._ready[stream] = _Ready(rules.declaration, part.schema_id, now, first)
         ordinal = ready.first + len(ready.parts)
@@ -231,7 +231,7 @@ class Sealing:
         part = next((item.part for item in sealed if item.part is not None), None)
         if part is None:
             return None
-        return self._assembler.rules_of(part.policy_id, part.schema_id).declaration
+        return self._assembler.policies.schemas[part.policy_id, part.schema_id].declaration
 
     def _write(self, plan: Plan, sealed: list[Sealed], rule: PolicyDeclaration) -> None:
         """Hand a durable plan to the writer."""

@@ -2,7 +2,7 @@
 
 Pure, as `ingest.protocol` is: it changes only through journal events, so that a replay of the
 journal ends in the same state. Knows nothing of HTTP, of the journal's file or of shards.
-`status` is apart because it only reads.
+`assembler` has the state and is all that changes it; `judge` and `status` read it.
 """
 
 __all__ = [
@@ -11,7 +11,9 @@ __all__ = [
     "event_checks",
     "idempotency",
     "journal_events",
+    "judge",
     "open_episode",
+    "policy_rules",
     "redaction",
     "sealed_parts",
     "status",

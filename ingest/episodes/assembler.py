@@ -2,10 +2,10 @@
 
     wire event --judge--> journal event --apply--> state --> sealed parts
 
-`judge` (of `ingest.episodes.judge`) reads state and never changes it; it answers a journal event,
-or None for a retry that is known already, or raises Refusal. `apply` is the only thing that changes
-state, so that applying the journal's rows again is the same history. Time is an argument (`now`:
-seconds that the collector has been running; `received`: microseconds since the epoch).
+A `Judge` (`ingest.episodes.judge`) reads this state and never changes it; it answers a journal
+event, or None for a retry that is known already, or raises Refusal. `apply` is the only thing that
+changes state, so that applying the journal's rows again is the same history. Time is an argument
+(`now`: seconds that the collector has been running; `received`: microseconds since the epoch).
 
 What each event means in each state of its episode:
 
@@ -35,11 +35,11 @@ refused as `decision_unknown`, and the `decision` that the client sends then tak
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
-from ingest.episodes.event_checks import ON_POLICY
+from ingest.episodes.client_instances import Instances
 from ingest.episodes.imported import Staged, parts_of
 from ingest.episodes.journal_events import (
     Acted,
@@ -57,16 +57,16 @@ from ingest.episodes.journal_events import (
     digest,
     encode_event,
 )
-from ingest.episodes.judge import Judge
-from ingest.episodes.open_episode import WORTH_CUTTING, Carry, OpenEpisode
+from ingest.episodes.open_episode import ON_POLICY, WORTH_CUTTING, Carry, OpenEpisode
+from ingest.episodes.policy_rules import Policies, PolicyRules
 from ingest.episodes.sealed_parts import Finished, Limits, Sealed
 from ingest.protocol.agent_names import Name, Whole
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.range_set import RangeSet
 
 
-class EpisodeAssembler(Judge):
-    """Turns events into parts. See the module's table."""
+class EpisodeAssembler:
+    """The known episodes, and the parts that their events become. See the module's table."""
 
     def __init__(
         self,
@@ -76,7 +76,14 @@ class EpisodeAssembler(Judge):
         limits: Limits | None = None,
     ) -> None:
         """`past` are earlier declarations, for the episodes that began under them."""
-        super().__init__(policies, past, limits or Limits())
+        self.policies, self.limits = Policies(policies, past), limits or Limits()
+        self.episodes: dict[Name, OpenEpisode] = {}
+        self.closing: dict[Name, OpenEpisode] = {}  # ended, and still taking rewards
+        self.finished: OrderedDict[Name, Finished] = OrderedDict()
+        self.wholes: dict[str, Whole] = {}  # the known episodes of several agents
+        self.instances = Instances()
+        self.next_key = 0
+        self.anonymous_starts = 0
         self._due: list[tuple[float, int]] = []  # when the last window of each is over: a heap
         self.open_of: Counter[str] = Counter()  # token id -> its open episodes
         self.sealed: list[Sealed] = []
@@ -254,9 +261,12 @@ class EpisodeAssembler(Judge):
         self._note_start(event)
         if event.key in self.done or event.key in self._by_key:
             return
-        episode = OpenEpisode(event, self.rules_of_start(event), row, now)
+        episode = OpenEpisode(event, self._rules_of(event), row, now)
         self._need(row)
         self._open(episode)
+
+    def _rules_of(self, started: Started) -> PolicyRules:
+        return self.policies.schemas[started.policy_id, started.schema_id]
 
     def _open(self, episode: OpenEpisode) -> None:
         started = episode.started
@@ -288,7 +298,7 @@ class EpisodeAssembler(Judge):
             if staged.steps != episode.t0:  # the journal has lost rows
                 self._release(staged.rows)
                 continue
-            staged.add(parts, row, self.rules_of_start(episode.started).observation.itemsize)
+            staged.add(parts, row, self._rules_of(episode.started).observation.itemsize)
             for _ in parts:
                 self._need(row)
             if not episode.how:
@@ -313,7 +323,7 @@ class EpisodeAssembler(Judge):
         """An episode whose steps take rewards for a while: it is over, and not sealed yet."""
         started = episode.started
         self._note_start(started)
-        waiting = OpenEpisode(started, self.rules_of_start(started), row, now)
+        waiting = OpenEpisode(started, self._rules_of(started), row, now)
         waiting.rows.clear()
         for part, held in zip(staged.parts, staged.rows, strict=True):
             waiting.take(part, held, now)
@@ -474,7 +484,7 @@ class EpisodeAssembler(Judge):
     @property
     def waits(self) -> bool:
         """Whether any step takes rewards for a while: then the journal must know the time."""
-        windowed = any(rules.declaration.reward_window for rules in self.rules.values())
+        windowed = any(rules.declaration.reward_window for rules in self.policies.rules.values())
         return bool(self.closing) or (windowed and bool(self.episodes))
 
     def resume(self, now: float) -> None:
@@ -501,7 +511,7 @@ class EpisodeAssembler(Judge):
         for carry in carries:
             started = carry.started
             self.next_key = max(self.next_key, started.key + 1)
-            self._open(OpenEpisode.resumed(carry, self.rules_of_start(started), 0.0))
+            self._open(OpenEpisode.resumed(carry, self._rules_of(started), 0.0))
 
 
 def _closed(episode: OpenEpisode, how: str, cause: str = "") -> Ended:

@@ -16,7 +16,8 @@ import numpy as np
 
 from ingest.episodes.infos import MAX_MERGED
 from ingest.episodes.journal_events import UNKNOWN_LOGP, Acted, Rewarded
-from ingest.episodes.open_episode import OpenEpisode, PolicyRules
+from ingest.episodes.open_episode import OpenEpisode
+from ingest.episodes.policy_rules import PolicyRules
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, Whole, label, label_of, name_of
 from ingest.protocol.errors import Refusal, completed

@@ -1,23 +1,22 @@
-"""What the assembler knows of episodes, and what it answers to an event: the half that reads.
+"""What becomes of an event: a journal event, nothing (a known retry), or a refusal.
 
     wire event --judge--> journal event
 
-`judge` never changes the state that it reads; only `EpisodeAssembler`, whose docstring has the
-table of states and events, does so, by applying journal events.
+Judging changes nothing: a `Judge` has no state of its own, and reads the assembler's through
+`KnownEpisodes`, which lets it assign nothing. The table of states and events stands in
+`ingest.episodes.assembler`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace as replace_fields
 
-from ingest.episodes.client_instances import Instances, require_range
+from ingest.episodes.client_instances import Instance, require_range
 from ingest.episodes.event_checks import (
     Values,
     agents_of,
@@ -42,43 +41,54 @@ from ingest.episodes.journal_events import (
     digest,
     encode_event,
 )
-from ingest.episodes.open_episode import OpenEpisode, PolicyRules
+from ingest.episodes.open_episode import OpenEpisode
+from ingest.episodes.policy_rules import Policies, PolicyRules
 from ingest.episodes.redaction import Redactor
 from ingest.episodes.sealed_parts import Finished, Limits
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import UNSAMPLED, Name, Whole, label, label_of, name_of
 from ingest.protocol.errors import Refusal, already_started, completed, not_found
-from storage.declarations.declaration import PolicyDeclaration
-from storage.declarations.redaction_rules import rules_for_earlier
-from storage.experience.episode import DEFAULT_POLICY
 from storage.spaces.descriptors import SpaceError
 
 E = TypeVar("E", bound=wire.Event)
 
 
-class Judge:
-    """The episodes that are known, and the judgements of events on them."""
+class KnownInstances(Protocol):
+    """What is read of client instances."""
 
-    def __init__(
-        self,
-        policies: Mapping[str, PolicyDeclaration],
-        past: Iterable[PolicyDeclaration],
-        limits: Limits,
-    ) -> None:
-        self.limits = limits
-        self.rules = {name: PolicyRules.of(policy) for name, policy in policies.items()}
-        earlier = (_redacted_today(policy, policies.get(policy.policy_id)) for policy in past)
-        every = [*(PolicyRules.of(policy) for policy in earlier), *self.rules.values()]
-        self._schemas = {(r.declaration.policy_id, r.schema_id): r for r in every}
-        self.redacts = any(rules.declaration.redact for rules in every)
-        self.redactor: Redactor | None = None  # needed only where a policy redacts
-        self.episodes: dict[Name, OpenEpisode] = {}
-        self.finished: OrderedDict[Name, Finished] = OrderedDict()
-        self.closing: dict[Name, OpenEpisode] = {}  # ended, and still taking rewards
-        self.wholes: dict[str, Whole] = {}  # the known episodes of several agents
-        self.instances = Instances()
-        self.next_key = 0
-        self.anonymous_starts = 0
+    def get(self, instance: str, /) -> Instance | None: ...
+
+    def are_imports(self, *instances: str) -> bool: ...
+
+
+class KnownEpisodes(Protocol):
+    """The state that events are judged by, to be read only."""
+
+    @property
+    def policies(self) -> Policies: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def episodes(self) -> Mapping[Name, OpenEpisode]: ...
+    @property
+    def closing(self) -> Mapping[Name, OpenEpisode]: ...
+    @property
+    def finished(self) -> Mapping[Name, Finished]: ...
+    @property
+    def wholes(self) -> Mapping[str, Whole]: ...
+    @property
+    def instances(self) -> KnownInstances: ...
+    @property
+    def next_key(self) -> int: ...
+    @property
+    def anonymous_starts(self) -> int: ...
+
+
+class Judge:
+    """Answers events by what is known. A `redactor` is needed only where a policy redacts."""
+
+    def __init__(self, known: KnownEpisodes, redactor: Redactor | None = None) -> None:
+        self._known, self._redactor = known, redactor
 
     def judge(
         self,
@@ -135,9 +145,9 @@ class Judge:
 
     def is_left_out(self, event: wire.Event) -> bool:
         """Whether an event is of an episode that its client left out of its sample."""
-        name = name_of(event)
+        name, known = name_of(event), self._known
         return event.episode_id.startswith(UNSAMPLED) and not (
-            name in self.episodes or name in self.closing or name in self.finished
+            name in known.episodes or name in known.closing or name in known.finished
         )
 
     def _judge_repeated(
@@ -173,9 +183,9 @@ class Judge:
     ) -> Started | None:
         """What a start becomes, with `ahead` others judged before it that are not applied yet."""
         name = event.episode_id
-        start = self.anonymous_starts + ahead
+        start = self._known.anonymous_starts + ahead
         if instance is not None:
-            known = self.instances.get(instance)
+            known = self._known.instances.get(instance)
             if known is None:
                 raise Refusal(
                     "unknown_instance",
@@ -191,14 +201,12 @@ class Judge:
             require_range(instance, known, event.start, name)
             start = event.start
         self._require_free(instance or "", event)
-        if len(self.episodes) >= self.limits.open_episodes:
-            raise Refusal(
-                "busy", f"{len(self.episodes)} episodes are open", None, name, retry_after=1.0
-            )
+        if (count := len(self._known.episodes)) >= self._known.limits.open_episodes:
+            raise Refusal("busy", f"{count} episodes are open", None, name, retry_after=1.0)
         policy_id, rules = self.policy_of(event)
         event = self._redacted(event, rules)
         return Started(
-            key=self.next_key + ahead,
+            key=self._known.next_key + ahead,
             episode_id=name,
             instance=instance or "",
             start=start,
@@ -215,25 +223,25 @@ class Judge:
 
     def _require_free(self, instance: str, event: wire.Start) -> None:
         """Raise Refusal for a start of what is known, or where it may not begin."""
-        episode_id, name = event.episode_id, name_of(event)
-        whole = self.wholes.get(episode_id)
-        if name in self.episodes:
+        episode_id, name, known = event.episode_id, name_of(event), self._known
+        whole = known.wholes.get(episode_id)
+        if name in known.episodes:
             raise already_started(episode_id, event.agent_id)
-        if name in self.finished:
-            raise self.finished[name].refusal()
+        if name in known.finished:
+            raise known.finished[name].refusal()
         if event.agent_id is None:  # one id is of one agent or of several
             if whole is not None:
                 raise already_started(episode_id) if whole.open else completed(episode_id)
             return
-        if episode_id in self.episodes:
+        if episode_id in known.episodes:
             raise already_started(episode_id)
-        if episode_id in self.finished:
-            raise self.finished[episode_id].refusal()
+        if episode_id in known.finished:
+            raise known.finished[episode_id].refusal()
         if whole is None:
             return
-        if whole.instance != instance and not self.instances.are_imports(whole.instance, instance):
+        if whole.instance != instance and not known.instances.are_imports(whole.instance, instance):
             raise _others(episode_id)
-        stopped = None if whole.stopped is None else self.finished.get((episode_id, whole.stopped))
+        stopped = None if whole.stopped is None else known.finished.get((episode_id, whole.stopped))
         if stopped is not None:
             raise stopped.refusal()
         if whole.is_complete:
@@ -245,8 +253,8 @@ class Judge:
         Of an open episode all is known, of one that is over its name, of earlier ones nothing.
         """
         name = name_of(event)
-        episode = self.episodes.get(name)
-        known = self.finished.get(name) if episode is None else episode.started
+        episode = self._known.episodes.get(name)
+        known = self._known.finished.get(name) if episode is None else episode.started
         text = ""
         if began not in (None, name):
             text = f"start {event.start} of this client instance was that of episode {label(began)}"
@@ -292,12 +300,13 @@ class Judge:
 
     def policy_of(self, event: wire.Start | wire.GetAction) -> tuple[str, PolicyRules]:
         """The policy that an event names, with its rules of today. Raises Refusal."""
-        name = self.named(event.policy_id)
-        rules = self.rules.get(name)
+        policies = self._known.policies
+        name = policies.named(event.policy_id)
+        rules = policies.rules.get(name)
         if rules is None:
             raise Refusal(
                 "invalid",
-                f"expected a policy of {sorted(self.rules)}, got {name!r}",
+                f"expected a policy of {sorted(policies.rules)}, got {name!r}",
                 "policy_id",
                 event.episode_id,
             )
@@ -306,9 +315,9 @@ class Judge:
     def _find(self, instance: str | None, event: Any) -> OpenEpisode | None:
         """The open episode of an event; None when the event is a retry for an ended one."""
         name = name_of(event)
-        episode = self.episodes.get(name)
+        episode = self._known.episodes.get(name)
         if episode is None:
-            ended = self.finished.get(name)
+            ended = self._known.finished.get(name)
             if ended is None:
                 raise self.missing(event.episode_id, event.agent_id)
             mine = event.seq is not None and ended.instance == (instance or "")
@@ -324,10 +333,12 @@ class Judge:
 
     def missing(self, episode_id: str, agent_id: str | None) -> Refusal:
         """The answer about an episode, or an agent of one, that is not known."""
-        refusal = not_found(episode_id, agent_id)
-        if agent_id is None and episode_id in self.wholes:
+        refusal, known = not_found(episode_id, agent_id), self._known
+        if agent_id is None and episode_id in known.wholes:
             refusal.message += " It has several agents: expected an agent_id."
-        elif agent_id is not None and (episode_id in self.episodes or episode_id in self.finished):
+        elif agent_id is not None and (
+            episode_id in known.episodes or episode_id in known.finished
+        ):
             refusal.message += " It has one agent: expected no agent_id."
         return refusal
 
@@ -336,11 +347,11 @@ class Judge:
     ) -> RewardedStep | None:
         """A reward for a step by its number, from any client: it has its own key, and no seq."""
         name = name_of(event)
-        episode = self.episodes.get(name) or self.closing.get(name)
-        if episode is None and name not in self.finished:
+        episode = self._known.episodes.get(name) or self._known.closing.get(name)
+        if episode is None and name not in self._known.finished:
             raise self.missing(event.episode_id, event.agent_id)
         if episode is None:
-            raise window_closed(event, t, self.finished[name].how)
+            raise window_closed(event, t, self._known.finished[name].how)
         event = self._redacted(event, episode.rules)
         reward_id = event.reward_id or ""
         try:
@@ -389,59 +400,37 @@ class Judge:
         declared = rules.declaration
         if not declared.redact:
             return event
-        if self.redactor is None:
+        if self._redactor is None:
             raise TypeError(f"policy {declared.policy_id}: expected a redactor for its rules")
-        return self.redactor.event(event, rules)
+        return self._redactor.event(event, rules)
 
     def is_owner(self, instance: str | None, name: Name) -> bool:
         """Whether an open episode was started by this client instance."""
-        episode = self.episodes.get(name)
+        episode = self._known.episodes.get(name)
         return episode is not None and episode.started.instance == (instance or "")
 
     def check_values(self, batch: wire.Batch) -> dict[int, Values]:
-        """The batch's values that are valid, checked together; see `judgements.check_values`."""
+        """The batch's values that are valid, checked together; see `event_checks.check_values`."""
         return check_values(batch, self._rules_of)
-
-    def rules_of(self, policy_id: str, schema_id: str) -> PolicyRules:
-        """The rules that an episode began under: today's declaration or an earlier one."""
-        return self._schemas[policy_id, schema_id]
-
-    def rules_of_start(self, started: Started) -> PolicyRules:
-        """The rules that an episode began under."""
-        return self._schemas[started.policy_id, started.schema_id]
 
     def rules_for(self, event: wire.Event) -> PolicyRules | None:
         """The rules that an event is judged by, or was if its episode is over; None: none known."""
         if isinstance(event, wire.Start):
             return self._rules_of("", {"": event.policy_id})
         name = name_of(event)
-        ended = self.finished.get(name)
+        ended = self._known.finished.get(name)
         if ended is not None and ended.policy_id:
-            return self._schemas.get((ended.policy_id, ended.schema_id))
+            return self._known.policies.schemas.get((ended.policy_id, ended.schema_id))
         return self._rules_of(name, {})
 
     def _rules_of(self, name: Name, starting: Mapping[Name, str | None]) -> PolicyRules | None:
-        episode = self.episodes.get(name) or self.closing.get(name)
+        episode = self._known.episodes.get(name) or self._known.closing.get(name)
         if episode is not None:
             return episode.rules
         if name not in starting:
             return None
-        return self.rules.get(self.named(starting[name]))
-
-    def named(self, policy_id: str | None) -> str:
-        """The policy that an id names, or its absence."""
-        alone = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
-        return alone if policy_id is None else policy_id
-
-
-def _redacted_today(
-    earlier: PolicyDeclaration, today: PolicyDeclaration | None
-) -> PolicyDeclaration:
-    """An earlier declaration with what its policy's file of today takes out, too."""
-    if today is None or not today.redact:
-        return earlier
-    redact = rules_for_earlier(earlier.redact, today.redact, earlier.observation)
-    return replace(earlier, redact=redact)
+        policies = self._known.policies
+        return policies.rules.get(policies.named(starting[name]))
 
 
 def _others(episode_id: str) -> Refusal:

@@ -11,8 +11,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 
 import msgspec
 
@@ -29,12 +27,11 @@ from ingest.episodes.journal_events import (
     digest,
     encode_event,
 )
+from ingest.episodes.policy_rules import PolicyRules
 from ingest.protocol.agent_names import Whole
-from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.episode import DEFAULT_AGENT, SOURCES, Ending, Part
 from storage.experience.hashed import ARM
 from storage.spaces.codec import Codec
-from storage.spaces.descriptors import Box
 
 DIGEST_SIZE = 8
 ON_POLICY = SOURCES.index("on_policy")
@@ -44,30 +41,6 @@ OPEN_BYTES = 2_500
 
 WORTH_CUTTING = 0.25
 """The share of its steps that an episode is cut for by its size; a cut copies those that stay."""
-
-
-@dataclass(frozen=True)
-class PolicyRules:
-    """A declaration with what is derived from it once."""
-
-    declaration: PolicyDeclaration
-    observation: Codec
-    action: Codec
-    schema_id: str
-
-    @cached_property
-    def has_densities(self) -> bool:
-        """Whether an action has a density, which may exceed 1, in place of a probability."""
-        return any(isinstance(leaf.space, Box) for leaf in self.action.leaves)
-
-    @classmethod
-    def of(cls, declaration: PolicyDeclaration) -> PolicyRules:
-        return cls(
-            declaration,
-            Codec(declaration.observation),
-            Codec(declaration.action),
-            declaration.schema_id,
-        )
 
 
 class Carry(msgspec.Struct, array_like=True, frozen=True):

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from ingest.episodes.event_checks import invalid
-from ingest.episodes.open_episode import PolicyRules
+from ingest.episodes.policy_rules import PolicyRules
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import label_of
 from ingest.protocol.errors import Refusal

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ingest.episodes.judge import Judge
+from ingest.episodes.judge import KnownEpisodes
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, Whole
 
 
-def episode_state(known: Judge, episode_id: str) -> wire.EpisodeState | None:
+def episode_state(known: KnownEpisodes, episode_id: str) -> wire.EpisodeState | None:
     """How an episode stands; None for one that is not known."""
     whole = known.wholes.get(episode_id)
     if whole is None:
@@ -46,7 +46,7 @@ def _state(whole: Whole, agents: dict[str, wire.TrackState]) -> str:
     return next((state for state in order if state in states), "terminated")
 
 
-def _track_state(known: Judge, name: Name) -> wire.TrackState | None:
+def _track_state(known: KnownEpisodes, name: Name) -> wire.TrackState | None:
     episode = known.episodes.get(name)
     if episode is not None:
         return wire.TrackState(

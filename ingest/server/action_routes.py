@@ -25,7 +25,8 @@ from ingest.access.tokens import NOBODY, Caller
 from ingest.collector.collector import Collector
 from ingest.collector.live_policies import Choice, LivePolicies
 from ingest.episodes.idempotency import Given
-from ingest.episodes.open_episode import OpenEpisode, PolicyRules
+from ingest.episodes.open_episode import OpenEpisode
+from ingest.episodes.policy_rules import PolicyRules
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import Refusal, disk_full
@@ -145,8 +146,9 @@ class Acting:
         episodes, named = assembler.episodes, set(map(name_of, message.actions))
         acting = {episodes[name].started.policy_id for name in named if name in episodes}
         if not message.record:
-            acting = {assembler.named(call.policy_id) for call in message.actions}
-            acting &= assembler.rules.keys()
+            policies = assembler.policies
+            acting = {policies.named(call.policy_id) for call in message.actions}
+            acting &= policies.rules.keys()
         await self._live.look_for_first(acting)
         held = {policy: hold[policy] for policy in acting if policy in hold}
         if not held:
@@ -207,7 +209,7 @@ class Acting:
                     policy_id, rules = episode.started.policy_id, episode.rules
                     arm = episode.started.arm
                 else:
-                    policy_id, rules = self._collector.assembler.policy_of(call)
+                    policy_id, rules = self._collector.judge.policy_of(call)
                     arm = self._live.arm(policy_id, call.episode_id)
                 obs = self._observed(call, rules)
             except Refusal as refusal:
@@ -224,7 +226,9 @@ class Acting:
         episode = assembler.episodes.get(name_of(call))
         if episode is None:
             ended = assembler.finished.get(name_of(call))
-            raise ended.refusal() if ended else assembler.missing(call.episode_id, call.agent_id)
+            if ended is not None:
+                raise ended.refusal()
+            raise self._collector.judge.missing(call.episode_id, call.agent_id)
         return episode
 
     def _observed(self, call: wire.GetAction, rules: PolicyRules) -> bytes:
@@ -298,7 +302,8 @@ class Acting:
         answer.action_logp = choice.logp if math.isfinite(choice.logp) else None
         answer.policy_version = choice.version
         call = request.calls[question.index]
-        answer.hold = self._collector.assembler.named(call.policy_id) in request.held
+        policies = self._collector.assembler.policies
+        answer.hold = policies.named(call.policy_id) in request.held
 
     def _repeat(
         self, request: _Request, call: wire.GetAction, obs: bytes, answer: wire.ActionReply

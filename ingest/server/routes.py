@@ -147,10 +147,10 @@ class Routes:
         key = idempotency.key_of(request.headers.get(b"idempotency-key"))
         if key is None:
             return None
-        assembler = self.collector.assembler
-        if assembler.redacts:  # a digest would tell whoever guesses what it is of
+        judge, policies = self.collector.judge, self.collector.assembler.policies
+        if policies.redacts:  # a digest would tell whoever guesses what it is of
             # without an episode, or of a restored end, no rules are known: those of a lone policy
-            rules = assembler.rules_for(message) or assembler.rules_for(wire.Start())
+            rules = judge.rules_for(message) or judge.rules_for(wire.Start())
             message = self.collector.redactor.event(message, rules)
         return Given.of(key, request.instance, message, request.caller.token_id)
 

@@ -32,6 +32,7 @@ TESTED_BY = {
     "ingest.episodes.client_instances": "ingest/episodes/test_assembler",
     "ingest.episodes.event_checks": "ingest/episodes/test_judge_odd_events",
     "ingest.episodes.journal_events": "ingest/episodes/test_assembler",
+    "ingest.episodes.policy_rules": "ingest/episodes/test_redaction_episodes",
     "ingest.episodes.sealed_parts": "ingest/episodes/test_assembler",
     "ingest.episodes.status": "ingest/protocol/test_agent_names",
     "ingest.histogram": "ingest/server/test_metrics",

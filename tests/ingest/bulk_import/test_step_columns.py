@@ -24,7 +24,7 @@ from ingest.bulk_import.arrow_stream import read_table
 from ingest.bulk_import.forms import Form
 from ingest.bulk_import.step_columns import BLOCK_BYTES, BLOCK_ROWS, StepBlock, StepColumns
 from ingest.collector.collector import Collector
-from ingest.episodes.open_episode import PolicyRules
+from ingest.episodes.policy_rules import PolicyRules
 from ingest.episodes.redaction import Redactor
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from array import array
@@ -19,7 +20,9 @@ from hypothesis import strategies as st
 from ingest.collector.recovery import policies_state, recover
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.client_instances import MOST_NAMED_RANGES, MOST_RANGES
+from ingest.episodes.event_checks import Values
 from ingest.episodes.journal_events import Event, encode_event, encode_row
+from ingest.episodes.judge import Judge
 from ingest.episodes.open_episode import Carry
 from ingest.episodes.sealed_parts import Limits
 from ingest.protocol import messages as wire
@@ -68,7 +71,7 @@ class Shell:
         answers: list[Any] = []
         for event in events:
             try:
-                judged = self.assembler.judge(instance or self.instance, event, now=self.now)
+                judged = self.judge(event, instance=instance)
             except Refusal as refusal:
                 answers.append(refusal.code)
                 continue
@@ -77,6 +80,12 @@ class Shell:
                 self._apply(judged[0], row, encoded)
         self._append(row, encoded)
         return answers
+
+    def judge(
+        self, event: wire.Event, values: Values | None = None, *, instance: str | None = None
+    ) -> tuple[Event, bytes] | None:
+        sender = instance or self.instance
+        return Judge(self.assembler).judge(sender, event, values, now=self.now)
 
     def tick(self, now: float) -> None:
         self.now = now
@@ -118,6 +127,18 @@ class Shell:
         parts = [x.part for x in self.assembler.sealed if x.part is not None and not x.stored]
         wanted = (name, DEFAULT_AGENT) if isinstance(name, str) else name
         return [part for part in parts if (part.episode_id, part.agent_id) == wanted]
+
+
+class WatchedShell(Shell):
+    """A shell that takes a picture around each judgement: slow where there is much state."""
+
+    def judge(self, *given: Any, **options: Any) -> tuple[Event, bytes] | None:
+        """Law: whatever is judged, and however, the state that it is judged by stays as it is."""
+        before = copy.deepcopy(picture(self.assembler))
+        try:
+            return super().judge(*given, **options)
+        finally:
+            assert picture(self.assembler) == before
 
 
 def picture(assembler: EpisodeAssembler) -> dict[str, Any]:
@@ -312,7 +333,7 @@ def test_steps_rewards_and_observations_are_conserved(data: st.DataObject) -> No
 
 def _check_conserved(shell: Shell, events: list[wire.Event]) -> None:
     parts = shell.parts(name_of(events[0]))
-    rules = shell.assembler.rules[events[0].policy_id]  # type: ignore[union-attr,index]
+    rules = shell.assembler.policies.rules[events[0].policy_id]  # type: ignore[union-attr,index]
     expected: list[float] = []
     for event in events:
         if isinstance(event, wire.LogAction):
@@ -370,10 +391,10 @@ def test_a_decision_of_numbers_that_are_not_finite_is_refused(value: float) -> N
     shell = _in_state("IDLE")
     decision = msgspec.structs.replace(EVENTS["decision"], action_dist_inputs=inputs, seq=1)
     with pytest.raises(Refusal, match="expected finite numbers"):
-        shell.assembler.judge(shell.instance, decision)
+        shell.judge(decision)
     for fine in (inputs[:4], np.array([0.5, -math.inf], "<f4").tobytes()):
         decision.action_dist_inputs = fine  # type: ignore[union-attr]
-        assert shell.assembler.judge(shell.instance, decision) is not None
+        assert shell.judge(decision) is not None
 
 
 # --- the table --------------------------------------------------------------------------------
@@ -390,8 +411,8 @@ EVENTS: dict[str, wire.Event] = {
 }
 
 
-def _in_state(state: str) -> Shell:
-    shell = Shell()
+def _in_state(state: str) -> WatchedShell:
+    shell = WatchedShell()
     if state != "ABSENT":
         shell.send(wire.Start(episode_id=NAME, start=0))
     if state not in ("ABSENT", "IDLE"):
@@ -532,7 +553,7 @@ def test_a_gap_names_the_number_that_is_expected() -> None:
     """Row: episodes serial, env thread-safe"""
     shell = _acting(3)
     with pytest.raises(Refusal, match="expected seq 4, got 9") as caught:
-        shell.assembler.judge(shell.instance, _action(9))
+        shell.judge(_action(9))
     assert caught.value.expected_seq == 4
 
 
@@ -612,7 +633,7 @@ def test_a_start_again_with_other_content_is_a_conflict(
         other = msgspec.structs.replace(first, **{field: value})
         assert shell.send(other) == ["conflict"]
         with pytest.raises(Refusal, match=f"start 0 was acknowledged with other {field}"):
-            shell.assembler.judge(shell.instance, other)
+            shell.judge(other)
     assert shell.send(first) == ["retry"]
 
 
@@ -672,7 +693,7 @@ def test_a_start_number_is_one_episode_s(how: str) -> None:
     ):
         assert shell.send(other) == ["conflict"]
         with pytest.raises(Refusal, match=f"was that of episode {NAME}"):
-            shell.assembler.judge(shell.instance, other)
+            shell.judge(other)
     assert shell.send(wire.Start(episode_id=NAME, start=0)) == ["retry"]
     if how == "open":
         return
@@ -689,7 +710,7 @@ def test_events_without_an_instance_are_taken_as_they_come() -> None:
     action = wire.LogAction(episode_id="a", obs=[0.0, 0.0], action=0)
     events: list[wire.Event] = [wire.Start(episode_id="a"), action, action]
     for row, event in enumerate(events, 1):
-        judged = assembler.judge(None, event)
+        judged = Judge(assembler).judge(None, event)
         assert judged is not None
         assembler.apply(*judged, row=row, received=0, now=0.0)
     assert assembler.episodes["a"].steps == 2
@@ -707,7 +728,7 @@ def test_an_episode_is_cut_by_time_and_the_open_step_stays() -> None:
     shell.tick(100.0)
     (part,) = shell.parts(NAME)
     assert (part.steps, part.t0, part.ended) == (2, 0, None)
-    codec = shell.assembler.rules["default"].observation
+    codec = shell.assembler.policies.rules["default"].observation
     assert part.final_obs == codec.encode([3.0, 0.0])
 
 
@@ -773,10 +794,10 @@ def test_values_checked_together_are_bound_to_their_rules() -> None:
             action,
         ],
     )
-    values = shell.assembler.check_values(batch)
+    values = Judge(shell.assembler).check_values(batch)
     assert shell.send(*batch.events[:2]) == ["invalid", "accepted"]
     with pytest.raises(Refusal, match="an integer of 0"):
-        shell.assembler.judge(shell.instance, action, values.get(2))
+        shell.judge(action, values.get(2))
 
 
 def test_episodes_of_an_earlier_declaration_keep_its_rules() -> None:
@@ -792,7 +813,7 @@ def test_episodes_of_an_earlier_declaration_keep_its_rules() -> None:
         wire.LogAction(episode_id=name, obs=bytes(sizes[name]), action=bytes(8))
         for name in ("old", "new", "old", "new")
     ]
-    values = shell.assembler.check_values(wire.Batch(events=events))
+    values = Judge(shell.assembler).check_values(wire.Batch(events=events))
     assert [len(values[index][1]) for index in range(4)] == [12, 8, 12, 8]
     assert shell.send(*events) == ["accepted"] * 4
 
@@ -838,7 +859,7 @@ def test_start_numbers_with_too_many_gaps_are_refused() -> None:
     last = 2 * MOST_RANGES - 2
     assert shell.send(start(last + 2), start(10**9)) == ["unknown_instance"] * 2
     with pytest.raises(Refusal, match=rf"such as {last + 1}, got {last + 2}: register a new one"):
-        shell.assembler.judge(shell.instance, start(last + 2))
+        shell.judge(start(last + 2))
     assert shell.send(start(last), start(4)) == ["retry", "retry"]
     assert shell.send(start(last + 1), start(5), start(last + 4)) == ["accepted"] * 3
     assert shell.send(start(last + 6)) == ["unknown_instance"]
@@ -915,4 +936,4 @@ def test_a_reward_for_a_sealed_step_of_an_episode_without_buffered_ones_is_late(
     found.restore(RangeSet(), [], [carry])
     late = wire.LogReturns(episode_id="cut", reward=1.0, step=0, reward_id="x")
     with pytest.raises(Refusal, match="takes no more rewards"):
-        found.judge(None, late)
+        Judge(found).judge(None, late)

@@ -124,7 +124,7 @@ def test_the_infos_of_a_step_have_an_end(step: int | None) -> None:
     shell.send(action(3), said({"long": long}, step=None if step is None else 1))
     late = said({"more": "y" * 20}, step=None if step is None else 1)
     with pytest.raises(Refusal, match=f"expected at most {MAX_MERGED} characters") as caught:
-        shell.assembler.judge(shell.instance, late)
+        shell.judge(late)
     assert (caught.value.code, caught.value.path) == ("invalid", "info")
     assert shell.send(said({}, step=None if step is None else 1)) == ["accepted"]
     assert shell.send(said({"long": long + long}, seq=2)) == ["retry"]

@@ -21,7 +21,7 @@ from ingest.protocol.agent_names import name_in
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.episode import DEFAULT_AGENT
 from storage.spaces.descriptors import parse_space
-from tests.ingest.episodes.test_assembler import Shell
+from tests.ingest.episodes.test_assembler import WatchedShell
 
 WINDOW, TIMEOUT = 50.0, 100.0
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "300"))  # `make faults` tries 2,000
@@ -108,7 +108,7 @@ class OddAgents(RuleBasedStateMachine):
 
     @initialize(kind=st.sampled_from(BEGINNINGS), policy=st.sampled_from(sorted(POLICIES)))
     def begin(self, kind: tuple[str | None, ...], policy: str) -> None:
-        self.shell = Shell(POLICIES)
+        self.shell = WatchedShell(POLICIES)
         self.instances = (self.shell.instance, self.shell.register())
         self.starts = 0
         self.model: dict[str, Whole] = {}

@@ -27,7 +27,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, name_in
 from storage.declarations.declaration import PolicyDeclaration
 from storage.spaces.descriptors import parse_space
-from tests.ingest.episodes.test_assembler import RECEIVED, Shell
+from tests.ingest.episodes.test_assembler import RECEIVED, WatchedShell
 from tests.ingest.simulated_collector import MemoryShelf, MemoryWriter
 
 WINDOW, TIMEOUT = 50.0, 100.0
@@ -103,7 +103,7 @@ class OddEvents(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.shell = Shell(POLICIES, Limits(instances=2))
+        self.shell = WatchedShell(POLICIES, Limits(instances=2))
         self.shell.now = 1000.0  # the collector has been running for a while
         self.instances = [self.shell.instance, self.shell.register()]
         self.starts: dict[str, set[int]] = {name: set() for name in self.instances}

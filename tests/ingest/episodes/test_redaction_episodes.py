@@ -14,7 +14,8 @@ from ingest.bulk_import.step_columns import StepColumns
 from ingest.collector.collector import Collector
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.journal_events import Acted, Rewarded, RewardedStep, decode_row
-from ingest.episodes.open_episode import PolicyRules
+from ingest.episodes.judge import Judge
+from ingest.episodes.policy_rules import PolicyRules
 from ingest.episodes.redaction import Redactor
 from ingest.protocol import messages as wire
 from storage.declarations.declaration import PolicyDeclaration
@@ -110,8 +111,9 @@ def test_without_a_redactor_nothing_with_rules_is_judged() -> None:
     """An assembler that nobody gave one refuses to work rather than keep what came."""
     assembler = EpisodeAssembler({"default": declared(redact=EMAIL)})
     with pytest.raises(TypeError, match="expected a redactor"):
-        assembler.judge(None, wire.Start(episode_id="e"))
-    assert EpisodeAssembler({"default": declared()}).judge(None, wire.Start(episode_id="e"))
+        Judge(assembler).judge(None, wire.Start(episode_id="e"))
+    plain = EpisodeAssembler({"default": declared()})
+    assert Judge(plain).judge(None, wire.Start(episode_id="e"))
 
 
 # --- under new rules ---------------------------------------------------------------------------

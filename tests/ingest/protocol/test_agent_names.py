@@ -65,9 +65,9 @@ def test_one_id_is_an_episode_of_one_agent_or_of_several(over: bool) -> None:
         shell.send(act("agent0", 1, 0, "one"), act(None, 1, None, "several")) == ["not_found"] * 2
     )
     with pytest.raises(Refusal, match=r"agent agent0 not found\. It has one agent: expected no"):
-        shell.assembler.judge(shell.instance, act("agent0", 1, 0, "one"))
+        shell.judge(act("agent0", 1, 0, "one"))
     with pytest.raises(Refusal, match="It has several agents: expected an agent_id") as caught:
-        shell.assembler.judge(shell.instance, act(None, 1, None, "several"))
+        shell.judge(act(None, 1, None, "several"))
     assert (caught.value.episode_id, caught.value.agent_id) == ("several", None)
 
 
@@ -113,13 +113,13 @@ def test_ends_tell_one_number_of_agents_and_no_fewer_than_acted(restarts: bool) 
     if restarts:
         shell.restart()
     with pytest.raises(Refusal, match="expected at least 2, which have acted, got 1") as caught:
-        shell.assembler.judge(shell.instance, end("a", 2, 1))
+        shell.judge(end("a", 2, 1))
     assert (caught.value.code, caught.value.path) == ("invalid", "agents")
     assert shell.send(end("a", 2, 2)) == ["accepted"]
     if restarts:
         shell.restart()
     with pytest.raises(Refusal, match="expected 2, as an end told before, got 5"):
-        shell.assembler.judge(shell.instance, end("b", 2, 5))
+        shell.judge(end("b", 2, 5))
     assert shell.send(act("idle", 1, 1), act("b", 2, 1)) == ["completed", "accepted"]
     assert shell.send(end("b", 3, 2), end("idle", 1)) == ["accepted"] * 2
     assert shell.send(start("c", 3)) == ["completed"]
