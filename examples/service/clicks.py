@@ -11,9 +11,20 @@ import json
 import os
 import sys
 
-from headrace import PolicyClient
+from headrace import PolicyClient, Refusal
 
 BATCH = 20
+
+
+def flush(client: PolicyClient) -> None:
+    """Wait until all is on disk. A click that came too late is told, and never comes in time: it
+    must not keep the consumer from the others."""
+    try:
+        client.flush()
+    except Refusal as refusal:
+        if refusal.code != "window_closed":
+            raise
+        print(refusal, file=sys.stderr)
 
 
 def main() -> None:
@@ -28,9 +39,9 @@ def main() -> None:
             client.log_returns(click["request_id"], 1.0, step=0, reward_id=click["click_id"])
             done += 1
             if done % BATCH == 0:
-                client.flush()
+                flush(client)
                 print(done, flush=True)
-        client.flush()
+        flush(client)
         print(done, flush=True)
 
 
