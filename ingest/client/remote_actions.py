@@ -160,11 +160,12 @@ class RemoteActor:
             else:
                 self._keep(fine, requests, replies)
             back, wait = self._again(pulled, errors, replies, delivery.maybe_applied)
-            if wait and not delivery.wait(wait, at_most=max(0.0, deadline - time.monotonic())):
-                raise ClientError("the client is closed")
             for request in requests:
                 if name_of(request) not in replies:
                     undecided(request)
+            wait = max(wait, _without_busy(replies))
+            if wait and not delivery.wait(wait, at_most=max(0.0, deadline - time.monotonic())):
+                raise ClientError("the client is closed")
             return replies
         finally:
             self._finish(pulled, back)
@@ -267,6 +268,17 @@ class RemoteActor:
             if replies[name].error is None:
                 episode.unanswered = wanted[name]
         raise first
+
+
+def _without_busy(replies: dict[Name, ActionReply]) -> float:
+    """Leave out what the collector asks to repeat; after how many seconds, 0 where it does not."""
+    wait = 0.0
+    for name, reply in list(replies.items()):
+        refusal = None if reply.error is None else refusal_from_json(reply.error)
+        if refusal is not None and refusal.code == "busy":
+            del replies[name]
+            wait = max(wait, refusal.retry_after or 0.1)
+    return wait
 
 
 def _decision(request: GetAction, reply: ActionReply) -> Decision:

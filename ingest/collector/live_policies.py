@@ -81,6 +81,7 @@ class _Live(msgspec.Struct):
     follower: WeightFollower[NumpyPolicy]
     served: LoadedPolicy[NumpyPolicy] | None = None
     standing: Standing = Standing()
+    is_looked_at: bool = False  # what is known of its files is no guess
     changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     @property
@@ -131,7 +132,7 @@ class LivePolicies:
 
     def _look(self) -> None:
         for live in self._live.values():
-            if live.follower.look():
+            if live.follower.look() or not live.is_looked_at:
                 self._tell(live)
             if self._thread is not None:
                 live.follower.register()
@@ -260,6 +261,13 @@ class LivePolicies:
 
     # what is live
 
+    def nothing_served(self, policy_id: str) -> Refusal:
+        """The refusal where no version is here: `busy` until the files were looked at once."""
+        if self._live[policy_id].is_looked_at:
+            return no_version(policy_id)
+        text = f"policy {policy_id!r}: its weights are still being read"
+        return Refusal("busy", text, retry_after=LOOK_SECONDS)
+
     def store(self, policy_id: str) -> WeightFolder | MemoryWeightStore:
         return self._live[policy_id].store
 
@@ -328,7 +336,7 @@ class LivePolicies:
         if live is None or live.schema_id != schema_id:
             raise other_spaces(policy_id)
         if live.served is None:
-            raise no_version(policy_id)
+            raise self.nothing_served(policy_id)
         policy = live.served.canary if canary and live.served.canary else live.served.policy
         if len(observations) == 1:
             return [self._act_one(live, policy, observations[0], explore)]
@@ -391,7 +399,7 @@ def _loaded(declared_schema: str, manifest: Manifest, data: bytes) -> NumpyPolic
 
 def _take_up(live: _Live, served: LoadedPolicy[NumpyPolicy] | None, standing: Standing) -> None:
     """On the event loop: what the thread has found."""
-    live.standing = standing
+    live.standing, live.is_looked_at = standing, True
     if served is not live.served:
         live.served = served
         live.changed.set()

@@ -29,7 +29,7 @@ from ingest.collector.live_policies import WEIGHTS_SECONDS, LivePolicies
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from ingest.protocol.messages import MSGPACK
-from ingest.protocol.weights import Published, no_version
+from ingest.protocol.weights import Published
 from ingest.web.asgi import Request, Response
 from storage.errors import GenerationConflict, PolicyPinned, StorageError, WeightsNotFound
 from storage.weights.manifest import Live, Pin, Served, decode_weights, plain_document
@@ -225,7 +225,7 @@ class WeightDownloads:
             request.caller.require_live(time.time())
         etag = self._live.etag(policy_id)
         if etag is None:
-            raise no_version(policy_id)
+            raise self._live.nothing_served(policy_id)
         headers = ((b"etag", etag.encode()),)
         if etag == known:
             return Response(304, headers=headers)
@@ -248,7 +248,7 @@ class WeightDownloads:
         if packed is None or packed[0] != etag:
             live = self._live.published(policy_id)
             if live is None:
-                raise no_version(policy_id)
+                raise self._live.nothing_served(policy_id)
             packed = self._packed[policy_id] = (etag, msgspec.msgpack.encode(live))
         return packed[1]
 

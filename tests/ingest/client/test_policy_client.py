@@ -837,6 +837,24 @@ def test_without_a_published_version_get_action_says_so(
     assert client.stats.pending == 0
 
 
+def test_a_get_action_to_be_repeated_is_repeated(
+    collector: ScriptedCollector, client: PolicyClient
+) -> None:
+    """A collector that has just started may still read its weights: that is no answer."""
+    busy = iter([False, True, True])
+
+    def judge(event: Any) -> str | None:
+        return "busy" if isinstance(event, wire.GetAction) and next(busy, False) else None
+
+    collector.judge = judge
+    name = client.start_episode()
+    assert [client.get_action(name, OBS) for _ in range(2)] == [1, 2]
+    assert next(busy, None) is None
+    client.end_episode(name)
+    client.flush()
+    assert len(collector.episodes[name].events) == 3
+
+
 def test_get_action_finds_a_forgotten_instance(
     collector: ScriptedCollector, client: PolicyClient
 ) -> None:

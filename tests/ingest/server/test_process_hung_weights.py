@@ -154,6 +154,33 @@ def test_a_folder_that_hangs_stops_nothing(tmp_path: Path, started: str) -> None
     assert len(shard_rows(tmp_path)) == 5
 
 
+def test_until_the_first_look_at_weights_requests_are_to_be_repeated(tmp_path: Path) -> None:
+    """A collector that starts on a slow folder does not say that nothing is published: it answers
+    429, and a client's repeated request succeeds."""
+    declare(tmp_path)
+    publish(tmp_path, 1)
+    directory = tmp_path / "weights" / "default"
+    (directory / "hang").touch()
+    program = ("-c", HANGING.format(root=str(tmp_path)))
+    with (directory / "hold").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with CollectorProcess(tmp_path, program=program) as collector:
+            collector.post("/v1/episodes", {"episode_id": "e"})
+            ask = {"episode_id": "e", "obs": [0.0] * 4}
+            answers = [
+                collector.post("/v1/episodes/e/action", {"obs": ask["obs"]}),
+                collector.get("/v1/policies/default/weights"),
+            ]
+            answers += [(429, collector.post("/v1/actions", {"actions": [ask]})[1]["actions"][0])]
+            told = [(status, answer["error"]["code"]) for status, answer in answers]
+            assert told == [(429, "busy")] * 3
+            fcntl.flock(held, fcntl.LOCK_UN)
+            for mode in ("remote", "local"):
+                with PolicyClient(collector.address, mode, timeout=60.0) as client:
+                    assert client.get_action(client.start_episode(), ask["obs"]) in (0, 1)
+            assert collector.stop() == 0
+
+
 HANGING = """
 import fcntl, os, sys
 from pathlib import Path
