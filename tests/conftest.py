@@ -1,4 +1,4 @@
-"""What every suite shares: hypothesis profiles, and each suite's time beside its budget."""
+"""What every suite shares: hypothesis profiles, and the summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-BUDGETS: dict[str, int] = PROJECT["tool"]["headrace"]["test-budgets"]
+HEADRACE = PROJECT["tool"]["headrace"]
+BUDGETS: dict[str, int] = HEADRACE["test-budgets"]
 
 # No deadline: a shared machine stalls for a second without anything being wrong.
 settings.register_profile("local", deadline=None)
@@ -22,9 +23,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the test time of each suite beside its budget, and what tests have to tell.
+    """Print each suite's test time and budget, the notices of tests, and what was left out.
 
-    A test tells it by `record_property("notice", text)`: what this machine could not show.
+    A test gives a notice by `record_property("notice", text)`: what this machine could not show.
     """
     spent: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
@@ -39,3 +40,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if suite in BUDGETS:
             over = "  over budget" if seconds > BUDGETS[suite] else ""
             terminalreporter.write_line(f"{suite:8} {seconds:6.1f} s of {BUDGETS[suite]} s{over}")
+    if terminalreporter.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        targets = ", ".join(f"make {target}" for target in HEADRACE["left-out"])
+        terminalreporter.write_line(f"left out, because they take longer: {targets}")

@@ -1,0 +1,32 @@
+"""What the test run leaves out, it says; and what it says is there to be run."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+from tests.project.environments import ROOT, run
+
+LEFT_OUT = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["headrace"]["left-out"]
+
+
+def test_what_is_left_out_is_a_target_of_make() -> None:
+    """Every target that runs something longer is named; nothing else is."""
+    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(LEFT_OUT) <= set(targets)
+
+
+def test_a_whole_run_names_what_it_leaves_out(tmp_path: Path) -> None:
+    """A run of chosen tests does not: it leaves out what was not chosen."""
+    for name in ("conftest.py", "pyproject.toml"):
+        source = ROOT / "tests" / name if name == "conftest.py" else ROOT / name
+        place = tmp_path / "tests" / name if name == "conftest.py" else tmp_path / name
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(source.read_text())
+    (tmp_path / "tests" / "test_one.py").write_text("def test_one() -> None: ...\n")
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    line = "left out, because they take longer: make faults, "
+    assert line in run(*words, cwd=tmp_path).stdout
+    assert line not in run(*words, "tests/test_one.py", cwd=tmp_path).stdout
