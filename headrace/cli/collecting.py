@@ -112,7 +112,7 @@ def collect(
     own, limits = version("headrace"), ServerLimits.of(limit or ())
     status = serve(ServeOptions(root, where, compression, own, announce, limits, supervise))
     if running and not as_json:
-        steps, rows = running[0].steps, running[0].totals.rows
+        steps, rows = running[0].assembler.steps, running[0].sealing.totals.rows
         print(f"Stopped: {steps} steps acknowledged so far, {rows} in shards.")
     raise typer.Exit(status)
 

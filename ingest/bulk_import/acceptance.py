@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from ingest.access.tokens import Caller
 from ingest.bulk_import.import_reply import ImportReply
 from ingest.bulk_import.step_columns import Run, StepBlock, StepColumns
-from ingest.collector.collector import Collector
+from ingest.collector.collector import Collector, Row
 from ingest.collector.quotas import owned
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.event_checks import REPLAYED, agents_problem
-from ingest.episodes.journal_events import Event, Imported, ImportedEpisode, Started, encode_event
+from ingest.episodes.journal_events import Imported, ImportedEpisode, Started
 from ingest.protocol.agent_names import name_of
 from ingest.protocol.errors import Refusal
 from storage.experience.range_set import RangeSet
@@ -23,8 +23,6 @@ waited for after so many turns."""
 
 MAX_EPISODE_BYTES = 128_000_000
 """Of the columns of an episode that comes in pieces: it waits in memory for its last one."""
-
-_Apply: TypeAlias = Callable[[Event, bytes], None]
 
 
 class Acceptance:
@@ -96,7 +94,7 @@ class Acceptance:
             return -1
         taken: list[Run] = []
 
-        def fill(apply: _Apply) -> None:
+        def fill(row: Row) -> None:
             episodes = list(self._judged(block, group, taken))
             if not episodes and not skipped:
                 return
@@ -109,7 +107,7 @@ class Acceptance:
                 instance=self._instance or "",
                 skipped=skipped,
             )
-            apply(event, encode_event(event))
+            row.apply(event)
 
         return self._collector.compose(fill)
 

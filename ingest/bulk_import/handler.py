@@ -98,7 +98,7 @@ class Importer:
         finally:
             taking.stop()
         if known:  # what a request before has taken, and is not on disk yet
-            await collector.durable(collector.submitted_row)
+            await collector.journal.durable(collector.journal.submitted_row)
         reply = taking.reply
         reply.message.refused.sort(key=lambda item: item.index)
         return reply.message, reply.wasted
@@ -149,14 +149,14 @@ class Importer:
             if turn % COMMIT_GROUPS:
                 await asyncio.sleep(0)
             elif turn:
-                await collector.durable(row)
+                await collector.journal.durable(row)
                 since = None
             await self._room(taking, caller)
             if since not in (None, collector.assembler):
                 raise rebuilt()
             row = max(row, taking.accept(block, group))
             since = collector.assembler
-        await collector.durable(row)
+        await collector.journal.durable(row)
 
     async def _room(self, taking: Acceptance, caller: Caller) -> None:
         """Wait for the shard writer in the middle of a request: what has begun is not told to wait.
@@ -164,7 +164,7 @@ class Importer:
         Raises Refusal (401) once the caller's token has ended; what was taken before stays.
         """
         collector = self._collector
-        while taking.has_begun and collector.is_behind and collector.failure is None:
+        while taking.has_begun and collector.is_behind and collector.journal.failure is None:
             await asyncio.sleep(ROOM_SECONDS)
         caller.require_live(time())
 
@@ -183,7 +183,7 @@ class Importer:
             text = "another import with this key is being read"
             raise Refusal("busy", text, _KEY, retry_after=1.0)
         registered, row = collector.register(wire.Register(name=IMPORT + key), owner, content)
-        await collector.durable(row)
+        await collector.journal.durable(row)
         return registered.instance, RangeSet(registered.starts)
 
 

@@ -5,8 +5,8 @@
 
 Everything here runs on one event loop. The journal has its own thread (`Committer`), so has the
 waiting for the writer process (`Sealer`); both report back onto the loop. The state in memory runs
-ahead of the disk; nothing is acknowledged before its row is durable, and when a write fails the
-state is thrown away and rebuilt from the journal.
+ahead of the disk (`LoopJournal`); nothing is acknowledged before its row is durable, and when a
+write fails the state is thrown away and rebuilt from the journal.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import logging
 import math
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from ingest.access.log_rate import BrokenLines
 from ingest.access.tokens import NOBODY, Caller
 from ingest.collector.flow_control import FlowControl
-from ingest.collector.group_commit import Committer, Transaction
-from ingest.collector.part_feed import DurableGate, Tap
+from ingest.collector.group_commit import LoopJournal
+from ingest.collector.part_feed import Tap
 from ingest.collector.quotas import owned
-from ingest.collector.recovery import POLICY, Recovered, Totals, policies_state, recover
+from ingest.collector.recovery import POLICY, Recovered, policies_state, recover
 from ingest.collector.sealing import Sealing
 from ingest.collector.statistics import CollectorStats, DroppedByClients
 from ingest.collector.version_metrics import VersionMetrics
 from ingest.collector.writer_thread import Sealer, Writer
+from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.idempotency import Given
 from ingest.episodes.journal_events import Ended, Event, Keyed, Started, encode_event, encode_row
 from ingest.episodes.judge import Judge
 from ingest.episodes.open_episode import WORTH_CUTTING
 from ingest.episodes.redaction import Redactor
 from ingest.episodes.sealed_parts import Limits
-from ingest.histogram import Histogram
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, name_of
-from ingest.protocol.errors import CollectorFailed, Refusal, disk_full
+from ingest.protocol.errors import CollectorFailed, Refusal
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.episode import Part
 from storage.journal.sqlite_journal import Journal
@@ -62,15 +62,70 @@ TICK_SECONDS = 0.1
 TIMEOUT_CHECK_SECONDS = 1.0
 
 
-class Collector:
-    """Accepts events, makes them durable, turns them into shards.
+class Row:
+    """One journal row in the making: what is applied to the assembler, at one time, in this order.
 
-    `journal` is open; `writer` is not started yet. `max_pending` bounds the bytes of parts that
-    wait for a shard, `max_open` what open episodes hold: beyond them events get 429. After a full
-    disk nothing is taken for `retry_seconds`. `tap` gets parts as soon as they are durable.
-    `arm(policy_id, episode_id)` is what a canary assigns an episode to, "" where none is on.
-    `durable` is what replies say of what they acknowledge: False for a journal in memory.
-    `redaction_key` makes the pseudonyms of redacted fields.
+    A replay of the row does the same to an assembler that stands where this one stood.
+    """
+
+    __slots__ = ("_assembler", "_stats", "_tell_broken", "encoded", "now", "number", "received")
+
+    def __init__(
+        self,
+        assembler: EpisodeAssembler,
+        stats: CollectorStats,
+        tell_broken: Callable[[Name, str], None],
+        number: int,
+        received: int,
+        now: float,
+    ) -> None:
+        self._assembler, self._stats, self._tell_broken = assembler, stats, tell_broken
+        self.number, self.received, self.now = number, received, now
+        self.encoded: list[bytes] = []
+
+    def apply(self, event: Event, blob: bytes | None = None) -> None:
+        """Apply an event, whose encoding may be known, and the cut that it may call for."""
+        assembler, now = self._assembler, self.now
+        blob = encode_event(event) if blob is None else blob
+        assembler.apply(event, blob, row=self.number, received=self.received, now=now)
+        self.encoded.append(blob)
+        if isinstance(event, Ended):
+            self._stats.ended[event.how] += 1
+        key = getattr(event, "key", None)
+        cut = assembler.cut_for_size(key, now) if key is not None else None
+        if cut is not None:
+            self.apply(cut)
+
+    def break_episode(self, name: Name, cause: str) -> None:
+        """End an episode, of all agents, as broken."""
+        for ended in self._assembler.break_episode(name, cause):
+            self._tell_broken(name, cause)
+            self.apply(ended)
+
+    def encode(self) -> bytes:
+        return encode_row(self.received, self._assembler.steps, self.encoded, self.now)
+
+
+class Collector:
+    """Takes events, a journal row at a time, and hands what they complete to the sealing.
+
+    Its parts: `journal` knows which rows are durable and whether the journal can be used, `sealing`
+    what waits for its shard, `sealer` the shard writer's thread, `flow` which policies are held.
+    `assembler`, `keys` and `sealing` are of one state of the journal, and replaced together when it
+    is read back: after an `await` they may be others.
+
+    Args:
+        journal: open, of this collector alone from here on.
+        writer: not started yet.
+        arm: `arm(policy_id, episode_id)` is the arm of a canary that an episode is assigned to, ""
+            where none is on.
+        tap: gets parts as soon as they are durable.
+        durable: what replies say of what they acknowledge: False for a journal in memory.
+        redaction_key: makes the pseudonyms of redacted fields.
+        max_pending: bytes of parts that may wait for a shard; beyond them events get 429.
+        max_open: bytes that open episodes may hold; beyond them events get 429.
+        retry_seconds: for so long nothing is taken after a full disk.
+        loop: where the threads report; default: the running one.
     """
 
     def __init__(
@@ -88,37 +143,34 @@ class Collector:
         max_pending: int = 40_000_000,
         max_open: int = 1_000_000_000,
         retry_seconds: float = 0.5,
+        loop: asyncio.AbstractEventLoop | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self.policies, self.stats, self._broken = dict(policies), CollectorStats(), BrokenLines()
-        self.dropped = DroppedByClients()
-        self.failure: Exception | None = None
+        self.dropped, self.played = DroppedByClients(), VersionMetrics()
         self._last_event: float | None = None
         self.draining, self.keeps = False, durable
         self.redactor = Redactor(redaction_key)
-        self._flow, self._arm, self._tap = flow, arm, tap
-        self._gate = DurableGate(tap) if tap is not None else None
-        self._limits, self._retry_seconds = limits, retry_seconds
+        self.flow = FlowControl({}, lambda policy_id: None) if flow is None else flow
+        self._arm, self._tap = arm, tap
         self._max_pending, self._max_open = max_pending, max_open
         self._clock, self._wall, self._began = clock, wall, clock()
-        self._loop = asyncio.get_running_loop()
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._rebuilding: Refusal | None = None  # what requests hear meanwhile
         self._ticker: asyncio.Task[None] | None = None
-        self._committer = Committer(
-            journal,
-            notify=self._notify,
-            on_durable=self._on_durable,
-            on_full=self._on_full,
-            on_failed=self._on_failed,
-        )
-        self.played = VersionMetrics()
-        self._sealer = Sealer(
-            writer, notify=self._notify, on_moved=self._on_failed, on_written=self.played.note
-        )
         self._last_timeout_check = 0.0
-        self.failed = asyncio.Event()
+        self.journal = LoopJournal(
+            journal,
+            loop=loop or asyncio.get_running_loop(),
+            recover=lambda journal: recover(journal, self.policies, limits, self.now),
+            take_up=self._go_on,
+            retry_seconds=retry_seconds,
+        )
+        self.sealer = Sealer(
+            writer,
+            notify=self.journal.notify,
+            on_moved=self.journal.fail,
+            on_written=self.played.note,
+        )
         self._declare(journal)
         recovered = recover(journal, self.policies, limits)
         self._began -= recovered.assembler.running
@@ -135,8 +187,8 @@ class Collector:
 
     def start(self) -> None:
         """Start the journal and writer threads and finish what an earlier run had planned."""
-        self._committer.start()
-        self._sealer.start()
+        self.journal.committer.start()
+        self.sealer.start()
         self._resume()
         self._ticker = asyncio.ensure_future(self._tick_forever())
 
@@ -149,46 +201,30 @@ class Collector:
         if self._ticker is not None:
             self._ticker.cancel()
         deadline = self._clock() + timeout
-        await self._until(lambda: self._rebuilding is None, deadline)
-        if self._rebuilding is None and self.failure is None:
-            self._sealing.add(self.now)
-            self._sealing.plan_all()
-            await self._until(lambda: not self._sealing.in_flight, deadline)
-        self._sealer.stop()
-        if self.failure is not None or not await self._ended(self._sealer, deadline):
-            if self.failure is None:  # else that is the cause, and the writer may be well
+        journal, sealer, failed = self.journal, self.sealer, self.journal.failed.is_set
+        await self._until(lambda: journal.rebuilding is None or failed(), deadline)
+        if journal.is_usable:
+            self.sealing.add(self.now)
+            self.sealing.plan_all()
+            await self._until(lambda: not self.sealing.in_flight or failed(), deadline)
+        sealer.stop()
+        if failed() or not await self._until(lambda: not sealer.running, deadline):
+            if not failed():  # else that is the cause, and the writer may be well
                 log.warning("the shard writer does not answer: killed; its plan is kept")
-            self._sealer.kill()
-            await self._ended(self._sealer)
+            sealer.kill()
+            await self._until(lambda: not sealer.running)
         await asyncio.sleep(0)  # a last shard's record is submitted before the journal closes
-        if self._rebuilding is None and self.failure is None:
-            self._sealing.settle(all_rows=True)
-        self._committer.stop()
-        await self._ended(self._committer)
-        self._on_failed(CollectorFailed("the collector was stopped"))
+        if journal.is_usable:
+            self.sealing.settle(all_rows=True)
+        journal.committer.stop()
+        await self._until(lambda: not journal.committer.running)
+        journal.fail(CollectorFailed("the collector was stopped"))
 
-    async def _until(self, done: Callable[[], bool], deadline: float) -> None:
-        while not done() and self._clock() < deadline and self.failure is None:
+    async def _until(self, done: Callable[[], bool], deadline: float = math.inf) -> bool:
+        """Wait without a thread of our own: at interpreter exit none can be started."""
+        while not done() and self._clock() < deadline:
             await asyncio.sleep(0.01)
-
-    async def _ended(self, worker: Sealer | Committer, deadline: float = math.inf) -> bool:
-        """Wait for a thread without one of our own: at interpreter exit none can be started."""
-        while worker.running and self._clock() < deadline:
-            await asyncio.sleep(0.01)
-        return not worker.running
-
-    def _notify(self, function: Callable[..., Any], *args: Any) -> None:
-        """Run a function on the loop, from any thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._call, function, *args)
-
-    def _call(self, function: Callable[..., Any], *args: Any) -> None:
-        """What the threads report must not get lost in an error: then the collector is over."""
-        try:
-            function(*args)
-        except Exception as error:
-            log.exception("the collector cannot go on")
-            self._on_failed(error)
+        return done()
 
     @property
     def now(self) -> float:
@@ -196,85 +232,9 @@ class Collector:
         return self._clock() - self._began
 
     @property
-    def submitted_row(self) -> int:
-        """The latest journal row: once it is durable, everything applied so far is."""
-        return self._committer.next_row - 1
-
-    @property
-    def sealing(self) -> Sealing:
-        """What was sealed and is not in a recorded shard yet."""
-        return self._sealing
-
-    async def ask_journal(self, job: Callable[[Journal], T]) -> T:
-        """Run a short job on the journal, after all that was submitted so far."""
-        if self.failure is not None:
-            raise CollectorFailed(str(self.failure))
-        answer: asyncio.Future[T] = self._loop.create_future()
-
-        def tell(found: T) -> None:
-            if not answer.done():  # nobody waits any more
-                answer.set_result(found)
-
-        self._committer.call(job, tell)
-        return await answer
-
-    @property
-    def epoch(self) -> int:
-        """Changes when what was not durable is thrown away: row numbers are given again."""
-        return self._committer.epoch
-
-    @property
-    def durable_row(self) -> int:
-        """The latest journal row that is on disk."""
-        return self._durable
-
-    @property
-    def rows(self) -> int:
-        """Journal rows that are kept because shards do not hold all of them yet."""
-        return len(self.assembler.needed) + len(self._sealing.idle_rows)
-
-    @property
-    def commits(self) -> Histogram:
-        """How long commits took."""
-        return self._committer.latency
-
-    @property
-    def writer_failures(self) -> int:
-        """Writes of a shard that had to be repeated."""
-        return self._sealer.failures
-
-    def held(self) -> dict[str, int]:
-        """Policies whose live version has acted enough steps, and that version."""
-        return {} if self._flow is None else self._flow.held()
-
-    def stalled(self) -> dict[str, float]:
-        """Seconds for which clients of each policy under flow control wait; 0 if they do not."""
-        return {} if self._flow is None else self._flow.stalled()
-
-    @property
-    def steps(self) -> int:
-        """Steps accepted over the journal's whole life."""
-        return self.assembler.steps
-
-    @property
-    def pending_bytes(self) -> int:
-        """What parts that wait for a plan or for their shard hold in memory, about."""
-        return self._sealing.pending_bytes
-
-    @property
     def is_behind(self) -> bool:
         """Whether so much waits for the shard writer that nothing more is taken."""
-        return self.pending_bytes > self._max_pending
-
-    @property
-    def next_ordinals(self) -> dict[str, int]:
-        """Stream -> the ordinal that its next part gets."""
-        return self._sealing.next_ordinals
-
-    @property
-    def totals(self) -> Totals:
-        """Counts over the journal's whole life, as of the latest recorded shard."""
-        return self._sealing.totals
+        return self.sealing.pending_bytes > self._max_pending
 
     # --- accepting -------------------------------------------------------------------------
 
@@ -295,34 +255,40 @@ class Collector:
         """
         if self.known(given) is not None:
             self.stats.duplicates += 1
-            return wire.EventsReply(durable=self.keeps, accepted=1), self.submitted_row
+            return wire.EventsReply(durable=self.keeps, accepted=1), self.journal.submitted_row
         self.require_room(batch)
-        return self._taken(batch, single, caller, given)
+        return self._accept(batch, single=single, caller=caller, given=given)
 
     def accept_slice(
         self, batch: wire.Batch, first: int, caller: Caller
     ) -> tuple[wire.EventsReply, int]:
         """`accept` for the events from `first` on of a batch that there was room for."""
         self._require_open()
-        return self._taken(batch, False, caller, None, first)
+        return self._accept(batch, first=first, caller=caller)
 
-    def _taken(
+    def _accept(
         self,
         batch: wire.Batch,
-        single: bool,
-        caller: Caller,
-        given: Given | None,
+        *,
         first: int = 0,
+        single: bool = False,
+        caller: Caller,
+        given: Given | None = None,
     ) -> tuple[wire.EventsReply, int]:
-        try:
-            return self._accept(batch, single, caller, given, first)
-        except Refusal:
-            raise
-        except Exception:
-            # Part of the batch may be applied already, and none of it is in the journal.
-            log.exception("a batch cannot be applied; rebuilding from the journal")
-            self._rebuild(Refusal("busy", "the state is being rebuilt", retry_after=1.0))
-            raise
+        reply = wire.EventsReply(durable=self.keeps, accepted=0)
+
+        def fill(row: Row) -> list[str]:
+            self._judge(batch, row, reply, first, single, caller)
+            if given is not None and reply.accepted:
+                row.encoded.append(self.keys.note(given, self.assembler.episodes.get(given.track)))
+            return self._hold(reply, row)
+
+        cut, waits_for = self._composed(fill)
+        if reply.accepted:
+            self._last_event = self._clock()
+        if cut:
+            self.sealing.plan_all()
+        return reply, waits_for
 
     @property
     def silent_seconds(self) -> float | None:
@@ -334,25 +300,47 @@ class Collector:
         self._require_open()
         return None if given is None else self.keys.find(given)
 
-    def compose(self, fill: Callable[[Callable[[Event, bytes], None]], None]) -> int:
-        """One journal row of what `fill` applies, an event and its encoding at a time.
+    def compose(self, fill: Callable[[Row], None]) -> int:
+        """One journal row of what `fill` applies to it.
 
         Answers the row that the answer waits for. Raises Refusal when nothing can be accepted.
         """
         self._require_open()
-        row, received, encoded = self._committer.next_row, self._wall(), list[bytes]()
-        try:
-            fill(lambda event, blob: self._apply(event, blob, encoded, row, received))
-        except Exception:
-            log.exception("an import cannot be applied; rebuilding from the journal")
-            self._rebuild(Refusal("busy", "the state is being rebuilt", retry_after=1.0))
-            raise
+        _, waits_for = self._composed(fill)
         self._last_event = self._clock()
-        return self._append(encoded, received)
+        return waits_for
+
+    def _composed(self, fill: Callable[[Row], T]) -> tuple[T, int]:
+        """What `fill` answers, and the row that an acknowledgement of what it applied waits for."""
+        row = self._row()
+        try:
+            return fill(row), self._submit(row)
+        except Exception:
+            # Some of it may be applied already, and none of it is in the journal.
+            log.exception("events cannot be applied; rebuilding from the journal")
+            self.journal.rebuild(Refusal("busy", "the state is being rebuilt", retry_after=1.0))
+            raise
+
+    def _row(self) -> Row:
+        number, now = self.journal.submitted_row + 1, self._clock() - self._began
+        return Row(self.assembler, self.stats, self.tell_broken, number, self._wall(), now)
+
+    def _submit(self, row: Row, *, ticks: bool = False) -> int:
+        """Submit a row; answers the row that an acknowledgement waits for.
+
+        `ticks`: one without events too, which says how long the collector has been running.
+        """
+        if not (row.encoded or ticks):
+            return self.journal.submitted_row
+        number = self.journal.append(row.encode())
+        if number not in self.assembler.needed:
+            self.sealing.idle_rows.append(number)
+        self.sealing.add(row.now)
+        return number
 
     def drop_staged(self, key: int) -> None:
         """Forget the pieces of an episode whose import stopped, unless it is over."""
-        self._sealing.idle_rows += self.assembler.drop_staged(key)
+        self.sealing.idle_rows += self.assembler.drop_staged(key)
 
     def tell_broken(self, name: Name, cause: str) -> None:
         """Count an episode that was broken, and tell the log of it, within its rate."""
@@ -370,64 +358,57 @@ class Collector:
         known = None if whole is None else whole.arms.get(started.policy_id)
         return self._arm(started.policy_id, started.episode_id) if known is None else known
 
-    def _accept(
-        self, batch: wire.Batch, single: bool, caller: Caller, given: Given | None, first: int
-    ) -> tuple[wire.EventsReply, int]:
-        assembler, judge, received = self.assembler, self.judge, self._wall()
+    def _judge(
+        self,
+        batch: wire.Batch,
+        row: Row,
+        reply: wire.EventsReply,
+        first: int,
+        single: bool,
+        caller: Caller,
+    ) -> None:
+        """Apply the events that may be applied, and tell in the reply what became of each."""
+        assembler, judge, stats, now = self.assembler, self.judge, self.stats, row.now
         many = len(batch.events) >= CHECK_TOGETHER
         values = judge.check_values(batch) if many else {}
-        row = self._committer.next_row
-        encoded: list[bytes] = []
-        reply = wire.EventsReply(durable=self.keeps, accepted=0)
         for index, event in enumerate(batch.events):
             try:
-                judged = judge.judge(batch.instance, event, values.get(index), now=self.now)
+                judged = judge.judge(batch.instance, event, values.get(index), now=now)
                 if judged is not None and isinstance(started := judged[0], Started):
                     arm = self._arm_of(started)
                     if arm or caller.token_id:
                         judged = owned(started, caller, assembler.open_of, arm)
             except Refusal as refusal:
-                self.stats.refused += 1
-                self.stats.refused_by[refusal.code] += 1
+                stats.refused += 1
+                stats.refused_by[refusal.code] += 1
                 reply.refused.append(wire.ItemError.of(first + index, refusal))
                 breaks = refusal.breaks_episode and not isinstance(event, wire.Start)
                 if breaks and not single and judge.is_owner(batch.instance, name_of(event)):
-                    self._break(name_of(event), str(refusal), encoded, row, received)
+                    row.break_episode(name_of(event), str(refusal))
                 continue
             if judged is None:
                 reply.duplicates += 1
-                self.stats.unsampled += judge.is_left_out(event)
+                stats.unsampled += judge.is_left_out(event)
             else:
                 reply.accepted += 1
                 if isinstance(event, wire.End) and event.broken is not None:
-                    self._break(name_of(event), event.broken, encoded, row, received)
+                    row.break_episode(name_of(event), event.broken)
                 else:
-                    self._apply(*judged, encoded, row, received)
+                    row.apply(*judged)
         if batch.dropped is not None and assembler.instances.get(batch.instance or "") is not None:
             self.dropped.note(batch.instance or "", batch.dropped)
-        if given is not None and reply.accepted:
-            encoded.append(self.keys.note(given, assembler.episodes.get(given.track)))
-        if reply.accepted:
-            self._last_event = self._clock()
-        self.stats.accepted += reply.accepted
-        self.stats.duplicates += reply.duplicates
-        fresh = self._hold(reply, encoded, row, received)
-        waits_for = self._append(encoded, received)
-        if fresh:
-            self._sealing.plan_all()
-        return reply, waits_for
+        stats.accepted += reply.accepted
+        stats.duplicates += reply.duplicates
 
-    def _hold(
-        self, reply: wire.EventsReply, encoded: list[bytes], row: int, received: int
-    ) -> list[str]:
+    def _hold(self, reply: wire.EventsReply, row: Row) -> list[str]:
         """Tell which policies are held; those that are so for the first time are cut at once."""
-        flow = self._flow
-        if flow is None or not flow.active:
+        flow = self.flow
+        if not flow.active:
             return []
         reply.hold = flow.told()
         fresh = flow.newly_held(flow.held())
-        for cut in list(self.assembler.cuts(fresh, self.now)) if fresh else ():
-            self._apply(cut, encode_event(cut), encoded, row, received)
+        for cut in list(self.assembler.cuts(fresh, row.now)) if fresh else ():
+            row.apply(cut)
         return fresh
 
     def register(
@@ -440,42 +421,25 @@ class Collector:
         self._require_open()
         secret = secrets.token_hex(8)
         instance, events = self.assembler.find_instance(secret, request.name, owner, content)
-        encoded: list[bytes] = []
-        row, received = self._committer.next_row, self._wall()
-        for event in events:
-            self._apply(event, encode_event(event), encoded, row, received)
-        row = self._append(encoded, received)
+
+        def fill(row: Row) -> None:
+            for event in events:
+                row.apply(event)
+
+        _, waits_for = self._composed(fill)
         starts = self.assembler.instances.starts_of(instance)
-        return wire.Registered(instance=instance, starts=starts, durable=self.keeps), row
-
-    async def durable(self, row: int) -> None:
-        """Wait until journal row `row` is on disk.
-
-        Raises Refusal (disk_full) when it will not be, CollectorFailed when the journal is gone.
-        """
-        if self.failure is not None or row > self._durable:
-            await self.when_durable(row)
-
-    def when_durable(self, row: int) -> asyncio.Future[None]:
-        """The same as a future, which hears from here on what becomes of the row."""
-        future = self._loop.create_future()
-        if self.failure is not None:
-            future.set_exception(CollectorFailed(str(self.failure)))
-        elif row <= self._durable:
-            future.set_result(None)
-        else:
-            self._waiters.append((row, future))
-        return future
+        return wire.Registered(instance=instance, starts=starts, durable=self.keeps), waits_for
 
     def _require_open(self) -> None:
-        if self.failure is not None:
-            raise CollectorFailed(str(self.failure))
+        journal = self.journal
+        if journal.failure is not None:
+            raise CollectorFailed(str(journal.failure))
         if self.draining:
             raise Refusal("draining", "the collector is shutting down", retry_after=1.0)
-        if self._rebuilding is not None:
-            raise replace(self._rebuilding)
+        if journal.rebuilding is not None:
+            raise replace(journal.rebuilding)
         if self.is_behind:
-            text = f"{self.pending_bytes} bytes wait to be written to shards"
+            text = f"{self.sealing.pending_bytes} bytes wait to be written to shards"
             raise Refusal("busy", text, retry_after=0.2)
         if self._tap is not None and self._tap.full:
             raise Refusal("busy", "nobody reads what is here already", retry_after=0.5)
@@ -500,144 +464,55 @@ class Collector:
             text = f"open episodes hold {held} bytes, at most {self._max_open} are set aside"
             raise Refusal("busy", text, retry_after=1.0)
 
-    def _apply(
-        self, event: Event, blob: bytes, encoded: list[bytes], row: int, received: int
-    ) -> None:
-        """Apply one event that goes into row `row`, and the cut that it may call for."""
-        assembler, now = self.assembler, self.now
-        assembler.apply(event, blob, row=row, received=received, now=now)
-        encoded.append(blob)
-        if isinstance(event, Ended):
-            self.stats.ended[event.how] += 1
-        key = getattr(event, "key", None)
-        cut = assembler.cut_for_size(key, now) if key is not None else None
-        if cut is not None:
-            blob = encode_event(cut)
-            assembler.apply(cut, blob, row=row, received=received, now=now)
-            encoded.append(blob)
-
-    def _break(self, name: Name, cause: str, encoded: list[bytes], row: int, received: int) -> None:
-        for ended in self.assembler.break_episode(name, cause):
-            self.tell_broken(name, cause)
-            self._apply(ended, encode_event(ended), encoded, row, received)
-
-    def _append(self, encoded: list[bytes], received: int, *, ticks: bool = False) -> int:
-        """Submit the row of the events; answers the row that an acknowledgement waits for.
-
-        `ticks`: one without events too, which says how long the collector has been running.
-        """
-        if not (encoded or ticks):
-            return self._committer.next_row - 1
-        row = self._committer.append(encode_row(received, self.assembler.steps, encoded, self.now))
-        if row not in self.assembler.needed:
-            self._sealing.idle_rows.append(row)
-        self._sealing.add(self.now)
-        return row
-
-    # --- journal results -------------------------------------------------------------------
-
-    def _on_durable(self, row: int) -> None:
-        self._durable = row
-        if self._gate is not None:
-            self._gate.open(row)
-        waiters = self._waiters
-        while waiters and waiters[0][0] <= row:
-            future = waiters.popleft()[1]
-            if not future.done():
-                future.set_result(None)
-
-    def _on_full(self, error: Exception) -> None:
-        """The disk is full: refuse what is not durable, and rebuild from what is."""
-        log.error("journal: %s; refusing events until there is room", error)
-        self._fail_waiters(disk_full())
-        self._rebuild(disk_full(), after=self._retry_seconds)
-
-    def _rebuild(self, meanwhile: Refusal, *, after: float = 0.0) -> None:
-        """Throw the state away and read it back from the journal; requests hear `meanwhile`."""
-        self._rebuilding = meanwhile
-        self.stats.rebuilt += 1
-        self._committer.new_epoch()
-        rebuilt = self._guard(self._rebuilt)
-        self._loop.call_later(after, self._committer.call, self._recover, rebuilt)
-
-    def _recover(self, journal: Journal) -> Recovered:
-        return recover(journal, self.policies, self._limits, self.now)
-
-    def _rebuilt(self, recovered: Recovered) -> None:
-        self._committer.restart_rows(recovered.last_row)
-        self._take_up(recovered)
-        self._rebuilding = None
-        self._resume()
-
-    def _guard(self, function: Callable[[T], None]) -> Callable[[T], None]:
-        """The function as long as the state is not rebuilt; nothing from then on."""
-        epoch = self._committer.epoch
-
-        def run(value: T) -> None:
-            if epoch == self._committer.epoch:
-                function(value)
-
-        return run
-
-    def _transact(self, change: Transaction, then: Callable[[], None]) -> None:
-        self._committer.transact(change, self._guard(lambda _: then()))
-
-    def _on_failed(self, error: Exception) -> None:
-        if self.failure is None:
-            self.failure = error
-        self._fail_waiters(CollectorFailed(str(error)))
-        self.failed.set()
-
-    def _fail_waiters(self, error: Exception) -> None:
-        while self._waiters:
-            future = self._waiters.popleft()[1]
-            if not future.done():
-                future.set_exception(error)
+    # --- one state of the journal ----------------------------------------------------------
 
     def _take_up(self, recovered: Recovered) -> None:
         """Continue from a journal's state."""
         self.assembler = recovered.assembler
         self.judge = Judge(self.assembler, self.redactor)
-        if self._flow is not None and self._flow.active:
-            self.assembler.on_closed = self._flow.count
+        if self.flow.active:
+            self.assembler.on_closed = self.flow.count
         self.collector_id, self.keys = recovered.collector_id, recovered.keys
         self.damage = recovered.damage
         if self.damage:
             log.error("journal damage: %s", self.damage)
-        self._durable = recovered.last_row
-        if self._gate is not None:
-            self._gate.forget()
-        self._sealing = Sealing(
+        self.sealing = Sealing(
             recovered,
-            self._sealer,
-            transact=self._transact,
-            guard=self._guard,
-            fresh=self._hold_back if self._tap is not None else None,
-            written=self._tap.written if self._tap is not None else None,
+            self.sealer,
+            transact=self.journal.transact,
+            guard=self.journal.guard,
+            fresh=None if self._tap is None else partial(self._offer, self._tap),
+            written=None if self._tap is None else self._tap.written,
         )
 
-    def _hold_back(self, stream: str, canonical_json: str, parts: list[Part]) -> None:
+    def _offer(self, tap: Tap, stream: str, canonical_json: str, parts: list[Part]) -> None:
         """Parts go to the tap once the row that sealed them, the latest one, is on disk."""
-        if self._gate is not None:
-            self._gate.hold(self.submitted_row, stream, canonical_json, parts)
-            self._gate.open(self._durable)
+
+        def told(lost: Exception | None) -> None:
+            if lost is None:  # else they come again, as far as the journal holds them
+                tap.offer(stream, canonical_json, parts)
+
+        self.journal.tell(self.journal.submitted_row, told)
 
     def _resume(self) -> None:
         """Go on with what was planned, waiting or torn when the state was taken up."""
-        self._sealing.resume(self.now)
-        encoded: list[bytes] = []
-        row, received = self._committer.next_row, self._wall()
+        self.sealing.resume(self.now)
+        row = self._row()
         for name in self.assembler.torn_episodes():
-            self._break(name, "the journal lost rows of it", encoded, row, received)
-        self._append(encoded, received)
+            row.break_episode(name, "the journal lost rows of it")
+        self._submit(row)
+
+    def _go_on(self, recovered: Recovered) -> None:
+        self._take_up(recovered)
+        self._resume()
 
     # --- time ------------------------------------------------------------------------------
 
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            if self._rebuilding is None and self.failure is None:
-                self._call(self.tick)
+            if self.journal.is_usable:
+                self.journal.call(self.tick)
 
     def tick(self) -> None:
         """What time calls for: time-outs, cuts, shards that waited long enough."""
@@ -645,18 +520,17 @@ class Collector:
         if now - self._last_timeout_check >= TIMEOUT_CHECK_SECONDS:
             self._last_timeout_check = now
             self._apply_due(now)
-        self._sealing.plan_due(now)
-        self._sealing.settle()
+        self.sealing.plan_due(now)
+        self.sealing.settle()
         self._broken.rest(now)
 
     def _apply_due(self, now: float) -> None:
-        encoded: list[bytes] = []
-        row, received = self._committer.next_row, self._wall()
+        row = self._row()
         for event in self.assembler.tick(now):
             if getattr(event, "how", None) == "abandoned":
                 self.stats.abandoned += 1
-            self._apply(event, encode_event(event), encoded, row, received)
+            row.apply(event)
         if self.assembler.open_bytes > self._max_open * 3 // 4:
             for cut in list(self.assembler.cuts(self.policies, now, least=WORTH_CUTTING)):
-                self._apply(cut, encode_event(cut), encoded, row, received)
-        self._append(encoded, received, ticks=self.assembler.waits)
+                row.apply(cut)
+        self._submit(row, ticks=self.assembler.waits)

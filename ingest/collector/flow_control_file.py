@@ -52,7 +52,7 @@ class FlowControlFile:
 
     def look(self) -> None:
         """Note what changed; what an earlier collector said is taken back at the first look."""
-        held = self._collector.held()
+        held = self._collector.flow.held()
         for name, schema_id in self._policies.items():
             version = held.get(name)
             if version is not None and not self._collector.sealing.written(schema_id):

@@ -1,27 +1,35 @@
-"""The one thread that writes the journal: group commit.
+"""The journal's two sides: the thread that commits, and the event loop that runs ahead of it.
 
-Whatever was submitted while a sync ran goes into the next transaction, so that one sync serves all
-that waited for it; there is no timer. Results come back through `notify`, which runs a function on
-the collector's own thread.
+`Committer` is the one thread that writes the journal. Whatever was submitted while a sync ran goes
+into the next transaction, so that one sync serves all that waited for it; there is no timer.
+`LoopJournal` is what the event loop knows of it: the rows that were submitted, those on disk,
+who waits for one, and what happens when a write fails.
 
 After a failed write everything submitted before the failure was noticed is dropped: each submission
-carries the *epoch* it was made in, and the collector begins a new epoch once it has rebuilt its
-state from the journal.
+carries the *epoch* it was made in, and a new epoch begins with reading the state back from the
+journal.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import msgspec
 
+from ingest.collector.recovery import Recovered
 from ingest.histogram import Histogram
+from ingest.protocol.errors import CollectorFailed, Refusal, disk_full
 from storage.errors import JournalFull
 from storage.journal.sqlite_journal import Journal, Plan, ShardRecord
+
+log = logging.getLogger("headrace.collector")
 
 T = TypeVar("T")
 Notify = Callable[..., Any]
@@ -37,7 +45,12 @@ class Transaction(msgspec.Struct, frozen=True):
     drop_rows: Iterable[int] = ()
 
 
-class _Task(msgspec.Struct, frozen=True):
+class Task(msgspec.Struct, frozen=True):
+    """One submission: a row, a transaction, or a job to run between transactions.
+
+    `done` gets the job's result, or None, through `notify`.
+    """
+
     epoch: int
     row: tuple[int, bytes] | None = None
     transaction: Transaction | None = None
@@ -67,38 +80,17 @@ class Committer:
         self._on_durable = on_durable
         self._on_full = on_full
         self._on_failed = on_failed
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="headrace-journal", daemon=True)
         self._broken_epoch = -1
         self.latency = Histogram()  # of commits of rows
-        self.epoch = 0
-        self.next_row = journal.last_row + 1
 
     def start(self) -> None:
         self._thread.start()
 
-    def append(self, blob: bytes) -> int:
-        """Submit a row; answers its number, which `on_durable` will reach."""
-        row = self.next_row
-        self.next_row = row + 1
-        self._tasks.put(_Task(self.epoch, row=(row, blob)))
-        return row
-
-    def transact(self, transaction: Transaction, done: Callable[[None], None]) -> None:
-        """Submit a change; `done(None)` runs through `notify` once it is durable."""
-        self._tasks.put(_Task(self.epoch, transaction=transaction, done=done))
-
-    def call(self, job: Callable[[Journal], T], done: Callable[[T], None]) -> None:
-        """Run `job` on the journal between transactions; `done` gets its result."""
-        self._tasks.put(_Task(self.epoch, job=job, done=done))
-
-    def new_epoch(self) -> None:
-        """Drop whatever was submitted so far and is not committed; submissions count again."""
-        self.epoch += 1
-
-    def restart_rows(self, last_row: int) -> None:
-        """Number rows from the journal's own end again."""
-        self.next_row = last_row + 1
+    def submit(self, task: Task) -> None:
+        """Have a task done after all that were submitted before it."""
+        self._tasks.put(task)
 
     @property
     def running(self) -> bool:
@@ -130,7 +122,7 @@ class Committer:
         self._commit([task for task in group if task is not None])
         return None not in group
 
-    def _commit(self, group: list[_Task]) -> None:
+    def _commit(self, group: list[Task]) -> None:
         rows: list[tuple[int, bytes]] = []
         for task in group:
             if task.epoch <= self._broken_epoch:
@@ -160,7 +152,7 @@ class Committer:
         self._notify(self._on_durable, rows[-1][0])
         return True
 
-    def _other(self, task: _Task) -> None:
+    def _other(self, task: Task) -> None:
         change, result = task.transaction, None
         try:
             if change is not None:
@@ -182,3 +174,165 @@ class Committer:
     def _full(self, epoch: int, error: Exception) -> None:
         self._broken_epoch = epoch
         self._notify(self._on_full, error)
+
+
+class LoopJournal:
+    """The journal as the event loop sees it: what is submitted is on disk later, in that order.
+
+    Rows up to `durable_row` are on disk; whoever waits for a later one gets one answer, that it is
+    or why it will not be. When the disk is full, or the state in memory is wrong (`rebuild`), the
+    epoch ends: what is not durable is dropped, and nothing `guard`ed in that epoch runs any more.
+    Until `take_up` has got what the journal holds, as `recover` reads it in the journal's thread,
+    events are refused with `rebuilding`. A `failure` is for good.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        recover: Callable[[Journal], Recovered],
+        take_up: Callable[[Recovered], None],
+        retry_seconds: float,
+    ) -> None:
+        self._loop, self._retry_seconds = loop, retry_seconds
+        self._recover, self._take_up = recover, take_up
+        self._waiting: deque[tuple[int, Callable[[Exception | None], None]]] = deque()
+        self.committer = Committer(
+            journal,
+            notify=self.notify,
+            on_durable=self._on_durable,
+            on_full=self._on_full,
+            on_failed=self.fail,
+        )
+        self.submitted_row = self.durable_row = journal.last_row
+        self.epoch = 0
+        self.rebuilding: Refusal | None = None
+        self.rebuilds = 0
+        self.failure: Exception | None = None
+        self.failed = asyncio.Event()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether anything that is submitted now may become durable."""
+        return self.rebuilding is None and self.failure is None
+
+    # --- submitting --------------------------------------------------------------------------
+
+    def append(self, blob: bytes) -> int:
+        """Submit a row; answers its number, which `durable_row` will reach."""
+        self.submitted_row += 1
+        self.committer.submit(Task(self.epoch, row=(self.submitted_row, blob)))
+        return self.submitted_row
+
+    def transact(self, change: Transaction, then: Callable[[], None]) -> None:
+        """Submit a change; `then` runs once it is durable, unless the epoch ended before."""
+        done = self.guard(lambda _: then())
+        self.committer.submit(Task(self.epoch, transaction=change, done=done))
+
+    async def ask(self, job: Callable[[Journal], T]) -> T:
+        """Run a short job on the journal, after all that was submitted so far."""
+        if self.failure is not None:
+            raise CollectorFailed(str(self.failure))
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def tell(found: T) -> None:
+            if not answer.done():  # nobody waits any more
+                answer.set_result(found)
+
+        self.committer.submit(Task(self.epoch, job=job, done=tell))
+        return await answer
+
+    def guard(self, function: Callable[[T], None]) -> Callable[[T], None]:
+        """The function as long as this epoch lasts; nothing from then on."""
+        epoch = self.epoch
+
+        def run(value: T) -> None:
+            if epoch == self.epoch:
+                function(value)
+
+        return run
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    async def durable(self, row: int) -> None:
+        """Wait until journal row `row` is on disk.
+
+        Raises Refusal (disk_full) when it will not be, CollectorFailed when the journal is gone.
+        """
+        if self.failure is not None or row > self.durable_row:
+            await self.when_durable(row)
+
+    def when_durable(self, row: int) -> asyncio.Future[None]:
+        """The same as a future, which hears from here on what becomes of the row."""
+        future = self._loop.create_future()
+
+        def told(lost: Exception | None) -> None:
+            if future.done():  # nobody waits any more
+                return
+            if lost is None:
+                future.set_result(None)
+            else:
+                future.set_exception(lost)
+
+        self.tell(row, told)
+        return future
+
+    def tell(self, row: int, told: Callable[[Exception | None], None]) -> None:
+        """Call `told` with None once a row is on disk, or with the error when it will not be."""
+        if self.failure is not None:
+            told(CollectorFailed(str(self.failure)))
+        elif row <= self.durable_row:
+            told(None)
+        else:
+            self._waiting.append((row, told))
+
+    # --- what the threads report -------------------------------------------------------------
+
+    def notify(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run a function on the loop, from any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.call, function, *args)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> None:
+        """What the threads report must not get lost in an error: then the collector is over."""
+        try:
+            function(*args)
+        except Exception as error:
+            log.exception("the collector cannot go on")
+            self.fail(error)
+
+    def _on_durable(self, row: int) -> None:
+        self.durable_row = row
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= row:
+            waiting.popleft()[1](None)
+
+    def _on_full(self, error: Exception) -> None:
+        log.error("journal: %s; refusing events until there is room", error)
+        self._lose(disk_full())
+        self.rebuild(disk_full(), after=self._retry_seconds)
+
+    def rebuild(self, meanwhile: Refusal, *, after: float = 0.0) -> None:
+        """Throw the state away and read it back from the journal; requests hear `meanwhile`."""
+        self.rebuilding = meanwhile
+        self.rebuilds += 1
+        self.epoch += 1
+        task = Task(self.epoch, job=self._recover, done=self.guard(self._rebuilt))
+        self._loop.call_later(after, self.committer.submit, task)
+
+    def _rebuilt(self, recovered: Recovered) -> None:
+        self.submitted_row = self.durable_row = recovered.last_row
+        self.rebuilding = None
+        self._take_up(recovered)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing that waits becomes durable any more, nor anything that comes."""
+        if self.failure is None:
+            self.failure = error
+        self._lose(CollectorFailed(str(error)))
+        self.failed.set()
+
+    def _lose(self, error: Exception) -> None:
+        while self._waiting:
+            self._waiting.popleft()[1](error)

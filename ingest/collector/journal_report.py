@@ -78,7 +78,7 @@ def _plans_and_streams(journal: Journal) -> tuple[list[Any], dict[str, int]]:
 async def _ask(collector: Collector, job: Any) -> Any:
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            return await collector.ask_journal(job)
+            return await collector.journal.ask(job)
     except TimeoutError as error:
         raise Refusal("busy", "the journal does not answer now", retry_after=1.0) from error
 

@@ -33,21 +33,21 @@ async def take(
     each = max(1, len(batch.events) * SLICE_BYTES // max(size, SLICE_BYTES))
     if len(batch.events) <= each:
         reply, row = collector.accept(batch, caller=caller)
-        await collector.durable(row)
+        await collector.journal.durable(row)
         return reply
     collector.require_room(batch)
-    slices, epoch = list[_Slice](), collector.epoch
+    slices, epoch = list[_Slice](), collector.journal.epoch
     failure: Refusal | None = None
     for first in range(0, len(batch.events), each):
         piece = msgspec.structs.replace(batch, events=batch.events[first : first + each])
         try:
-            if collector.epoch != epoch:  # what came before may be thrown away
+            if collector.journal.epoch != epoch:  # what came before may be thrown away
                 raise disk_full()
             reply, row = collector.accept_slice(piece, first, caller)
         except Refusal as refusal:
             failure = refusal
             break
-        slices.append(_Slice(first, reply, collector.when_durable(row)))
+        slices.append(_Slice(first, reply, collector.journal.when_durable(row)))
         await asyncio.sleep(0)
     outcomes = await asyncio.gather(*(one.durable for one in slices), return_exceptions=True)
     whole = wire.EventsReply(durable=collector.keeps, accepted=0)

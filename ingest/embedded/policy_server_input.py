@@ -355,13 +355,14 @@ class _Host:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
         def announce(address: str, collector: Collector) -> None:
-            self._ready.set_result((address, collector.collector_id, collector.next_ordinals))
+            ordinals = collector.sealing.next_ordinals
+            self._ready.set_result((address, collector.collector_id, ordinals))
 
         server = self._make(announce)
         self._stop = lambda: loop.call_soon_threadsafe(stop.set)
         await server.run(stop)
         if not stop.is_set():
-            cause = server.collector.failure
+            cause = server.collector.journal.failure
             self._failed(CollectorFailed(f"the collector in this process stopped: {cause}"))
 
 

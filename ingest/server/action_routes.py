@@ -111,7 +111,7 @@ class Acting:
             raise Refusal("invalid", "expected no events in what records nothing", "events")
         events = wire.Batch(instance=message.instance, events=message.events)
         reply, row = self._collector.accept(events, caller=caller)
-        epoch = self._collector.epoch
+        epoch = self._collector.journal.epoch
         held = await self._unheld(reply.hold, message)
         caller.require_live(time.time())
         done = asyncio.get_running_loop().create_future()
@@ -120,12 +120,12 @@ class Acting:
         )
         self._submit(request)
         decided = await done
-        if self._collector.epoch != epoch:  # the events were thrown away meanwhile
+        if self._collector.journal.epoch != epoch:  # the events were thrown away meanwhile
             raise disk_full()
         row = max(row, decided)
         if not message.record:
             return wire.ActionsReply(durable=self._collector.keeps, actions=request.answers)
-        await self._collector.durable(row if message.durable else row - MAX_AHEAD)
+        await self._collector.journal.durable(row if message.durable else row - MAX_AHEAD)
         return wire.ActionsReply(
             durable=message.durable and self._collector.keeps,
             actions=request.answers,
@@ -276,7 +276,7 @@ class Acting:
             for question, choice in chosen:
                 self._tell(request, request.answers[question.index], question, choice)
         if not chosen or not request.record:
-            return self._collector.submitted_row
+            return self._collector.journal.submitted_row
         decisions: list[wire.Event] = [
             _decision(request.calls[question.index], question.obs, choice)
             for question, choice in chosen
@@ -291,7 +291,7 @@ class Acting:
                 continue
             answer.action = plain(choice.action_env)
             self._fill(answer, request)
-        return max(row, self._collector.submitted_row)
+        return max(row, self._collector.journal.submitted_row)
 
     def _tell(
         self, request: _Request, answer: wire.ActionReply, question: _Question, choice: Choice
@@ -339,7 +339,7 @@ class Acting:
                 answer.stored = episode.open_action()
                 answer.action_dist_inputs = episode.open_dist_inputs()
                 episode.replied(row, episode.open_seq)
-                answer.durable_seq = episode.synced(self._collector.durable_row)
+                answer.durable_seq = episode.synced(self._collector.journal.durable_row)
 
 
 @contextlib.contextmanager

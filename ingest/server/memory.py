@@ -43,6 +43,6 @@ class MemoryWatch:
         """Give back what is free, each time that much is, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            kept = self._collector.pending_bytes + self._collector.assembler.open_bytes
+            kept = self._collector.sealing.pending_bytes + self._collector.assembler.open_bytes
             if self._ebb.fell(kept + self._bodies.peak(), kept + self._bodies.held):
                 return_memory()

@@ -70,21 +70,24 @@ class Metrics:
 
 
 def _events(collector: Collector) -> Iterator[Metric]:
-    stats = collector.stats
+    stats, steps = collector.stats, collector.assembler.steps
     outcomes = {"accepted": stats.accepted, "duplicate": stats.duplicates, "refused": stats.refused}
     yield _counters("headrace_events", "Events judged since the start.", "outcome", outcomes)
     yield _counters("headrace_refused_events", "Refused events.", "code", stats.refused_by)
     dropped = {"episodes": collector.dropped.episodes, "steps": collector.dropped.steps}
     yield _counters("headrace_client_dropped", "Not logged by full clients.", "what", dropped)
     yield _counter("headrace_unsampled_rewards", "Of episodes not sampled.", stats.unsampled)
-    yield _counter("headrace_steps_accepted", "Steps, over the journal's life.", collector.steps)
+    yield _counter("headrace_steps_accepted", "Steps, over the journal's life.", steps)
 
 
 def _journal(collector: Collector, root: Path | None) -> Iterator[Metric]:
-    yield _histogram("headrace_commit_seconds", "A commit with its sync.", collector.commits)
-    lag = collector.submitted_row - collector.durable_row
+    journal = collector.journal
+    latency = journal.committer.latency
+    yield _histogram("headrace_commit_seconds", "A commit with its sync.", latency)
+    kept = len(collector.assembler.needed) + len(collector.sealing.idle_rows)
+    lag = journal.submitted_row - journal.durable_row
     yield _gauge("headrace_durable_lag_rows", "Rows that are not on disk yet.", lag)
-    yield _gauge("headrace_journal_rows", "Rows that shards do not hold yet.", collector.rows)
+    yield _gauge("headrace_journal_rows", "Rows that shards do not hold yet.", kept)
     files = [] if root is None else (root / "journal").glob("journal.db*")
     size = sum(file.stat().st_size for file in files)
     yield _gauge("headrace_journal_bytes", "Size of the journal's files.", size)
@@ -97,18 +100,18 @@ def _journal(collector: Collector, root: Path | None) -> Iterator[Metric]:
         "set_aside": int(damage.set_aside is not None),
     }
     yield _gauges("headrace_journal_damage", "Rows, and journals, found damaged.", "kind", found)
-    yield _counter("headrace_rebuilds", "States rebuilt from the journal.", collector.stats.rebuilt)
+    yield _counter("headrace_rebuilds", "States rebuilt from the journal.", journal.rebuilds)
 
 
 def _shards(collector: Collector) -> Iterator[Metric]:
-    totals = collector.totals
+    totals = collector.sealing.totals
     yield _counter("headrace_steps_in_shards", "Steps that shards hold.", totals.rows)
     yield _counter("headrace_shards", "Shards recorded.", totals.shards)
     restored = totals.restored
     yield _counter("headrace_restored_steps", "Of backups, and found in shards.", restored)
-    pending = collector.pending_bytes
+    pending = collector.sealing.pending_bytes
     yield _gauge("headrace_pending_bytes", "Bytes of parts that wait for a shard.", pending)
-    failures = collector.writer_failures
+    failures = collector.sealer.failures
     yield _counter("headrace_writer_failures", "Writes of a shard that were repeated.", failures)
 
 
@@ -133,10 +136,10 @@ def _policies(collector: Collector, live: LivePolicies) -> Iterator[Metric]:
     yield _gauges("headrace_live_generation", "Its generation.", "policy", generations)
     yield from _wanted(live, names)
     yield from _played(collector, live, names)
-    held = collector.held()
+    held = collector.flow.held()
     holds = {name: int(name in held) for name in names}
     yield _gauges("headrace_policy_held", "1 while clients wait for weights.", "policy", holds)
-    ready = collector.failure is None and not collector.draining
+    ready = collector.journal.failure is None and not collector.draining
     yield _gauge("headrace_ready", "1 while events are taken.", int(ready))
 
 
@@ -197,7 +200,7 @@ def _wanted(live: LivePolicies, names: list[str]) -> Iterator[Metric]:
 
 def _training(collector: Collector, trainers: TrainerWatch | None) -> Iterator[Metric]:
     text = "For how long clients have been waiting for weights, 0 while they are not."
-    yield _gauges("headrace_training_stalled_seconds", text, "policy", collector.stalled())
+    yield _gauges("headrace_training_stalled_seconds", text, "policy", collector.flow.stalled())
     said = {} if trainers is None else trainers.status()
     lives = {name: int(alive) for name, (alive, _) in said.items()}
     yield _gauges("headrace_trainer_up", "1 while a trainer holds the lease.", "policy", lives)

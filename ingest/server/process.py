@@ -200,10 +200,10 @@ class Server:
             self.options.announce(self.address, self.collector)
         ended = [
             asyncio.create_task(stop.wait()),
-            asyncio.create_task(self.collector.failed.wait()),
+            asyncio.create_task(self.collector.journal.failed.wait()),
         ]
         await asyncio.wait([serving, *ended], return_when=asyncio.FIRST_COMPLETED)
-        failed = self.collector.failure
+        failed = self.collector.journal.failure
         for task in (*ended, *following):
             task.cancel()
         self.live.close()

@@ -107,7 +107,7 @@ class Routes:
             text = f"expected a name that does not begin with {IMPORT!r}: those are the keys'"
             raise Refusal("invalid", f"{text} of /v1/steps", "$.name")
         registered, row = self.collector.register(message, request.caller.token_id)
-        await self.collector.durable(row)
+        await self.collector.journal.durable(row)
         return Response.of(registered, request, 201)
 
     async def start(self, request: Request) -> Response:
@@ -135,7 +135,7 @@ class Routes:
         given = self._given(request, event)
         batch = wire.Batch(instance=request.instance, events=[event])
         reply, row = self.collector.accept(batch, single=True, caller=request.caller, given=given)
-        await self.collector.durable(row)
+        await self.collector.journal.durable(row)
         if reply.refused:
             error = dict(reply.refused[0].error)
             path = error.pop("path").removeprefix("$.events[0]")
@@ -297,14 +297,14 @@ class Routes:
         return Response.of(await ledger.records(self.collector, int(text)), request)
 
     async def healthz(self, request: Request) -> Response:
-        failed = self.collector.failure
+        failed = self.collector.journal.failure
         if failed is not None:
             cause = {} if request.caller is NOBODY else {"cause": str(failed)}
             return Response.of({"status": "failed", **cause}, request, 503)
         return Response.of({"status": "ok"}, request)
 
     async def readyz(self, request: Request) -> Response:
-        ready = self.collector.failure is None and not self.collector.draining
+        ready = self.collector.journal.failure is None and not self.collector.draining
         counts = self._counts() if request.caller is not NOBODY else {}
         return Response.of({"ready": ready, **counts}, request, 200 if ready else 503)
 
@@ -312,15 +312,15 @@ class Routes:
         collector = self.collector
         return {
             "collector_id": collector.collector_id,
-            "steps": collector.steps,
-            "steps_in_shards": collector.totals.rows,
-            "shards": collector.totals.shards,
+            "steps": collector.assembler.steps,
+            "steps_in_shards": collector.sealing.totals.rows,
+            "shards": collector.sealing.totals.shards,
             "episodes_open": len(collector.assembler.episodes),
-            "episodes_ended": collector.totals.episodes,
+            "episodes_ended": collector.sealing.totals.episodes,
             "events_accepted": collector.stats.accepted,
             "events_repeated": collector.stats.duplicates,
             "events_refused": collector.stats.refused,
-            "bytes_waiting": collector.pending_bytes,
+            "bytes_waiting": collector.sealing.pending_bytes,
         }
 
     async def status_page(self, request: Request) -> Response:
@@ -332,15 +332,15 @@ class Routes:
         """What the page shows."""
         collector = self.collector
         trainers = {} if self._trainers is None else self._trainers.status()
-        stalled = collector.stalled()
+        stalled = collector.flow.stalled()
         policies = [
             self._policy_facts(name, trainers.get(name), stalled.get(name, 0.0))
             for name in collector.policies
         ]
         return Facts(
             policies=policies,
-            steps=collector.steps,
-            in_shards=collector.totals.rows,
+            steps=collector.assembler.steps,
+            in_shards=collector.sealing.totals.rows,
             open=len(collector.assembler.episodes),
             silent=collector.silent_seconds,
             refused=collector.stats.refused,
@@ -374,16 +374,16 @@ class Routes:
     def _needs(self) -> Iterator[str]:
         """What somebody has to look at, of the collector itself."""
         collector = self.collector
-        if collector.failure is not None:
-            yield f"The collector has failed: {collector.failure}"
+        if collector.journal.failure is not None:
+            yield f"The collector has failed: {collector.journal.failure}"
         if collector.draining:
             yield "The collector is being stopped."
         damage = collector.damage
         rows = damage.missing_rows + damage.lost_rows + damage.damaged_rows
         if rows or damage.lost_state or damage.set_aside is not None:
             yield f"The journal was found damaged ({rows} rows): see the log."
-        if collector.writer_failures:
-            yield f"{collector.writer_failures} writes of a shard had to be repeated: see the log."
+        if collector.sealer.failures:
+            yield f"{collector.sealer.failures} writes of a shard had to be repeated: see the log."
         if self._router is not None and (errors := self._router.statuses[500]):
             yield f"{errors} answers were an internal error: each is a bug."
         lost = {} if self._trainers is None else self._trainers.off_chain()

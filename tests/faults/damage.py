@@ -244,7 +244,7 @@ def _judge_service(world: DiskWorld, image: Image, verdict: Verdict, where: str)
         client.compose(last=last)
         client.deliver(world)
     world.finish()
-    failure = world.collector.failure
+    failure = world.collector.journal.failure
     verdict.require(failure is None, "service", f"{where}: {failure!r}")
     stored = stored_steps(world.writer.parts)
     served = [len(stored.get(step, ())) for step in ledger.expected]

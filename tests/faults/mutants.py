@@ -3,7 +3,7 @@
     @mutant(crash="lost")
     def ack_before_commit(patch: Patch) -> None:
         '''An answer leaves before its commit.'''
-        patch.method(Collector, "durable", ...)
+        patch.method(LoopJournal, "durable", ...)
 
 A mutant is planted in a process: by `launcher` in a collector and its shard writer, by `applied()`
 in the scenario's own. One whose target is not there (any more) is an error, not a no-op.

@@ -16,11 +16,11 @@ import storage.shards.shard
 from ingest.collector import recovery
 from ingest.collector.backup_restore import _Restoring
 from ingest.collector.collector import Collector
+from ingest.collector.group_commit import LoopJournal
 from ingest.collector.recovery import Recovered
 from ingest.collector.sealing import Sealing
 from ingest.collector.writer_thread import Sealer, SealJob
 from ingest.episodes.assembler import EpisodeAssembler
-from ingest.episodes.journal_events import encode_event
 from ingest.episodes.judge import Judge
 from ingest.episodes.open_episode import OpenEpisode
 from ingest.episodes.sealed_parts import Sealed
@@ -42,18 +42,18 @@ def ack_before_commit(patch: Patch) -> None:
         patch.wait()
         commit(self, *args, **given)
 
-    async def durable(self: Collector, row: int) -> None:
+    async def durable(self: LoopJournal, row: int) -> None:
         return
 
     patch.replace(SqliteJournal, "commit", slow)
-    patch.replace(Collector, "durable", durable)
+    patch.replace(LoopJournal, "durable", durable)
 
 
 @mutant(crash="doubled", network="refused", simulation="doubled")
 def no_dedup(patch: Patch) -> None:
     """A retry is taken for something new; answers take their time, so that kills cut them off."""
     judge = patch.original(Judge, "judge")
-    durable = patch.original(Collector, "durable")
+    durable = patch.original(LoopJournal, "durable")
 
     def unnumbered(
         self: Judge, instance: str | None, event: wire.Event, *args: Any, **given: Any
@@ -62,13 +62,13 @@ def no_dedup(patch: Patch) -> None:
             event = msgspec.structs.replace(event, seq=None)
         return judge(self, instance, event, *args, **given)
 
-    async def slow(self: Collector, row: int) -> None:
+    async def slow(self: LoopJournal, row: int) -> None:
         await durable(self, row)
         if patch.delay:
             await asyncio.sleep(patch.delay)
 
     patch.replace(Judge, "judge", unnumbered)
-    patch.replace(Collector, "durable", slow)
+    patch.replace(LoopJournal, "durable", slow)
 
 
 @mutant(simulation="hole")
@@ -76,10 +76,11 @@ def unjournaled_time_out(patch: Patch) -> None:
     """An episode is abandoned in memory, and the journal does not hear of it."""
 
     def apply_due(self: Collector, now: float) -> None:
-        row, received = self._committer.next_row - 1, self._wall()
+        row = self._row()
+        row.number -= 1
         for event in self.assembler.tick(now):
-            self._apply(event, encode_event(event), [], row, received)
-        self._sealing.add(now)
+            row.apply(event)
+        self.sealing.add(now)
 
     patch.replace(Collector, "_apply_due", apply_due)
 

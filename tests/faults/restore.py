@@ -104,7 +104,7 @@ def judge(history: RestoredHistory, verdict: Verdict, where: str) -> None:
     _judge_journal(world, verdict, where)
     verdict.count("acknowledged_before", len(history.safe))
     verdict.count("restores_noticed", world.restores)
-    verdict.count("kept_back", world.collector.totals.restored)
+    verdict.count("kept_back", world.collector.sealing.totals.restored)
 
 
 def _judge_journal(world: RestoreWorld, verdict: Verdict, where: str) -> None:
@@ -112,14 +112,18 @@ def _judge_journal(world: RestoreWorld, verdict: Verdict, where: str) -> None:
     journal, collector = world.journal, world.collector
     records = {(record.stream, record.first, record.last) for record in journal.shards()}
     verdict.require(records == set(world.writer.shards), "records", f"{where}: {records}")
-    steps, totals = sum(part.steps for part in world.writer.parts), collector.totals
+    steps, totals = sum(part.steps for part in world.writer.parts), collector.sealing.totals
     ended = sum(part.ended is not None for part in world.writer.parts)
     counted = (totals.steps, totals.rows, totals.parts) == (steps, steps, len(world.writer.parts))
     verdict.require(counted, "totals", f"{where}: {totals}, {steps} steps in shards")
     verdict.require(totals.episodes >= ended, "totals", f"{where}: {totals}, {ended} ended")
     left = (list(journal.replay()), journal.plans(), journal.state(CARRY))
     verdict.require(not any(left), "leaked", f"{where}: {left}")
-    kept = (collector.assembler.episodes, collector.assembler.needed, collector.pending_bytes)
+    kept = (
+        collector.assembler.episodes,
+        collector.assembler.needed,
+        collector.sealing.pending_bytes,
+    )
     verdict.require(not any(kept), "leaked", f"{where}: {kept}")
 
 

@@ -214,7 +214,7 @@ class Client:
                 events = [event for event, _ in self._events]
                 reply, row = collector.accept(wire.Batch(instance=self._instance, events=events))
                 self._attempts += 1
-            self._answer = Answer(reply, collector.durable(row))
+            self._answer = Answer(reply, collector.journal.durable(row))
         except (Refusal, CollectorFailed):
             return
 

@@ -88,9 +88,9 @@ class History:
         while not self.over:
             try:
                 action()
-                if self.world.collector.failure is None:
+                if self.world.collector.journal.failure is None:
                     return
-                self.failures.append(repr(self.world.collector.failure))
+                self.failures.append(repr(self.world.collector.journal.failure))
                 if len(self.failures) > 3:
                     return
             except Crash:
@@ -134,7 +134,7 @@ class History:
                     client.compose(last=True)
                 client.deliver(world)
         world.finish()
-        if self.world.collector.failure is None:
+        if self.world.collector.journal.failure is None:
             self._start()
         if not self.over:
             world.pump()
@@ -227,7 +227,7 @@ def _judge_ordinals(world: World, verdict: Verdict, where: str) -> None:
 
 def _judge_leftovers(world: World, verdict: Verdict, where: str) -> None:
     """Nothing is kept per episode but the counts and ranges that have a bound."""
-    assembler, sealing = world.collector.assembler, world.collector._sealing
+    assembler, sealing = world.collector.assembler, world.collector.sealing
     left = {
         "rows": [number for number, _ in world.journal.replay()],
         "plans": world.journal.plans(),
@@ -235,7 +235,7 @@ def _judge_leftovers(world: World, verdict: Verdict, where: str) -> None:
         "episodes": [*assembler.episodes, *assembler.closing],
         "needed": assembler.needed,
         "ordinals": sealing._episode_ordinals,
-        "bytes": world.collector.pending_bytes,
+        "bytes": world.collector.sealing.pending_bytes,
     }
     kept = {name: found for name, found in left.items() if found}
     verdict.require(not kept, "leaked", f"{where}: {kept}")

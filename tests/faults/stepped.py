@@ -6,6 +6,7 @@ else orders; a crash may come at any point where a disk would have been touched.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from queue import Empty
@@ -109,29 +110,23 @@ class _Promise:
             raise self._error
 
 
-class _Loop:
+class _Loop(asyncio.AbstractEventLoop):
     """As much of an event loop as the collector uses: what is called later joins the deliveries."""
 
     def __init__(self, deliveries: deque[Call]) -> None:
         self._deliveries = deliveries
 
-    def create_future(self) -> _Promise:
+    def create_future(self) -> Any:
         return _Promise()
 
-    def call_later(self, after: float, function: Callable[..., Any], *args: Any) -> None:
+    def call_later(self, after: float, function: Callable[..., Any], *args: Any, **_: Any) -> Any:
         self._deliveries.append((function, args))
 
+    def call_soon_threadsafe(self, function: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        self._deliveries.append((function, args))
 
-class SteppedCollector(Collector):
-    """Its threads never start; `World` does their work a step at a time."""
-
-    def __init__(self, deliveries: deque[Call], *args: Any, **given: Any) -> None:
-        self._deliveries = deliveries
-        super().__init__(*args, **given)
-        self._loop = _Loop(deliveries)  # type: ignore[assignment]
-
-    def _notify(self, function: Callable[..., Any], *args: Any) -> None:
-        self._deliveries.append((self._call, (function, *args)))
+    def is_closed(self) -> bool:
+        return False
 
 
 class World:
@@ -165,13 +160,13 @@ class World:
             self.deliveries: deque[Call] = deque()
             try:
                 self.journal = self.find_journal()
-                self.collector = SteppedCollector(
-                    self.deliveries,
+                self.collector = Collector(  # whose threads never start
                     self.journal,
                     self.writer,
                     self.policies,
                     limits=self.limits,
                     retry_seconds=0.0,
+                    loop=_Loop(self.deliveries),
                     clock=lambda: self.now,
                     wall=lambda: 1_000 + int(self.now),
                 )
@@ -183,18 +178,18 @@ class World:
 
     def commit(self) -> None:
         """The journal's thread takes up some of what waits, as one group."""
-        waiting = self.collector._committer._tasks
+        waiting = self.collector.journal.committer._tasks
         group = []
         for _ in range(self.chance.randint(1, max(1, waiting.qsize()))):
             try:
                 group.append(waiting.get_nowait())
             except Empty:
                 break
-        self.collector._committer._commit([task for task in group if task is not None])
+        self.collector.journal.committer._commit([task for task in group if task is not None])
 
     def seal(self, *, writer_dies: bool = False) -> None:
         """The sealer's thread takes up a plan; a writer that dies after its rename is restarted."""
-        sealer = self.collector._sealer
+        sealer = self.collector.sealer
         try:
             job = sealer._jobs.get_nowait()
         except Empty:
@@ -213,7 +208,7 @@ class World:
     @property
     def busy(self) -> bool:
         collector = self.collector
-        waiting = (collector._committer._tasks, collector._sealer._jobs)
+        waiting = (collector.journal.committer._tasks, collector.sealer._jobs)
         return bool(self.deliveries) or any(queue.qsize() for queue in waiting)
 
     def pump(self) -> None:
@@ -229,12 +224,12 @@ class World:
         for _ in range(3):
             self.pass_time(60.0)
             self.pump()
-        self.collector._sealing.settle(all_rows=True)
+        self.collector.sealing.settle(all_rows=True)
         self.pump()
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        if self.collector._rebuilding is None:
+        if self.collector.journal.rebuilding is None:
             self.collector.tick()
 
 

@@ -216,7 +216,7 @@ class Simulation:
         """As SIGKILL: nothing in memory outlives it."""
         self.restarts += 1
         self.writer.dead = True
-        self.collector._on_failed(CollectorFailed("killed"))
+        self.collector.journal.fail(CollectorFailed("killed"))
         await self.collector.drain()
         self.journal = FaultyJournal.after_crash(self.journal)
         await self.begin()
@@ -226,7 +226,7 @@ class Simulation:
         while True:
             try:
                 reply, row = action()
-                await self.collector.durable(row)
+                await self.collector.journal.durable(row)
             except CollectorFailed:
                 await self.crash()
             except Refusal as refusal:
@@ -254,11 +254,11 @@ class Simulation:
 
     async def idle(self) -> None:
         async with asyncio.timeout(WAIT_SECONDS):
-            while self.collector.failure is None and (
-                self.collector._sealing.in_flight or self.collector._rebuilding
+            while self.collector.journal.failure is None and (
+                self.collector.sealing.in_flight or self.collector.journal.rebuilding
             ):
                 await asyncio.sleep(0)
-        if self.collector.failure is not None:
+        if self.collector.journal.failure is not None:
             await self.crash()
 
     async def finish(self) -> None:

@@ -71,7 +71,7 @@ def test_a_collector_tells_of_few_episodes_that_break(caplog: pytest.LogCaptureF
                 events.append(wire.Start(episode_id=f"e{n}", start=n))
                 events.append(wire.LogAction(episode_id=f"e{n}", seq=1, obs=[0.0, 0.0], action=9))
             reply, row = collector.accept(wire.Batch(instance=instance, events=events))
-            await collector.durable(row)
+            await collector.journal.durable(row)
             assert len(reply.refused) == 300
             time = 1.0
             collector.tick()

@@ -494,7 +494,7 @@ def test_what_a_full_disk_takes_back_is_not_acknowledged(importer: type[Importer
             with pytest.raises(Refusal) as refused:
                 await importer(collector).take(request(table, "k"))
             assert refused.value.code in ("busy", "disk_full")
-            while collector._rebuilding is not None:
+            while collector.journal.rebuilding is not None:
                 await asyncio.sleep(0.001)
             accepted, known, left_out = await send(table, "k")
             assert (accepted + known, left_out) == (3 * table.num_rows, [])
@@ -598,7 +598,7 @@ def test_an_import_that_stops_in_a_long_episode_begins_it_anew(how: str) -> None
                 call.cancel()
                 await asyncio.wait([call])
                 assert not collector.assembler.staged
-                assert collector.steps == 2
+                assert collector.assembler.steps == 2
                 assert await send(steps({"long": 1}), "", Caller("x")) == (3, 0, [])
                 assert (await send(table, "k", caller))[:2] == (ROWS + 8 - 4 - ROWS, 4)
                 return journal.crash()
@@ -606,7 +606,7 @@ def test_an_import_that_stops_in_a_long_episode_begins_it_anew(how: str) -> None
             call.cancel()
             await asyncio.wait([call])
         async with importing(crashed) as (collector, send):
-            assert collector.steps == 2
+            assert collector.assembler.steps == 2
             assert collector.sealing.idle_rows
             assert await send(table, "k", caller) == (ROWS + 2 + 4, 4, [])
             return crashed.crash()

@@ -84,8 +84,8 @@ def test_what_is_refused_for_the_most_part_is_not_read_to_its_end() -> None:
             with pytest.raises(Refusal, match=r"stopped after .* 3 were taken") as refused:
                 await Importer(collector).take(request(table))
             assert refused.value.code == "invalid"
-            assert collector.durable_row == collector.submitted_row
-            assert collector.steps == 1
+            assert collector.journal.durable_row == collector.journal.submitted_row
+            assert collector.assembler.steps == 1
 
     asyncio.run(main())
     reply, _ = told(steps(lengths, actions=[9 if n % 2 else 0 for n in range(count)]))

@@ -77,7 +77,7 @@ def run(body: Callable[[], Awaitable[None]]) -> None:
 
 async def registered(collector: Collector) -> str:
     reply, row = collector.register(wire.Register())
-    await collector.durable(row)
+    await collector.journal.durable(row)
     return reply.instance
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_acknowledged_before_its_commit() -> None:
             rows = [collector.accept(batch(instance, "e0", 0))[1]]
             await closed(journal.entered)
             rows += [collector.accept(batch(instance, f"e{n}", n))[1] for n in range(1, 20)]
-            waits = [asyncio.ensure_future(collector.durable(row)) for row in rows]
+            waits = [asyncio.ensure_future(collector.journal.durable(row)) for row in rows]
             await asyncio.sleep(0.05)
             assert not any(wait.done() for wait in waits)
             assert len(list(journal.replay())) == 1
@@ -124,7 +124,7 @@ def test_a_retry_waits_for_what_it_repeats() -> None:
             collector.accept(batch(instance, "e", 0))
             reply, row = collector.accept(batch(instance, "e", 0))
             assert (reply.accepted, reply.duplicates) == (0, 3)
-            wait = asyncio.ensure_future(collector.durable(row))
+            wait = asyncio.ensure_future(collector.journal.durable(row))
             await asyncio.sleep(0.02)
             assert not wait.done()
             journal.gate.set()
@@ -140,26 +140,26 @@ def test_a_full_disk_refuses_rolls_back_and_resumes() -> None:
         journal = GatedJournal()
         async with running(journal) as collector:
             instance = await registered(collector)
-            await collector.durable(collector.accept(batch(instance, "kept", 0, 2))[1])
+            await collector.journal.durable(collector.accept(batch(instance, "kept", 0, 2))[1])
             journal.gate.clear()
             journal.errors = [JournalFull("no space")]
             rows = [collector.accept(batch(instance, f"lost{n}", n))[1] for n in (1, 2)]
-            waits = [asyncio.ensure_future(collector.durable(row)) for row in rows]
+            waits = [asyncio.ensure_future(collector.journal.durable(row)) for row in rows]
             await asyncio.sleep(0)
             journal.gate.set()
             answers = await asyncio.gather(*waits, return_exceptions=True)
             assert [getattr(answer, "status", None) for answer in answers] == [507, 507]
             with pytest.raises(Refusal, match="disk is full"):
                 collector.accept(batch(instance, "later", 3))
-            while collector._rebuilding is not None:
+            while collector.journal.rebuilding is not None:
                 await asyncio.sleep(0.001)
             assert set(collector.assembler.finished) == {"kept"}
-            assert collector.steps == 2
+            assert collector.assembler.steps == 2
             reply, row = collector.accept(batch(instance, "lost1", 1))
-            await collector.durable(row)
+            await collector.journal.durable(row)
             assert reply.accepted == 3
             await collector.drain()
-            assert collector.totals.rows == collector.totals.steps == 3
+            assert collector.sealing.totals.rows == collector.sealing.totals.steps == 3
 
     run(body)
 
@@ -171,22 +171,22 @@ def test_a_shard_that_was_under_way_at_a_rebuild_is_recorded_once() -> None:
         journal, writer = GatedJournal(), MemoryWriter(gate=threading.Event())
         async with running(journal, writer) as collector:
             instance = await registered(collector)
-            await collector.durable(collector.accept(batch(instance, "a", 0, 2))[1])
+            await collector.journal.durable(collector.accept(batch(instance, "a", 0, 2))[1])
             while not journal.plans():
                 await asyncio.sleep(0.01)
             journal.errors = [JournalFull("no space")]
             with pytest.raises(Refusal, match="disk is full"):
-                await collector.durable(collector.accept(batch(instance, "b", 1))[1])
-            while collector._rebuilding is not None:
+                await collector.journal.durable(collector.accept(batch(instance, "b", 1))[1])
+            while collector.journal.rebuilding is not None:
                 await asyncio.sleep(0.001)
             assert writer.gate is not None
             writer.gate.set()
-            await collector.durable(collector.accept(batch(instance, "b", 1))[1])
+            await collector.journal.durable(collector.accept(batch(instance, "b", 1))[1])
             await collector.drain()
             assert (writer.adopted, writer.conflicts) == (1, 0)
-            assert collector.totals.rows == collector.totals.steps == 3
-            assert collector.totals.shards == 2
-            assert "stopped" in str(collector.failure)
+            assert collector.sealing.totals.rows == collector.sealing.totals.steps == 3
+            assert collector.sealing.totals.shards == 2
+            assert "stopped" in str(collector.journal.failure)
 
     run(body)
 
@@ -201,12 +201,12 @@ def test_a_failed_sync_stops_everything() -> None:
             journal.errors = [JournalFailed("EIO")]
             _, row = collector.accept(batch(instance, "e", 0))
             with pytest.raises(CollectorFailed, match="EIO"):
-                await collector.durable(row)
-            assert collector.failed.is_set()
+                await collector.journal.durable(row)
+            assert collector.journal.failed.is_set()
             with pytest.raises(CollectorFailed):
                 collector.accept(batch(instance, "f", 1))
             with pytest.raises(CollectorFailed):
-                await collector.durable(1)
+                await collector.journal.durable(1)
 
     run(body)
 
@@ -218,12 +218,12 @@ def test_parts_that_wait_for_the_disk_push_back() -> None:
         writer = MemoryWriter(full=True)
         async with running(MemoryJournal(), writer, max_pending=100) as collector:
             instance = await registered(collector)
-            await collector.durable(collector.accept(batch(instance, "a", 0, 5))[1])
+            await collector.journal.durable(collector.accept(batch(instance, "a", 0, 5))[1])
             with pytest.raises(Refusal, match="wait to be written") as caught:
                 collector.accept(batch(instance, "b", 1))
             assert (caught.value.status, caught.value.retry_after) == (429, 0.2)
             writer.full = False
-            while collector.pending_bytes:
+            while collector.sealing.pending_bytes:
                 await asyncio.sleep(0.01)
             assert collector.accept(batch(instance, "b", 1))[0].accepted == 3
 
@@ -239,7 +239,9 @@ def test_a_part_counts_for_what_it_holds_beside_its_columns() -> None:
             instance = await registered(collector)
             taken = 0
             while not collector.is_behind:
-                await collector.durable(collector.accept(batch(instance, f"e{taken}", taken))[1])
+                await collector.journal.durable(
+                    collector.accept(batch(instance, f"e{taken}", taken))[1]
+                )
                 taken += 1
             assert 10 < taken < 100
 
@@ -255,8 +257,10 @@ def test_parts_of_many_bytes_do_not_wait_for_more(monkeypatch: pytest.MonkeyPatc
         async with running(MemoryJournal(), writer, patient) as collector:
             instance = await registered(collector)
             for number in range(100):
-                await collector.durable(collector.accept(batch(instance, f"e{number}", number))[1])
-            while collector.pending_bytes > 500:
+                await collector.journal.durable(
+                    collector.accept(batch(instance, f"e{number}", number))[1]
+                )
+            while collector.sealing.pending_bytes > 500:
                 await asyncio.sleep(0.01)
             assert len(writer.parts) > 50
 
@@ -291,7 +295,7 @@ def test_a_drain_with_a_broken_writer_leaves_the_plan_for_the_next_start() -> No
         journal, writer = MemoryJournal(), MemoryWriter(full=True)
         async with running(journal, writer) as collector:
             instance = await registered(collector)
-            await collector.durable(collector.accept(batch(instance, "e", 0, 2))[1])
+            await collector.journal.durable(collector.accept(batch(instance, "e", 0, 2))[1])
             await collector.drain(timeout=0.2)
         assert len(journal.plans()) == 1
         writer.full = False
@@ -322,12 +326,12 @@ def test_a_batch_that_cannot_be_applied_is_undone(monkeypatch: pytest.MonkeyPatc
                 collector.accept(batch(instance, "e", 0, 3))
             with pytest.raises(Refusal, match="rebuilt"):
                 collector.accept(batch(instance, "e", 0, 3))
-            while collector._rebuilding is not None:
+            while collector.journal.rebuilding is not None:
                 await asyncio.sleep(0.001)
             assert collector.assembler.episodes == {}
             assert collector.accept(batch(instance, "e", 0, 3))[0].accepted == 5
             await collector.drain()
-            assert collector.totals.rows == 3
+            assert collector.sealing.totals.rows == 3
 
     run(body)
 
@@ -364,7 +368,7 @@ def test_an_error_in_the_ticker_is_not_silent(monkeypatch: pytest.MonkeyPatch) -
                 raise ZeroDivisionError("a bug")
 
             monkeypatch.setattr(collector, "tick", broken)
-            await collector.failed.wait()
-            assert isinstance(collector.failure, ZeroDivisionError)
+            await collector.journal.failed.wait()
+            assert isinstance(collector.journal.failure, ZeroDivisionError)
 
     run(body)

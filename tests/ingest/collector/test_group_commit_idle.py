@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ingest.collector.group_commit import Committer
+from ingest.collector.group_commit import Committer, Task
 from ingest.collector.writer_thread import Sealer, SealJob
 from storage.journal.memory_journal import MemoryJournal
 from storage.journal.sqlite_journal import Plan
@@ -49,8 +49,8 @@ def test_the_committer_lets_go_of_what_is_committed():
     committer = Committer(MemoryJournal(), notify=at_once, **told)
     committer.start()
     done, gone = watched()
-    committer.append(b"row")
-    committer.call(lambda journal: None, done)
+    committer.submit(Task(0, row=(1, b"row")))
+    committer.submit(Task(0, job=lambda journal: None, done=done))
     del done
     assert gone.wait(WAIT_SECONDS)
     committer.stop()

@@ -91,7 +91,7 @@ def test_a_part_is_held_back_until_its_row_is_on_disk() -> None:
         batch = wire.Batch(instance=instance, events=numbered("one", 0, steps=1))
         _, row = collector.accept(batch)
         assert bucket.got == []
-        await collector.durable(row)
+        await collector.journal.durable(row)
         assert [found[3] for found in bucket.got] == ["one"]
         await simulation.finish()
 

@@ -93,11 +93,11 @@ def check(simulation: Simulation, steps: dict[str, int] = STEPS) -> None:
     assert journal.state(CARRY) == {}
     written = {(s.stream, s.first, s.last) for s in journal.shards()}
     assert written == set(simulation.writer.shards)
-    totals = simulation.collector.totals
+    totals = simulation.collector.sealing.totals
     assert totals.steps == totals.rows == sum(part.steps for part in parts)
     assert (totals.parts, totals.shards) == (len(parts), len(written))
     assert (totals.episodes, totals.empty) == (len(steps), sum(not n for n in steps.values()))
-    assert simulation.collector.pending_bytes == 0
+    assert simulation.collector.sealing.pending_bytes == 0
     assert simulation.writer.conflicts == 0
 
 
@@ -216,7 +216,7 @@ def test_a_part_cut_by_time_is_made_again() -> None:
         simulation.now = 27.0
         simulation.collector.tick()  # plans the cut, records the empty episode
         async with asyncio.timeout(10):
-            while simulation.collector.totals.empty == 0 or not simulation.journal.plans():
+            while simulation.collector.sealing.totals.empty == 0 or not simulation.journal.plans():
                 await asyncio.sleep(0)
         await simulation.send(instance, [wire.End(episode_id="nobody", seq=0)])
         simulation.writer.full = False
@@ -238,7 +238,7 @@ def test_a_rebuilt_state_does_not_abandon_its_open_episodes() -> None:
         simulation.now = 49.0
         simulation.fault.at, simulation.fault.kind = simulation.fault.commits + 1, JournalFull
         await simulation.send(instance, events[2:3])
-        assert simulation.collector.stats.rebuilt == 1
+        assert simulation.collector.journal.rebuilds == 1
         await simulation.advance(10.0)
         await simulation.send(instance, events[3:])
         await simulation.finish()
@@ -261,7 +261,7 @@ def test_the_state_of_a_journal_is_bounded_by_its_limits() -> None:
             assert recover(simulation.journal, POLICIES, limits).lost == {}
             if number % 25 == 24:
                 await simulation.crash()
-        sealing = simulation.collector._sealing
+        sealing = simulation.collector.sealing
         assert sealing._episode_ordinals == {}
         assert simulation.collector.assembler.needed == {}
         assert len(simulation.collector.assembler.finished) == 10
@@ -315,7 +315,7 @@ def test_a_shard_from_before_the_damage_counts(caplog: pytest.LogCaptureFixture)
         await simulation.send(instance, numbered("e", 0, steps=2))
         await simulation.advance(60.0)
         assert [record.rows for record in simulation.journal.shards()] == [3]
-        assert simulation.collector.failure is None
+        assert simulation.collector.journal.failure is None
         await simulation.finish()
 
     run(script, Simulation({"default": OTHER_RULES}, writer=LongerShards()))
@@ -356,7 +356,7 @@ def test_real_files_hold_each_step_once(tmp_path: Path) -> None:
             instance = collector.register(wire.Register())[0].instance
         reply, row = collector.accept(wire.Batch(instance=instance, events=events))
         assert reply.refused == []
-        await collector.durable(row)
+        await collector.journal.durable(row)
         await collector.drain()
         return instance
 

@@ -66,7 +66,7 @@ def test_a_refusal_names_its_place_in_the_whole_batch() -> None:
             stray = wire.LogAction(episode_id="none", seq=9, obs=[0.0, 0.0], action=0)
             long.events.insert(9, stray)
             reply = await take(collector, long, LONG, LOCAL)
-            assert collector.durable_row >= 5  # the instance's row, and four slices
+            assert collector.journal.durable_row >= 5  # the instance's row, and four slices
             (refused,) = reply.refused
             assert (refused.index, refused.error["code"]) == (9, "not_found")
             assert refused.error["path"].startswith("$.events[9]")
@@ -89,7 +89,7 @@ def test_others_have_their_turn_between_slices() -> None:
                 rows.append(collector.accept(arrived(instance, "f", 1, 1))[1])
 
             await asyncio.gather(take(collector, long, LONG, LOCAL), other())
-            assert rows[0] < collector.submitted_row
+            assert rows[0] < collector.journal.submitted_row
 
     run(body)
 

@@ -79,7 +79,7 @@ def during(
 async def sent(collector: Collector, *events: wire.Event, instance: str | None = None) -> list[Any]:
     """(code, message) of each refused event, once the rest is durable."""
     reply, row = collector.accept(wire.Batch(instance=instance, events=list(events)))
-    await collector.durable(row)
+    await collector.journal.durable(row)
     return [(item.error["code"], item.error["message"]) for item in reply.refused]
 
 
@@ -266,7 +266,7 @@ def test_a_deep_info_is_refused_as_such(redact: dict[str, str], event: wire.Even
     async def body(collector: Collector) -> None:
         assert await sent(collector, wire.Start(episode_id="e"), action()) == []
         ((code, text),) = await sent(collector, event)
-        assert (code, collector.stats.rebuilt) == ("invalid", 0)
+        assert (code, collector.journal.rebuilds) == ("invalid", 0)
         assert "at most 32 lists and objects within each other" in text
 
     during(body, declared(redact=redact))
