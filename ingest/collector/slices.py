@@ -10,7 +10,7 @@ import msgspec
 from ingest.access.tokens import Caller
 from ingest.collector.collector import Collector
 from ingest.protocol import messages as wire
-from ingest.protocol.errors import Refusal, disk_full
+from ingest.protocol.errors import Refusal
 
 SLICE_BYTES = 1_000_000
 """Some 5 ms of the event loop."""
@@ -28,7 +28,9 @@ async def take(
     """Accept a batch that came in `size` bytes; the answer is of what is durable.
 
     A slice that cannot be taken, or does not become durable, is refused event by event, and all
-    that follows it with it. Raises Refusal when nothing was taken, CollectorFailed.
+    that follows it with it. When the collector throws its state away, the next slice finds it
+    rebuilding: that takes more turns of the event loop than the one between two slices. Raises
+    Refusal when nothing was taken, CollectorFailed.
     """
     each = max(1, len(batch.events) * SLICE_BYTES // max(size, SLICE_BYTES))
     if len(batch.events) <= each:
@@ -36,13 +38,11 @@ async def take(
         await collector.journal.durable(row)
         return reply
     collector.require_room(batch)
-    slices, epoch = list[_Slice](), collector.journal.epoch
+    slices = list[_Slice]()
     failure: Refusal | None = None
     for first in range(0, len(batch.events), each):
         piece = msgspec.structs.replace(batch, events=batch.events[first : first + each])
         try:
-            if collector.journal.epoch != epoch:  # what came before may be thrown away
-                raise disk_full()
             reply, row = collector.accept_slice(piece, first, caller)
         except Refusal as refusal:
             failure = refusal

@@ -56,9 +56,8 @@ async def running(
     policy: PolicyDeclaration = DEFAULT,
     **given: Any,
 ) -> AsyncIterator[Collector]:
-    collector = Collector(
-        journal, writer or MemoryWriter(), {"default": policy}, retry_seconds=0.01, **given
-    )
+    given = {"retry_seconds": 0.01, **given}
+    collector = Collector(journal, writer or MemoryWriter(), {"default": policy}, **given)
     collector.start()
     try:
         yield collector

@@ -29,11 +29,12 @@ class SmallDisk(MemoryJournal):
     def __init__(self) -> None:
         super().__init__()
         self.room = 10**6
-        self.committed = threading.Event()
+        self.committed, self.failed = threading.Event(), threading.Event()
 
     def commit(self, rows: Sequence[tuple[int, bytes]] = (), **change: Any) -> None:
         if rows and not self.room:
             self.room = 10**6
+            self.failed.set()
             raise JournalFull("no space")
         super().commit(rows, **change)
         if rows:
@@ -132,6 +133,32 @@ def test_a_batch_of_which_nothing_was_taken_is_refused_as_a_whole() -> None:
         async with running(journal) as collector:
             long = arrived(await registered(collector), "e", 0, 10)
             journal.room = 0
+            with pytest.raises(Refusal, match="disk is full"):
+                await take(collector, long, LONG, LOCAL)
+            await resumed(collector)
+            assert (await take(collector, long, LONG, LOCAL)).accepted == len(long.events)
+
+    run(body)
+
+
+def test_no_slice_is_taken_after_a_rebuild_that_came_between() -> None:
+    """Even one that begins between two slices and waits for nothing: the third slice would be a gap
+    behind the two that were thrown away, and break the episode."""
+
+    async def body() -> None:
+        journal, slices = SmallDisk(), list[int]()
+
+        def wall() -> int:
+            """Asked once for each slice: the second one is taken when the first has failed."""
+            slices.append(1)
+            if len(slices) > 1 and not journal.room:
+                assert journal.failed.wait(10.0)
+            return 1
+
+        async with running(journal, wall=wall, retry_seconds=0.0) as collector:
+            long = arrived(await registered(collector), "e", 0, 10)
+            journal.room = 0
+            slices.clear()
             with pytest.raises(Refusal, match="disk is full"):
                 await take(collector, long, LONG, LOCAL)
             await resumed(collector)
