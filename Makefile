@@ -82,6 +82,7 @@ docs: setup  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 release: setup  ## wheel, sdist and SBOM of this commit, each tried, and its tag
+	HEADRACE_WHOLE_SUITES=1 $(BIN)/python -m pytest -q tests/project/test_wheel.py
 	$(BIN)/python release.py --tag
 
 clean:  ## remove what was built; data/run stays
