@@ -138,11 +138,8 @@ class AsyncPolicyClient(PolicyClient):
 
     async def _act(self, observations: Mapping[str, Any]) -> dict[str, Any]:
         """Actions of some episodes, of one agent or of several; recorded once all are chosen."""
-        several = {name: seen for name, seen in observations.items() if name in self._book.wholes}
-        if several and len(several) < len(observations):
-            raise ValueError("get_action: expected episodes of several agents, or of one each")
-        if several:
-            return await self._act_together(several)
+        if self._have_several_agents(observations):
+            return await self._act_together(observations)
         asked = {}
         for name, seen in observations.items():
             policy = self._book.find(name).policy
@@ -170,12 +167,12 @@ class AsyncPolicyClient(PolicyClient):
         apart = {self._acts_here(name) for name in observations}
         if len(apart) > 1:  # some are not in the sample
             return {name: (await self._act({name: s}))[name] for name, s in observations.items()}
-        is_local, many = apart.pop(), self._many
+        is_local, many = apart.pop(), self._multi_agent
         for name, seen in observations.items():
             whole = self._book.find_whole(name)
             for agent in seen if isinstance(seen, Mapping) else ():
                 await self._prepare(whole.policy(agent), is_local=is_local)
-        turns = many.turns(observations)
+        turns = many.turns(observations, is_local=is_local)
         if is_local:
             return many.decide(turns, observations, partial(self._actor.decide, waits=False))
         tracks = [
@@ -183,20 +180,17 @@ class AsyncPolicyClient(PolicyClient):
         ]
         chosen = await self._choose(tracks)
         replies = {label_of(track): r for (track, _), r in zip(tracks, chosen, strict=True)}
-        turns = many.turns(observations)  # other calls may have come between
+        turns = many.turns(observations, is_local=False)  # other calls may have come between
 
         def decide(track: ClientEpisode, _: Any, obs: bytes) -> tuple[Decision, Any]:
             return _decided(track, obs, replies[label_of(track)])
 
         return many.decide(turns, observations, decide)
 
-    def _acts_here(self, name: str) -> bool:
-        return self.inference_mode == "local" or self._outbox.is_unsampled(name)
-
     async def _prepare(self, policy: ClientPolicy, *, is_local: bool) -> None:
         """Wait, off the loop, for what an action needs: the declaration, weights, its turn."""
         if not policy.is_declared:
-            await self._in_thread(self._require_declared, policy)
+            await self._in_thread(self._policies.require_declared, policy)
         if is_local and self._actor.must_wait(policy):
             await self._in_thread(self._actor.wait, policy)
         elif is_local:

@@ -17,10 +17,18 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ingest.client.client_events import late_reward, now_or
+from ingest.client.calls import PolicyLookup, Queueing
 from ingest.client.declarations import ClientPolicy
 from ingest.client.event_queue import Outbox, Reward, weight
-from ingest.client.events import check_id, encode_info, number, propensity, size_of
+from ingest.client.events import (
+    check_id,
+    encode_info,
+    late_reward,
+    now_or,
+    number,
+    propensity,
+    size_of,
+)
 from ingest.client.local_actions import LocalActor
 from ingest.client.open_episodes import ClientEpisode, ClientWhole, EpisodeBook
 from ingest.client.remote_actions import RemoteActor
@@ -51,22 +59,14 @@ class AgentTurn:
 
 @dataclass(frozen=True)
 class MultiAgentCalls:
-    """The five calls. All that they change is in the `book` and the queue.
-
-    `policy` finds a policy by its id, `require_declared` waits for its declaration,
-    `require_room(name, size)` refuses an event that is too large, `settle` waits with a client that
-    is synchronous.
-    """
+    """The five calls. All that they change is in the `book` and the queue."""
 
     book: EpisodeBook
     outbox: Outbox
     actor: LocalActor
     remote: RemoteActor
-    policy: Callable[[str | None], ClientPolicy]
-    require_declared: Callable[[ClientPolicy], None]
-    require_room: Callable[[str, int], None]
-    settle: Callable[[str], None]
-    is_local: bool
+    policies: PolicyLookup
+    queueing: Queueing
 
     # --- the calls ---------------------------------------------------------------------------
 
@@ -83,17 +83,19 @@ class MultiAgentCalls:
             of = self._by_mapping(dict(policies))
         self.book.wholes[name] = ClientWhole(start, of, pass_prob)
 
-    def get_action(self, observations: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    def get_action(
+        self, observations: Mapping[str, Any], *, is_local: bool
+    ) -> dict[str, dict[str, Any]]:
         """Actions by episode and agent, on observations by episode and agent."""
-        turns = self.turns(observations)
-        if self.is_local:
+        turns = self.turns(observations, is_local=is_local)
+        if is_local:
             return self.decide(turns, observations, self.actor.decide)
         return self._decide_there(turns, observations)
 
-    def turns(self, observations: Mapping[str, Any]) -> dict[str, AgentTurn]:
+    def turns(self, observations: Mapping[str, Any], *, is_local: bool) -> dict[str, AgentTurn]:
         """Who acts in each episode on observations by agent; nothing has changed yet."""
         return {
-            name: self._turn(self.book.find_whole(name, answered=self.is_local), seen, waits=True)
+            name: self._turn(self.book.find_whole(name, answered=is_local), seen, waits=True)
             for name, seen in observations.items()
         }
 
@@ -145,7 +147,7 @@ class MultiAgentCalls:
                     where, probs.get(agent), logps.get(agent)
                 )
         self._act({episode_id: turn}, {episode_id: steps})
-        self.settle(episode_id)
+        self.queueing.settle(episode_id)
 
     def log_returns(
         self,
@@ -171,7 +173,7 @@ class MultiAgentCalls:
         self._require_acted(whole, amounts.keys() | infos.keys() | gone.keys())
         self._reward(whole, amounts, infos, ts)
         whole.gone = {**gone, **whole.gone}
-        self.settle(episode_id)
+        self.queueing.settle(episode_id)
 
     def log_late(
         self,
@@ -191,7 +193,7 @@ class MultiAgentCalls:
             paid = number(where, "reward", amount)
             events.append(late_reward(episode_id, paid, raw, step, reward_id, ts, agent))
         self._put(events)
-        self.settle(episode_id)
+        self.queueing.settle(episode_id)
 
     def end_episode(
         self, episode_id: str, observation: Any, *, truncated: bool, ts: int | None
@@ -217,7 +219,7 @@ class MultiAgentCalls:
         )
         self.outbox.over(episode_id)
         self.book.end_whole(whole)
-        self.settle(episode_id)
+        self.queueing.settle(episode_id)
 
     # --- policies ----------------------------------------------------------------------------
 
@@ -245,7 +247,7 @@ class MultiAgentCalls:
 
     def _found(self, agent: str, policy_id: str | None, source: str) -> ClientPolicy:
         try:
-            return self.policy(policy_id)
+            return self.policies.find(policy_id)
         except ValueError as error:
             raise ValueError(
                 f"Could not find policy for agent {agent!r}: {source} gave {policy_id!r}; {error}"
@@ -283,7 +285,7 @@ class MultiAgentCalls:
         obs = {}
         for agent, value in by_agent(name, "obs", observation).items():
             if waits:
-                self.require_declared(whole.policy(agent))
+                self.policies.require_declared(whole.policy(agent))
             obs[agent] = whole.policy(agent).observe(label((name, agent)), value)
         _require_going_on(whole, obs)
         acting = [agent for agent in obs if agent not in whole.gone and agent not in whole.ended]
@@ -347,7 +349,7 @@ class MultiAgentCalls:
     def _put(self, events: list[Any]) -> Sequence[int]:
         """Queue events in one piece; the indices that they got."""
         for event in events:
-            self.require_room(label_of(event), weight(event))
+            self.queueing.require_room(label_of(event), weight(event))
         return self.outbox.put_all(events) if events else ()
 
     def _act(self, turns: Mapping[str, AgentTurn], steps: Mapping[str, Mapping[str, Any]]) -> None:
@@ -385,7 +387,7 @@ class MultiAgentCalls:
                 ts=now_or(ts),
                 decided=track.decided,
             )
-            self.require_room(label_of(track), weight(event) + size_of(info))
+            self.queueing.require_room(label_of(track), weight(event) + size_of(info))
             step = track.step if track.policy.sums else None
             rewards.append(Reward(track.step_index, step, event.reward, info, event))
         for agent, folded in zip(agents, self.outbox.put_rewards(rewards), strict=True):
@@ -413,7 +415,7 @@ class MultiAgentCalls:
                 steps[name][agent], actions[name][agent] = event, action
         self._act(turns, steps)
         for name in turns:
-            self.settle(name)
+            self.queueing.settle(name)
         return actions
 
     def _decide_there(

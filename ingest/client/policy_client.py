@@ -21,19 +21,18 @@ After a fork the child has an empty client of its own: the parent's episodes sta
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from time import monotonic, time_ns
 from types import TracebackType
 from typing import Any, get_args
 
-from ingest.client.client_events import late_reward, now_or, start_event
+from ingest.client.calls import PolicyLookup, Queueing
 from ingest.client.client_stats import ClientStats
-from ingest.client.declarations import ClientPolicy, CollectorSpec, Declarations, Draft
+from ingest.client.declarations import CollectorSpec, Declarations, Draft
 from ingest.client.delivery import Sender
 from ingest.client.event_queue import EVENT_BYTES, OnFull, Outbox
 from ingest.client.events import (
@@ -41,10 +40,12 @@ from ingest.client.events import (
     check_pass_prob,
     check_sample_rate,
     encode_info,
+    late_reward,
+    now_or,
     number,
     propensity,
     size_of,
-    too_large,
+    start_event,
     unsampled_names,
 )
 from ingest.client.local_actions import LocalActor
@@ -53,7 +54,7 @@ from ingest.client.open_episodes import ClientEpisode, EpisodeBook, require_free
 from ingest.client.remote_actions import RemoteActor
 from ingest.client.spool import Spool
 from ingest.client.transport import HttpSession, Token, Transport
-from ingest.protocol.agent_names import UNSAMPLED, name_in
+from ingest.protocol.agent_names import UNSAMPLED
 from ingest.protocol.errors import ClientError, Refusal
 from ingest.protocol.messages import Decision, End, LogAction, LogReturns, Start
 from storage.experience.hashed import SAMPLING, hash_fraction
@@ -190,7 +191,6 @@ class PolicyClient:
         waits = sync or spool is not None  # what was sent leaves the spool
         self._make_sides(instance_name, on_error, long_poll=long_poll, waits=waits)
         self._put = self._outbox.put
-        self._is_patient = True  # the collector has not kept a call waiting for what it declares
         # A client that is dropped without close still delivers what it has queued.
         weakref.finalize(self, self._sender.retire).atexit = False
 
@@ -202,7 +202,7 @@ class PolicyClient:
         long_poll: bool,
         waits: bool,
     ) -> None:
-        """What sends, and what answers `get_action` here and there."""
+        """What sends, what answers `get_action` here and there, and what all calls share."""
         self._sender = Sender(
             self._transport,
             self._outbox,
@@ -218,8 +218,25 @@ class PolicyClient:
         self._remote = RemoteActor(
             self._book, self._outbox, self._sender, self._timeout, wait_for_disk=waits
         )
+        self._policies = PolicyLookup(
+            self._declarations,
+            self._outbox,
+            self._sender,
+            default=self.policy_id,
+            timeout=self._timeout,
+            max_wait=self._max_wait,
+        )
+        wait = self._timeout if self._sync else None
+        self._queueing = Queueing(self._outbox, self._sender, self._book, wait)
+        self._multi_agent = MultiAgentCalls(
+            self._book, self._outbox, self._actor, self._remote, self._policies, self._queueing
+        )
 
     # --- episodes ----------------------------------------------------------------------------
+    #
+    # The calls of an episode of one agent stand here, without a further object on the hot path. An
+    # episode of several agents is in `wholes` of the book, and its calls, whose values are mappings
+    # by agent, are those of MultiAgentCalls. Either kind knows no other, so that this class asks.
 
     def start_episode(
         self,
@@ -258,7 +275,7 @@ class PolicyClient:
         if mapping is not None and not isinstance(mapping, str):
             return self._start_whole(episode_id, mapping, passed, *options, number=start_number)
         deadline = monotonic() + self._max_wait
-        policy = self._policy(mapping)
+        policy = self._policies.find(mapping)
         start = self._start(episode_id, policy.policy_id, *options, number=start_number)
         name, since = start.episode_id, self._outbox.end
         if self._is_left_out(name):
@@ -270,11 +287,11 @@ class PolicyClient:
         if asks:
             self._book.require_new(name)
         answers = self._sync or self._outbox.oldest() <= self._max_wait
-        index = self._put_started([start])
+        index = self._queueing.put_started([start])
         self._book.open[name] = ClientEpisode(name, policy, since, pass_prob=passed)
         if asks and answers and index >= 0:
             self._sender.await_start(start, index, max(0.0, deadline - monotonic()))
-        self._settle(name)
+        self._queueing.settle(name)
         return name
 
     def get_action(self, episode_id: str | Sequence[str], observation: Any) -> Any | dict[str, Any]:
@@ -288,29 +305,11 @@ class PolicyClient:
         published; CollectorUnavailable or TimeoutError without an answer in time: then the same
         call may be repeated.
         """
-        local, wholes = self.inference_mode == "local", self._book.wholes
         if isinstance(episode_id, str):
-            if episode_id in wholes:
-                return self._many_of(episode_id).get_action({episode_id: observation})[episode_id]
-            self._require_declared(self._book.find(episode_id, answered=local).policy)
-            if local or self._outbox.is_unsampled(episode_id):
-                return self._decide(episode_id, observation)
-            return self._remote.act({episode_id: observation})[episode_id]
+            return self._get_actions({episode_id: observation})[episode_id]
         if not isinstance(observation, Mapping) or set(observation) != set(episode_id):
             raise ValueError("get_action: expected a mapping of the given ids to observations")
-        if not local and any(map(self._outbox.is_unsampled, observation)):
-            return self._get_actions_apart(observation)
-        if many := [name for name in episode_id if name in wholes]:
-            if len(many) < len(observation):
-                raise ValueError("get_action: expected episodes of several agents, or of one each")
-            return self._many.get_action({name: observation[name] for name in many})
-        for name in observation:
-            self._require_declared(self._book.find(name, answered=local).policy)
-        if local:
-            for name in observation:  # all of them are fit before any is recorded
-                self._book.find(name).policy.observe(name, observation[name])
-            return {name: self._decide(name, observation[name]) for name in observation}
-        return self._remote.act({name: observation[name] for name in episode_id})
+        return self._get_actions({name: observation[name] for name in episode_id})
 
     def log_action(
         self,
@@ -332,7 +331,7 @@ class PolicyClient:
         episode = self._book.open.get(episode_id)
         if episode is None or episode.error is not None or episode.unanswered is not None:
             if episode_id in self._book.wholes:
-                return self._many.log_action(
+                return self._multi_agent.log_action(
                     episode_id,
                     observation,
                     action,
@@ -361,14 +360,14 @@ class PolicyClient:
             step.pass_prob = episode.pass_prob
         size = EVENT_BYTES + len(obs) + len(act)
         if size > self._outbox.request_bytes or not self._sender.running:
-            self._require_room(episode_id, size)
+            self._queueing.require_room(episode_id, size)
         draft = isinstance(obs, Draft) or isinstance(act, Draft)
         episode.step_index = self._put(step, size, draft=draft)
         episode.step = step
         episode.decided = None
         episode.seq = seq + 1
         episode.acted = True
-        return self._settle(episode_id) if self._sync else None
+        return self._queueing.settle(episode_id) if self._sync else None
 
     def log_returns(
         self,
@@ -401,14 +400,14 @@ class PolicyClient:
             return self._outbox.count_unsampled_reward()
         if over != (None, None) or isinstance(reward, Mapping) or episode_id in self._book.wholes:
             if not named:
-                return self._many.log_returns(episode_id, reward, info, *over, ts)
-            return self._many.log_late(episode_id, reward, info, step, reward_id, ts)
+                return self._multi_agent.log_returns(episode_id, reward, info, *over, ts)
+            return self._multi_agent.log_late(episode_id, reward, info, step, reward_id, ts)
         amount = number(episode_id, "reward", reward)
         raw = encode_info(episode_id, info) if info else None
         if named:
             late = late_reward(episode_id, amount, raw, step, reward_id, ts)
-            self._queue(late, EVENT_BYTES + size_of(raw))
-            return self._settle(episode_id)
+            self._queueing.put(late, EVENT_BYTES + size_of(raw))
+            return self._queueing.settle(episode_id)
         episode = self._book.find(episode_id)
         if not episode.acted:
             raise Refusal(
@@ -418,7 +417,7 @@ class PolicyClient:
                 episode_id,
             )
         if raw is not None:
-            self._require_room(episode_id, EVENT_BYTES + size_of(raw))
+            self._queueing.require_room(episode_id, EVENT_BYTES + size_of(raw))
         last = episode.step
         folds = last is not None and episode.policy.sums
         if folds and self._outbox.fold(episode.step_index, last, amount, raw):
@@ -431,10 +430,10 @@ class PolicyClient:
             ts=now_or(ts),
             decided=episode.decided,
         )
-        self._queue(event, EVENT_BYTES + size_of(raw))
+        self._queueing.put(event, EVENT_BYTES + size_of(raw))
         episode.step = None  # later rewards go behind this one
         episode.seq += 1
-        return self._settle(episode_id)
+        return self._queueing.settle(episode_id)
 
     def end_episode(
         self,
@@ -449,7 +448,9 @@ class PolicyClient:
         `truncated`: a limit ended it, not the task itself.
         """
         if episode_id in self._book.wholes:
-            return self._many.end_episode(episode_id, observation, truncated=truncated, ts=ts)
+            return self._multi_agent.end_episode(
+                episode_id, observation, truncated=truncated, ts=ts
+            )
         episode = self._book.find(episode_id)
         final = None if observation is None else episode.policy.observe(episode_id, observation)
         event = End(
@@ -461,10 +462,10 @@ class PolicyClient:
             decided=episode.decided,
         )
         size = EVENT_BYTES + (0 if final is None else len(final))
-        self._queue(event, size, draft=isinstance(final, Draft))
+        self._queueing.put(event, size, draft=isinstance(final, Draft))
         self._outbox.over(episode_id)
         self._book.end(episode_id)
-        return self._settle(episode_id)
+        return self._queueing.settle(episode_id)
 
     def log_step(
         self,
@@ -490,7 +491,7 @@ class PolicyClient:
         It is queued as one piece, with the caller's own id too: a taken id is then refused in the
         background. `terminated=False` marks an episode that a limit cut off.
         """
-        policy = self._policy(policy_id)
+        policy = self._policies.find(policy_id)
         options = (training_enabled, tags, None, ts)
         start = self._start(episode_id, policy.policy_id, *options, number=start_number)
         name = start.episode_id
@@ -517,9 +518,9 @@ class PolicyClient:
             self._outbox.over(name)
             self._book.end(name)
             return name
-        self._put_started([start, step, end])
+        self._queueing.put_started([start, step, end])
         self._book.end(name)
-        self._settle(name)
+        self._queueing.settle(name)
         return name
 
     # --- the policy --------------------------------------------------------------------------
@@ -531,7 +532,8 @@ class PolicyClient:
         nothing to refresh: the collector acts with the live version.
         """
         if self.inference_mode == "local":
-            return self._actor.policy(self._declared(policy_id).policy_id or "").refresh()
+            policy = self._policies.find_declared(policy_id)
+            return self._actor.policy(policy.policy_id or "").refresh()
         spec = CollectorSpec.fetch(self._transport)
         self._sender.take_up(spec)
         name = self.policy_id if policy_id is None else policy_id
@@ -539,7 +541,7 @@ class PolicyClient:
 
     def acting_version(self, policy_id: str | None = None) -> int:
         """The version that local mode acts with now; -1 for none yet, and in remote mode."""
-        return self._actor.policy(self._declared(policy_id).policy_id or "").version
+        return self._actor.policy(self._policies.find_declared(policy_id).policy_id or "").version
 
     # --- delivery ----------------------------------------------------------------------------
 
@@ -613,39 +615,6 @@ class PolicyClient:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _policy(self, policy_id: str | None) -> ClientPolicy:
-        """A policy, of which it may not be known yet what it declares. Raises ValueError.
-
-        The first call waits for that, for `max_wait`; none does while the collector is silent.
-        """
-        name = self.policy_id if policy_id is None else policy_id
-        if name is not None and not isinstance(name, str):
-            raise ValueError(f"policy_id: expected the id of one policy, got {name!r:.80}")
-        policy = self._declarations.policy(name)
-        if not policy.is_settled:
-            self._sender.ensure_running()
-            self._outbox.ask()
-            if self._is_patient:
-                self._is_patient = self._outbox.wait_until(
-                    lambda: policy.is_settled, self._max_wait
-                )
-        if policy.error is not None:
-            raise ValueError(policy.error)
-        return policy
-
-    def _require_declared(self, policy: ClientPolicy) -> None:
-        """Wait until it is known what a policy declares. Raises ValueError, ClientError."""
-        if policy.is_declared:
-            return
-        self._sender.connect(self._timeout, lambda: policy.is_settled)
-        if policy.error is not None:
-            raise ValueError(policy.error)
-
-    def _declared(self, policy_id: str | None) -> ClientPolicy:
-        policy = self._policy(policy_id)
-        self._require_declared(policy)
-        return policy
-
     def _start(
         self, episode_id: str | None, policy_id: str | None, *options: Any, number: int | None
     ) -> Start:
@@ -670,7 +639,7 @@ class PolicyClient:
             if self._sync:
                 require_free(self._transport, episode_id)
         left_out = self._is_left_out(start.episode_id)
-        self._many.start(start, mapping, pass_prob)
+        self._multi_agent.start(start, mapping, pass_prob)
         if left_out:
             whole = self._book.wholes[start.episode_id]
             return self._leave_out(start.episode_id, self._book.wholes, whole)
@@ -694,75 +663,49 @@ class PolicyClient:
         self._outbox.leave_out((own, name))
         return name
 
-    def _get_actions_apart(self, observations: Mapping[str, Any]) -> dict[str, Any]:
-        """Remote actions, and local ones for the episodes that are not in the sample."""
-        left_out = {n for n in observations if self._outbox.is_unsampled(n)}
-        others = {n: seen for n, seen in observations.items() if n not in left_out}
-        found = {n: self.get_action(n, observations[n]) for n in left_out}
-        return found | (self.get_action(list(others), others) if others else {})
+    # --- actions -----------------------------------------------------------------------------
 
-    def _many_of(self, episode_id: str) -> MultiAgentCalls:
-        many = self._many
-        is_unsampled = self._outbox.is_unsampled(episode_id)
-        return dataclasses.replace(many, is_local=True) if is_unsampled else many
+    def _get_actions(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+        """Actions of some episodes, of one agent or of several; recorded once all are chosen."""
+        here = {name: seen for name, seen in observations.items() if self._acts_here(name)}
+        if 0 < len(here) < len(observations):  # some are not in the sample
+            there = {name: seen for name, seen in observations.items() if name not in here}
+            return self._get_actions(here) | self._get_actions(there)
+        is_local = len(here) == len(observations)
+        if self._have_several_agents(observations):
+            return self._multi_agent.get_action(observations, is_local=is_local)
+        for name in observations:
+            self._policies.require_declared(self._book.find(name, answered=is_local).policy)
+        if not is_local:
+            return self._remote.act(observations)
+        encoded = {  # all are valid before any is recorded
+            name: self._book.find(name).policy.observe(name, seen)
+            for name, seen in observations.items()
+        }
+        return {name: self._decide(name, observations[name], obs) for name, obs in encoded.items()}
 
-    @property
-    def _many(self) -> MultiAgentCalls:
-        """Made for a call: one that is kept would keep this client from being let go of."""
-        return MultiAgentCalls(
-            self._book,
-            self._outbox,
-            self._actor,
-            self._remote,
-            self._policy,
-            self._require_declared,
-            self._require_room,
-            self._settle,
-            self.inference_mode == "local",
-        )
+    def _acts_here(self, name: str) -> bool:
+        """Whether the client's own policy acts: the collector knows nothing of what is not sent."""
+        return self.inference_mode == "local" or self._outbox.is_unsampled(name)
 
-    def _queue(self, event: Any, size: int, *, draft: bool = False) -> int:
-        """Queue one event; its index. Raises BufferFull, ClientError, ValueError."""
-        self._require_room(event.episode_id, size)
-        return self._put(event, size, draft=draft)
+    def _have_several_agents(self, names: Collection[str]) -> bool:
+        """Whether episodes are of several agents each. Raises ValueError for some of either."""
+        several = sum(name in self._book.wholes for name in names)
+        if 0 < several < len(names):
+            raise ValueError("get_action: expected episodes of several agents, or of one each")
+        return several > 0
 
-    def _require_room(self, episode_id: str, size: int) -> None:
-        """Raise ValueError for an event that no request can carry, ClientError without a sender."""
-        largest = self._outbox.request_bytes
-        if size > largest:
-            raise too_large(episode_id, size, largest)
-        if not self._sender.running:
-            self._sender.ensure_running()
-
-    def _put_started(self, events: Sequence[Any]) -> int:
-        """Queue an episode's first events in one piece; the index of the first."""
-        size = sum(len(event.obs) + len(event.action) for event in events[1:2])
-        self._require_room(events[0].episode_id, size)
-        return self._outbox.put_all(events)[0]
-
-    def _settle(self, episode_id: str) -> None:
-        """With `sync`: wait for the acknowledgement, and raise what was refused."""
-        if not self._sync:
-            return
-        try:
-            self._sender.flush(self._timeout)
-        except TimeoutError as error:
-            raise TimeoutError(f"Episode {episode_id}: {error}") from error
-        except Refusal as refusal:
-            self._book.told(name_in(episode_id, refusal.agent_id))
-            raise
-
-    def _decide(self, episode_id: str, observation: Any) -> Any:
+    def _decide(self, episode_id: str, observation: Any, obs: bytes) -> Any:
         """An action of the client's own policy, queued as the episode's next step."""
         episode = self._book.find(episode_id)
-        event, action = self._actor.decide(episode, observation)
+        event, action = self._actor.decide(episode, observation, obs)
         self._record(episode, event)
-        self._settle(episode_id)
+        self._queueing.settle(episode_id)
         return action
 
     def _record(self, episode: ClientEpisode, event: Decision) -> None:
         """Queue a decision as the episode's next step."""
-        episode.step_index = self._queue(event, EVENT_BYTES + len(event.obs))
+        episode.step_index = self._queueing.put(event, EVENT_BYTES + len(event.obs))
         episode.step = event
         episode.seq += 1
         episode.acted = True

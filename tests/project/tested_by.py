@@ -15,7 +15,7 @@ TESTED_BY = {
     "ingest.bulk_import.forms": "ingest/bulk_import/test_step_columns",
     "ingest.bulk_import.leaf_columns": "ingest/bulk_import/test_step_columns",
     "ingest.client.admin_session": "ingest/client/test_publisher",
-    "ingest.client.client_events": "ingest/client/test_policy_client",
+    "ingest.client.calls": "ingest/client/test_policy_client",
     "ingest.client.events": "ingest/client/test_policy_client",
     "ingest.client.local_actions": "ingest/client/test_local_inference",
     "ingest.client.open_episodes": "ingest/client/test_policy_client",

@@ -1,0 +1,115 @@
+"""The steps that all logging calls share, of one agent or of several.
+
+A call finds its policy, and with it what its values have to be (`PolicyLookup`). It checks and
+encodes them, then has its events queued (`Queueing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ingest.client.declarations import ClientPolicy, Declarations
+from ingest.client.delivery import Sender
+from ingest.client.event_queue import Outbox
+from ingest.client.events import too_large
+from ingest.client.open_episodes import EpisodeBook
+from ingest.protocol.agent_names import name_in
+from ingest.protocol.errors import Refusal
+
+
+class PolicyLookup:
+    """Finds policies by id, and waits for what they declare; `default` stands for no id.
+
+    A logging call waits for `max_wait` at most, and only until the first that has waited in vain:
+    a silent collector slows down one call, not each. What needs an answer waits for `timeout`.
+    """
+
+    def __init__(
+        self,
+        declarations: Declarations,
+        outbox: Outbox,
+        sender: Sender,
+        *,
+        default: str | None,
+        timeout: float,
+        max_wait: float,
+    ) -> None:
+        self._declarations, self._outbox, self._sender = declarations, outbox, sender
+        self._default, self._timeout, self._max_wait = default, timeout, max_wait
+        self._is_patient = True
+
+    def find(self, policy_id: str | None) -> ClientPolicy:
+        """A policy, of which it may not be known yet what it declares. Raises ValueError."""
+        name = self._default if policy_id is None else policy_id
+        if name is not None and not isinstance(name, str):
+            raise ValueError(f"policy_id: expected the id of one policy, got {name!r:.80}")
+        policy = self._declarations.policy(name)
+        if not policy.is_settled:
+            self._sender.ensure_running()
+            self._outbox.ask()
+            if self._is_patient:
+                self._is_patient = self._outbox.wait_until(
+                    lambda: policy.is_settled, self._max_wait
+                )
+        if policy.error is not None:
+            raise ValueError(policy.error)
+        return policy
+
+    def require_declared(self, policy: ClientPolicy) -> None:
+        """Wait until it is known what a policy declares. Raises ValueError, ClientError."""
+        if policy.is_declared:
+            return
+        self._sender.connect(self._timeout, lambda: policy.is_settled)
+        if policy.error is not None:
+            raise ValueError(policy.error)
+
+    def find_declared(self, policy_id: str | None) -> ClientPolicy:
+        """A policy, once it is known what it declares. Raises ValueError, ClientError."""
+        policy = self.find(policy_id)
+        self.require_declared(policy)
+        return policy
+
+
+class Queueing:
+    """Queues events that a request can carry, for a sender that runs.
+
+    `sync_timeout`: seconds that `settle` waits for the acknowledgement; None: not at all.
+    """
+
+    def __init__(
+        self, outbox: Outbox, sender: Sender, book: EpisodeBook, sync_timeout: float | None
+    ) -> None:
+        self._outbox, self._sender, self._book = outbox, sender, book
+        self._sync_timeout = sync_timeout
+
+    def put(self, event: Any, size: int, *, draft: bool = False) -> int:
+        """Queue one event; its index. Raises BufferFull, ClientError, ValueError."""
+        self.require_room(event.episode_id, size)
+        return self._outbox.put(event, size, draft=draft)
+
+    def require_room(self, episode_id: str, size: int) -> None:
+        """Raise ValueError for an event that no request can carry, ClientError without a sender."""
+        largest = self._outbox.request_bytes
+        if size > largest:
+            raise too_large(episode_id, size, largest)
+        if not self._sender.running:
+            self._sender.ensure_running()
+
+    def put_started(self, events: Sequence[Any]) -> int:
+        """Queue an episode's first events in one piece; the index of the first."""
+        size = sum(len(event.obs) + len(event.action) for event in events[1:2])
+        self.require_room(events[0].episode_id, size)
+        return self._outbox.put_all(events)[0]
+
+    def settle(self, episode_id: str) -> None:
+        """With `sync`: wait for the acknowledgement, and raise what was refused."""
+        if self._sync_timeout is None:
+            return
+        try:
+            self._sender.flush(self._sync_timeout)
+        except TimeoutError as error:
+            raise TimeoutError(f"Episode {episode_id}: {error}") from error
+        except Refusal as refusal:
+            self._book.told(name_in(episode_id, refusal.agent_id))
+            raise
