@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import urllib3
@@ -21,6 +20,7 @@ from ingest import __name__ as INGEST
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.spaces.descriptors import parse_space
+from tests.closing import Closing
 
 READY_SECONDS = 30
 
@@ -38,7 +38,7 @@ def declare(
     )
 
 
-class CollectorProcess:
+class CollectorProcess(Closing):
     """`python -m ingest collect` on a root; `kill` is SIGKILL, `stop` is SIGTERM.
 
     `program` is what runs in place of `-m ingest`; `options` are further options of `collect`; `ca`
@@ -168,15 +168,7 @@ class CollectorProcess:
     def get(self, path: str) -> tuple[int, Any]:
         return self.request("GET", path)
 
-    def __enter__(self) -> CollectorProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._pool.clear()
         if self.process.poll() is None:
             self.process.kill()

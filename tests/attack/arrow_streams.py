@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ingest.protocol.messages import ARROW
-from tests.attack.arena import Case, arena
+from tests.attack.attacked_collector import Case, arena
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 

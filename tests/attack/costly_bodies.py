@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ingest.protocol.messages import ARROW, JSON, MSGPACK
-from tests.attack.arena import PAIRS, Arena, arena
+from tests.attack.attacked_collector import PAIRS, Arena, arena
 from tests.attack.json_bodies import open_episode
 from tests.faults.scenario import Scenario, Trial, Verdict
 from tests.ingest.raw_http import HOST, connect, listen

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tests.attack.arena import PAIRS, Arena, Case, arena
+from tests.attack.attacked_collector import PAIRS, Arena, Case, arena
 from tests.faults.scenario import Scenario, Trial, Verdict
 from tests.ingest.raw_http import HOST, connect, exchange, listen
 

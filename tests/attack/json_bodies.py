@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from urllib.parse import quote
 
-from tests.attack.arena import Arena, Case, arena
-from tests.attack.values import (
+from tests.attack.attacked_collector import Arena, Case, arena
+from tests.attack.hostile_values import (
     OPEN,
     event_bodies,
     json_bodies,

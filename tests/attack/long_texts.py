@@ -14,8 +14,8 @@ import msgspec
 
 from ingest.protocol import messages as wire
 from ingest.protocol.messages import JSON, MSGPACK
-from tests.attack.arena import Arena, Case, arena
-from tests.attack.values import good
+from tests.attack.attacked_collector import Arena, Case, arena
+from tests.attack.hostile_values import good
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 AGENTS = 60

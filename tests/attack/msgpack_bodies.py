@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ingest.protocol.messages import MSGPACK
-from tests.attack.arena import Case
-from tests.attack.json_bodies import in_random_order
-from tests.attack.values import (
+from tests.attack.attacked_collector import Case
+from tests.attack.hostile_values import (
     event_bodies,
     message_routes,
     msgpack_bodies,
     path_of,
     whole_of_lists,
 )
+from tests.attack.json_bodies import in_random_order
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 HEADERS = {"content-type": MSGPACK}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from tests.attack.arena import PAIRS, Arena, arena
+from tests.attack.attacked_collector import PAIRS, Arena, arena
 from tests.faults.scenario import Scenario, Trial, Verdict
 from tests.ingest.raw_http import HOST, exchange
 

@@ -11,9 +11,9 @@ import sys
 import threading
 from functools import partial
 
-from tests.attack.arena import Arena, arena
+from tests.attack.attacked_collector import Arena, arena
+from tests.attack.hostile_values import OPEN
 from tests.attack.json_bodies import open_episode
-from tests.attack.values import OPEN
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 CHECKS = (

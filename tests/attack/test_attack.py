@@ -9,7 +9,7 @@ import pytest
 import urllib3
 
 from tests.attack import arrow_streams, json_bodies, msgpack_bodies, raw_sockets
-from tests.attack.arena import Case, judge_ratios
+from tests.attack.attacked_collector import Case, judge_ratios
 from tests.collector_process import CollectorProcess, declare
 from tests.faults import mutants, scenario
 from tests.faults.scenario import Verdict

@@ -99,7 +99,7 @@ def company(address: str, kinds: tuple[str, ...] = COMPANY) -> Iterator[None]:
     with ExitStack() as stack:
         for kind in kinds:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.docs.company", kind, address],
+                [sys.executable, "-m", "tests.docs.client_beside", kind, address],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

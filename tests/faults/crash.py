@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ingest import __name__ as INGEST
+from tests.closing import Closing
 from tests.collector_process import CollectorProcess, declare
 from tests.faults.account import Account, ShardWatch
 from tests.faults.scenario import Scenario, Trial, Verdict
@@ -34,7 +35,7 @@ READY_P50 = 0.5  # seconds from the kill of a supervised collector until the nex
 PLANTED_PAUSE = (0.5, 1.5)  # longer than a planted fault keeps its window open
 
 
-class Traffic:
+class Traffic(Closing):
     """A collector under eight clients in two processes. Killed clients are replaced by new ones."""
 
     def __init__(
@@ -133,10 +134,7 @@ class Traffic:
         verdict.require(status == 0, "drain", f"expected exit status 0, got {status}")
         self.account().judge(verdict)
 
-    def __enter__(self) -> Traffic:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._stack.close()
 
 

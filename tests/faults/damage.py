@@ -31,7 +31,7 @@ from tests.faults.crash import verify
 from tests.faults.scenario import Scenario, Trial, Verdict
 from tests.faults.simulated_client import Client, Ledger
 from tests.faults.simulation import LIMITS, POLICIES, History, quiet, stored_steps
-from tests.faults.stepped import Points, World
+from tests.faults.stepped_collector import Points, World
 from tests.ingest.simulated_collector import MemoryShard, MemoryShelf
 
 WAL, HIGH_WATER = f"{DATABASE}-wal", "high-water"

@@ -84,7 +84,7 @@ __attribute__((constructor)) static void begin(void) {
     close(fd);
     for (char *at = command; at < command + length; at += strlen(at) + 1)
         if (!strcmp(at, "write-shards")) role = 1;
-        else if (!strcmp(at, "--follow") || !strcmp(at, "tests.faults.loop.nursery")) role = 2;
+        else if (!strcmp(at, "--follow") || !strcmp(at, "tests.faults.loop.trainer_forks")) role = 2;
     snprintf(path, sizeof path, "%s/control", state);
     if ((fd = real_open(path, O_RDWR | O_CLOEXEC)) < 0) abort();
     control = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.namespace import Namespace
+from tests.faults.durable_names import Namespace
 
 KINDS = (
     *("write", "sync", "dirsync", "open", "rename", "unlink", "truncate", "create", "mkdir"),

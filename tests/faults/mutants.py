@@ -23,7 +23,7 @@ FILES = (
     "planted_acting",
     "planted_attack",
     "planted_disk",
-    "planted_shell",
+    "planted_process",
     "planted_spool",
     "planted_tracks",
     "planted_weights",

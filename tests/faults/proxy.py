@@ -22,7 +22,8 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from types import TracebackType
+
+from tests.closing import Closing
 
 FAULTS: Mapping[str, float] = {
     "delay": 0.05,
@@ -37,7 +38,7 @@ LONGEST_DELAY = 0.15
 LATE = (0.05, 1.0)
 
 
-class BadNetwork:
+class BadNetwork(Closing):
     """Listens on a free port of this machine for the life of the block; `counts` tells what it did.
 
     `counts["requests"]` are those that a client began to send, whatever became of them.
@@ -58,12 +59,7 @@ class BadNetwork:
         self._ready.wait()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 

@@ -18,7 +18,7 @@ from ingest.collector.recovery import CARRY
 from storage.journal.sqlite_journal import MemoryJournal
 from tests.faults.scenario import Scenario, Trial, Verdict
 from tests.faults.simulation import TURNS, History, quiet, stored_steps
-from tests.faults.stepped import Points, SteppedJournal, World
+from tests.faults.stepped_collector import Points, SteppedJournal, World
 from tests.ingest.simulated_collector import MemoryShelf
 
 CRASHES = 0.004  # at each point

@@ -16,7 +16,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import Name, name_in, name_of
 from ingest.protocol.errors import CollectorFailed, Refusal
 from storage.experience.episode import DEFAULT_AGENT
-from tests.faults.stepped import Answer, World
+from tests.faults.stepped_collector import Answer, World
 
 REWARD = 0.5  # what one log_returns adds
 AGENTS = (DEFAULT_AGENT, "b")  # of an episode of two; the first is called as a lone agent is stored

@@ -28,7 +28,7 @@ from storage.experience.episode import Part
 from storage.spaces.descriptors import parse_space
 from tests.faults.scenario import Scenario, Trial, Verdict
 from tests.faults.simulated_client import NO_TRACK, REWARD, Client, Ledger
-from tests.faults.stepped import Crash, Points, World
+from tests.faults.stepped_collector import Crash, Points, World
 
 POLICIES = {
     "default": PolicyDeclaration(

@@ -2,9 +2,9 @@
 
 Episodes, one in five of two agents, come in batches over ever new connections and client instances,
 and the shard writer is killed now and then. At rest, between rounds, the collector is asked what it
-holds (observed.py). In the first fifth the writer stands still while a round is sent: so much waits
-then as never again, and the memory that a backlog takes and leaves to the next (SQLite's cache, the
-arenas of small objects) is taken before anything is judged. From there on
+holds (measured_collector.py). In the first fifth the writer stands still while a round is sent: so
+much waits then as never again, and the memory that a backlog takes and leaves to the next (SQLite's
+cache, the arenas of small objects) is taken before anything is judged. From there on
 
     objects and blocks of memory   less than 0.1 more per episode
     files and threads              none more
@@ -118,7 +118,7 @@ def run(trial: Trial) -> Verdict:
     root, samples = trial.folder / "root", []
     declare(root, seal_seconds=0.2)
     mutant = trial.mutant.name if trial.mutant else "none"
-    program = ("-m", "tests.faults.observed", str(trial.folder), mutant, INGEST)
+    program = ("-m", "tests.faults.measured_collector", str(trial.folder), mutant, INGEST)
     with CollectorProcess(root, program=program) as collector:
         rounds = Rounds(collector, chance)
         for number in range(ROUNDS):

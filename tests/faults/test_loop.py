@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.faults.loop import damaged_shards, publish_kills, trainer_kills
-from tests.faults.loop.running import Loop
+from tests.faults.loop.running_loop import Loop
 from tests.faults.scenario import Trial, Verdict
 
 CALLS = (9, 24, 31, 40)  # of a start, of a candidate, of its checkpoint, of its version

@@ -9,8 +9,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from tests.closing import Closing
 
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 30
@@ -49,7 +50,7 @@ def refused(result: subprocess.CompletedProcess[str], *texts: str, status: int =
     )
 
 
-class Collect:
+class Collect(Closing):
     """`headrace collect` on a free port; leaving the block drains it."""
 
     def __init__(self, root: Path, *words: str) -> None:
@@ -73,14 +74,6 @@ class Collect:
         out, err = self.process.communicate(timeout=STOP_SECONDS)
         return out, err, self.process.returncode
 
-    def __enter__(self) -> Collect:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         if self.process.poll() is None:
             self.stop()

@@ -13,16 +13,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import urllib3
+
+from tests.closing import Closing
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 120.0  # s; nothing is asserted on it: a wait that exceeds it is a failure
 
 
-class LiveLoop:
+class LiveLoop(Closing):
     """A collector, its trainer and clients that play CartPole."""
 
     def __init__(self, root: Path, *words: str, players: int = 1, script: str = "") -> None:
@@ -128,9 +129,6 @@ class LiveLoop:
                 return held, len(fresh)
             pause.wait(0.3)
 
-    def __enter__(self) -> LiveLoop:
-        return self
-
     def stop(self) -> int:
         """End the players, then `up`; its exit status."""
         for player in self.players:
@@ -140,12 +138,7 @@ class LiveLoop:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(90)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         for process in (*getattr(self, "players", []), self.process):
             if process.poll() is None:
                 process.kill()

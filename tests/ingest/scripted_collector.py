@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -24,6 +23,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal, already_started, completed, not_found
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Discrete, space_to_json
+from tests.closing import Closing
 
 OBSERVATION = Box((2,), np.dtype("float32"), np.array(-10.0), np.array(10.0))
 ACTION = Discrete(3)
@@ -115,7 +115,7 @@ class Record:
         return found
 
 
-class ScriptedCollector:
+class ScriptedCollector(Closing):
     """`faults` are played for the next POSTs, one each; see the functions above."""
 
     def __init__(self) -> None:
@@ -142,12 +142,7 @@ class ScriptedCollector:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -26,7 +26,7 @@ TESTED_BY = {
     "ingest.collector.quotas": "ingest/access/test_tokens",
     "ingest.collector.sealing": "ingest/collector/test_collector",
     "ingest.collector.stores": "ingest/server/test_process_start",
-    "ingest.collector.weights_thread": "ingest/server/test_action_routes",
+    "ingest.collector.weights_thread": "ingest/server/test_process_hung_weights",
     "ingest.collector.writer_thread": "ingest/collector/test_group_commit_idle",
     "ingest.embedded.local_publisher": "ingest/embedded/test_worker_policies",
     "ingest.episodes.client_instances": "ingest/episodes/test_assembler",

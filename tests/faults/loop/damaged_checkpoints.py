@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from policy.jobs.checkpoint_files import CheckpointFiles
 from tests.faults.loop.damaged_shards import flip
-from tests.faults.loop.running import POLICY, Loop
+from tests.faults.loop.running_loop import POLICY, Loop
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 PATIENCE = 60.0

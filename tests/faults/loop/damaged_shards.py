@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.faults.loop.running import Loop, stopped, wait_until
+from tests.faults.loop.running_loop import Loop, stopped, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 PATIENCE = 50.0  # less than clients wait: only the trainer can bring the next version

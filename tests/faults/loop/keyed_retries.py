@@ -7,7 +7,7 @@ rows: they are known by the journal's state alone. None may be taken for a new o
 from __future__ import annotations
 
 from tests.faults.loop import ledger
-from tests.faults.loop.running import Loop, wait_until
+from tests.faults.loop.running_loop import Loop, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 ROWS = 40  # logged between two kills: several shards

@@ -1,7 +1,7 @@
 """The ledger of a loop, by row: acknowledged = trained once + excluded by name + unread.
 
 What clients noted is held against what is in shards, and that against the trainer's checkpoint, the
-lineage of its weights, its own counts, and what the witness saw (tests.faults.loop.witness).
+lineage of its weights, its own counts, and what the witness saw (trainer_witness.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from storage.reading.ledger import Ledger
 from storage.weights.off_chain import off_chain
 from storage.weights.store import WeightFolder
 from tests.faults.account import is_whole
-from tests.faults.loop.witness import Row, Testimony, digest
+from tests.faults.loop.trainer_witness import Row, Testimony, digest
 from tests.faults.scenario import Verdict
 
 Place: TypeAlias = tuple[str, float]

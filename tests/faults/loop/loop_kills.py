@@ -15,8 +15,8 @@ import signal
 import threading
 from functools import partial
 
-from tests.faults.loop.running import Loop, no_descriptors, stopped, wait_until
-from tests.faults.loop.upheaval import Up
+from tests.faults.loop.running_loop import Loop, no_descriptors, stopped, wait_until
+from tests.faults.loop.up_processes import Up
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 PATIENCE = 90.0

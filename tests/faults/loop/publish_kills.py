@@ -6,7 +6,7 @@ of calls. Each is the last one of a trainer once; the next trainer goes on from 
 
 from __future__ import annotations
 
-from tests.faults.loop.running import Loop, wait_until
+from tests.faults.loop.running_loop import Loop, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 CALLS = 60  # of a start and two updates, about

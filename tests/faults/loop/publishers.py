@@ -14,9 +14,9 @@ import signal
 import threading
 from pathlib import Path
 
-from tests.faults.loop import striking
+from tests.faults.loop import file_call_strikes
 from tests.faults.loop.ledger import WeightFolder
-from tests.faults.loop.running import POLICY, Loop, Trainer, wait_until
+from tests.faults.loop.running_loop import POLICY, Loop, Trainer, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 HOW = ("killed", "stopped", "full")
@@ -56,11 +56,11 @@ def run(trial: Trial) -> Verdict:
 def _calls(loop: Loop, digest: str) -> list[str]:
     """The paths of the calls of a publication that is left alone."""
     noted = loop.folder / "calls"
-    publisher = loop.nursery.start(*_words(loop, digest), strike={"nth": 0, "noted": str(noted)})
+    publisher = loop.forks.start(*_words(loop, digest), strike={"nth": 0, "noted": str(noted)})
     if not publisher.wait(PATIENCE):
         raise RuntimeError(f"a publication does not end: {publisher.complaint()}")
     loop.watch.look()
-    return striking.noted_calls(noted)
+    return file_call_strikes.noted_calls(noted)
 
 
 def _places(loop: Loop, calls: list[str]) -> list[Strike]:
@@ -87,7 +87,7 @@ def _publish(loop: Loop, digest: str, how: str, strike: Strike, verdict: Verdict
     """A publication that is struck; with the last of its calls done it comes to its end."""
     nth, after = strike
     order = {"nth": nth, "after": after, "how": how}
-    publisher = loop.nursery.start(*_words(loop, digest), strike=order)
+    publisher = loop.forks.start(*_words(loop, digest), strike=order)
     struck = wait_until(lambda: not publisher.alive or _is_stopped(publisher), PATIENCE)
     verdict.require(struck, "stuck", f"a publisher waits: {publisher.complaint()}")
     if _is_stopped(publisher):

@@ -24,7 +24,7 @@ from typing import TypeAlias
 from tests.faults.disk import Disk
 from tests.faults.full_disk import Ballast, small_file_system
 from tests.faults.loop import ledger
-from tests.faults.loop.running import Loop, no_descriptors, stopped, wait_until
+from tests.faults.loop.running_loop import Loop, no_descriptors, stopped, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 Fault: TypeAlias = Callable[[Loop], contextlib.AbstractContextManager[None]]

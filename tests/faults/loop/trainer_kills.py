@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from tests.faults.loop.running import Loop, wait_until
+from tests.faults.loop.running_loop import Loop, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 LATEST = 0.6  # seconds after a moment that was waited for

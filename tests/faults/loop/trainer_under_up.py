@@ -6,8 +6,8 @@ import contextlib
 import os
 import signal
 
-from tests.faults.loop.running import PATIENCE, Loop, wait_until
-from tests.faults.loop.upheaval import Up
+from tests.faults.loop.running_loop import PATIENCE, Loop, wait_until
+from tests.faults.loop.up_processes import Up
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 
 from policy.inference.weight_store import WeightStore
-from tests.faults.loop.running import POLICY, Loop, Trainer, stop_between, wait_until
+from tests.faults.loop.running_loop import POLICY, Loop, Trainer, stop_between, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 PATIENCE = 90.0

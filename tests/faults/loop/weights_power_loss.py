@@ -11,7 +11,7 @@ import threading
 from typing import TypeAlias
 
 from tests.faults.disk import KILL, Disk
-from tests.faults.loop.running import Loop, Trainer, wait_until
+from tests.faults.loop.running_loop import Loop, Trainer, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 Moment: TypeAlias = str | None

@@ -15,7 +15,7 @@ import signal
 from pathlib import Path
 
 from storage.declarations.held_policies import held_version
-from tests.faults.loop.running import POLICY, Loop, stop_between, wait_until
+from tests.faults.loop.running_loop import POLICY, Loop, stop_between, wait_until
 from tests.faults.scenario import Scenario, Trial, Verdict
 
 WHOLE = ("journal", "shards", "readers", "weights", "policies")

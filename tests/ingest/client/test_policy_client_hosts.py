@@ -22,7 +22,7 @@ from ingest.protocol.errors import ClientError
 from tests.collector_process import CollectorProcess, declare, shard_rows
 
 ROOT = Path(__file__).parents[3]
-HOSTED = "tests.ingest.client.hosted"
+HOSTED = "tests.ingest.client.hosted_service"
 PATIENCE = 60.0
 GUNICORN = "gunicorn --bind 127.0.0.1:PORT --workers 2 --log-level warning"
 UVICORN = "uvicorn --port PORT --log-level warning"
@@ -118,9 +118,9 @@ def test_a_task_queues_pool_delivers_before_it_ends(
     monkeypatch.setenv("BROKER", str(tmp_path))
     words = f"celery -A {HOSTED} worker -c 2 -l error --without-gossip --without-mingle"
     worker = start(collector, words.split(), BUSY="1", PYTHONWARNINGS="ignore")
-    from tests.ingest.client import hosted  # noqa: PLC0415 - it reads the environment
+    from tests.ingest.client import hosted_service  # noqa: PLC0415 - it reads the environment
 
-    app, names = hosted.queue_app(), [f"decision-{number}" for number in range(40)]
+    app, names = hosted_service.queue_app(), [f"decision-{number}" for number in range(40)]
     sent = [app.send_task("decide", args=[name]) for name in names[:20]]
     for one in sent:
         one.get(timeout=PATIENCE)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 
 import pytest
 
 from ingest.client.transport import Transport
 from ingest.protocol.errors import CollectorUnavailable
+from tests.closing import Closing
 from tests.ingest.scripted_collector import ScriptedCollector
 
 
-class Router:
+class Router(Closing):
     """Carries connections to a collector until it forgets them: then they are open, and mute."""
 
     def __init__(self, address: str) -> None:
@@ -50,15 +50,7 @@ class Router:
         except OSError:
             pass
 
-    def __enter__(self) -> Router:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
         for one in (self._listening, *self._made):
             one.close()

@@ -1,7 +1,4 @@
-"""Remote actions: what is wrong with one caller's call is the answer of that one alone.
-
-Also of `ingest.collector.weights_thread`.
-"""
+"""Remote actions: what is wrong with one caller's call is the answer of that one alone."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from policy.networks.policy import Policy
 from storage.declarations.held_policies import held_version, say_held
 from storage.spaces.descriptors import parse_space
 from tests.collector_process import CollectorProcess, declare
-from tests.faults.loop.running import wait_until
+from tests.faults.loop.running_loop import wait_until
 
 
 class Stumbling:

@@ -112,11 +112,11 @@ def claimed(root: Path, version: int) -> set[Row]:
 
 
 class Followers:
-    """Followers that are forked one after the other (tests/policy/jobs/follower_process.py)."""
+    """Followers that are forked one after the other (tests/policy/jobs/dying_follower.py)."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.policy.jobs.follower_process"],
+            [sys.executable, "-m", "tests.policy.jobs.dying_follower"],
             cwd=Path(__file__).parents[3],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -20,7 +20,7 @@ from storage.experience.episode import SOURCES
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.reading.multi_agent_reader import MultiAgentReader
 from storage.reading.shard_reader import ShardReader
-from tests.storage.joint_log import JointLog, Run
+from tests.storage.multi_agent_log import JointLog, Run
 
 
 def trades(count: int) -> list[Run]:

@@ -23,7 +23,7 @@ from storage.experience.interfaces import EndOfInput, ReaderError, ReaderState
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from storage.reading.multi_agent_reader import MultiAgentReader
 from storage.reading.shard_reader import ShardReader
-from tests.storage.joint_log import COLLECTOR, SPACES, JointLog, Run
+from tests.storage.multi_agent_log import COLLECTOR, SPACES, JointLog, Run
 
 HOUR = 3_600_000_000  # us
 LONG = 30.0  # s; what a test never waits for unless something is broken

@@ -12,6 +12,6 @@ _BROKEN = {"collect", "up", "train", "publish", "rollback", "write-shards"}
 _WANTED = {"FAULTS_MUTANT", "FAULTS_WITNESS"}
 
 if _BROKEN & set(sys.orig_argv) and _WANTED & set(os.environ):
-    from tests.faults.loop import planting
+    from tests.faults.loop import process_environment
 
-    planting.begin(sys.orig_argv)
+    process_environment.begin(sys.orig_argv)

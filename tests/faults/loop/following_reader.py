@@ -1,6 +1,6 @@
 """A reader that follows shards, and keeps what it read and its position in one file.
 
-python -m tests.faults.loop.reading ROOT FILE
+python -m tests.faults.loop.following_reader ROOT FILE
 """
 
 from __future__ import annotations

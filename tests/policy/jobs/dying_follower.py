@@ -1,6 +1,6 @@
 """A follower in a process of its own that writes down what it trains on, and dies where it is told.
 
-    python -m tests.policy.jobs.follower_process
+    python -m tests.policy.jobs.dying_follower
 
 Each line on stdin is a job; on stdout two lines answer it, its process id, and once it has ended
 its exit status, or a signal's number below zero. A job is forked from this process, which has

@@ -1,10 +1,11 @@
 """Trainers that start at once: a process that has their modules forks each of them.
 
-    python -m tests.faults.loop.nursery [MUTANT]
+    python -m tests.faults.loop.trainer_forks [MUTANT]
 
 Each line of its input is a JSON object: `argv` of the command `headrace`, `out` and `err`, files
 that take what it writes, `status`, a file for its exit status, and perhaps `witness` and `strike`,
-for the modules of those names. It answers with the process id. It ends with its input.
+for `trainer_witness` and `file_call_strikes`. It answers with the process id, and ends with its
+input.
 
 Most of a start is imports: with them, a hundred kills would take an hour on a busy machine.
 """
@@ -31,8 +32,8 @@ from policy.jobs import train_live
 from policy.networks.policy import Policy
 from storage.system.process import die_with_parent
 from tests.faults import mutants
-from tests.faults.loop import striking, witness
-from tests.faults.loop.running import SPEC
+from tests.faults.loop import file_call_strikes, trainer_witness
+from tests.faults.loop.running_loop import SPEC
 
 PRELOADED = (
     headrace.cli.learning,
@@ -49,11 +50,11 @@ def main(mutant: str = "") -> None:
     Learner(Policy(SPEC), PPOConfig())  # the first one imports for seconds
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
     print("ready", flush=True)
-    nursery = os.getpid()
+    parent = os.getpid()
     for line in sys.stdin:
         child = os.fork()
         if not child:
-            die_with_parent(nursery)
+            die_with_parent(parent)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _run(json.loads(line), planted)
         print(child, flush=True)
@@ -66,11 +67,11 @@ def _run(order: dict[str, Any], planted: mutants.Mutant | None) -> NoReturn:
         os.dup2(os.open(name, flags, 0o644), number)
     try:
         if order.get("witness"):
-            witness.begin(Path(order["witness"]))
+            trainer_witness.begin(Path(order["witness"]))
         if planted is not None:
             planted.plant(mutants.Patch())
         if order.get("strike"):
-            striking.begin(**order["strike"])
+            file_call_strikes.begin(**order["strike"])
         sys.argv = ["headrace", *order["argv"]]
         try:
             headrace.__main__.main()

@@ -1,6 +1,6 @@
 """A collector that tells how much it holds, whenever it is asked.
 
-    python -m tests.faults.observed FOLDER MUTANT ingest collect --root DIR
+    python -m tests.faults.measured_collector FOLDER MUTANT ingest collect --root DIR
 
 MUTANT is a planted broken build, or `none`. When FOLDER/ask appears, FOLDER/answer is written: a
 JSON object with the counts. What is remembered in bounded number is bounded low, so that a short

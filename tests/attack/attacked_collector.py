@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TypeAlias, TypeVar
 
 import urllib3
 
 from ingest.web.cost_limits import LONGEST_SECONDS, PATIENCE_SECONDS
+from tests.closing import Closing
 from tests.collector_process import CollectorProcess, declare
 from tests.faults.scenario import Trial, Verdict
 
@@ -54,7 +54,7 @@ class Case:
     allowed: tuple[int, ...] = ()
 
 
-class Arena:
+class Arena(Closing):
     """The collector, the bystander, and what was seen of them so far."""
 
     def __init__(
@@ -86,19 +86,11 @@ class Arena:
         self._pairs: list[tuple[Window, Window]] = []
         self._before = 0.0
 
-    def __enter__(self) -> Arena:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         if self._bystander is not None:
             self._bystander.kill()
             self._bystander.wait()
-        self.collector.__exit__(kind, error, trace)
+        self.collector.close()
 
     # --- attacking -------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """A process of clients of a whole loop: some act by the policy, some log by `Idempotency-Key`.
 
-    python -m tests.faults.loop.clients ADDRESS FOLDER KIND-NUMBER...
+    python -m tests.faults.loop.loop_clients ADDRESS FOLDER KIND-NUMBER...
 
 KIND is `acting`, `patient` or `keyed`. Each line of FOLDER/notes-KIND-NUMBER is a JSON object:
 `sent` before a request leaves, `acknowledged` once its answer came, as lists of rows. A row is

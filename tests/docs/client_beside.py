@@ -1,4 +1,4 @@
-"""`python company.py KIND ADDRESS`: a client beside a program of the documents.
+"""`python client_beside.py KIND ADDRESS`: a client beside a program of the documents.
 
 - logging: 300 steps that it chose itself, of every policy, and then it ends.
 - idle: opens an episode of every policy, and does no more; killed at some time.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults import mutants
-from tests.faults.loop import witness
+from tests.faults.loop import trainer_witness
 from tests.faults.mutants import Mutant
 
 ROOT = Path(__file__).parents[3]
@@ -30,4 +30,4 @@ def begin(command: Sequence[str]) -> None:
         mutants.find(name).plant(mutants.Patch(delay=mutants.DELAY_SECONDS))
     watched = os.environ.get("FAULTS_WITNESS")
     if watched is not None and "--follow" in command:
-        witness.begin(Path(watched))
+        trainer_witness.begin(Path(watched))

@@ -27,10 +27,11 @@ from typing import Any
 from policy.inference.spec import ModuleSpec, PolicySpec
 from storage.spaces.descriptors import parse_space
 from storage.system.files import FileLock
+from tests.closing import Closing
 from tests.collector_process import CollectorProcess, declare
-from tests.faults.loop import ledger, planting
+from tests.faults.loop import ledger, process_environment
 from tests.faults.loop.ledger import Watch
-from tests.faults.loop.witness import Testimony
+from tests.faults.loop.trainer_witness import Testimony
 from tests.faults.mutants import Mutant
 from tests.faults.power_loss import is_dead
 from tests.faults.scenario import Trial, Verdict
@@ -114,15 +115,15 @@ class Trainer:
         return None
 
 
-class Nursery:
-    """See tests.faults.loop.nursery."""
+class TrainerForks:
+    """See tests.faults.loop.trainer_forks."""
 
     def __init__(
         self, folder: Path, mutant: Mutant | None, env: Mapping[str, str] | None = None
     ) -> None:
         self._folder = folder
         self._numbers = itertools.count()
-        command = [sys.executable, "-m", "tests.faults.loop.nursery"]
+        command = [sys.executable, "-m", "tests.faults.loop.trainer_forks"]
         self._process = subprocess.Popen(
             [*command, *([] if mutant is None else [mutant.name])],
             cwd=ROOT,
@@ -145,7 +146,7 @@ class Nursery:
         if strike is not None:
             order["strike"] = strike
         if self._process.stdin is None:
-            raise RuntimeError("the nursery has no input")
+            raise RuntimeError("the process that forks has no input")
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         return Trainer(int(self._answer()), **files)
@@ -153,7 +154,7 @@ class Nursery:
     def _answer(self) -> str:
         line = "" if self._process.stdout is None else self._process.stdout.readline()
         if not line:
-            raise RuntimeError("the nursery ended; its message stands above")
+            raise RuntimeError("the process that forks ended; its message stands above")
         return line.strip()
 
     def close(self) -> None:
@@ -165,7 +166,7 @@ class Nursery:
                 pipe.close()
 
 
-class Loop:
+class Loop(Closing):
     """A root with a collector, clients and trainers; `watch` sees the versions.
 
     `env` is for the trainers, and for the collector unless it has a `collector_env`; there is none,
@@ -204,10 +205,10 @@ class Loop:
         self.names = clients
         self._generation = 0  # of clients
         self._stack = ExitStack()
-        planted = planting.environment(trial.mutant)
+        planted = process_environment.environment(trial.mutant)
         self._env = {**planted, **((env if collector_env is None else collector_env) or {})}
-        self.nursery = Nursery(trial.folder, trial.mutant, env)
-        self._stack.callback(self.nursery.close)
+        self.forks = TrainerForks(trial.folder, trial.mutant, env)
+        self._stack.callback(self.forks.close)
         self.trainer: Trainer | None = None
         self.clients: dict[str, subprocess.Popen[bytes]] = {}
         if collect:
@@ -217,10 +218,7 @@ class Loop:
             )
             self.start_clients(self.collector.address)
 
-    def __enter__(self) -> Loop:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._stack.close()
 
     # clients
@@ -235,7 +233,7 @@ class Loop:
         """A client of this kind and a number that nobody had."""
         kind, number = name.split("-")
         own = f"{kind}-{int(number) + 100 * self._generation}"
-        command = [sys.executable, "-m", "tests.faults.loop.clients", self._address]
+        command = [sys.executable, "-m", "tests.faults.loop.loop_clients", self._address]
         process = subprocess.Popen([*command, str(self.folder), own], cwd=ROOT)
         self._stack.callback(_end, process)
         self.clients[name] = process
@@ -274,7 +272,7 @@ class Loop:
     ) -> Trainer:
         """A follower, in the place of the one before."""
         words = [word for name, value in options.items() for word in (_option(name), value)]
-        self.trainer = self.nursery.start(
+        self.trainer = self.forks.start(
             *("train", "--follow", "--root", str(self.root), "--json"),
             *("--steps-per-update", str(steps), *words),
             witness=self.trace,

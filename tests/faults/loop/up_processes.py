@@ -13,19 +13,20 @@ from pathlib import Path
 
 import urllib3
 
-from tests.faults.loop import ledger, planting
-from tests.faults.loop.running import PATIENCE, ROOT, STEPS, Loop, wait_until
+from tests.closing import Closing
+from tests.faults.loop import ledger, process_environment
+from tests.faults.loop.running_loop import PATIENCE, ROOT, STEPS, Loop, wait_until
 from tests.faults.scenario import Verdict
 
 WORDS = {"collector": "collect", "trainer": "train", "writer": "write-shards"}
 
 
-class Up:
+class Up(Closing):
     """`headrace up` on a loop's root, with a reader of the same shards."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._env = planting.environment(loop.trial.mutant, loop.trace)
+        self._env = process_environment.environment(loop.trial.mutant, loop.trace)
         self._port = 0
         self._log = (loop.folder / "up.log").open("ab")
         self._reader: subprocess.Popen[bytes] | None = None
@@ -38,7 +39,7 @@ class Up:
         self.restart_reader()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         for process in (self._process, self._reader):
             if process is not None:
                 self._kill_tree(process.pid)
@@ -104,7 +105,7 @@ class Up:
         if self._reader is not None:
             self._reader.kill()
             self._reader.wait()
-        command = [sys.executable, "-m", "tests.faults.loop.reading", str(self._loop.root)]
+        command = [sys.executable, "-m", "tests.faults.loop.following_reader", str(self._loop.root)]
         self._reader = subprocess.Popen([*command, str(self._loop.folder / "read")], cwd=ROOT)
 
     def _judge_reader(self, stored: list[ledger.Stored], verdict: Verdict) -> None:
