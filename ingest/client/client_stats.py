@@ -35,6 +35,8 @@ class ClientStats:
         unwritten: on their way there, in memory alone: the disk took longer than `max_wait`.
         oldest_waiting: for how long the oldest event that waits has done so, in seconds, about.
         batches, retries: requests that were answered, and attempts that were not.
+        errors: unexpected errors of the thread that sends, which goes on; the log has the first of
+            a row.
         weights_refused: published weights that were not taken up: damaged, or older than those
             that act.
     """
@@ -55,6 +57,7 @@ class ClientStats:
     oldest_waiting: float = 0.0
     batches: int = 0
     retries: int = 0
+    errors: int = 0
     weights_refused: int = 0
 
     @property
@@ -88,6 +91,7 @@ METRICS = (
     ("rewards_dropped_total", "counter", "Late rewards lost.", "dropped_rewards"),
     ("episodes_unsampled_total", "counter", "Not in the sample.", "unsampled_episodes"),
     ("rewards_unsampled_total", "counter", "Rewards for those.", "unsampled_rewards"),
+    ("errors_total", "counter", "Unexpected errors in sending.", "errors"),
     ("weights_refused_total", "counter", "Weights not taken up.", "weights_refused"),
 )
 """Name, kind, help and attribute of what is told, beside the refused events by code."""

@@ -17,6 +17,11 @@ What a collector may answer for an event, and what follows:
                               was refused so on its very first try were certainly never applied and
                               go out under the new instance. A start that was tried before without
                               an answer may have been applied: it is not repeated but reported
+
+An unexpected error ends nothing: the batch in flight goes back to the queue and is sent again after
+a while. When that fails again the batch is sent in parts. An event that fails alone, while a
+request without events succeeds, is refused, and with it what is in flight of its episode
+(`client_error`).
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -67,10 +72,15 @@ log = logging.getLogger("headrace.client")
 EXIT_SECONDS = 10.0
 """How long the end of the process waits for what is still queued."""
 
+TRIES = 3
+"""After so many unexpected errors in a row the sender looks for the event that causes them."""
+
 _MSGPACK = {"Content-Type": wire.MSGPACK}
 _SPLIT = ("malformed", "too_large", "invalid")  # the batch holds something that spoils the rest
 _encode = msgspec.msgpack.Encoder().encode
 R = TypeVar("R")
+Parts: TypeAlias = deque[tuple[list[Event], bool]]
+"""Parts of a batch, and whether each may have been sent before."""
 
 
 def _as_is(message: M) -> M:
@@ -132,7 +142,9 @@ class Sender:
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._unreported: list[Refusal] = []
-        self._failure: Exception | None = None
+        self._failure: Exception | None = None  # the latest turn's, which was not expected
+        self._failures = 0  # of those, in a row
+        self._unsure = 0  # events at the head of the queue that may have been sent before
         self._trouble: Refusal | None = None
         self._away: Exception | None = None  # why nobody answers
         self._told = self._base = (0, 0)  # dropped episodes and steps: told, and to its instance
@@ -186,11 +198,9 @@ class Sender:
             self._has_told_late = True
             log.warning("the process ends: only flush() and close() deliver what is logged now")
         with self._state:
-            if self._failure is not None:
-                raise ClientError(f"the sending thread failed: {self._failure}") from self._failure
             if self.outbox.closed:
                 raise ClientError("the client is closed")
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self.outbox.asked = True
                 self.outbox.taking_up = self.outbox.spool is not None
                 thread = threading.Thread(target=self._run, name="headrace-sender", daemon=True)
@@ -204,35 +214,60 @@ class Sender:
 
     def _run(self) -> None:
         try:
-            if self.outbox.spool is not None:
-                self._take_up(self.outbox.spool)
-            while (taken := self.outbox.take()) is not None:
-                events, instance = taken
-                if instance is not None:
-                    self._deliver(events, instance)
-                elif self.outbox.asked:
-                    self._learn()
-                else:
-                    self._register_patiently()
-        except _Closing:
-            pass
-        except Exception as error:
-            log.exception("the sending thread failed; %d events wait", self.pending)
-            self._failure = error
+            self._put_back()  # what a thread left that a callback ended, by SystemExit
+            while self._goes_on():
+                continue
         finally:
             self.running = False
             if self.outbox.closed:
                 self.outbox.close_spool()
             self.outbox.wake()
 
+    def _goes_on(self) -> bool:
+        """One turn of the thread; whether there is another."""
+        try:
+            is_over = not self._turn()
+        except _Closing:
+            return False
+        except Exception as error:
+            self._failures += 1
+            self.count(errors=1)
+            if self._failure is None:
+                log.exception("unexpected error; %d events wait and are sent again", self.pending)
+            self._failure = error
+            self._put_back()
+            return not self.transport.closing.wait(self.backoff.delay(self._failures))
+        if self._failure is not None:
+            log.warning("sending goes on after %d unexpected errors", self._failures)
+            self._failure, self._failures = None, 0
+        return not is_over
+
+    def _turn(self) -> bool:
+        """Send a batch, or what must come before it; False at the end."""
+        if self.outbox.taking_up and self.outbox.spool is not None:
+            self._take_up(self.outbox.spool)
+        taken = self.outbox.take()
+        if taken is None:
+            return False
+        events, instance = taken
+        if instance is not None:
+            self._deliver(events, instance)
+        elif self.outbox.asked:
+            self._learn()
+        else:
+            self._register_patiently()
+        return True
+
+    def _put_back(self) -> None:
+        self._unsure += self.outbox.return_rest()
+
     def _take_up(self, spool: Spool) -> None:
         """Deliver what earlier processes have spooled, too.
 
         Segments without an instance were never sent: theirs is noted on disk first.
         """
-        segments = spool.find()
-        self.outbox.take_up(segments)
-        for segment in segments:
+        self.outbox.take_up(spool.find())
+        for segment in list(spool.taken_up):
             if segment.instance is None:
                 found = self._patiently(self._registration(), wire.Registered, _as_is)
                 self._note(partial(self.outbox.note_instance, found.instance, segment))
@@ -244,6 +279,14 @@ class Sender:
     def _learn(self) -> None:
         """Ask what the collector declares, however long it takes, and encode what waits for it."""
         self.outbox.asked = False  # what is asked for from here on is asked for again
+        try:
+            self._learn_all()
+        except Exception:
+            self.outbox.asked = True
+            raise
+        self.outbox.wake()
+
+    def _learn_all(self) -> None:
         if not self.declarations.is_complete:
             delivery = Delivery(self.transport, "GET", "/v1/spec", backoff=self.backoff)
             self.take_up(
@@ -253,7 +296,7 @@ class Sender:
                     lambda document: CollectorSpec(document, self.transport.address),
                 )
             )
-        for event, error in self.outbox.encode_drafts():
+        for event, error in self.outbox.encode_drafts(is_last_try=self._failures + 1 >= TRIES):
             if error is None:
                 with self._state:
                     self._refused["broken"] += 1
@@ -261,7 +304,6 @@ class Sender:
                 foreign = self.outbox.is_foreign(self.outbox.owner(name_of(event)))
                 refusal = Refusal("invalid", str(error), None, event.episode_id)
                 self.refuse_one(event, refusal, foreign=foreign)
-        self.outbox.wake()
 
     def take_up(self, spec: CollectorSpec) -> None:
         """Hold to what the collector declares, and to its limits."""
@@ -284,11 +326,9 @@ class Sender:
         self.outbox.wait_until(lambda: ready() or hopeless(), timeout)
         if ready():
             return
-        if self._failure is not None:
-            raise ClientError(f"the sending thread failed: {self._failure}") from self._failure
         if self._trouble is not None:
             raise self._trouble
-        why = "" if self._away is None else f": {self._away}"
+        why = f": {self._failure!r}" if self._failure else f": {self._away}" if self._away else ""
         raise CollectorUnavailable(
             f"{self.transport.address}: no answer within {timeout} s{why}", maybe_applied=False
         )
@@ -310,38 +350,80 @@ class Sender:
         """Send a batch until each of its events has been judged or is back in the queue."""
         if self.outbox.has_cut and "end.broken" not in self.declarations.fields:
             events = self._without_cuts(events)  # the collector's time-out ends those episodes
-        dropped = self.outbox.dropped_episodes, self.outbox.dropped_steps
-        todo = deque([(events, False)])
+        todo = deque([(events, self._unsure > 0)])
         while todo:
             chunk, tried = todo.popleft()
-            chunk, body = self._pack(chunk, instance, dropped)
             if not chunk:
                 continue
-            delivery = Delivery(self.transport, "POST", "/v1/events", body, _MSGPACK, self.backoff)
-            delivery.maybe_applied = tried
             try:
-                reply = self._patiently(delivery, wire.EventsReply, _as_is)
-            except Refusal as refusal:
-                if len(chunk) > 1 and refusal.code in _SPLIT:
-                    half, tried = len(chunk) // 2, delivery.maybe_applied
-                    todo.extendleft([(chunk[half:], tried), (chunk[:half], tried)])
-                    if refusal.code == "too_large":  # so is what else is larger than what fits
-                        most = self.outbox.size.refused(len(body))
-                        rest = [(piece, t) for part, t in todo for piece in cut_at(part, most)]
-                        todo = deque(rest)
-                    continue
-                errors = [(index, refusal) for index in range(len(chunk))]
-                self._settle(chunk, errors, 0, instance, delivery.maybe_applied)
-            else:
-                errors = [(item.index, refusal_from_json(item.error)) for item in reply.refused]
-                duplicates = reply.duplicates
-                self.outbox.size.passed()
-                self.held.update(reply.hold)
-                self._told = dropped
-                self._settle(chunk, errors, duplicates, instance, delivery.maybe_applied)
-            self.count(resent=delivery.failures * len(chunk))
+                self._send(chunk, tried, instance, todo)
+            except _Closing:
+                raise
+            except Exception as error:
+                if self._failures + 1 < TRIES:
+                    raise
+                self._narrow(chunk, instance, todo, error)
+        self._unsure = max(0, self._unsure - len(events))
         self.count(batches=1)
         self._log_drops()
+
+    def _send(self, chunk: list[Event], tried: bool, instance: str, todo: Parts) -> None:
+        """Send a part of a batch; `todo` gets what is to be sent in its place, in smaller parts."""
+        dropped = self.outbox.dropped_episodes, self.outbox.dropped_steps
+        packed, body = self._pack(chunk, instance, dropped)
+        if chunk and not packed:
+            return
+        chunk = packed
+        delivery = Delivery(self.transport, "POST", "/v1/events", body, _MSGPACK, self.backoff)
+        delivery.maybe_applied = tried
+        try:
+            reply = self._patiently(delivery, wire.EventsReply, _as_is)
+        except Refusal as refusal:
+            if len(chunk) > 1 and refusal.code in _SPLIT:
+                todo.extendleft(_halves(chunk, delivery.maybe_applied))
+                if refusal.code == "too_large":  # so is what else is larger than what fits
+                    most = self.outbox.size.refused(len(body))
+                    rest = [(piece, t) for part, t in todo for piece in cut_at(part, most)]
+                    todo.clear()
+                    todo.extend(rest)
+                return
+            errors = [(index, refusal) for index in range(len(chunk))]
+            self._settle(chunk, errors, 0, instance, delivery.maybe_applied)
+        else:
+            errors = [(item.index, refusal_from_json(item.error)) for item in reply.refused]
+            self.outbox.size.passed()
+            self.held.update(reply.hold)
+            self._told = dropped
+            self._settle(chunk, errors, reply.duplicates, instance, delivery.maybe_applied)
+        self.count(resent=delivery.failures * len(chunk))
+
+    def _narrow(self, chunk: list[Event], instance: str, todo: Parts, error: Exception) -> None:
+        """Look in a part of a batch for the event that causes an error, and refuse it if it fails
+        before and after a request that does not. Raises what no event causes.
+        """
+        chunk = self.outbox.in_flight(chunk)
+        if not chunk:
+            raise error
+        if len(chunk) > 1:
+            todo.extendleft(_halves(chunk, True))
+            return
+        self._send([], False, instance, todo)
+        try:
+            self._send(chunk, True, instance, todo)
+            return  # the error has just passed
+        except _Closing:
+            raise
+        except Exception as again:
+            text = f"cannot be sent: {again!r}"
+        (event,), parts = chunk, list(todo)
+        gone = [event, *(one for part, _ in parts for one in part if _same(one, event))]
+        todo.clear()
+        todo.extend(([one for one in part if not _same(one, event)], t) for part, t in parts)
+        foreign = self.outbox.is_foreign(instance)
+        for one in gone:
+            refusal = Refusal("invalid", text, None, one.episode_id)
+            self.refuse_one(one, refusal, foreign=foreign, reason="client_error")
+        self.outbox.judged(gone)
 
     def _without_cuts(self, events: list[Event]) -> list[Event]:
         """A batch without the ends that this collector does not know."""
@@ -389,8 +471,8 @@ class Sender:
     ) -> None:
         """Sort the answers for a part of the flight: done, refused, or to be sent again."""
         if not errors:
-            self.count(acknowledged=len(events), duplicates=duplicates)
             self.release(events)
+            self.count(acknowledged=len(events), duplicates=duplicates)
             self.outbox.judged(events)
             return
         refused = {index: refusal for index, refusal in errors if 0 <= index < len(events)}
@@ -405,11 +487,11 @@ class Sender:
         for index, refusal in refused.items():
             if id(events[index]) not in repeated:
                 self.refuse_one(events[index], refusal, foreign=foreign)
-        self.count(acknowledged=len(events) - len(refused), duplicates=duplicates)
         if forgotten and not foreign:
             self.forget(instance, again)
         done = [event for index, event in enumerate(events) if index not in refused]
         self.release(done)
+        self.count(acknowledged=len(done), duplicates=duplicates)
         self.outbox.judged([event for event in events if id(event) not in repeated])
         if again:
             self.count(resent=len(again))
@@ -466,13 +548,17 @@ class Sender:
         self._base = self._told
         self.outbox.renew(instance, again, self._book.open_ids())
 
-    def refuse_one(self, event: Event, refusal: Refusal, *, foreign: bool = False) -> None:
-        """Note a refusal; one of an earlier process's event is none of the caller's."""
+    def refuse_one(
+        self, event: Event, refusal: Refusal, *, foreign: bool = False, reason: str | None = None
+    ) -> None:
+        """Note a refusal, counted by its code or another reason; one of an earlier process's event
+        is none of the caller's."""
         if refusal.episode_id is None:
             refusal.episode_id, refusal.agent_id = event.episode_id, event.agent_id
         with self._state:
-            first = refusal.code not in self._refused
-            self._refused[refusal.code] += 1
+            reason = reason or refusal.code
+            first = reason not in self._refused
+            self._refused[reason] += 1
             if not foreign:
                 self._unreported.append(refusal)
         if first:
@@ -575,19 +661,19 @@ class Sender:
     def flush(self, timeout: float | None) -> None:
         """Wait until all that was logged before is acknowledged; see PolicyClient.flush."""
         self._settle_kept()
-        if self.outbox.spool is not None and not self.outbox.closed:
+        if (self.outbox.spool is not None or self.pending) and not self.outbox.closed:
             self.ensure_running()  # what earlier processes have left waits, too
         done, trouble = self._drain(timeout)
         with self._state:
             refused, self._unreported = self._unreported, []
-        if self._failure is not None:
-            raise ClientError(f"the sending thread failed: {self._failure}") from self._failure
         if not done:
             if trouble is not None:
                 raise trouble
+            failure = self._failure
+            why = "" if failure is None else f"; sending them fails: {failure!r}"
             raise TimeoutError(
-                f"{self.outbox.waiting} events still wait for {self.transport.address}"
-            )
+                f"{self.outbox.waiting} events still wait for {self.transport.address}{why}"
+            ) from failure
         if refused:
             raise _summary(refused)
         spool = self.outbox.spool
@@ -614,12 +700,11 @@ class Sender:
         while True:
             left = None if timeout is None else max(0.0, deadline - time.monotonic())
             done, trouble = self.outbox.drained(left, self._is_stuck), self._trouble
-            over = self._failure is not None or time.monotonic() >= deadline
-            if done or trouble is not None or over:
+            if done or trouble is not None or time.monotonic() >= deadline:
                 return done, trouble
 
     def _is_stuck(self) -> bool:
-        return self._failure is not None or self._trouble is not None
+        return self._trouble is not None
 
     def close(self, timeout: float) -> None:
         """Flush for at most `timeout` seconds, then stop. Raises as `flush`.
@@ -661,6 +746,17 @@ class Sender:
                 left += f", {self.outbox.spooled()[0]} of them are in {spool.directory}"
             log.error("at exit: %s (%s)", error, left)
         self._is_late, self.running = True, False
+
+
+def _halves(events: list[Event], tried: bool) -> list[tuple[list[Event], bool]]:
+    """Two parts, as `extendleft` wants them."""
+    half = len(events) // 2
+    return [(events[half:], tried), (events[:half], tried)]
+
+
+def _same(event: Event, other: Event) -> bool:
+    """Whether two events are of one episode, or one agent of it."""
+    return name_of(event) == name_of(other)
 
 
 def _summary(refused: list[Refusal]) -> Refusal:

@@ -138,8 +138,7 @@ class Outbox:
         self._taken = 0  # the index of _queue[0]
         self._fixed = 0  # events below this index have been sent: their content stays as it is
         self._done = 0  # events below this index have been judged, or wait to be sent again
-        self._flight: list[Event] = []
-        self._left = 0  # events of the flight that are not judged yet
+        self._flight: list[Event] = []  # what is not judged yet of the batch in flight
         self._wake_at = sys.maxsize
         self._urgent = 0
         self._lingering = False  # a batch waits for company
@@ -545,8 +544,8 @@ class Outbox:
         self._marks.append((self._taken + len(queue), time.monotonic()))
         while len(self._marks) > 1 and self._marks[1][0] <= self._done:
             self._marks.popleft()
-        self._flight = flight
-        self._land(0, len(flight))
+        self._flight = list(flight)
+        self._land(())
         return flight
 
     def _fitting(self, events: Sequence[Event | None]) -> int:
@@ -563,11 +562,14 @@ class Outbox:
             )
         return count
 
-    def _land(self, count: int, left: int | None = None) -> None:
-        """Count down the flight; when nothing is left of it, the next may start."""
-        self._left = (self._left if left is None else left) - count
-        if self._left == 0:
+    def _land(self, events: Collection[Event]) -> None:
+        """Take events out of the flight; when nothing is left of it, the next may start."""
+        if len(events) == len(self._flight):
             self._flight = []
+        elif events:
+            landed = set(map(id, events))
+            self._flight = [event for event in self._flight if id(event) not in landed]
+        if not self._flight:
             self._done = self._taken
         self._changed.notify_all()
 
@@ -643,14 +645,14 @@ class Outbox:
 
     # --- drafts ------------------------------------------------------------------------------
 
-    def encode_drafts(self) -> list[tuple[Event, ValueError | None]]:
+    def encode_drafts(self, *, is_last_try: bool) -> Iterator[tuple[Event, ValueError | None]]:
         """Encode the drafts in the queue; what was taken out, with the error if it does not fit.
 
         The end of its episode, as broken, takes its place, and what follows of the episode goes
         with it, without an error. Called by the thread that sends, while nothing is in flight.
-        Drafts of policies that are not settled stay.
+        Drafts of policies that are not settled stay. Raises what is unexpected, unless it is the
+        last try: then it is the event's error.
         """
-        gone: list[tuple[Event, ValueError | None]] = []
         over: set[str] = set()
         place, is_left = self._taken, False
         while True:
@@ -660,22 +662,27 @@ class Outbox:
                     self.drafted = is_left
                     self.asked = self.asked or is_left
                     self._changed.notify_all()
-                    return gone
+                    return
             for index, event in enumerate(chunk, place):
                 if event is None:
                     continue
                 if event.episode_id in over and not _is_late(event):
-                    gone.append((event, None))
                     self._replace(index, event, None)
+                    yield event, None
                 elif drafts := _drafts_of(event):
                     if not all(draft.policy.is_settled for draft in drafts.values()):
                         is_left = True
                         continue
-                    error = self._encode(event, drafts)
+                    try:
+                        error = self._encode(event, drafts)
+                    except Exception as cause:
+                        if not is_last_try:
+                            raise
+                        error = ValueError(f"Episode {label_of(event)}: {cause!r}")
                     if error is not None:
-                        gone.append((event, error))
                         over.add(event.episode_id)
                         self._replace(index, event, broken_end(event, "client_invalid"))
+                        yield event, error
             place += len(chunk)
 
     def _encode(self, event: Event, drafts: dict[str, Draft]) -> ValueError | None:
@@ -717,7 +724,7 @@ class Outbox:
                     self._strays.pop(name_of(event), None)
             self.pending -= len(events)
             if pull is None:
-                self._land(len(events))
+                self._land(events)
             else:
                 self._pulls.pop(pull, None)
                 self._changed.notify_all()
@@ -730,7 +737,21 @@ class Outbox:
         with self._lock:
             self._readmit(lost)
             self._return([*lost, *events])
-            self._land(len(events))
+            self._land(events)
+
+    def in_flight(self, events: Sequence[Event]) -> list[Event]:
+        """Which events of a batch in flight are not judged yet."""
+        with self._lock:
+            left = set(map(id, self._flight))
+        return [event for event in events if id(event) in left]
+
+    def return_rest(self) -> int:
+        """What is left of the flight goes back to the head of the queue; how many events."""
+        with self._lock:
+            rest = self._flight
+            self._return(rest)
+            self._land(rest)
+            return len(rest)
 
     def return_pulled(self, events: Sequence[Event], pull: int) -> None:
         """Events of a pull go back to the queue: they are sent again."""

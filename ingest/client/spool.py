@@ -466,7 +466,7 @@ class SpoolSegment:
         self.unread -= 1
         try:
             event = self._decoded(kind, content, policy)
-        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
             log.error("%s: event %d was left out: %s", self.folder, number, error)
             self.done([number])
             return []

@@ -32,7 +32,7 @@ def test_the_text_is_what_prometheus_reads() -> None:
     assert found["headrace_client_oldest_waiting_seconds", None] == 1.5
     assert found["headrace_client_events_acknowledged_total", None] == 7
     assert found["headrace_client_events_refused_total", "invalid"] == 2
-    assert len(found) == 14
+    assert len(found) == 15
     assert stats.pending == stats.waiting
 
 
