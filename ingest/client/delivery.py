@@ -47,6 +47,7 @@ from ingest.client.client_stats import ClientStats, export
 from ingest.client.declarations import CollectorSpec, Declarations
 from ingest.client.event_queue import Outbox, cut_at
 from ingest.client.spool import Spool
+from ingest.client.spool_writer import RETRY_SECONDS
 from ingest.client.transport import (
     UNAVAILABLE,
     Delivery,
@@ -479,11 +480,11 @@ class Sender:
         foreign = self.outbox.is_foreign(instance)  # what it never sent cannot be told any more
         again, wait, forgotten = self.sort(events, refused, maybe_applied or foreign)
         closed = [events[i] for i in sorted(refused) if refused[i].code == "abandoned"]
-        starts, gone_on = self.outbox.go_on(closed) if closed else ([], [])
+        starts, gone_on, put_off = self.outbox.go_on(closed) if closed else ([], [], [])
         again += gone_on
         lost = self.take_lost((name_of(events[i]), refusal) for i, refusal in refused.items())
         again += [undecided(events[i]) for i in refused if name_of(events[i]) in lost]
-        repeated = set(map(id, again))
+        repeated = set(map(id, (*again, *put_off)))
         for index, refusal in refused.items():
             if id(events[index]) not in repeated:
                 self.refuse_one(events[index], refusal, foreign=foreign)
@@ -497,6 +498,9 @@ class Sender:
             self.count(resent=len(again))
             kept = [event for events in lost.values() for event in events]
             self.outbox.return_flight(again, [*starts, *kept])
+        if put_off:
+            self.outbox.put_off(put_off)
+            wait = max(wait, RETRY_SECONDS)
         if wait and self.transport.closing.wait(self.backoff.delay(4, wait)):
             raise _Closing
 

@@ -27,7 +27,7 @@ from ingest.client.batch_size import BATCH_BYTES, BatchSize
 from ingest.client.declarations import Draft
 from ingest.client.events import too_large, unsampled_names
 from ingest.client.spool import LONGEST_RUN, Spool, SpoolSegment
-from ingest.client.spool_writer import SpoolWriter
+from ingest.client.spool_writer import RETRY_SECONDS, SpoolWriter
 from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import BufferFull
 from ingest.protocol.messages import Cause, Decision, End, Event, LogAction, LogReturns, Start
@@ -488,7 +488,7 @@ class Outbox:
         No events and no instance: the collector must be asked something first.
         """
         while True:
-            self._read_spooled()
+            has_disk = self._read_spooled()
             with self._lock:
                 if self.asked:
                     return [], None
@@ -501,6 +501,8 @@ class Outbox:
                     self._wake_at = 1
                     self._filled.wait()
                 if not self._queue:
+                    if not has_disk:
+                        self._filled.wait(RETRY_SECONDS)
                     continue
                 at_once = self._urgent or self._hurried or self.closed
                 if idle and not at_once and len(self._queue) < self.batch:
@@ -515,13 +517,18 @@ class Outbox:
                 if flight:
                     return flight, self.owner(name_of(flight[0]))
 
-    def _read_spooled(self) -> None:
-        """Queue what is on disk alone, as far as one read goes, where a batch has room for it."""
+    def _read_spooled(self) -> bool:
+        """Queue what is on disk alone, as far as one read goes, where a batch has room for it.
+
+        False when the disk hangs.
+        """
         if self.spool is None or self._writer is None or not self.spool.unread or self.asked:
-            return
+            return True
         if len(self._queue) >= self.batch:
-            return
-        with self._writer.disk:
+            return True
+        with self._writer.try_disk() as is_held:
+            if not is_held:
+                return False
             found = self.spool.read(min(self.batch, self.max_events))
             with self._lock:
                 for event, owner in found:
@@ -531,6 +538,7 @@ class Outbox:
                 self._requeues += bool(events)
                 self._writer.count_waiting()
                 self._extend(events, sum(map(weight, events)))
+        return True
 
     def _cut(self) -> list[Event]:
         queue = self._queue
@@ -739,6 +747,18 @@ class Outbox:
             self._return([*lost, *events])
             self._land(events)
 
+    def put_off(self, events: Sequence[Event]) -> None:
+        """Events of the flight go to the end of the queue, with what follows of their episodes."""
+        with self._lock:
+            names = set(map(name_of, events))
+            places = self._places(names, 0)
+            later = [event for place in places if (event := self._queue[place]) is not None]
+            for place in places:
+                self._queue[place] = None
+            self._requeues += bool(events)
+            self._queue += [*events, *later]
+            self._land(events)
+
     def in_flight(self, events: Sequence[Event]) -> list[Event]:
         """Which events of a batch in flight are not judged yet."""
         with self._lock:
@@ -849,7 +869,9 @@ class Outbox:
         Raises BufferFull when that cannot be written down.
         """
         if self.spool is not None and self._writer is not None:
-            with self._writer.disk:
+            with self._writer.try_disk() as is_held:
+                if not is_held:
+                    raise BufferFull(f"{self.spool.directory}: the disk does not answer")
                 try:
                     (segment or self.spool).note_instance(instance)
                 except OSError as error:
@@ -882,21 +904,22 @@ class Outbox:
         taken_up = () if self.spool is None else self.spool.taken_up
         return any(one.is_foreign and one.instance == instance for one in taken_up)
 
-    def go_on(self, refused: Sequence[Event]) -> tuple[list[Event], list[Event]]:
+    def go_on(self, refused: Sequence[Event]) -> tuple[list[Event], list[Event], list[Event]]:
         """Let episodes that the collector has closed go on in new ones, from their next action.
 
-        Answers the starts of these, and which of the refused events are theirs now. Only what is
-        spooled goes on, of episodes of one agent.
+        Answers the starts of these, which of the refused events are theirs now, and which wait for
+        a disk that hangs. Only what is spooled goes on, of episodes of one agent.
         """
         starts: list[Event] = []
         theirs: list[Event] = []
         spool = self.spool
         if spool is None or self._writer is None:
-            return starts, theirs
-        with self._writer.disk:
-            for event in refused:
-                if event.agent_id is not None or not spool.is_spooled(event):
-                    continue
+            return starts, theirs, []
+        spooled = [e for e in refused if e.agent_id is None and spool.is_spooled(e)]
+        with self._writer.try_disk() as is_held:
+            if not is_held:
+                return starts, theirs, spooled
+            for event in spooled:
                 before = event.episode_id
                 segment = spool.segment_of(event)
                 segment.translate(event)
@@ -917,7 +940,7 @@ class Outbox:
                             if waiting is not None and waiting.episode_id == before:
                                 segment.translate(waiting)
                 theirs.append(event)
-        return starts, theirs
+        return starts, theirs, []
 
     # --- waiting -----------------------------------------------------------------------------
 

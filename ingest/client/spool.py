@@ -394,8 +394,19 @@ class SpoolSegment:
 
         About `most`, or 256 kB; then up to 8 events that finish an episode, or the rewards of a
         step: one that is sent in two halves may be abandoned between them. An event that goes on
-        in another episode is that one's; its start comes before it, as number -1.
+        in another episode is that one's; its start comes before it, as number -1. An unexpected
+        error leaves all of them to the next read.
         """
+        before = self._reading, self.unread, set(self._started)
+        try:
+            return self._read(most, policy)
+        except Exception:
+            self._reading, self.unread, self._started = before
+            raise
+
+    def _read(
+        self, most: int, policy: Callable[[str | None], ClientPolicy]
+    ) -> list[tuple[int, Event]]:
         found: list[tuple[int, Event]] = []
         nbytes = 0
         while self.unread:

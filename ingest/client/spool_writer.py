@@ -6,7 +6,8 @@ that the queue has too. They are written as soon as the disk answers. While a wr
 on for HANG_SECONDS no call waits at all.
 
 Two locks: `lock` is the queue's, and nobody touches the disk with it; `disk` is held by whoever
-works on the spool, and taken first. Calls never take it.
+works on the spool, and taken first. Calls never take it, and the thread that sends does not wait
+for it while a write hangs: see `try_disk`.
 """
 
 from __future__ import annotations
@@ -131,10 +132,15 @@ class SpoolWriter:
             return True
         return self.count + count <= self._max_events and self._bytes + size <= self._max_bytes
 
+    @property
+    def hangs(self) -> bool:
+        """Whether a write has been going on for so long that nobody waits for the disk."""
+        since = self._busy_since
+        return since is not None and time.monotonic() - since >= HANG_SECONDS
+
     def _patience(self) -> float:
         """How long a call waits for the disk."""
-        since = self._busy_since
-        if since is None or time.monotonic() - since < HANG_SECONDS:
+        if not self.hangs:
             return self.max_wait
         if not self._told_hang:
             self._told_hang = True
@@ -158,6 +164,18 @@ class SpoolWriter:
             with contextlib.suppress(ClientError):  # then they are sent once more, and told apart
                 self._ensure_running()
             self._work.notify()
+
+    @contextlib.contextmanager
+    def try_disk(self) -> Iterator[bool]:
+        """Hold `disk`, for the thread that sends; False, without it, while a write hangs."""
+        is_held = self.disk.acquire(blocking=False)
+        while not (is_held or self.hangs):
+            is_held = self.disk.acquire(timeout=RETRY_SECONDS)
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                self.disk.release()
 
     def count_waiting(self) -> None:
         """Count what is on disk, after work on it. With `disk` held, too."""

@@ -636,6 +636,26 @@ def test_flow_control_waits_for_nothing_of_an_earlier_process(tmp_path: Path) ->
     box.close_spool()
 
 
+def test_an_unexpected_error_in_a_read_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was read before it is read again."""
+    spool, decoded = spool_in(tmp_path), SpoolSegment._decoded
+    spool.append(episode("e", 2), left=True)
+    errors = [MemoryError()]
+
+    def planted(segment: SpoolSegment, kind: int, *given: Any) -> Any:
+        if kind != 2 and errors:  # the first event behind the start
+            raise errors.pop()
+        return decoded(segment, kind, *given)
+
+    monkeypatch.setattr(SpoolSegment, "_decoded", planted)
+    with pytest.raises(MemoryError):
+        spool.read(100)
+    assert spool.unread == len(episode("e", 2))
+    assert [event for event, _ in spool.read(100)] == episode("e", 2)
+
+
 @pytest.mark.parametrize("steps", [1, 3, 20])
 def test_a_read_ends_with_an_episode_or_a_step(tmp_path: Path, steps: int) -> None:
     """A short episode is not sent in two halves, and no step without the reward that is there."""

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -137,6 +137,87 @@ def test_what_is_in_memory_is_sent_while_the_disk_hangs(
     client.close(0.01)
     assert [record.rewards for record in collector.episodes.values()] == [[0.0], [1.0], [2.0]]
     assert "3 events were not written" in caplog.text
+
+
+def until(client: PolicyClient, holds: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        client._outbox.wait_until(lambda: False, 0.01)
+    raise AssertionError("it never held")
+
+
+def hang(client: PolicyClient, disk: HangingDisk) -> None:
+    """From here on a write does not return; all that was logged before is written."""
+    until(client, lambda: not client.stats.unwritten)
+    disk.answers.clear()
+    client.log_step(SHORT, 1, 1.0, episode_id="late")
+    assert disk.reached.wait(20)
+
+
+def test_what_is_in_memory_does_not_wait_for_what_is_on_disk_alone(
+    collector: ScriptedCollector,
+    tmp_path: Path,
+    disk: HangingDisk,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The queue is sent although a batch has room for more, which cannot be read back."""
+    monkeypatch.setattr("ingest.client.spool_writer.HANG_SECONDS", 0.0)
+    with spooling(collector.address, tmp_path, linger=0.0, max_pending=6) as client:
+        client.connect()
+        client.log_step(SHORT, 1, 1.0, episode_id="first")
+        client.flush(20)
+        gate = Gate()
+        collector.faults.append(gate)
+        client.log_step(SHORT, 1, 1.0, episode_id="flying")
+        assert gate.reached.wait(20)
+        for name in ("memory", "disk"):
+            client.log_step(SHORT, 1, 1.0, episode_id=name)
+        hang(client, disk)
+        assert client._outbox.spool is not None
+        assert client._outbox.spool.unread == 3
+        gate.opened.set()
+        until(client, lambda: "memory" in collector.episodes)
+        assert "disk" not in collector.episodes
+        disk.answers.set()
+        client.flush(20)
+    assert list(collector.episodes) == ["first", "flying", "memory", "disk", "late"]
+
+
+def test_others_do_not_wait_for_an_episode_that_is_to_go_on_in_a_new_one(
+    collector: ScriptedCollector,
+    tmp_path: Path,
+    disk: HangingDisk,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That must be written down first: until the disk answers, its events are put off, however many
+    there are."""
+    monkeypatch.setattr("ingest.client.spool_writer.HANG_SECONDS", 0.0)
+    with spooling(collector.address, tmp_path, linger=0.0, batch=4) as client:
+        client.connect()
+        client.start_episode("closed")
+        client.log_action("closed", SHORT, 0)
+        client.flush(20)
+        gate = Gate()
+        collector.faults.append(gate)
+        collector.judge = lambda event: "abandoned" if event.episode_id == "closed" else None
+        client.log_step(SHORT, 1, 1.0, episode_id="flying")
+        assert gate.reached.wait(20)
+        for reward in range(10):
+            client.log_action("closed", SHORT, 1)
+            client.log_returns("closed", float(reward))
+        for name in ("other", "another"):
+            client.log_step(SHORT, 1, 1.0, episode_id=name)
+        hang(client, disk)
+        gate.opened.set()
+        until(client, lambda: "another" in collector.episodes)
+        assert client.stats.refused == {}
+        disk.answers.set()
+        client.flush(20)
+        assert client.stats.refused == {}
+    found = [one for one in collector.episodes.values() if one.start.continues == "closed"]
+    assert [one.rewards for one in found] == [[float(reward) for reward in range(10)]]
+    assert collector.episodes["late"].ended
 
 
 def test_memory_is_bounded_while_the_disk_hangs(
