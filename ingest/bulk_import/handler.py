@@ -47,7 +47,7 @@ from ingest.episodes.journal_events import Receipt
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from ingest.web.asgi import Request
-from ingest.web.cost_limits import AtOnce, Lane, Turn, in_thread
+from ingest.web.cost_limits import in_thread
 from storage.declarations.declaration import PolicyDeclaration
 from storage.experience.range_set import RangeSet
 
@@ -69,7 +69,7 @@ class Importer:
 
     def __init__(self, collector: Collector) -> None:
         self._collector, self._forms = collector, Forms()
-        self._looking, self._staging = Lane(), asyncio.Lock()
+        self._looking, self._staging = asyncio.Lock(), asyncio.Lock()
 
     async def take(self, request: Request) -> tuple[wire.EventsReply, float]:
         """Take a bulk request; answers when all of it is durable. Raises Refusal, CollectorFailed.
@@ -86,10 +86,10 @@ class Importer:
         # the first request loads pyarrow, and a large one takes seconds
         small = len(request.body) < SMALL and "pyarrow" in sys.modules
         stream = read_batches(request.body) if small else None
-        rows = MANY_ROWS + 1 if stream is None else stream.rows
-        found, content = await self._look(
-            rows, request.turn, _read, stream or request.body, collector, self._forms, key, receipt
-        )
+        rows, body = MANY_ROWS + 1 if stream is None else stream.rows, stream or request.body
+        if rows > MANY_ROWS:
+            await request.sender.wait()
+        found, content = await self._look(rows, _read, body, collector, self._forms, key, receipt)
         caller.charge(found.rows)
         instance, known = await self._opened(caller, key, receipt, content)
         taking = Acceptance(collector, found, caller, instance, known)
@@ -106,18 +106,14 @@ class Importer:
     async def _look(
         self,
         rows: int,
-        turn: Turn | AtOnce,
         function: Callable[P, T],
         *args: P.args,
         **given: P.kwargs,
     ) -> T:
-        """Run it in a thread, unless the rows are so few that this would take longer than they do.
-
-        Raises Refusal (busy) where its payer owes something.
-        """
+        """Run it in a thread, unless the rows are so few that they take less time than that."""
         if rows <= MANY_ROWS:
             return function(*args, **given)
-        async with self._looking.entered(turn):
+        async with self._looking:
             return await in_thread(function, *args, **given)
 
     async def _take(self, found: StepColumns, taking: Acceptance, caller: Caller) -> None:
@@ -129,7 +125,7 @@ class Importer:
                 if found.is_piece(begin, end) and not staging:
                     staging = await self._staging.acquire()
                 rows = (end - begin) * (MANY_ROWS // FEW_ROWS if found.is_slow else 1)
-                block = await self._look(rows, AtOnce(), found.block, begin, end)
+                block = await self._look(rows, found.block, begin, end)
                 await self._accept(block, taking, caller)
                 taking.reply.require_hope()
                 if staging and not taking.is_staging:

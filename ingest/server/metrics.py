@@ -243,8 +243,8 @@ def _requests(router: Router) -> Iterator[Metric]:
     yield _histogram("headrace_acknowledge_seconds", "From body to answer.", router.latency)
     yield _gauge("headrace_body_bytes", "Bodies in memory.", router.budget.held)
     yield _counter("headrace_body_refusals", "Bodies without room.", router.budget.refused)
-    charged = router.toll.charged
-    yield _counter("headrace_refused_work_seconds", "What refused long bodies cost.", charged)
+    charged = router.penalties.charged
+    yield _counter("headrace_refused_work_seconds", "What refused bodies cost.", charged)
 
 
 def _connections(watch: ConnectionWatch) -> Iterator[Metric]:

@@ -23,7 +23,7 @@ from ingest.access.tokens import ANY, LOCAL, NOBODY, Caller
 from ingest.histogram import Histogram
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorFailed, Refusal
-from ingest.web.cost_limits import FREE_SECONDS, AtOnce, Line, Metered, Toll, Turn
+from ingest.web.cost_limits import Metered, Penalties, Sender
 from ingest.web.limits import LONG_BODY, Budget, ServerLimits
 
 log = logging.getLogger("headrace.server")
@@ -33,9 +33,6 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_REFUSED_PATH = 200
-MOSTLY = 0.5
-DEAR_SECONDS = 0.01
-"""What a short body may cost that is refused and no import, which is far more than most do."""
 
 SINGLE_VALUED = frozenset(
     {
@@ -74,7 +71,7 @@ class Request(msgspec.Struct, frozen=True):
     query: str = ""
     caller: Caller = NOBODY
     max_values: int = ServerLimits.max_values
-    turn: Turn | AtOnce = AtOnce()  # to be awaited before work that is dear to refuse
+    sender: Sender = msgspec.field(default_factory=lambda: Sender(Penalties()))
 
     @property
     def content_type(self) -> str:
@@ -189,8 +186,7 @@ class Router:
     ) -> None:
         self._limits = limits or ServerLimits()
         self._admit = admit or _Everybody()
-        self.toll = Toll()
-        self._line = Line(self.toll)
+        self.penalties = Penalties()
         self.budget = budget or Budget(self._limits.max_bodies)
         self.latency = Histogram()  # from a whole body to a 2xx answer, of what changes something
         self.statuses: Counter[int] = Counter()  # answers so far
@@ -249,7 +245,7 @@ class Router:
         try:
             route, params = self._find(scope["method"], scope["path"], scope["raw_path"])
         except Refusal:
-            self._admit(scope, ANY)  # strangers hear of their token, not which routes there are
+            self._admit(scope, ANY)  # without a token nobody learns which routes there are
             raise
         caller = self._admit(scope, route.needed)
         try:
@@ -279,49 +275,32 @@ class Router:
                 "unsupported_media",
                 f"expected an uncompressed body, got {encoding[:40].decode('latin-1')!r}",
             )
-        payer, sender = caller.token_id or "", f"{scope.get('client')}"
+        sender = Sender(self.penalties, caller.token_id or "", f"{scope.get('client')}")
         declared = _declared(headers, route.limit)
         if declared > LONG_BODY:
-            await self._line.turn(payer, sender)  # before it is read: what waits takes no memory
-        held.belongs(payer or sender, declared)
+            await sender.wait()  # before it is read: what waits takes no memory
+        held.belongs(sender.account or sender.connection, declared)
         body = await self._body(receive, held, route.limit)
         query = scope["query_string"].decode("latin-1")
-        most, long = self._limits.max_values, len(body) > LONG_BODY
-        turn = Turn(self._line, payer, sender, dear=long)
+        most = self._limits.max_values
         request = Request(
-            scope["method"], scope["path"], headers, body, params, query, caller, most, turn
+            scope["method"], scope["path"], headers, body, params, query, caller, most, sender
         )
         began = time.perf_counter()
-        if long:
-            await turn()  # again: others may have been refused meanwhile
-        caller.require_live(time.time())  # a body may come slowly, and its turn late
+        if len(body) > LONG_BODY:
+            await sender.wait()  # again: others may have been refused meanwhile
+        caller.require_live(time.time())  # a body may come slowly, and wait for long
         if not body:
             answer = _Answer(await route.handler(request))
         else:
             work = Metered(_answer(route.handler, request))
-            answer = self._charged(await work, work.seconds, turn)
+            answer = await work
+            accepted = answer.response.status < 300
+            wait = sender.settle(work.seconds, answer.refused, accepted)
+            answer = answer._replace(wait=wait)
         if request.method == "POST" and answer.refusal is None:
             self.latency.observe(time.perf_counter() - began)
         return answer
-
-    def _charged(self, answer: _Answer, cost: float, turn: Turn) -> _Answer:
-        """The answer, which waits for what of its cost was refused for its content."""
-        refusal = answer.refusal
-        part = 1.0 if refusal and refusal.status in OF_CONTENT else answer.response.wasted
-        if turn.dear:
-            self._judge(turn.sender, answer.response.status, part)
-        cost *= part  # what was accepted is nobody's debt
-        if cost <= (FREE_SECONDS if turn.dear else DEAR_SECONDS):
-            return answer
-        wait = self.toll.refused(turn.payer, cost, time.monotonic())
-        return answer._replace(wait=wait)
-
-    def _judge(self, sender: str, status: int, part: float) -> None:
-        """Whether the sender of a dear body is a stranger from now on, by what was refused."""
-        if part > MOSTLY:
-            self.toll.estrange(sender)
-        elif status < 300:
-            self.toll.accepted(sender)
 
     def _log(self, scope: Scope, response: Response) -> None:
         number, code = self.statuses.total(), response.status
@@ -378,25 +357,25 @@ class _Held:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._payer = ""
+        self._account = ""
         self._declared = 0
         self._size = 0
         self._long = 0  # of that, what was taken as part of a long body
 
-    def belongs(self, payer: str, declared: int) -> None:
+    def belongs(self, account: str, declared: int) -> None:
         """Say whose body it is and how long it will be, as far as that is known."""
-        self._payer, self._declared = payer, declared
+        self._account, self._declared = account, declared
 
     def take(self, nbytes: int) -> None:
         """Raises Refusal when other bodies fill the budget."""
         long = max(self._declared, self._size + nbytes) > LONG_BODY
-        if not self._budget.take(nbytes, self._payer if long else "", self._long):
+        if not self._budget.take(nbytes, self._account if long else "", self._long):
             raise self._budget.refusal()
         self._size += nbytes
         self._long += nbytes if long else 0
 
     def give_back(self) -> None:
-        self._budget.give(self._long, self._payer)
+        self._budget.give(self._long, self._account)
         self._budget.give(self._size - self._long)
         self._long = self._size = 0
 
@@ -407,6 +386,12 @@ class _Answer(NamedTuple):
     response: Response
     refusal: Refusal | None = None
     wait: float = 0.0
+
+    @property
+    def refused(self) -> float:
+        """The part of the request that was refused for its content, 0 to 1."""
+        of_content = self.refusal is not None and self.refusal.status in OF_CONTENT
+        return 1.0 if of_content else self.response.wasted
 
     def response_or_raise(self) -> Response:
         if self.refusal is not None:

@@ -108,9 +108,9 @@ class ConnectionWatch:
         return True
 
     def _dispensable(self, now: float) -> Connection | None:
-        """Who makes room: a burst of strangers must not cut off who is between two requests."""
-        for stranger in self.half_open:
-            return stranger
+        """What makes room: new connections must not cut off one that is between two requests."""
+        for half_open in self.half_open:
+            return half_open
         for idle in self.idle:
             return idle if now - idle.since > MIN_IDLE_SECONDS else None
         return None

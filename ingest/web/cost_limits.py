@@ -1,28 +1,25 @@
-"""What a refused request has cost is waited off, so that it cannot slow down everybody else.
+"""Limits on the processor time that refused requests can take from the event loop.
 
-The event loop looks at one body at a time, and a dear one takes it milliseconds: one of megabytes,
-or an import of many rows. That is fair for one that is accepted. For
-what is refused for its content there is a rule: *such work of one payer has a hundredth of the
-loop's time*. Its cost, beyond a millisecond that each request has free, is owed a hundred times
-over, and while a payer owes something
+The loop handles one body at a time, and a costly one (of many kilobytes, or an import of many rows)
+keeps it for milliseconds. For a body that is accepted that is fair. What is refused for its content
+has a rate limit: *the refused bodies of one account get at most a hundredth of the loop's time.*
 
-- the answer that says no waits, so that its connection, which sends one request after the other,
-  pays for it;
-- a dear body of a stranger who shares the payer waits for its turn before it is looked at.
+An account is a token. Without tokens all callers share one, because a new connection costs nothing.
+A refused request lengthens its account's *penalty* by a hundred times what it cost beyond a free
+millisecond, up to a maximum. While the penalty lasts
 
-A payer is a token; without tokens everybody is the same one, for a new connection costs nothing. A
-stranger is a connection that has not sent a dear body that was accepted since the last one that was
-not. No other body waits, nor does a dear one of who is no stranger, or whose payer owes nothing.
-One refusal adds a few seconds at most, and a debt has an upper bound.
+- the refusal itself is held back, so that a connection that sends one request after another slows
+  down;
+- costly bodies of the account wait before they are read, and get 429 when that takes too long.
 
-Time is an argument, in seconds.
+A *trusted* connection, whose latest costly body was accepted, does not wait: one faulty process
+must not stop the others that have its token. Neither do small bodies, nor other accounts.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
 from time import monotonic, perf_counter, thread_time
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -33,137 +30,102 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SHARE = 0.01
-"""Of the loop's time, what may go to bodies that are refused."""
+"""Of the loop's time, what refused bodies of one account may take."""
 
-FREE_SECONDS = 0.001
-"""Of a request's cost, what is not owed: about what a request costs that is fine."""
+FREE_SECONDS, FREE_SMALL_SECONDS = 0.001, 0.01
+"""What a refused request may cost without a penalty: a costly body, and any other."""
 
-LONGEST_SECONDS = 4.0
-"""What one refusal adds to a debt, and how long its answer waits, at most."""
+MAX_HELD_SECONDS = 4.0
+"""By how much one refusal lengthens a penalty, and for how long it is held back, at most."""
 
-PATIENCE_SECONDS = LONGEST_SECONDS + 1.0
-"""So long a stranger waits for its turn before it hears 429: one refusal keeps nobody out."""
+MAX_WAIT_SECONDS = MAX_HELD_SECONDS + 1.0
+"""So long a costly body waits before it gets 429: a single refusal's penalty is over by then."""
 
-MOST_OWED_SECONDS = 60.0
-"""However much was refused, its payer's strangers are looked at again after so long."""
+MAX_PENALTY_SECONDS = 60.0
+"""The longest penalty, of many refused at once."""
 
-MAX_KNOWN = 4_096
-"""Connections that are remembered as no strangers; the one that was heard of longest ago goes."""
+MOSTLY = 0.5
+"""A connection whose costly body was refused by more than this part of it is not trusted."""
 
-
-class Toll:
-    """Who has to wait, and for how long. `share` of 1 or more asks nothing of anybody."""
-
-    def __init__(self, share: float = SHARE, free: float = FREE_SECONDS) -> None:
-        self._share, self._free = share, free
-        self._paid_at: dict[str, float] = {}  # payer -> when nothing is owed any more
-        self._known: dict[str, None] = {}
-        self.charged = 0.0  # seconds of the loop that were owed for, so far
-
-    def wait(self, payer: str, sender: str, now: float) -> float:
-        """Seconds until a dear body of that sender may be looked at; 0 for now."""
-        return 0.0 if sender in self._known else max(0.0, self._paid_at.get(payer, now) - now)
-
-    def accepted(self, sender: str) -> None:
-        """A dear body of that sender was fine, or most of it."""
-        self._known.pop(sender, None)
-        self._known[sender] = None
-        if len(self._known) > MAX_KNOWN:
-            del self._known[next(iter(self._known))]
-
-    def estrange(self, sender: str) -> None:
-        """A dear body of that sender was refused, or most of it."""
-        self._known.pop(sender, None)
-
-    def refused(self, payer: str, cost: float, now: float) -> float:
-        """Charge what was refused for its content; answers how long the answer has to wait."""
-        owed = max(0.0, cost - self._free)
-        if owed == 0.0 or self._share >= 1.0:
-            return 0.0
-        self.charged += owed
-        debt = max(0.0, self._paid_at.get(payer, now) - now)
-        debt = min(debt + min(owed / self._share, LONGEST_SECONDS), MOST_OWED_SECONDS)
-        self._paid_at[payer] = now + debt
-        return min(debt, LONGEST_SECONDS)
+MAX_TRUSTED = 4_096
+"""Trusted connections that are remembered; the one that was accepted longest ago goes."""
 
 
-class Line:
-    """The strangers of each payer, who are looked at one after the other while a toll is owed."""
-
-    def __init__(self, toll: Toll) -> None:
-        self._toll = toll
-        self._locks: dict[str, asyncio.Lock] = {}  # as many as tokens
-
-    def holds(self, payer: str, sender: str) -> bool:
-        """Whether that sender has to wait."""
-        return self._toll.wait(payer, sender, monotonic()) > 0.0
-
-    async def turn(self, payer: str, sender: str) -> None:
-        """Wait until a dear body of that sender may be looked at. Raises Refusal (busy)."""
-        if not self.holds(payer, sender):
-            return
-        try:
-            async with (
-                asyncio.timeout(PATIENCE_SECONDS),
-                self._locks.setdefault(payer, asyncio.Lock()),
-            ):
-                while (wait := self._toll.wait(payer, sender, monotonic())) > 0.0:
-                    await asyncio.sleep(wait)
-        except TimeoutError as error:
-            text = "bodies that were refused take their share of the time: try again later"
-            raise Refusal("busy", text, retry_after=LONGEST_SECONDS) from error
-
-
-class Turn:
-    """The place of one request in the line, for a handler that finds its work to be dear.
-
-    `dear` says whether it is, by its length or because the handler has asked for a turn.
-    """
-
-    def __init__(self, line: Line, payer: str, sender: str, *, dear: bool) -> None:
-        self._line, self.payer, self.sender, self.dear = line, payer, sender, dear
-
-    async def __call__(self) -> None:
-        """Wait until it may be looked at. Raises Refusal (busy)."""
-        self.dear = True
-        await self._line.turn(self.payer, self.sender)
-
-    @property
-    def is_owed(self) -> bool:
-        """Whether it would have to wait."""
-        return self._line.holds(self.payer, self.sender)
-
-
-class AtOnce:
-    """The turn of a request that has come by no line."""
-
-    is_owed = False
-
-    async def __call__(self) -> None: ...
-
-
-class Lane:
-    """What is taken one after the other, and not by who owes something."""
+class Penalties:
+    """The accounts' penalties, and the connections that are trusted. Time in seconds."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        self.charged = 0.0  # what refused requests cost so far, beyond what is free
+        self._over: dict[str, float] = {}  # account -> when its penalty is over; as many as tokens
+        self._trusted: dict[str, None] = {}  # ordered by when each was accepted last
 
-    @contextlib.asynccontextmanager
-    async def entered(self, turn: Turn | AtOnce) -> AsyncIterator[None]:
-        """Have the lane alone. Raises Refusal (busy)."""
-        while True:
-            await turn()
-            async with self._lock:
-                if turn.is_owed:  # by what was refused while others were ahead
-                    continue
-                yield
-                return
+    def remaining(self, account: str, connection: str, now: float) -> float:
+        """For how long a costly body of that connection must not be looked at; 0: not at all."""
+        if connection in self._trusted:
+            return 0.0
+        return max(0.0, self._over.get(account, now) - now)
+
+    def trust(self, connection: str, trusted: bool) -> None:
+        """Note whether the connection's latest costly body was accepted."""
+        self._trusted.pop(connection, None)
+        if trusted:
+            self._trusted[connection] = None
+            if len(self._trusted) > MAX_TRUSTED:
+                del self._trusted[next(iter(self._trusted))]
+
+    def charge(self, account: str, cost: float, now: float) -> float:
+        """Lengthen the penalty by a cost that is not free; answers how long to hold the refusal."""
+        self.charged += cost
+        left = max(0.0, self._over.get(account, now) - now)
+        left = min(left + min(cost / SHARE, MAX_HELD_SECONDS), MAX_PENALTY_SECONDS)
+        self._over[account] = now + left
+        return min(left, MAX_HELD_SECONDS)
+
+
+class Sender:
+    """Who sends one request: the account that is charged, and the connection.
+
+    `is_costly` says whether the body is: because of its length, or because its handler found so.
+    """
+
+    def __init__(self, penalties: Penalties, account: str = "", connection: str = "") -> None:
+        self._penalties, self.account, self.connection = penalties, account, connection
+        self.is_costly = False
+
+    @property
+    def penalty(self) -> float:
+        """Seconds for which a costly body must not be looked at."""
+        return self._penalties.remaining(self.account, self.connection, monotonic())
+
+    async def wait(self) -> None:
+        """Wait until a costly body may be looked at. Raises Refusal (busy)."""
+        self.is_costly = True
+        until = monotonic() + MAX_WAIT_SECONDS
+        while penalty := self.penalty:
+            left = until - monotonic()
+            if left <= 0.0:
+                text = "too much of the collector's time went to refused bodies: try again later"
+                raise Refusal("busy", text, retry_after=MAX_HELD_SECONDS)
+            await asyncio.sleep(min(penalty, left))
+
+    def settle(self, cost: float, refused: float, accepted: bool) -> float:
+        """Charge a request that took `cost` seconds for the part of it that was refused, 0 to 1.
+
+        Answers for how many seconds its answer is held back.
+        """
+        if self.is_costly and (accepted or refused > MOSTLY):
+            self._penalties.trust(self.connection, refused <= MOSTLY)
+        free = FREE_SECONDS if self.is_costly else FREE_SMALL_SECONDS
+        if cost * refused <= free:
+            return 0.0
+        return self._penalties.charge(self.account, cost * refused - FREE_SECONDS, monotonic())
 
 
 class Metered(Generic[T]):
-    """A coroutine to await in its place, and the time that its own steps took of the loop.
+    """Await a coroutine, and measure the time that it takes of the loop, in `seconds`.
 
-    What it does `in_thread` counts, too.
+    That is the time of its own steps and of what it does `in_thread`, not that of others while it
+    waits.
     """
 
     def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
@@ -194,7 +156,7 @@ _metered: ContextVar[Metered[Any] | None] = ContextVar("metered", default=None)
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **given: P.kwargs) -> T:
-    """As `asyncio.to_thread`, for what keeps the interpreter busy: its time is its request's."""
+    """`asyncio.to_thread`, whose processor time counts as the request's (see `Metered`)."""
 
     def run() -> T:
         began = thread_time()

@@ -14,7 +14,7 @@ OWN_DESCRIPTORS = 64
 """Descriptors that the collector needs beside its connections: journal, pipes, files it reads."""
 
 LONG_BODY = 65_536
-"""A body of more bytes is a long one: it finds less room, and may have to wait for its turn."""
+"""A body of more bytes is a long one: it finds less room, and may have to wait."""
 
 RESERVED_PART = 8
 """Long bodies leave one part in so many of all room for bodies to short ones."""
@@ -81,8 +81,9 @@ class ServerLimits:
 class Budget:
     """Bytes that the bodies of several requests share. Used on one event loop: it needs no lock.
 
-    Long bodies together leave an eighth of it to short ones. A payer's only long body takes what it
-    needs; with several, a payer leaves free as much as they hold, so that the next one finds room.
+    Long bodies together leave an eighth of it to short ones. An account's only long body takes what
+    it needs; with several, an account leaves free as much as they hold, so that the next one finds
+    room.
     """
 
     def __init__(self, size: int) -> None:
@@ -90,24 +91,24 @@ class Budget:
         self.held = 0
         self._peak = 0  # since it was last looked at
         self.refused = 0
-        self._by_payer: dict[str, int] = {}
+        self._by_account: dict[str, int] = {}
 
-    def take(self, nbytes: int, payer: str = "", own: int = 0) -> bool:
+    def take(self, nbytes: int, account: str = "", own: int = 0) -> bool:
         """Take so many bytes if they are there.
 
-        A long body names its payer, and how many bytes it holds of his already.
+        A long body names its account, and how many bytes it holds already.
         """
         free = self.size - self.held - nbytes
-        held = self._by_payer.get(payer, 0)
-        if payer:
+        held = self._by_account.get(account, 0)
+        if account:
             free -= self.size // RESERVED_PART
         if free < 0 or (held > own and held + nbytes > free):
             self.refused += 1
             return False
         self.held += nbytes
         self._peak = max(self._peak, self.held)
-        if payer:
-            self._by_payer[payer] = held + nbytes
+        if account:
+            self._by_account[account] = held + nbytes
         return True
 
     def peak(self) -> int:
@@ -115,12 +116,12 @@ class Budget:
         peak, self._peak = self._peak, self.held
         return peak
 
-    def give(self, nbytes: int, payer: str = "") -> None:
+    def give(self, nbytes: int, account: str = "") -> None:
         """Give back what was taken."""
         self.held -= nbytes
-        left = self._by_payer.pop(payer, 0) - nbytes
+        left = self._by_account.pop(account, 0) - nbytes
         if left > 0:
-            self._by_payer[payer] = left
+            self._by_account[account] = left
 
     def refusal(self) -> Refusal:
         text = f"the bodies of other requests fill the {self.size} bytes that are set aside"

@@ -1,4 +1,4 @@
-"""Nothing but bodies that are dear to refuse, on several connections, old and new, without a pause.
+"""Nothing but bodies that are costly to refuse, on several connections, old and new, without pause.
 
 What each of them costs the collector's one loop is why refused work has a bounded share of it.
 """

@@ -1,4 +1,4 @@
-"""Broken builds that let a stranger in: the attacks of tests/attack have to catch them."""
+"""Broken builds that are open to abuse: the attacks of tests/attack have to catch them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingest.server import memory
 from ingest.server.route_table import RouteEntry
 from ingest.web.asgi import Request
 from ingest.web.connections import BoundedProtocol, ConnectionWatch
-from ingest.web.cost_limits import Toll
+from ingest.web.cost_limits import Penalties
 from ingest.web.limits import Budget
 from storage.spaces import codec
 from tests.faults.mutants import Patch, mutant
@@ -51,8 +51,8 @@ def texts_are_not_cut(patch: Patch) -> None:
 
 @mutant(costly_bodies=("slowed", "memory"))
 def refused_work_is_free(patch: Patch) -> None:
-    """Who sends what is dear to refuse may send the next at once."""
-    patch.replace(Toll, "refused", lambda self, payer, cost, now: 0.0)
+    """Refused work has no penalty."""
+    patch.replace(Penalties, "charge", lambda self, account, cost, now: 0.0)
 
 
 @mutant(floods="endless")
@@ -65,7 +65,7 @@ def no_time_for_headers(patch: Patch) -> None:
 def bodies_without_a_bound(patch: Patch) -> None:
     """All bodies find room."""
 
-    def take(self: Budget, nbytes: int, payer: str = "", own: int = 0) -> bool:
+    def take(self: Budget, nbytes: int, account: str = "", own: int = 0) -> bool:
         self.held += nbytes
         return True
 
@@ -75,8 +75,8 @@ def bodies_without_a_bound(patch: Patch) -> None:
 @mutant(floods=("memory", "starved"))
 def bodies_are_not_counted(patch: Patch) -> None:
     """The room for bodies looks empty for ever."""
-    patch.replace(Budget, "take", lambda self, nbytes, payer="", own=0: True)
-    patch.replace(Budget, "give", lambda self, nbytes, payer="": None)
+    patch.replace(Budget, "take", lambda self, nbytes, account="", own=0: True)
+    patch.replace(Budget, "give", lambda self, nbytes, account="": None)
 
 
 @mutant(floods="memory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ import pytest
 
 from ingest.access.tokens import LOCAL, Allowance, Caller
 from ingest.bulk_import.acceptance import GROUP_EPISODES, Acceptance
-from ingest.bulk_import.handler import Importer
+from ingest.bulk_import.handler import MANY_ROWS, Importer
 from ingest.bulk_import.step_columns import BLOCK_ROWS
 from ingest.collector.collector import Collector
 from ingest.episodes.idempotency import STATE
@@ -27,6 +28,7 @@ from ingest.episodes.sealed_parts import Limits
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from ingest.web.asgi import Request
+from ingest.web.cost_limits import Penalties, Sender
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.errors import JournalFull
@@ -320,6 +322,25 @@ async def importing(
             return reply.accepted, reply.duplicates, refused
 
         yield collector, send
+
+
+@pytest.mark.parametrize("rows", [1, MANY_ROWS + 1])
+def test_an_import_of_many_rows_waits_for_the_penalty_to_be_over(rows: int) -> None:
+    """Law: it is costly however short its body, and is not looked at before; a small one is."""
+
+    async def main() -> None:
+        penalties = Penalties()
+        sender = Sender(penalties, "account", "connection")
+        sent = msgspec.structs.replace(request(steps({"e": rows})), sender=sender)
+        async with running(MemoryJournal(), policy=PATIENT) as collector:
+            imports = Importer(collector)
+            await imports.take(request(steps({"first": 1})))  # which loads Arrow
+            penalties.charge("account", 0.003, time.monotonic())
+            assert (await imports.take(sent))[0].accepted == rows + 2
+        assert sender.is_costly == (rows > MANY_ROWS)
+        assert not (sender.is_costly and sender.penalty)
+
+    asyncio.run(main())
 
 
 def rows_of(journal: MemoryJournal, policy: PolicyDeclaration = PATIENT) -> list[tuple[str, int]]:

@@ -63,7 +63,7 @@ def test_rows_are_summed_by_their_first_reason() -> None:
 
 
 def test_what_does_not_fit_counts_beyond_what_a_reply_names() -> None:
-    """Episodes that are known already fill the list; the toll is for those behind them."""
+    """Episodes that are known already fill the list; the cost is of those behind them."""
     known = {f"e{n}": 1 for n in range(NAMED)}
     actions = pa.array([0] * NAMED + [9])
     reply, wasted = told(steps(known), steps(known | {"x": 1}, actions=actions))

@@ -1,4 +1,4 @@
-"""What a refused request has cost is waited off by strangers, and by nobody else."""
+"""Refused requests get a bounded share of the loop's time, and others do not wait for them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from ingest.web import cost_limits
 from ingest.web.asgi import Request, Response, Router
 from ingest.web.cost_limits import (
     FREE_SECONDS,
-    LONGEST_SECONDS,
-    MAX_KNOWN,
-    MOST_OWED_SECONDS,
-    PATIENCE_SECONDS,
+    FREE_SMALL_SECONDS,
+    MAX_HELD_SECONDS,
+    MAX_PENALTY_SECONDS,
+    MAX_TRUSTED,
+    MAX_WAIT_SECONDS,
     SHARE,
     Metered,
-    Toll,
+    Penalties,
+    Sender,
     in_thread,
 )
 from ingest.web.limits import LONG_BODY
@@ -50,52 +52,67 @@ BOMB = (
 )
 
 
-def test_a_refused_body_is_owed_a_hundred_times() -> None:
-    """By its payer alone: whoever shares it waits, and nobody else."""
-    toll = Toll()
-    assert toll.wait("a", "x", 10.0) == 0.0
-    assert toll.refused("a", FREE_SECONDS + 0.01, 10.0) == pytest.approx(0.01 / SHARE)
-    assert toll.wait("a", "x", 10.0) == toll.wait("a", "y", 10.0) == pytest.approx(1.0)
-    assert toll.wait("b", "z", 10.0) == 0.0
-    assert toll.refused("a", FREE_SECONDS + 0.02, 10.5) == pytest.approx(2.5)
-    assert toll.wait("a", "x", 13.0) == 0.0
-    assert toll.charged == pytest.approx(0.03)
+def test_a_refused_body_costs_a_penalty_of_a_hundred_times_its_time() -> None:
+    """Law: it holds for the account that sent it, on every connection, and for no other."""
+    penalties = Penalties()
+    assert penalties.remaining("a", "x", 10.0) == 0.0
+    assert penalties.charge("a", 0.01, 10.0) == pytest.approx(0.01 / SHARE)
+    assert penalties.remaining("a", "x", 10.0) == pytest.approx(1.0)
+    assert penalties.remaining("a", "y", 10.0) == pytest.approx(1.0)
+    assert penalties.remaining("b", "z", 10.0) == 0.0
+    assert penalties.charge("a", 0.02, 10.5) == pytest.approx(2.5)
+    assert penalties.remaining("a", "x", 13.0) == 0.0
+    assert penalties.charged == pytest.approx(0.03)
+
+
+def test_a_penalty_has_a_maximum() -> None:
+    """One refusal's is over before a body that waits for it gets 429, a thousand's in a minute."""
+    penalties = Penalties()
+    assert penalties.charge("a", 100.0, 0.0) == MAX_HELD_SECONDS
+    assert penalties.remaining("a", "x", 0.0) == MAX_HELD_SECONDS < MAX_WAIT_SECONDS
+    for _ in range(1_000):
+        assert penalties.charge("a", 100.0, 0.0) == MAX_HELD_SECONDS
+    assert penalties.remaining("a", "x", 0.0) == MAX_PENALTY_SECONDS
 
 
 def test_a_cheap_refusal_is_free() -> None:
-    toll = Toll()
-    assert toll.refused("a", FREE_SECONDS, 0.0) == 0.0
-    assert toll.wait("a", "x", 0.0) == 0.0
+    """Law: what an accepted request costs too is not charged, nor what was accepted."""
+    penalties = Penalties()
+    sender = Sender(penalties)
+    assert sender.settle(FREE_SMALL_SECONDS, 1.0, accepted=False) == 0.0
+    assert sender.settle(100.0, 0.0, accepted=True) == 0.0
+    sender.is_costly = True
+    assert sender.settle(FREE_SECONDS, 1.0, accepted=False) == 0.0
+    assert sender.settle(100.0, FREE_SECONDS / 100.0, accepted=True) == 0.0
+    assert penalties.charged == sender.penalty == 0.0
+    assert sender.settle(1.0, 0.5, accepted=True) == MAX_HELD_SECONDS
+    assert penalties.charged == 0.5 - FREE_SECONDS
 
 
-def test_nobody_waits_for_ever() -> None:
-    """One refusal costs a few seconds, whatever it was; a thousand a minute."""
-    toll = Toll()
-    assert toll.refused("a", 100.0, 0.0) == LONGEST_SECONDS
-    assert toll.wait("a", "x", 0.0) == LONGEST_SECONDS < PATIENCE_SECONDS
-    for _ in range(1_000):
-        assert toll.refused("a", 100.0, 0.0) == LONGEST_SECONDS
-    assert toll.wait("a", "x", 0.0) == MOST_OWED_SECONDS
+def test_a_connection_is_trusted_by_its_latest_costly_body() -> None:
+    """Law: one that was accepted is enough not to wait, and one that was not is enough to."""
+    penalties = Penalties()
+    one, other = Sender(penalties, "a", "one"), Sender(penalties, "a", "other")
+    one.is_costly = other.is_costly = True
+    one.settle(0.0, 0.0, accepted=True)
+    other.settle(0.0, 0.0, accepted=True)
+    other.settle(1.0, 1.0, accepted=False)
+    assert one.penalty == 0.0
+    assert other.penalty > 0.0
+    one.settle(0.0, 0.0, accepted=False)  # refused for no fault of its content: 429, say
+    assert one.penalty == 0.0
+    one.is_costly = False  # what is small proves nothing
+    one.settle(0.0, 1.0, accepted=False)
+    assert one.penalty == 0.0
 
 
-def test_who_sends_what_is_fine_does_not_wait() -> None:
-    """One long body that was accepted is enough, and one that was not is enough to lose it."""
-    toll = Toll()
-    toll.accepted("honest")
-    toll.accepted("turncoat")
-    toll.refused("a", 1.0, 0.0)
-    toll.estrange("turncoat")
-    assert toll.wait("a", "honest", 0.0) == 0.0
-    assert toll.wait("a", "turncoat", 0.0) > 0.0
-
-
-def test_so_many_are_remembered_and_no_more() -> None:
-    toll = Toll()
-    toll.refused("a", 1.0, 0.0)
-    for number in range(MAX_KNOWN + 1):
-        toll.accepted(str(number))
-    assert toll.wait("a", "0", 0.0) > 0.0
-    assert toll.wait("a", "1", 0.0) == 0.0
+def test_so_many_trusted_connections_are_remembered_and_no_more() -> None:
+    penalties = Penalties()
+    penalties.charge("a", 1.0, 0.0)
+    for number in range(MAX_TRUSTED + 1):
+        penalties.trust(str(number), True)
+    assert penalties.remaining("a", "0", 0.0) > 0.0
+    assert penalties.remaining("a", "1", 0.0) == 0.0
 
 
 def test_only_the_own_steps_of_a_coroutine_are_metered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +197,7 @@ def steps(name: str) -> bytes:
     )
 
 
-def owed(pool: urllib3.HTTPConnectionPool) -> float:
+def charged(pool: urllib3.HTTPConnectionPool) -> float:
     lines = pool.request("GET", "/metrics").data.decode().splitlines()
     (line,) = [line for line in lines if line.startswith("headrace_refused_work_seconds_total ")]
     return float(line.split()[1])
@@ -200,7 +217,7 @@ def test_no_token_waits_for_what_another_sends(tmp_path: Path) -> None:
         for number in range(3):
             sent = {"authorization": f"Bearer {web}"}
             with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, headers=sent) as pool:
-                while owed(pool) == 0.0:
+                while charged(pool) == 0.0:
                     pass
                 status, took = post(pool, steps(f"e{number}"), sent)
             assert (status, took < 2.0) == (200, True)
@@ -212,22 +229,22 @@ def test_one_bad_event_keeps_nobody_out(collector: CollectorProcess) -> None:
     body = msgspec.json.encode({"events": [start, *events * 5, events[0] | {"action": 9}]})
     for name in ("one", "other"):
         with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, retries=False) as pool:
-            before = owed(pool)
+            before = charged(pool)
             status, took = post(pool, body.replace(b'"bad"', b'"bad-%s"' % name.encode()))
-            assert (status, took < 2.0, owed(pool)) == (200, True, before)
+            assert (status, took < 2.0, charged(pool)) == (200, True, before)
             status, took = post(pool, steps(f"after-{name}"))
             assert (status, took < 2.0) == (200, True)
 
 
-def test_one_dear_event_among_good_ones_is_charged(collector: CollectorProcess) -> None:
+def test_one_costly_event_among_good_ones_is_charged(collector: CollectorProcess) -> None:
     """Law: what is refused is weighed by its bytes, however many events stand beside it."""
     with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, retries=False) as pool:
-        before = owed(pool)
-        start, *events = msgspec.json.decode(steps("dear"))["events"]
-        dear = events[0] | {"obs": [0.5] * 400_000}
-        body = msgspec.json.encode({"events": [start, *events, dear]})
+        before = charged(pool)
+        start, *events = msgspec.json.decode(steps("costly"))["events"]
+        costly = events[0] | {"obs": [0.5] * 400_000}
+        body = msgspec.json.encode({"events": [start, *events, costly]})
         assert post(pool, body)[0] == 200
-        assert owed(pool) > before
+        assert charged(pool) > before
 
 
 def test_a_short_import_of_many_rows_is_charged_and_waits(collector: CollectorProcess) -> None:
@@ -245,11 +262,11 @@ def test_a_short_import_of_many_rows_is_charged_and_waits(collector: CollectorPr
 
     with urllib3.HTTPConnectionPool("127.0.0.1", collector.port, retries=False) as pool:
         assert post(pool, b'{"events":[]}')[0] == 200
-        before = owed(pool)
-        threads = [threading.Thread(target=send, args=(f"toll{n}-",)) for n in range(2)]
+        before = charged(pool)
+        threads = [threading.Thread(target=send, args=(f"import{n}-",)) for n in range(2)]
         for thread in threads:
             thread.start()
-        while owed(pool) == before:
+        while charged(pool) == before:
             pass
         assert post(pool, b'{"events":[]}')[1] < 1.0
         for thread in threads:
@@ -284,7 +301,7 @@ def test_a_refusal_that_waits_keeps_nothing_of_its_body() -> None:
             sent.append(message)
 
         task = asyncio.create_task(router(scope, receive, send))
-        while not router.toll.charged:
+        while not router.penalties.charged:
             await asyncio.sleep(0)
         waiting, kept = not sent, held[0]() is not None
         await task
@@ -301,22 +318,22 @@ class Decoded(bytearray):
     """What a handler makes of a body."""
 
 
-def test_a_stranger_waits_and_others_do_not(collector: CollectorProcess) -> None:
-    """Law: beside costly refusals a short request, and a known sender's long one, have no wait."""
-    known, stranger = (
+def test_a_new_connection_waits_and_others_do_not(collector: CollectorProcess) -> None:
+    """Law: beside costly refusals neither a short request waits, nor a trusted connection's."""
+    trusted, new = (
         urllib3.HTTPConnectionPool("127.0.0.1", collector.port, maxsize=1, retries=False)
         for _ in range(2)
     )
-    assert post(known, steps("e"))[0] == 200
+    assert post(trusted, steps("e"))[0] == 200
     with connect(collector.port) as attacker:
         attacker.sendall(BOMB)
-        while owed(known) == 0.0:
+        while charged(trusted) == 0.0:
             pass
-        (_, short), (status, long) = post(known, b'{"events":[]}'), post(known, steps("f"))
+        (_, short), (status, long) = post(trusted, b'{"events":[]}'), post(trusted, steps("f"))
         assert status == 200
-        status, waited = post(stranger, steps("g"))
+        status, waited = post(new, steps("g"))
         assert status in (200, 429)  # the latter where the bomb took this machine very long
         assert max(short, long) < waited
         assert listen(attacker).statuses[:1] == [413]
-    known.close()
-    stranger.close()
+    trusted.close()
+    new.close()

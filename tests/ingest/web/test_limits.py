@@ -1,4 +1,4 @@
-"""What the collector spends on a stranger is bounded, and the others do not notice."""
+"""What the collector spends on any one client is bounded, and the others do not notice."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 @pytest.mark.parametrize(
     "length", [b"Content-Length: 64000000\r\n", b"Transfer-Encoding: chunked\r\n"]
 )
-def test_a_stranger_is_answered_before_his_body_is_read(
+def test_a_request_without_a_token_is_answered_before_its_body_is_read(
     house: House, line: bytes, status: int, length: bytes
 ) -> None:
     """Law: who is not let in, and what takes no body, gets no byte of one into memory."""
@@ -145,7 +145,7 @@ def test_short_bodies_find_room_while_long_ones_fill_it(house: House) -> None:
     assert exchange(house.process.port, padded(house.web, LONG)).statuses == [200]
 
 
-def test_one_payer_leaves_room_for_another(house: House) -> None:
+def test_one_account_leaves_room_for_another(house: House) -> None:
     """Law: a token that holds as many long bodies as it can keeps nobody else's long body out."""
     with contextlib.ExitStack() as stack:
         for _ in range(12):
@@ -158,7 +158,7 @@ def test_one_payer_leaves_room_for_another(house: House) -> None:
             assert exchange(house.process.port, padded(house.web, LONG)).statuses == [200]
 
 
-def test_a_payer_with_several_bodies_leaves_as_much_free() -> None:
+def test_an_account_with_several_bodies_leaves_as_much_free() -> None:
     """A single one takes what it needs; what is given back can be taken again."""
     budget = Budget(80)
     assert budget.take(60, "a")
