@@ -667,22 +667,27 @@ class PolicyClient:
 
     def _get_actions(self, observations: Mapping[str, Any]) -> dict[str, Any]:
         """Actions of some episodes, of one agent or of several; recorded once all are chosen."""
-        here = {name: seen for name, seen in observations.items() if self._acts_here(name)}
-        if 0 < len(here) < len(observations):  # some are not in the sample
-            there = {name: seen for name, seen in observations.items() if name not in here}
-            return self._get_actions(here) | self._get_actions(there)
-        is_local = len(here) == len(observations)
+        is_local = self.inference_mode == "local"
+        if not is_local:
+            here = {name: seen for name, seen in observations.items() if self._acts_here(name)}
+            is_local = len(here) == len(observations) > 0
+            if here and not is_local:  # some are not in the sample
+                there = {name: seen for name, seen in observations.items() if name not in here}
+                return self._get_actions(here) | self._get_actions(there)
         if self._have_several_agents(observations):
             return self._multi_agent.get_action(observations, is_local=is_local)
-        for name in observations:
-            self._policies.require_declared(self._book.find(name, answered=is_local).policy)
+        encoded = {}
+        for name, seen in observations.items():  # all are valid before any is recorded
+            policy = self._book.find(name, answered=is_local).policy
+            self._policies.require_declared(policy)
+            if is_local:
+                encoded[name] = policy.observe(name, seen)
         if not is_local:
             return self._remote.act(observations)
-        encoded = {  # all are valid before any is recorded
-            name: self._book.find(name).policy.observe(name, seen)
-            for name, seen in observations.items()
-        }
-        return {name: self._decide(name, observations[name], obs) for name, obs in encoded.items()}
+        actions = {}
+        for name, obs in encoded.items():
+            actions[name] = self._decide(name, observations[name], obs)
+        return actions
 
     def _acts_here(self, name: str) -> bool:
         """Whether the client's own policy acts: the collector knows nothing of what is not sent."""
@@ -690,10 +695,11 @@ class PolicyClient:
 
     def _have_several_agents(self, names: Collection[str]) -> bool:
         """Whether episodes are of several agents each. Raises ValueError for some of either."""
-        several = sum(name in self._book.wholes for name in names)
-        if 0 < several < len(names):
+        wholes = self._book.wholes
+        several = [name for name in names if name in wholes] if wholes else []
+        if several and len(several) < len(names):
             raise ValueError("get_action: expected episodes of several agents, or of one each")
-        return several > 0
+        return bool(several)
 
     def _decide(self, episode_id: str, observation: Any, obs: bytes) -> Any:
         """An action of the client's own policy, queued as the episode's next step."""
