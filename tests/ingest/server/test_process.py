@@ -349,6 +349,7 @@ def test_a_restored_journal_gives_no_ordinal_twice(tmp_path: Path) -> None:
             collector.post("/v1/episodes", {"episode_id": name})
             collector.post(f"/v1/episodes/{name}/log_action", {"obs": OBS, "action": 1})
             collector.post(f"/v1/episodes/{name}/end", {})
+            assert collector.empty(60.0)
             assert collector.stop() == 0
 
     log("before")
