@@ -19,7 +19,7 @@ Age = Annotated[
     float | None,
     typer.Option(
         help="Seconds after its start at which an episode is counted, the same at every look; "
-        "default: twice the policy's episode time-out and its reward window."
+        "default: twice the policy's episode timeout and its reward window."
     ),
 ]
 
@@ -72,9 +72,9 @@ def canary(
     age: Age = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether the canary that is on is better than what is live, by its own episodes.
+    """Judge the open canary against the live version, by its own episodes.
 
-    May be asked as often as one likes. Exit status 1: it is worse; 4: these episodes cannot tell.
+    May be repeated at any time. Exit status 1: worse; 4: cannot tell.
     """
     from headrace.output import console, results
     from policy.jobs.canary import judge_canary
@@ -91,7 +91,10 @@ def promote(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     gated: Annotated[
-        bool, typer.Option("--gate/--no-gate", help="Only if its episodes say that it is better.")
+        bool,
+        typer.Option(
+            "--gate/--no-gate", help="Promote only if its episodes show that it is better."
+        ),
     ] = True,
     age: Age = None,
     wait: WaitFor = Wait.ALL,
@@ -100,8 +103,8 @@ def promote(
 ) -> None:
     """Make the canary live in all episodes; `rollback` ends it instead.
 
-    Exit status 1: it is worse; 4: its episodes cannot tell; 5: it is wanted, and a registered
-    collector did not serve it in time.
+    Exit status 1: worse; 4: cannot tell; 5: wanted, but not served in time by a registered
+    collector.
     """
     from headrace.cli.publishing import audited
     from headrace.output import console

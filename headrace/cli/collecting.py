@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 def demo(
     root: Annotated[
-        Path, typer.Option(help="Where its data stays; what is there is moved aside.")
+        Path, typer.Option(help="Folder for its data; existing data is moved aside.")
     ] = ROOT / "demo",
-    data: Annotated[Path, typer.Option(help="The folder of the logs.")] = Path("data"),
-    live: Annotated[bool, typer.Option(help="CartPole too, live.")] = True,
+    data: Annotated[Path, typer.Option(help="Folder of the logs.")] = Path("data"),
+    live: Annotated[bool, typer.Option(help="Also run CartPole live.")] = True,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Carry logs all the way to published policies, and check the judgements."""
+    """Run the loop on three problems, from log to published policy, and check its verdicts."""
     from headrace.demo.run import DemoFailed, make_place, run_demo, show
 
     make_place(root, data)
@@ -55,38 +55,48 @@ def demo(
 def collect(
     root: Root = ROOT,
     host: Annotated[
-        str, typer.Option(help="Other than loopback it takes tokens and TLS.")
+        str, typer.Option(help="Address to listen on; other than loopback requires tokens and TLS.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8642,
-    observation: Annotated[str | None, typer.Option(help="A space such as box:4.")] = None,
-    action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
-    env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,
-    policy: Annotated[Path | None, typer.Option(help="A policy file (JSON).")] = None,
-    reward_window: Annotated[
-        float | None, typer.Option(help="Seconds for which a step takes late rewards.")
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8642,
+    observation: Annotated[
+        str | None, typer.Option(help="Observation space, such as box:4.")
     ] = None,
-    compression: Annotated[str, typer.Option(help="Of shards: zstd or lz4.")] = "zstd",
-    tls_cert: Annotated[Path | None, typer.Option(help="A PEM chain: serve HTTPS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key; default: in the chain.")] = None,
+    action: Annotated[str | None, typer.Option(help="Action space, such as discrete:2.")] = None,
+    env: Annotated[
+        str | None, typer.Option(help="Id of a gymnasium environment, for its spaces.")
+    ] = None,
+    policy: Annotated[Path | None, typer.Option(help="Policy file (JSON).")] = None,
+    reward_window: Annotated[
+        float | None, typer.Option(help="Seconds in which a step accepts late rewards.")
+    ] = None,
+    compression: Annotated[str, typer.Option(help="Compression of shards: zstd or lz4.")] = "zstd",
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM certificate chain: serve HTTPS.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="PEM key; default: in the chain's file.")
+    ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A name by which it may be called. Repeat it.")
+        list[str] | None, typer.Option(help="Host name that clients use. May be repeated.")
     ] = None,
     insecure_no_tls: Annotated[
-        bool, typer.Option("--insecure-no-tls", help="Let tokens travel in clear text.")
+        bool, typer.Option("--insecure-no-tls", help="Send tokens in clear text.")
     ] = False,
     limit: Annotated[
         list[str] | None,
         typer.Option(help="NAME=NUMBER, such as max_connections=200; see docs/limits.md."),
     ] = None,
-    supervise: Annotated[bool, typer.Option("--supervise", help="Outlive its kills.")] = False,
-    log_format: Annotated[str, typer.Option(help="text or json, a line for an event.")] = "text",
+    supervise: Annotated[
+        bool, typer.Option("--supervise", help="Restart the serving process when it is killed.")
+    ] = False,
+    log_format: Annotated[str, typer.Option(help="text or json, one event per line.")] = "text",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     as_json: Json = False,
 ) -> None:
-    """Run the collector until SIGTERM or Ctrl-C, which drain it.
+    """Run the collector. SIGTERM or Ctrl-C drains and stops it.
 
-    Declare a policy's spaces with --observation and --action, --env or --policy; they are kept
-    under the root, with the --reward-window, and later starts need none.
+    Declare a policy's spaces with --observation and --action, --env or --policy. They are stored
+    under the root, with the --reward-window, so later starts need none of these options.
     """
     use_one_blas_thread()
     with loading():
@@ -146,18 +156,24 @@ def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> Non
 def up(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8642,
-    observation: Annotated[str | None, typer.Option(help="A space such as box:4.")] = None,
-    action: Annotated[str | None, typer.Option(help="A space such as discrete:2.")] = None,
-    env: Annotated[str | None, typer.Option(help="A gymnasium id, for its spaces.")] = None,
-    steps_per_version: Annotated[int, typer.Option(help="Steps acted between updates.")] = 256,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8642,
+    observation: Annotated[
+        str | None, typer.Option(help="Observation space, such as box:4.")
+    ] = None,
+    action: Annotated[str | None, typer.Option(help="Action space, such as discrete:2.")] = None,
+    env: Annotated[
+        str | None, typer.Option(help="Id of a gymnasium environment, for its spaces.")
+    ] = None,
+    steps_per_version: Annotated[
+        int, typer.Option(help="Steps acted with a version before the next.")
+    ] = 256,
     max_lag: Annotated[
-        int | None, typer.Option(help="Versions that a step may be behind, to be trained on.")
+        int | None, typer.Option(help="Most versions that a step may be behind to be trained on.")
     ] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Run a collector and a trainer that follows it; clients act with what they learn."""
+    """Run a collector and a trainer that follows it; clients act with each new version."""
     from headrace.output import console, results
     from headrace.up import Up
     from ingest.server.declare import declaration_of, declare
@@ -190,12 +206,12 @@ def up(
 
 AdminToken = Annotated[
     str | None,
-    typer.Option(envvar="HEADRACE_TOKEN", help="For a running collector: scope admin."),
+    typer.Option(envvar="HEADRACE_TOKEN", help="Token with scope admin, for a running collector."),
 ]
 
 
 def ls(root: Root = ROOT, token: AdminToken = None, ca: Ca = None, as_json: Json = False) -> None:
-    """List streams, their shards and rows, and open episodes; a running collector is asked."""
+    """List streams, their shards and rows, and open episodes."""
     from headrace.output import console, results
     from ingest.protocol.errors import IngestError
     from ingest.verification import journal_account
@@ -227,14 +243,14 @@ def verify(
     second_reader: Annotated[
         bool,
         typer.Option(
-            "--second-reader", help="Read all shards by fastparquet too, and compare ([train])."
+            "--second-reader", help="Also read all shards with fastparquet, and compare ([train])."
         ),
     ] = False,
     token: AdminToken = None,
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """Check that every acknowledged step is in one place; a running collector is asked."""
+    """Check that every acknowledged step is in exactly one place."""
     from headrace.output import console, results
     from ingest.verification import verified
     from storage.verify.second_reader import SecondReader
@@ -257,11 +273,11 @@ def verify(
 
 
 def pseudonym(
-    value: Annotated[str, typer.Argument(help="What was redacted by `hash`.")],
+    value: Annotated[str, typer.Argument(help="Value that `hash` redacts.")],
     root: Root = ROOT,
     as_json: Json = False,
 ) -> None:
-    """Show what stands for a redacted value under this root, to find its rows."""
+    """Show the pseudonym of a redacted value under this root, to find its rows."""
     from headrace.output import console
     from ingest.access.key_files import kept_key
     from ingest.episodes.redaction import pseudonym as stand_in

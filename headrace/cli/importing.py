@@ -18,71 +18,92 @@ if TYPE_CHECKING:
     from storage.declarations.declaration import PolicyDeclaration
 
 ExpectedSchema = Annotated[
-    str | None, typer.Option(help="Refuse a policy whose spaces are of another schema.")
+    str | None, typer.Option(help="Refuse a policy whose spaces have another schema.")
 ]
 Declare = Annotated[
-    Path | None, typer.Option(help="Send nothing: declare what the columns hold under this root.")
+    Path | None, typer.Option(help="Send nothing: declare the columns' spaces under this root.")
 ]
 Categories = Annotated[
     Path | None,
-    typer.Option(help="For spaces without names: where codes are kept; default: beside the file."),
+    typer.Option(help="For spaces without names: file for the codes; default: next to the source."),
 ]
 
 
 def import_source(
-    source: Annotated[str, typer.Argument(help="A file, a folder, or a database's URL.")],
+    source: Annotated[str, typer.Argument(help="File, folder, or URL of a database.")],
     observation: Annotated[
         list[str],
         typer.Option(
-            help="A column, or NAME:categories[:other] where values are names. Repeat it. "
+            help="Column, or NAME:categories[:other] if values are names. May be repeated. "
             "POLICY=COLUMN with several policies."
         ),
     ],
     action: Annotated[
         list[str],
-        typer.Option(help="The column of the action; :categories and POLICY= as well."),
+        typer.Option(help="Column of the action; also with :categories and POLICY=."),
     ],
-    reward: Annotated[list[str], typer.Option(help="The column of the reward. Repeated: a sum.")],
+    reward: Annotated[list[str], typer.Option(help="Column of the reward. If repeated: the sum.")],
     final_observation: Annotated[
         list[str] | None,
-        typer.Option(help="The next observation's column for each --observation, in their order."),
+        typer.Option(help="Column of the next observation for each --observation, in their order."),
     ] = None,
-    query: Annotated[str | None, typer.Option(help="Of a database's URL: SQL.")] = None,
+    query: Annotated[str | None, typer.Option(help="SQL, for the URL of a database.")] = None,
     address: Address = ADDRESS,
     token: Token = None,
     ca: Ca = None,
-    action_prob: Annotated[str | None, typer.Option(help="Its probability.")] = None,
-    action_logp: Annotated[str | None, typer.Option(help="Or the logarithm of it.")] = None,
-    uniform: Annotated[bool, typer.Option("--uniform", help="Or: all were as likely.")] = False,
-    episode: Annotated[str | None, typer.Option(help="Default: a row is an episode.")] = None,
-    agent: Annotated[str | None, typer.Option(help="The column of a row's agent.")] = None,
+    action_prob: Annotated[
+        str | None, typer.Option(help="Column of the action's probability.")
+    ] = None,
+    action_logp: Annotated[
+        str | None, typer.Option(help="Or: column of its natural logarithm.")
+    ] = None,
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="Or: all actions were equally likely.")
+    ] = False,
+    episode: Annotated[
+        str | None,
+        typer.Option(help="Column of the episode's key; default: each row is an episode."),
+    ] = None,
+    agent: Annotated[str | None, typer.Option(help="Column of a row's agent.")] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(help="AGENT=POLICY; others have --policy-id. Repeat it.")
+        list[str] | None,
+        typer.Option(help="AGENT=POLICY; other agents have --policy-id. May be repeated."),
     ] = None,
-    policy_column: Annotated[
-        str | None, typer.Option(help="Or: the column of a row's policy.")
+    policy_column: Annotated[str | None, typer.Option(help="Or: column of a row's policy.")] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(help="Column of the step's number in its episode; gaps are errors."),
     ] = None,
-    step: Annotated[str | None, typer.Option(help="Its number in the episode, checked.")] = None,
-    time: Annotated[str | None, typer.Option(help="Numbers, or ISO 8601.")] = None,
-    time_unit: Annotated[str, typer.Option(help="Of such numbers: s, ms, us or ns.")] = "us",
-    timezone: Annotated[str, typer.Option(help="Of times that name none.")] = "UTC",
-    terminated: Annotated[str | None, typer.Option(help="True on an episode's last row.")] = None,
-    truncated: Annotated[str | None, typer.Option(help="Or this: a limit ended it.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN. Repeat it.")] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Column of the time: numbers, or ISO 8601.")
+    ] = None,
+    time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "us",
+    timezone: Annotated[str, typer.Option(help="Time zone of times without one.")] = "UTC",
+    terminated: Annotated[
+        str | None, typer.Option(help="Column: true on an episode's last row.")
+    ] = None,
+    truncated: Annotated[
+        str | None, typer.Option(help="Column: true where a limit ended the episode.")
+    ] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN. May be repeated.")] = None,
     info: Annotated[
-        list[str] | None, typer.Option(help="NAME=COLUMN, into each step's info. Repeat it.")
+        list[str] | None,
+        typer.Option(help="NAME=COLUMN: a key of each step's info. May be repeated."),
     ] = None,
     missing: Annotated[
-        str, typer.Option(help="Of a cell with nothing: error, drop the row, or value (0).")
+        str, typer.Option(help="For an empty cell: error, drop (the row), or value (0).")
     ] = "error",
     default: Annotated[
-        list[str] | None, typer.Option(help="COLUMN=VALUE for its missing cells. Repeat it.")
+        list[str] | None,
+        typer.Option(help="COLUMN=VALUE for the column's empty cells. May be repeated."),
     ] = None,
     categories: Categories = None,
     name: Annotated[
-        str | None, typer.Option(help="Names the import in place of its content.")
+        str | None, typer.Option(help="Name of the import; default: a digest of its content.")
     ] = None,
-    policy_id: Annotated[str | None, typer.Option(help="Default: the collector's only.")] = None,
+    policy_id: Annotated[
+        str | None, typer.Option(help="Policy; default: the collector's only one.")
+    ] = None,
     schema_id: ExpectedSchema = None,
     check: Annotated[
         bool, typer.Option("--check", help="Send nothing: show what would be imported.")
@@ -90,7 +111,7 @@ def import_source(
     declare: Declare = None,
     as_json: Json = False,
 ) -> None:
-    """Log the rows of a source through a collector; running it twice adds nothing."""
+    """Log the rows of a source through a collector; a repeated import adds nothing."""
     given = dict(locals())
     from headrace.output import console, results
     from ingest.importing.importing import run_import

@@ -51,24 +51,24 @@ if TYPE_CHECKING:
 
 RewardRange = Annotated[
     tuple[float, float] | None,
-    typer.Option(help="Least and most that a step can earn; default: what the policy declares."),
+    typer.Option(help="Least and most that a step can earn; default: the policy's declaration."),
 ]
 EvaluationShare = Annotated[
     float | None,
     typer.Option(
         "--evaluation-share",
         "--held-out",
-        help="Share of episodes kept for evaluate; default: 0.3, with --follow 0.",
+        help="Share of episodes to hold out for evaluate; default: 0.3, with --follow 0.",
     ),
 ]
 Acts = Annotated[
     str | None,
     typer.Option(
-        help="How it will act: sample[:temperature], epsilon_greedy[:epsilon] or greedy; "
+        help="Action rule: sample[:temperature], epsilon_greedy[:epsilon] or greedy; "
         "default: the declared one, or the algorithm's."
     ),
 ]
-MinEss = Annotated[float, typer.Option(help="Effective sample size that is enough.")]
+MinEss = Annotated[float, typer.Option(help="Least effective sample size.")]
 
 CANNOT_TELL_EXIT = 4
 """A judgement that says neither: docs/exit_statuses.md has the table."""
@@ -117,7 +117,7 @@ def freeze(
     retry_for: RetryFor = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Name the ordinals at rest in a manifest; the same shards give the same file."""
+    """Write a manifest of the stored ordinals; the same shards give the same file."""
     from headrace.output import console
     from policy.jobs.freeze import freeze as run
 
@@ -143,33 +143,41 @@ def train(
     until: Until = None,
     schema_id: SchemaId = None,
     action_rule: Acts = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Where to keep the learner.")] = None,
-    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="File of the learner's checkpoint.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
     manifest: Manifest = None,
-    follow: Annotated[bool, typer.Option(help="PPO on what clients do; publishes.")] = False,
-    steps_per_update: Annotated[int, typer.Option(help="With --follow.")] = 256,
+    follow: Annotated[
+        bool, typer.Option(help="Train PPO on what clients do, and publish.")
+    ] = False,
+    steps_per_update: Annotated[int, typer.Option(help="With --follow: steps per update.")] = 256,
     max_lag: Annotated[
         int | None,
-        typer.Option(help="With --follow: versions that a step may be behind, to be trained on."),
+        typer.Option(
+            help="With --follow: most versions that a step may be behind to be trained on."
+        ),
     ] = None,
     on_conflict: Annotated[
         str,
-        typer.Option(help="With --follow, when somebody else publishes: reload those, or end."),
+        typer.Option(
+            help="With --follow, if somebody else publishes: reload those weights, or end."
+        ),
     ] = "reload",
     lease_wait: Annotated[
-        float, typer.Option(help="With --follow: seconds to wait for another trainer's end.")
+        float, typer.Option(help="With --follow: seconds to wait for another trainer to end.")
     ] = 0.0,
     resume: Annotated[
-        bool, typer.Option(help="With --follow: go on from the checkpoint, or begin anew.")
+        bool, typer.Option(help="With --follow: resume from the checkpoint, or start anew.")
     ] = True,
     retry_for: RetryFor = 60.0,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Train on the shards; the result is a candidate, which nobody acts with yet.
+    """Train on the shards; the result is a candidate, which no client uses yet.
 
-    With --follow: train on what live clients do, publish after every update, until SIGTERM. Exit
-    status 3 names another trainer of the policy, 1 says that --on-conflict end ended it.
+    With --follow: train on what clients do and publish after every update, until SIGTERM. Exit
+    status 3: another trainer has the policy; 1: somebody else published (--on-conflict end).
     """
     from headrace.output import console, results
     from policy.inference.action_rule import ActionRule
@@ -244,35 +252,39 @@ def _follow(root: Path, policy_id: str, settings: dict[str, Any], as_json: bool)
 
 def evaluate(
     weights: Annotated[
-        str, typer.Argument(help="A candidate's digest, a version's number, latest or live.")
+        str, typer.Argument(help="Digest of a candidate, number of a version, latest or live.")
     ] = "latest",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     log: Annotated[
         list[Path] | None,
-        typer.Option(help="Another root whose episodes, all of them, to judge by as well."),
+        typer.Option(help="Another root; all of its episodes are judged, too."),
     ] = None,
-    split: Annotated[str, typer.Option(help="Of the root's own: held_out or all.")] = "held_out",
-    estimator: Annotated[list[str] | None, typer.Option(help="One or more; default: all.")] = None,
-    gamma: Annotated[float, typer.Option(help="Discount of a step.")] = 1.0,
-    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
-    interval: Annotated[str, typer.Option(help="student or bootstrap.")] = "student",
+    split: Annotated[str, typer.Option(help="Episodes of the root: held_out or all.")] = "held_out",
+    estimator: Annotated[
+        list[str] | None, typer.Option(help="Estimator. May be repeated; default: all.")
+    ] = None,
+    gamma: Annotated[float, typer.Option(help="Discount per step.")] = 1.0,
+    confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = 0.95,
+    interval: Annotated[
+        str, typer.Option(help="Kind of interval: student or bootstrap.")
+    ] = "student",
     reward_range: RewardRange = None,
     min_ess: MinEss = 100.0,
     cluster: Cluster = None,
     since: Since = None,
     until: Until = None,
     schema_id: SchemaId = None,
-    plot: Annotated[Path | None, typer.Option(help="A PNG of all intervals.")] = None,
-    html: Annotated[Path | None, typer.Option(help="All of it as one page.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file of all intervals.")] = None,
+    html: Annotated[Path | None, typer.Option(help="HTML file of the whole report.")] = None,
     manifest: Manifest = None,
     retry_for: RetryFor = 60.0,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Judge weights by the logged episodes, off-policy: better, worse, or cannot tell.
+    """Judge weights off-policy on the logged episodes: better, worse, or cannot tell.
 
-    The bars are the live version and the logging policy. It reports, with status 0; `publish` acts.
+    The bars are the live version and the logging policy. The exit status is 0 for every verdict.
     """
     from headrace.output import console, results
     from headrace.output.report_page import evaluation_page
@@ -326,17 +338,21 @@ def _latest(store: WeightStore) -> str:
 
 
 def publish(
-    digest: Annotated[str, typer.Argument(help="A candidate's digest, or latest.")] = "latest",
+    digest: Annotated[str, typer.Argument(help="Digest of a candidate, or latest.")] = "latest",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    gated: Annotated[bool, typer.Option("--gate/--no-gate", help="Evaluate first.")] = True,
+    gated: Annotated[
+        bool, typer.Option("--gate/--no-gate", help="Judge the candidate first.")
+    ] = True,
     reward_range: RewardRange = None,
     min_ess: MinEss = 100.0,
-    confidence: Annotated[float, typer.Option(help="Of the intervals that decide.")] = 0.95,
-    gamma: Annotated[float, typer.Option(help="Discount of a step.")] = 1.0,
+    confidence: Annotated[
+        float, typer.Option(help="Confidence of the intervals that decide.")
+    ] = 0.95,
+    gamma: Annotated[float, typer.Option(help="Discount per step.")] = 1.0,
     alpha_budget: Annotated[
         float | None,
-        typer.Option(help="Error to spend over all candidates judged on the same episodes."),
+        typer.Option(help="Total error for all candidates judged on the same episodes."),
     ] = None,
     cluster: Cluster = None,
     since: Since = None,
@@ -344,9 +360,9 @@ def publish(
     manifest: Manifest = None,
     canary: Annotated[
         str | None,
-        typer.Option(help="Let it act in this share of the episodes, as 10%, beside what is live."),
+        typer.Option(help="Let it act as a canary in this share of the episodes, such as 10%."),
     ] = None,
-    refused_exit: Annotated[int, typer.Option(help="The status when it is worse.")] = 1,
+    refused_exit: Annotated[int, typer.Option(help="Exit status if it is worse.")] = 1,
     url: Url = None,
     token: Token = None,
     ca: Ca = None,
@@ -354,12 +370,11 @@ def publish(
     wait_for: WaitSeconds = WAIT_SECONDS,
     as_json: Json = False,
 ) -> None:
-    """Make a candidate of the root the live version, if it is better than what is live.
+    """Make a candidate the live version, if it is better than every bar.
 
-    With --canary its own episodes decide: see `canary`, `promote` and `rollback`.
-    With --url it is made live in a collector elsewhere; the gate judges by the data of the root.
-    Exit status 1: worse; 4: these episodes cannot tell, and the answer says why; 5: it is wanted,
-    and a registered collector did not serve it in time.
+    With --canary its own episodes decide: see `canary`, `promote` and `rollback`. With --url a
+    collector publishes it; the gate still uses the data of the root. Exit status 1: worse; 4:
+    cannot tell, with the reasons; 5: wanted, but not served in time by a registered collector.
     """
     from headrace.output import console, results
     from policy.inference.weight_store import WeightStore
@@ -408,7 +423,7 @@ def publish(
 
 
 def decisions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:
-    """List what was decided about candidates, and why."""
+    """List the decisions on candidates, with reasons."""
     from headrace.output import console, results
     from policy.jobs.decisions import load_decisions
 

@@ -22,9 +22,7 @@ class Command(typer.core.TyperCommand):
         for option in options:
             single = not (option.multiple or option.is_flag)
             if single and options.count(option) > 1:
-                ctx.fail(
-                    f"{option.opts[0]}: expected it once, got it {options.count(option)} times"
-                )
+                ctx.fail(f"{option.opts[0]}: expected once, got {options.count(option)} times")
         return super().parse_args(ctx, args)
 
 
@@ -59,47 +57,50 @@ ADDRESS = "http://127.0.0.1:8642"
 
 Root = Annotated[
     Path,
-    typer.Option(envvar="HEADRACE_ROOT", help="The folder that holds journal, shards and weights."),
+    typer.Option(envvar="HEADRACE_ROOT", help="Folder of journal, shards and weights."),
 ]
-PolicyId = Annotated[
-    str, typer.Option(envvar="HEADRACE_POLICY_ID", help="Which policy, when there are several.")
-]
+PolicyId = Annotated[str, typer.Option(envvar="HEADRACE_POLICY_ID", help="Policy to use.")]
 Manifest = Annotated[
     Path | None,
-    typer.Option(help="Of `freeze`: use nothing else, and do it once, however often asked."),
+    typer.Option(help="Manifest of `freeze`: use only its data; a repeated run changes nothing."),
 ]
 RetryFor = Annotated[
     float,
     typer.Option(
         envvar="HEADRACE_RETRY_FOR",
-        help="Seconds for which a shard that cannot be read is tried again.",
+        help="Seconds to retry a shard that cannot be read.",
     ),
 ]
 SchemaId = Annotated[
     str | None,
-    typer.Option(help="Which schema to read, where spaces were changed; default: the declared."),
+    typer.Option(help="Schema to read, if spaces have changed; default: the declared one."),
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option(help="tag:NAME: hold out, and judge by, that tag's values, each as one."),
+    typer.Option(
+        help="tag:NAME: hold out and judge all episodes with the same tag value as one unit."
+    ),
 ]
 Since = Annotated[
-    str | None, typer.Option(help="Only episodes that began then or later: 2026-11-23, ...T08:00Z.")
+    str | None,
+    typer.Option(help="Only episodes that began at or after this time: 2026-11-23, ...T08:00Z."),
 ]
-Until = Annotated[str | None, typer.Option(help="Only episodes that began before.")]
+Until = Annotated[str | None, typer.Option(help="Only episodes that began before this time.")]
 Json = Annotated[
     bool,
     typer.Option("--json", envvar="HEADRACE_JSON", help="Print one line of JSON instead."),
 ]
 Seed = Annotated[int, typer.Option(envvar="HEADRACE_SEED", help="Same seed, same result.")]
-Address = Annotated[str, typer.Option(envvar="HEADRACE_ADDRESS", help="Of the collector.")]
+Address = Annotated[str, typer.Option(envvar="HEADRACE_ADDRESS", help="Address of the collector.")]
 Url = Annotated[
     str | None,
-    typer.Option("--url", help="Of a collector that publishes, in place of a root's weights."),
+    typer.Option(
+        "--url", help="Address of a collector that publishes, instead of using a root's weights."
+    ),
 ]
 Token = Annotated[
     str | None,
-    typer.Option(envvar="HEADRACE_TOKEN", help="Better by its variable: `ps` shows options."),
+    typer.Option(envvar="HEADRACE_TOKEN", help="Token. Prefer the variable: `ps` shows options."),
 ]
 Ca = Annotated[
     Path | None, typer.Option(envvar="HEADRACE_CA", help="PEM certificates to trust for https.")

@@ -63,9 +63,10 @@ def log_to_stderr() -> None:
 
 def rollback(
     to: Annotated[
-        int | None, typer.Option(help="A version; default: the one before that was served.")
+        int | None,
+        typer.Option(help="Version to return to; default: the previous one that was served."),
     ] = None,
-    why: Annotated[str, typer.Option(help="For whoever asks what pins the policy.")] = "",
+    why: Annotated[str, typer.Option(help="Reason, shown while the policy is pinned.")] = "",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     url: Url = None,
@@ -111,12 +112,12 @@ def _person() -> str:
 
 
 def pause(
-    why: Annotated[str, typer.Option(help="For whoever asks what pins the policy.")] = "",
+    why: Annotated[str, typer.Option(help="Reason, shown while the policy is pinned.")] = "",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     as_json: Json = False,
 ) -> None:
-    """Pin what is live: trainers go on and publish nothing before `headrace resume`."""
+    """Pin the live version: trainers publish nothing until `headrace resume`."""
     from headrace.output import console
     from policy.inference.weight_store import WeightStore
 
@@ -135,7 +136,7 @@ def resume(
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """End what a rollback pinned: trainers and jobs may publish the policy again."""
+    """End a pin: trainers and jobs may publish the policy again."""
     from headrace.output import console
     from ingest.client.publisher import Publisher
     from policy.inference.weight_store import WeightStore
@@ -165,7 +166,7 @@ def versions(
     ca: Ca = None,
     as_json: Json = False,
 ) -> None:
-    """List versions, what is wanted and served, and candidates; of a collector: no candidates."""
+    """List versions, which are wanted and served, and candidates (not with --url)."""
     from headrace.output import console, results
 
     document = (

@@ -13,15 +13,17 @@ from headrace.cli.options import ROOT, Json, PolicyId, RetryFor, Root
 
 
 def report(
-    output: Annotated[Path, typer.Option("-o", "--output", help="The file.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path(
+        "report.html"
+    ),
     root: Root = ROOT,
     policy_id: PolicyId = "default",
     retry_for: RetryFor = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Write data over time, training curves, estimates and decisions into one HTML file.
+    """Write data over time, training curves, estimates and decisions to one HTML file.
 
-    It opens offline. With --json the line says where it is and how much is in it.
+    The file opens offline. With --json the line has its path and counts of its content.
     """
     from headrace.output import console
     from headrace.output.report_page import report_page

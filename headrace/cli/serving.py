@@ -42,10 +42,11 @@ class Wait(StrEnum):
 
 
 WaitFor = Annotated[
-    Wait, typer.Option("--wait", help="Until all registered collectors serve it, any, or none.")
+    Wait,
+    typer.Option("--wait", help="Wait until all registered collectors serve it, any, or none."),
 ]
 WaitSeconds = Annotated[
-    float, typer.Option("--wait-for", min=0.0, help="Seconds; then the exit status is 5.")
+    float, typer.Option("--wait-for", min=0.0, help="Seconds to wait; then the exit status is 5.")
 ]
 WAIT_SECONDS = 35.0
 """Longer than the registration of a collector that was killed lasts."""
@@ -99,11 +100,11 @@ def described(version: int, generation: int, policy_id: str, served: dict[str, A
     if served["state"] == "no collector":
         return f"{wanted}, no collector is registered"
     if served["state"] == "not asked":
-        return f"{wanted}; nobody was asked whether it is served"
+        return f"{wanted}; serving was not checked"
     behind = [
         f"collector {one['collector_id']} serves "
         f"{'nothing' if one['version'] < 0 else one['version']}"
-        f" ({one['why'] or 'it says nothing of this one'})"
+        f" ({one['why'] or 'it has not examined this one'})"
         for one in collectors
         if one["generation"] < generation
     ]

@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="token",
     no_args_is_help=True,
-    help="Make, list and revoke the tokens that a collector lets in.",
+    help="Make, list and revoke the tokens that a collector accepts.",
 )
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @app.command(cls=Command)
 def create(
-    name: Annotated[str, typer.Argument(help="Who or what will use it.")],
+    name: Annotated[str, typer.Argument(help="Name of the token's user.")],
     scope: Annotated[
         list[str],
-        typer.Option(help="log, act, weights:read, weights:publish or admin. Repeat it."),
+        typer.Option(help="log, act, weights:read, weights:publish or admin. May be repeated."),
     ],
     root: Root = ROOT,
-    expires: Annotated[str | None, typer.Option(help="After so long: 90d, 12h, 30m, 10s.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Events a second at most.")] = None,
-    open_episodes: Annotated[int | None, typer.Option(help="Open at once at most.")] = None,
+    expires: Annotated[str | None, typer.Option(help="Lifetime: 90d, 12h, 30m, 10s.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Most events per second.")] = None,
+    open_episodes: Annotated[int | None, typer.Option(help="Most open episodes at a time.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a token and print it: this once, for only its hash is kept."""
+    """Make a token and print it, once: only its hash is kept."""
     from headrace.output import console
     from ingest.access.admission import audit
     from ingest.access.key_files import create_token
@@ -54,7 +54,7 @@ def create(
 
 @app.command("list", cls=Command)
 def list_tokens(root: Root = ROOT, as_json: Json = False) -> None:
-    """List all tokens: what they may, until when, and which are revoked."""
+    """List all tokens with scopes, expiry and revocation."""
     from headrace.output import console
     from ingest.access.key_files import load_tokens
 

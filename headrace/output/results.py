@@ -53,7 +53,7 @@ def imported(document: Document) -> None:
         print(f"{bad['source']} row {bad['row']}: {bad['reason']}")
     faulty = sum(document["bad_counts"].values())
     if faulty > len(document["bad"]):
-        print(f"... and {faulty - len(document['bad'])} more rows at fault:")
+        print(f"... and {faulty - len(document['bad'])} more rows with errors:")
         for reason, rows in document["bad_counts"].items():
             print(f"{rows} times: {reason}")
     print(f"{document['episodes']} episodes in {document['seconds']:.1f} s")
@@ -144,7 +144,7 @@ def why_published(document: Document, *, gated: bool) -> str:
         return f"{judgement['verdict']} than {bars}{approximate}"
     if gated:
         return "it was live already"
-    return "without a gate: nothing says that it is better"
+    return "without a gate: not judged"
 
 
 def arms(document: Document) -> None:
@@ -152,7 +152,7 @@ def arms(document: Document) -> None:
     table(*armed(document))
     count = document["n"]
     print(f"{count['canary']:,} and {count['live']:,} episodes; {document['young']:,} too young,")
-    print(f"{document['open']:,} not over at that age, {document['crossed']:,} acted by the other")
+    print(f"{document['open']:,} still open at that age, {document['crossed']:,} crossed")
     approximate = " (approximate: no reward_range)" if document["approximate"] else ""
     print(f"{document['verdict']}{approximate}")
     for reason in document["reasons"]:
@@ -170,7 +170,7 @@ def armed(document: Document) -> Table:
             rows.append((name, *values, f"{low} .. {high}", one["bound"]))
     columns = ("mean of", "canary", "live", "difference", "interval", "bound")
     title = f"Version {document['canary']} in {document['share']:.3g} of the episodes"
-    return (f"{title}, beside version {document['live']}", columns, rows)
+    return (f"{title}, compared with version {document['live']}", columns, rows)
 
 
 def decisions(document: Document) -> None:
@@ -228,7 +228,7 @@ def not_used(logs: Sequence[Document]) -> list[str]:
         if told:
             lines.append(f"{log['label']}: not used: {', '.join(told)}")
     if any(one["name"] == "dm" for log in logs for one in log["target"]):
-        lines.append("The interval of dm leaves out the error of its model.")
+        lines.append("The interval of dm ignores the error of its model.")
     return lines
 
 
@@ -321,7 +321,7 @@ def streams(document: Document) -> None:
     if unreadable:
         print(f"{unreadable} files cannot be read as shards; `headrace verify` says which")
     if document["open_episodes"] is None:
-        print(f"Open episodes: not known: {document['why']}")
+        print(f"Open episodes: unknown: {document['why']}")
     else:
         table("Open episodes", ("policy", "episodes"), document["open_episodes"].items())
 
@@ -347,7 +347,11 @@ def verified(document: Document) -> None:
         print(f"moved: {printable(moved)}")
     for found in document["findings"]:
         print(printable(f"{found['kind']}: {found['where']}: {found['text']}"))
-    print("Every step is accounted for exactly once." if document["ok"] else "NOT in order.")
+    print(
+        "Every step is accounted for exactly once."
+        if document["ok"]
+        else "Some steps are not accounted for, or files are damaged: see the findings."
+    )
 
 
 def updated(metrics: Mapping[str, float | None]) -> None:

@@ -20,7 +20,7 @@ from tests.headrace.command import answer, headrace, refused
 )
 def test_an_option_of_one_value_is_given_once(words: tuple[str, ...]) -> None:
     """Else the last would be taken alone: half of the data, another root."""
-    assert refused(headrace(*words), "expected it once, got it 2 times")
+    assert refused(headrace(*words), "expected once, got 2 times")
 
 
 def test_an_option_of_several_values_is_repeated(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_what_was_logged_learned_and_decided_is_in_it(tmp_path: Path) -> None:
         "Steps by version",
         "Steps by source",
         "better",
-        "Version 2 in 0.3 of the episodes, beside version 1",
+        "Version 2 in 0.3 of the episodes, compared with version 1",
         "returns 0.8",
         "failures 0 0 0",
     ):
@@ -55,7 +55,7 @@ def test_a_decision_has_the_tables_of_its_evaluation(tmp_path: Path) -> None:
         "mean_weight",
         "log estimate value per episode 95% interval ESS episodes excluded",
         "snips of the weights",
-        "The interval of dm leaves out",
+        "The interval of dm ignores",
     ):
         assert part in text, part
 
