@@ -66,7 +66,7 @@ class Form:
         self.has_tracks = "env_t" in names and not arrow.types.is_null(kinds["env_t"])
         unread = _UNREAD - {"agent_id"} if self.has_tracks else _UNREAD
         if self.has_tracks and "agent_id" not in names:
-            raise Refusal("invalid", "expected agent_id beside env_t, got no such column", "$")
+            raise Refusal("invalid", "expected agent_id with env_t, got no such column", "$")
         self.read = {}  # name -> its place in the table
         for place, (name, kind) in enumerate(kinds.items()):
             expected = {**NEEDED, **OPTIONAL}.get(name)

@@ -80,19 +80,19 @@ class ClientStats:
 
 METRICS = (
     ("events_waiting", "gauge", "Events not acknowledged yet.", "waiting"),
-    ("oldest_waiting_seconds", "gauge", "Age of the oldest.", "oldest_waiting"),
+    ("oldest_waiting_seconds", "gauge", "Age of the oldest waiting event.", "oldest_waiting"),
     ("events_spooled", "gauge", "Events that wait on disk.", "spooled"),
-    ("spooled_bytes", "gauge", "What they take there.", "spooled_bytes"),
+    ("spooled_bytes", "gauge", "Bytes of spooled events.", "spooled_bytes"),
     ("events_unwritten", "gauge", "Events on their way to the disk.", "unwritten"),
     ("events_acknowledged_total", "counter", "Events on disk.", "acknowledged"),
     ("events_resent_total", "counter", "Events sent again.", "resent"),
-    ("episodes_dropped_total", "counter", "Not logged whole.", "dropped_episodes"),
-    ("steps_dropped_total", "counter", "Steps not logged.", "dropped_steps"),
-    ("rewards_dropped_total", "counter", "Late rewards lost.", "dropped_rewards"),
-    ("episodes_unsampled_total", "counter", "Not in the sample.", "unsampled_episodes"),
-    ("rewards_unsampled_total", "counter", "Rewards for those.", "unsampled_rewards"),
+    ("episodes_dropped_total", "counter", "Episodes dropped.", "dropped_episodes"),
+    ("steps_dropped_total", "counter", "Steps dropped.", "dropped_steps"),
+    ("rewards_dropped_total", "counter", "Late rewards dropped.", "dropped_rewards"),
+    ("episodes_unsampled_total", "counter", "Episodes not sampled.", "unsampled_episodes"),
+    ("rewards_unsampled_total", "counter", "Rewards for unsampled episodes.", "unsampled_rewards"),
     ("errors_total", "counter", "Unexpected errors in sending.", "errors"),
-    ("weights_refused_total", "counter", "Weights not taken up.", "weights_refused"),
+    ("weights_refused_total", "counter", "Weights refused.", "weights_refused"),
 )
 """Name, kind, help and attribute of what is told, beside the refused events by code."""
 

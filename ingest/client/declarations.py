@@ -140,7 +140,7 @@ class ClientPolicy:
             self._left_out.add(field)
             log.warning(
                 "policy %s: the collector does not list the field %s: pass_prob %g is not sent, "
-                "and what is stored says 1",
+                "and 1 is stored",
                 self.policy_id,
                 field,
                 value,

@@ -244,9 +244,9 @@ class LocalPolicy:
         """Say that the collector offers what comes before the weights that are here."""
         self.refused_older += 1
         log.warning(
-            "policy %s: refused version %d of generation %d: version %d of generation %d is acted "
-            "with, so the collector's weights were restored from a backup; what is published next "
-            "is taken up",
+            "policy %s: refused version %d of generation %d, because version %d of generation %d "
+            "is in use: the collector's weights were restored from a backup; the next version that "
+            "is published is used",
             self.policy_id,
             version,
             generation,

@@ -291,8 +291,8 @@ class MultiAgentCalls:
         acting = [agent for agent in obs if agent not in whole.gone and agent not in whole.ended]
         if not acting:
             raise ValueError(
-                f"Episode {name}: expected the observation of an agent that goes on, got "
-                f"{_named(obs)}"
+                f"Episode {name}: expected the observation of an agent that has not ended, "
+                f"got {_named(obs)}"
             )
         lost = [a for a, track in whole.tracks.items() if track.unanswered is not None]
         if set(lost) - set(acting):
@@ -472,8 +472,8 @@ def _require_going_on(whole: ClientWhole, obs: Mapping[str, bytes]) -> None:
     back = [a for a, seen in obs.items() if a in whole.ended and whole.parting.get(a) != seen]
     if back:
         raise ValueError(
-            f"Episode {whole.episode_id}: expected observations of agents that go on, got some of "
-            f"{_named(back)}, which have ended"
+            f"Episode {whole.episode_id}: expected no observations of ended agents, got some of "
+            f"{_named(back)}"
         )
 
 

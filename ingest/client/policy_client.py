@@ -619,7 +619,7 @@ class PolicyClient:
         self, episode_id: str | None, policy_id: str | None, *options: Any, number: int | None
     ) -> Start:
         if (number is not None) != self._named:
-            raise ValueError("start_number: expected exactly with an instance_name")
+            raise ValueError("start_number: expected if and only if there is an instance_name")
         return start_event(episode_id, policy_id, *options, start_number=number)
 
     def _start_whole(
@@ -743,7 +743,7 @@ def _checked_spool(
     if on_full not in get_args(OnFull):
         raise ValueError(f"on_full: expected one of {get_args(OnFull)}, got {on_full!r}")
     if (on_full == "spool") != (directory is not None):
-        raise ValueError("spool_dir: expected exactly with on_full='spool'")
+        raise ValueError("spool_dir: expected if and only if on_full='spool'")
     if directory is None:
         return None
     if named or not max_bytes > 0:

@@ -49,7 +49,7 @@ class Publisher:
         timeout: float = 60.0,
     ) -> None:
         if ca is not None and session is not None:
-            raise ValueError("ca: expected none beside a session, which verifies by its own")
+            raise ValueError("ca: expected none with a session, which has its own verify")
         self._own = admin_session(ca) if session is None else None
         self._transport = Transport(
             address, session=session or self._own, token=token, timeout=timeout

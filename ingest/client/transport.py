@@ -318,7 +318,7 @@ class Transport:
             raise ValueError("token: expected printable ASCII without spaces")  # and not the token
         self._token = token
         if ca is not None and session is not None:
-            raise ValueError("ca: expected none beside a session, which verifies by its own")
+            raise ValueError("ca: expected none with a session, which has its own verify")
         require_ca(ca)
         self.closing = threading.Event()
         self._clock = clock

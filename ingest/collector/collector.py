@@ -442,7 +442,9 @@ class Collector:
             text = f"{self.sealing.pending_bytes} bytes wait to be written to shards"
             raise Refusal("busy", text, retry_after=0.2)
         if self._tap is not None and self._tap.full:
-            raise Refusal("busy", "nobody reads what is here already", retry_after=0.5)
+            raise Refusal(
+                "busy", "the queue is full: the trainer has not read it yet", retry_after=0.5
+            )
 
     def require_room(self, batch: wire.Batch) -> None:
         """Refuse what makes open episodes larger while they fill their memory.

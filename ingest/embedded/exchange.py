@@ -95,8 +95,8 @@ class _Episode:
         back = ended & obs.keys()
         if back:
             raise ValueError(
-                f"Episode {self.episode_id}: expected observations of agents that go on, got some "
-                f"of {sorted(map(str, back))}, which have ended"
+                f"Episode {self.episode_id}: expected no observations of ended agents, got some "
+                f"of {sorted(map(str, back))}"
             )
 
     def acting(self, obs: Mapping[Any, Any]) -> set[Any]:
@@ -105,8 +105,8 @@ class _Episode:
         acting = obs.keys() - self.gone
         if not acting:
             raise ValueError(
-                f"Episode {self.episode_id}: expected the observation of an agent that goes on, "
-                f"got {sorted(map(str, obs))}"
+                f"Episode {self.episode_id}: expected the observation of an agent that has "
+                f"not ended, got {sorted(map(str, obs))}"
             )
         return set(acting)
 
@@ -171,7 +171,7 @@ class Exchange:
                 self._put(episode)
             elif episode.key != key:
                 raise ClientError(
-                    f"Episode {episode_id}: the answer to its last get_action has not come; "
+                    f"Episode {episode_id}: the answer to its last get_action is missing; "
                     f"expected the same observation again"
                 )
             answer = self._await(episode)
@@ -300,7 +300,7 @@ class Exchange:
             )
         if answered and episode.asked is not None:
             raise ClientError(
-                f"Episode {episode_id}: the answer to its last get_action has not come; call "
+                f"Episode {episode_id}: the answer to its last get_action is missing; call "
                 f"get_action again with the same observation"
             )
         return episode

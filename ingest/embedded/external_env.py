@@ -108,7 +108,7 @@ class ExternalEnv:
         max_pending: int = 100_000,
     ) -> None:
         if max_concurrent is not None:
-            raise ValueError("max_concurrent is gone: max_pending bounds the steps that wait")
+            raise ValueError("max_concurrent was removed: max_pending limits the waiting steps")
         self.action_space = action_space
         self.observation_space = observation_space
         self._exchange = Exchange(timeout=action_timeout, max_pending=max_pending)

@@ -409,8 +409,8 @@ def _declared(
 def _check_for_all(policy_id: str | None, mode: Mode) -> None:
     if policy_id is not None or mode not in ("transitions", "episodes"):
         raise ValueError(
-            "multi_agent: gives whole episodes of all policies, got "
-            f"{f'mode {mode!r}' if policy_id is None else f'policy_id {policy_id!r}'} beside it"
+            "multi_agent: expected no policy_id and no mode but transitions or episodes, got "
+            f"{f'mode {mode!r}' if policy_id is None else f'policy_id {policy_id!r}'}"
         )
 
 

@@ -116,8 +116,8 @@ class KeyBook:
         if known is not None and known.digest != given.digest:
             raise Refusal(
                 "conflict",
-                f"Idempotency-Key {given.key!r} of Episode {given.episode_id} came with other "
-                "content before: a new call needs a new key",
+                f"Idempotency-Key {given.key!r} of Episode {given.episode_id} was used with other "
+                "content: use a new key for a new call",
                 "Idempotency-Key",
                 given.episode_id,
             )

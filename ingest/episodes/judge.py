@@ -189,7 +189,7 @@ class Judge:
             if known is None:
                 raise Refusal(
                     "unknown_instance",
-                    f"client instance {instance!r} is not known (any more): register a new one",
+                    f"client instance {instance!r} is unknown: register a new one",
                     "instance",
                     name,
                 )

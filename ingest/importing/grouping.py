@@ -71,9 +71,8 @@ def by_episode(
             before = after
             if held.nbytes > HELD_BYTES:
                 raise ImportFailed(
-                    f"the rows of {pc.count_distinct(held[EPISODE]).as_py()} episodes lie so far "
-                    f"apart that {held.nbytes:,} bytes wait for their last ones: sort the source "
-                    f"by {key}"
+                    f"the rows of {pc.count_distinct(held[EPISODE]).as_py()} episodes are so "
+                    f"far apart that {held.nbytes:,} bytes are buffered: sort the source by {key}"
                 )
             yield Chunk(ready, [Problem(at, *problem) for problem in block.problems])
 

@@ -188,7 +188,7 @@ def _names(
     """
     digests = [options.name or unit.digest() for unit in units]
     if None in digests:
-        raise ImportFailed("name: expected one for what is read only once")
+        raise ImportFailed("name: expected one for a source that can be read only once")
     meaning = {"format": _FORMAT, **categories, **options.meaning()}
     if options.episode is not None:
         digests = [json.dumps(digests)] * len(units)

@@ -86,7 +86,7 @@ _Opened: TypeAlias = tuple[list[str], Callable[[Sequence[str]], Blocks]]
 def _open(path: Path) -> _Opened:
     suffix, compression = _suffix(path)
     if suffix not in _KINDS:
-        raise ImportFailed(f"{path}: expected a file of {kinds()}, also with .gz or .zst behind it")
+        raise ImportFailed(f"{path}: expected a file of {kinds()}, optionally with .gz or .zst")
     kind, opened = _KINDS[suffix]
     with _readable(path, kind):
         if path.stat().st_size == 0:
@@ -316,7 +316,9 @@ def _plain(cell: Any) -> str | None:
 
 def _parquet(path: Path, compression: str | None) -> _Opened:
     if compression is not None:
-        raise ImportFailed(f"{path}: expected Parquet as it is, which compresses its own pages")
+        raise ImportFailed(
+            f"{path}: expected Parquet without .gz or .zst: it compresses its own pages"
+        )
 
     def blocks(columns: Sequence[str]) -> Blocks:
         with _readable(path, "Parquet"), opened() as file:

@@ -53,7 +53,7 @@ def open_source(source: Any, query: str | None) -> list[Unit]:
         text = str(source)
         if "://" in text or query is not None:
             if query is None:
-                raise ImportFailed(f"{_public(text)}: expected a query beside a database's URL")
+                raise ImportFailed(f"{_public(text)}: expected a query with a database's URL")
             if "://" not in text:
                 raise ImportFailed(f"query: expected a database's URL as the source, got {text}")
             return [_QueryUnit(text, query)]

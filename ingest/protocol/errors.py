@@ -169,6 +169,6 @@ def already_started(episode_id: str, agent_id: str | None = None) -> Refusal:
 def disk_full() -> Refusal:
     return Refusal(
         "disk_full",
-        "the disk is full: nothing of this was acknowledged, send it again later",
+        "the disk is full: nothing was acknowledged, retry later",
         retry_after=2.0,
     )

@@ -108,7 +108,7 @@ class Acting:
     ) -> wire.ActionsReply:
         """Pending events first, then one action for each observation."""
         if message.events and not message.record:
-            raise Refusal("invalid", "expected no events in what records nothing", "events")
+            raise Refusal("invalid", "expected no events with record: false", "events")
         events = wire.Batch(instance=message.instance, events=message.events)
         reply, row = self._collector.accept(events, caller=caller)
         epoch = self._collector.journal.epoch

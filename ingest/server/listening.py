@@ -129,13 +129,13 @@ def require_safe(where: Listening, book: TokenBook, root: Path | None) -> None:
         )
     if not book.live(time.time()):
         raise ServeError(
-            f"host {where.host!r} is not loopback, and there is no live token: make one first with "
+            f"host {where.host!r} is not loopback, and there is no valid token: make one with "
             f"`headrace token create --root {root} --scope log NAME`, or bind to 127.0.0.1"
         )
     if where.tls_cert is None and not where.insecure:
         raise ServeError(
-            f"host {where.host!r} is not loopback, and without TLS its tokens could be read on the "
-            "way: give --tls-cert and --tls-key, or say --insecure-no-tls where a proxy or the "
+            f"host {where.host!r} is not loopback, and without TLS tokens are sent in clear "
+            "text: give --tls-cert and --tls-key, or --insecure-no-tls if a proxy or the "
             "network encrypts"
         )
 
@@ -201,7 +201,7 @@ def _hosts(where: Listening) -> Hosts:
         if host_of(name) is None:
             raise ServeError(
                 "--allow-host: expected a name or an address, without scheme and port (any port "
-                f"is let in), got {name!r:.80}"
+                f"is accepted), got {name!r:.80}"
             )
     return Hosts(where.host.strip("[]"), where.allow_hosts)
 
@@ -209,7 +209,7 @@ def _hosts(where: Listening) -> Hosts:
 def _context(where: Listening) -> ssl.SSLContext | None:
     if where.tls_cert is None:
         if where.tls_key is not None:
-            raise ServeError("expected --tls-cert beside --tls-key")
+            raise ServeError("expected --tls-cert with --tls-key")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

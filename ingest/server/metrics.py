@@ -75,9 +75,11 @@ def _events(collector: Collector) -> Iterator[Metric]:
     yield _counters("headrace_events", "Events judged since the start.", "outcome", outcomes)
     yield _counters("headrace_refused_events", "Refused events.", "code", stats.refused_by)
     dropped = {"episodes": collector.dropped.episodes, "steps": collector.dropped.steps}
-    yield _counters("headrace_client_dropped", "Not logged by full clients.", "what", dropped)
-    yield _counter("headrace_unsampled_rewards", "Of episodes not sampled.", stats.unsampled)
-    yield _counter("headrace_steps_accepted", "Steps, over the journal's life.", steps)
+    yield _counters(
+        "headrace_client_dropped", "Dropped by clients with a full queue.", "what", dropped
+    )
+    yield _counter("headrace_unsampled_rewards", "Rewards for unsampled episodes.", stats.unsampled)
+    yield _counter("headrace_steps_accepted", "Accepted steps, over the journal's life.", steps)
 
 
 def _journal(collector: Collector, root: Path | None) -> Iterator[Metric]:
@@ -87,7 +89,7 @@ def _journal(collector: Collector, root: Path | None) -> Iterator[Metric]:
     kept = len(collector.assembler.needed) + len(collector.sealing.idle_rows)
     lag = journal.submitted_row - journal.durable_row
     yield _gauge("headrace_durable_lag_rows", "Rows that are not on disk yet.", lag)
-    yield _gauge("headrace_journal_rows", "Rows that shards do not hold yet.", kept)
+    yield _gauge("headrace_journal_rows", "Rows that are not in shards yet.", kept)
     files = [] if root is None else (root / "journal").glob("journal.db*")
     size = sum(file.stat().st_size for file in files)
     yield _gauge("headrace_journal_bytes", "Size of the journal's files.", size)
@@ -99,39 +101,43 @@ def _journal(collector: Collector, root: Path | None) -> Iterator[Metric]:
         "state": len(damage.lost_state),
         "set_aside": int(damage.set_aside is not None),
     }
-    yield _gauges("headrace_journal_damage", "Rows, and journals, found damaged.", "kind", found)
+    yield _gauges("headrace_journal_damage", "Damaged rows and journals found.", "kind", found)
     yield _counter("headrace_rebuilds", "States rebuilt from the journal.", journal.rebuilds)
 
 
 def _shards(collector: Collector) -> Iterator[Metric]:
     totals = collector.sealing.totals
-    yield _counter("headrace_steps_in_shards", "Steps that shards hold.", totals.rows)
+    yield _counter("headrace_steps_in_shards", "Steps in shards.", totals.rows)
     yield _counter("headrace_shards", "Shards recorded.", totals.shards)
     restored = totals.restored
-    yield _counter("headrace_restored_steps", "Of backups, and found in shards.", restored)
+    yield _counter(
+        "headrace_restored_steps", "Steps of restored journals found in shards.", restored
+    )
     pending = collector.sealing.pending_bytes
     yield _gauge("headrace_pending_bytes", "Bytes of parts that wait for a shard.", pending)
     failures = collector.sealer.failures
-    yield _counter("headrace_writer_failures", "Writes of a shard that were repeated.", failures)
+    yield _counter("headrace_writer_failures", "Shard writes that were retried.", failures)
 
 
 def _episodes(collector: Collector) -> Iterator[Metric]:
     assembler = collector.assembler
     yield _gauge(
         "headrace_open_episodes",
-        "Open episodes; each agent's of several counts.",
+        "Open episodes; with several agents, each agent counts.",
         len(assembler.episodes),
     )
-    yield _gauge("headrace_open_bytes", "Memory that they hold, about.", assembler.open_bytes)
+    yield _gauge(
+        "headrace_open_bytes", "Approximate memory of open episodes.", assembler.open_bytes
+    )
     ended = dict.fromkeys(ENDINGS, 0) | collector.stats.ended
-    yield _counters("headrace_episodes_ended", "Episodes that are over.", "ending", ended)
-    yield _gauge("headrace_instances", "Client instances known.", len(assembler.instances))
+    yield _counters("headrace_episodes_ended", "Ended episodes.", "ending", ended)
+    yield _gauge("headrace_instances", "Known client instances.", len(assembler.instances))
 
 
 def _policies(collector: Collector, live: LivePolicies) -> Iterator[Metric]:
     names = list(live.policies)
     versions = {name: -1 if (v := live.version(name)) is None else v for name in names}
-    yield _gauges("headrace_live_version", "What is live, -1 for nothing.", "policy", versions)
+    yield _gauges("headrace_live_version", "The live version, -1 for none.", "policy", versions)
     generations = {name: live.generation(name) for name in names}
     yield _gauges("headrace_live_generation", "Its generation.", "policy", generations)
     yield from _wanted(live, names)
@@ -140,13 +146,13 @@ def _policies(collector: Collector, live: LivePolicies) -> Iterator[Metric]:
     holds = {name: int(name in held) for name in names}
     yield _gauges("headrace_policy_held", "1 while clients wait for weights.", "policy", holds)
     ready = collector.journal.failure is None and not collector.draining
-    yield _gauge("headrace_ready", "1 while events are taken.", int(ready))
+    yield _gauge("headrace_ready", "1 while events are accepted.", int(ready))
 
 
 def _played(collector: Collector, live: LivePolicies, names: list[str]) -> Iterator[Metric]:
     """What was earned by role, so that the series do not grow with the versions."""
     versions = GaugeMetricFamily(
-        "headrace_role_version", "Which version has a role, -1: none.", labels=["policy", "role"]
+        "headrace_role_version", "The version in each role, -1 for none.", labels=["policy", "role"]
     )
     says = {
         "episode_return": "Returns of the episodes that ended, by the version of their first step.",
@@ -180,7 +186,9 @@ def _wanted(live: LivePolicies, names: list[str]) -> Iterator[Metric]:
     """What should be live, beside what is; and what is refused."""
     standing = {name: live.standing(name) for name in names}
     versions = {name: one.wanted.version if one.wanted else -1 for name, one in standing.items()}
-    yield _gauges("headrace_wanted_version", "What live.json says.", "policy", versions)
+    yield _gauges(
+        "headrace_wanted_version", "The version that live.json names.", "policy", versions
+    )
     generations = {
         name: one.wanted.generation if one.wanted else -1 for name, one in standing.items()
     }
@@ -195,24 +203,24 @@ def _wanted(live: LivePolicies, names: list[str]) -> Iterator[Metric]:
             family.add_metric([name, why], count)
     yield family
     busy = live.busy_seconds
-    yield _gauge("headrace_weights_look_seconds", "How long a look at them has taken.", busy)
+    yield _gauge("headrace_weights_look_seconds", "Duration of the current read of weights/.", busy)
 
 
 def _training(collector: Collector, trainers: TrainerWatch | None) -> Iterator[Metric]:
-    text = "For how long clients have been waiting for weights, 0 while they are not."
+    text = "How long clients have been waiting for weights, else 0."
     yield _gauges("headrace_training_stalled_seconds", text, "policy", collector.flow.stalled())
     said = {} if trainers is None else trainers.status()
     lives = {name: int(alive) for name, (alive, _) in said.items()}
     yield _gauges("headrace_trainer_up", "1 while a trainer holds the lease.", "policy", lives)
     for metric, key, text in (
-        ("headrace_training_rows", "rows_trained", "Rows that its weights were trained on."),
-        ("headrace_training_excluded_shards", "excluded_shards", "Shards that are left out."),
-        ("headrace_training_retrying_shards", "retrying", "Shards that are tried again."),
+        ("headrace_training_rows", "rows_trained", "Rows that the weights were trained on."),
+        ("headrace_training_excluded_shards", "excluded_shards", "Excluded shards."),
+        ("headrace_training_retrying_shards", "retrying", "Shards that are retried."),
     ):
         values = {name: _number(status.get(key)) for name, (_, status) in said.items()}
         yield _gauges(metric, text, "policy", values)
     family = GaugeMetricFamily(
-        "headrace_training_excluded_rows", "Rows left out, by reason.", labels=["policy", "reason"]
+        "headrace_training_excluded_rows", "Excluded rows, by reason.", labels=["policy", "reason"]
     )
     for name, (_, status) in said.items():
         excluded = status.get("excluded")
@@ -228,31 +236,37 @@ def _number(value: object) -> float:
 
 def _acting(acting: Acting) -> Iterator[Metric]:
     yield _counter("headrace_action_requests", "Requests for actions.", acting.requests)
-    yield _counter("headrace_forwards", "Forwards that answered them.", acting.forwards)
+    yield _counter("headrace_forwards", "Forward passes for actions.", acting.forwards)
     yield _counter("headrace_holds", "Requests that waited for weights.", acting.holds)
     given_up = acting.holds_given_up
-    yield _counter("headrace_holds_given_up", "Those for which none came.", given_up)
+    yield _counter("headrace_holds_given_up", "Held requests without newer weights.", given_up)
 
 
 def _requests(router: Router) -> Iterator[Metric]:
     statuses = {str(status): count for status, count in sorted(router.statuses.items())}
     yield _counters("headrace_requests", "Answers.", "status", statuses)
-    yield _counters("headrace_refused_requests", "Refused ones.", "code", router.refusals)
+    yield _counters("headrace_refused_requests", "Refused requests.", "code", router.refusals)
     errors = router.statuses[500]
     yield _counter("headrace_internal_errors", "Answers with 500: each is a bug.", errors)
-    yield _histogram("headrace_acknowledge_seconds", "From body to answer.", router.latency)
-    yield _gauge("headrace_body_bytes", "Bodies in memory.", router.budget.held)
-    yield _counter("headrace_body_refusals", "Bodies without room.", router.budget.refused)
+    yield _histogram(
+        "headrace_acknowledge_seconds", "Time from a whole body to its answer.", router.latency
+    )
+    yield _gauge("headrace_body_bytes", "Bytes of bodies in memory.", router.budget.held)
+    yield _counter(
+        "headrace_body_refusals", "Bodies refused for lack of memory.", router.budget.refused
+    )
     charged = router.penalties.charged
-    yield _counter("headrace_refused_work_seconds", "What refused bodies cost.", charged)
+    yield _counter("headrace_refused_work_seconds", "Time spent on refused long bodies.", charged)
 
 
 def _connections(watch: ConnectionWatch) -> Iterator[Metric]:
     yield _gauge("headrace_connections", "Open connections.", len(watch.open))
-    yield _gauge("headrace_connections_limit", "At most so many.", watch.max_connections)
-    yield _counter("headrace_connections_refused", "Turned away.", watch.refused)
-    yield _counters("headrace_connections_cut", "Closed by a limit.", "why", watch.cut_off)
-    yield _counter("headrace_malformed_requests", "What was no HTTP.", watch.malformed)
+    yield _gauge("headrace_connections_limit", "Most connections.", watch.max_connections)
+    yield _counter("headrace_connections_refused", "New connections refused.", watch.refused)
+    yield _counters(
+        "headrace_connections_cut", "Connections closed by a limit.", "why", watch.cut_off
+    )
+    yield _counter("headrace_malformed_requests", "Malformed HTTP requests.", watch.malformed)
 
 
 def _gauge(name: str, says: str, value: float) -> Metric:

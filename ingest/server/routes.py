@@ -181,7 +181,7 @@ class Routes:
             yield
             return
         if given in self._acted_on:
-            raise Refusal("busy", "this call is being answered", retry_after=1.0)
+            raise Refusal("busy", "this call is in progress", retry_after=1.0)
         self._acted_on.add(given)
         try:
             yield

@@ -348,7 +348,7 @@ class Router:
                 text = f"expected the whole body within {self._limits.body_seconds:.0f} s"
                 raise Refusal("too_slow", text)
         if message["type"] == "http.disconnect":
-            raise Refusal("malformed", "the client went away within its body")
+            raise Refusal("malformed", "the client disconnected within its body")
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

@@ -567,7 +567,7 @@ def test_another_address_needs_a_token_and_tls_and_says_how(tmp_path: Path) -> N
         with pytest.raises(ServeError, match="headrace token create"):
             Access(tmp_path, everywhere)
     create_token(tmp_path, "web", ["log"])
-    with pytest.raises(ServeError, match="--tls-cert and --tls-key, or say --insecure-no-tls"):
+    with pytest.raises(ServeError, match="--tls-cert and --tls-key, or --insecure-no-tls"):
         Access(tmp_path, everywhere)
     assert Access(tmp_path, Listening(host="0.0.0.0", port=0, insecure=True)).tls is None
     made = certify(tmp_path / "mine")
@@ -598,7 +598,7 @@ def test_a_collector_on_ipv6_is_called_by_its_address(tmp_path: Path) -> None:
         (["--host", "0.0.0.0"], "headrace token create"),
         (["--host", "no..such.host"], "expected a name or an address"),
         (["--tls-cert", "/no/such/file"], "TLS: expected a PEM chain"),
-        (["--tls-key", "/no/such/file"], "expected --tls-cert beside"),
+        (["--tls-key", "/no/such/file"], "expected --tls-cert with"),
         (["--allow-host", "a.example.com:8642"], "without scheme and port"),
         (["--allow-host", "https://a.example.com"], "without scheme and port"),
     ],

@@ -239,7 +239,8 @@ def test_damaged_and_older_weights_are_refused(
     take(1, 4)
     assert (policy.version, policy.refused, policy.refused_older) == (2, 1, 1)
     assert (
-        "refused version 1 of generation 4: version 2 of generation 5 is acted with" in caplog.text
+        "refused version 1 of generation 4, because version 2 of generation 5 is in use"
+        in caplog.text
     )
     policy._take(Answer(200, {}, b"\x00nonsense"))
     assert (policy.version, policy.refused) == (2, 2)

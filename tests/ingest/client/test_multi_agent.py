@@ -145,7 +145,7 @@ def test_agents_of_two_policies_join_late_and_leave_early(river: River, mode: st
         # bird's last observation, and a late joiner's first
         acted = client.get_action(e, see(bird=9, walker2=-1, agent0=-1))
         assert acted == {"walker2": 0, "agent0": 0}
-        with pytest.raises(ValueError, match=r"go on, got some of \['bird'\], which have"):
+        with pytest.raises(ValueError, match=r"ended agents, got some of \['bird'\]"):
             client.get_action(e, see(bird=1, agent0=1))
         with pytest.raises(ValueError, match=f"Episode {e}, agent bird has already completed"):
             client.log_returns(e, {"bird": 1.0})
@@ -461,7 +461,7 @@ def test_a_refused_get_action_may_be_repeated_as_it_was(tmp_path: Path) -> None:
                     client.get_action(e, asked)
             publish_two(tmp_path)
             assert client.get_action(e, asked) == {"agent0": 1, "bird": 1}
-            with pytest.raises(ValueError, match="go on, got some of"):
+            with pytest.raises(ValueError, match="ended agents, got some of"):
                 client.get_action(e, see(walker1=3, bird=1))
             client.end_episode(e)
         assert collector.stop() == 0

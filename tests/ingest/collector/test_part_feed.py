@@ -106,7 +106,7 @@ def test_a_full_tap_refuses_events_and_nothing_else() -> None:
         simulation = Simulation(POLICIES, tap=bucket)
         await simulation.begin()
         batch = wire.Batch(events=[wire.Start(episode_id="one")])
-        with pytest.raises(Refusal, match="nobody reads") as refused:
+        with pytest.raises(Refusal, match="the queue is full") as refused:
             simulation.collector.accept(batch)
         assert (refused.value.code, refused.value.status) == ("busy", 429)
         bucket.full = False

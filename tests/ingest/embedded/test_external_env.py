@@ -500,7 +500,7 @@ def test_backpressure_is_a_bound_on_what_waits(idle):
 
     Row: max_concurrent
     """
-    with pytest.raises(ValueError, match="max_concurrent is gone: max_pending bounds"):
+    with pytest.raises(ValueError, match="max_concurrent was removed: max_pending limits"):
         ExternalEnv(ACTION, OBSERVATION, 100)
     env = idle(max_pending=2, action_timeout=0.02)
     base = env.to_base_env()

@@ -87,7 +87,9 @@ def test_agents_join_late_and_leave_early():
         assert env.get_action("e", of(a=2, b=3)) == {"a": 2, "b": 3}
         env.log_returns("e", {"a": 2.0, "b": 3.0}, {"b": {"k": 1}}, {"a": True, "b": False})
         assert env.get_action("e", of(a=4, b=5)) == {"b": 5}
-        with pytest.raises(ValueError, match=r"agents that go on, got some of \['a'\]"):
+        with pytest.raises(
+            ValueError, match=r"no observations of ended agents, got some of \['a'\]"
+        ):
             env.get_action("e", of(a=6, b=6))
         env.log_returns("e", {"b": 4.0})
         env.end_episode("e", of(b=6))

@@ -124,7 +124,7 @@ def test_what_cannot_go_together_is_refused_and_says_what_to_do(tmp_path: Path) 
     held = declared(steps_per_version=64)
     with pytest.raises(ValueError, match=r"multi_agent: expected policies without steps_per_vers"):
         serve(None, policies=held)
-    with pytest.raises(ValueError, match=r"multi_agent: .* got policy_id 'flyer' beside it"):
+    with pytest.raises(ValueError, match=r"multi_agent: .* got policy_id 'flyer'"):
         serve(None, policy_id="flyer")
-    with pytest.raises(ValueError, match=r"multi_agent: .* got mode 'fragments' beside it"):
+    with pytest.raises(ValueError, match=r"multi_agent: .* got mode 'fragments'"):
         serve(None, mode="fragments")

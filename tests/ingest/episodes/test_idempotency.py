@@ -132,7 +132,7 @@ def test_a_key_with_other_content_is_a_conflict(tmp_path: Path) -> None:
             status, answer = call(collector, path, body, "k" if path == "" else "a")
             error = answer["error"]
             assert (status, error["code"], error["path"]) == (409, "conflict", "Idempotency-Key")
-            assert "came with other content" in error["message"]
+            assert "was used with other content" in error["message"]
         assert collector.get("/v1/episodes/one")[1]["next_seq"] == 2
         for length, status in ((0, 422), (200, 200), (201, 422)):
             assert call(collector, "/two/log_returns", {"reward": 1.0}, "x" * length)[0] == status
@@ -156,7 +156,7 @@ def test_a_key_is_its_tokens(tmp_path: Path) -> None:
         assert collector.request("GET", "/v1/episodes/e", None, read)[1]["steps"] == 1
         status, answer = post("/e/log_action", {"obs": OBS, "action": 0}, tokens[1])
         assert status == 409
-        assert "'k' of Episode e came with other" in answer["error"]["message"]
+        assert "'k' of Episode e was used with other" in answer["error"]["message"]
 
 
 BIG = str(2**64)

@@ -70,5 +70,5 @@ def test_rows_too_far_apart_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     table = pa.table({"e": [*range(1_000), *range(1_000)]})
     units = open_source(table, None)
     monkeypatch.setattr("ingest.importing.sources.BLOCK_ROWS", 100)
-    with pytest.raises(ImportFailed, match=r"episodes lie so far apart .* sort the source by e"):
+    with pytest.raises(ImportFailed, match=r"episodes are so far apart .* sort the source by e"):
         list(by_episode(units, ["e"], "e"))

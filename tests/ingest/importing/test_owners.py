@@ -268,8 +268,8 @@ def test_options_of_agents_that_make_no_sense_are_refused() -> None:
         ({"agent": "w", "episode": "e"}, "agent: expected the columns of episodes and"),
         ({"policies": {"w": "p"}}, "policies: expected the column of agents"),
         ({"policies": {"w": "p"}, "policy": "p"}, "expected one of policies and policy"),
-        ({"observation": {"p": ["x"]}}, "expected policies or policy beside columns by policy"),
-        ({"policy": "p", "schema_id": "abc"}, "schema_id: expected none beside several"),
+        ({"observation": {"p": ["x"]}}, "expected policies or policy with columns by policy"),
+        ({"policy": "p", "schema_id": "abc"}, "schema_id: expected none with several"),
         ({"final_observation": ["x", "y"]}, "final_observation: expected 1 columns"),
         ({"final_observation": "x"}, "final_observation: expected 1 columns"),
     ):
