@@ -23,6 +23,8 @@ from storage.spaces.descriptors import parse_space
 from tests.closing import Closing
 
 READY_SECONDS = 30
+DRAIN_SECONDS = 60.0
+"""So long a stop waits for shards, so that they are there on a busy machine too."""
 
 
 def declare(
@@ -57,11 +59,12 @@ class CollectorProcess(Closing):
         ca: Path | None = None,
         log: Path | None = None,
         supervise: bool = False,
+        drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
         self.root = root
         self.supervise = supervise
         self.port = port
-        self._options = list(options)
+        self._options = ["--limit", f"drain_seconds={drain_seconds}", *options]
         self._log = log
         self._program = program
         self._env = {**os.environ, **(env or {})}
@@ -127,7 +130,7 @@ class CollectorProcess(Closing):
 
     def wait(self) -> int:
         """Until it has ended, by itself or by a signal; answers the exit status."""
-        code = self.process.wait(READY_SECONDS)
+        code = self.process.wait(DRAIN_SECONDS + READY_SECONDS)
         if self.process.stdout is not None:
             self.process.stdout.close()
         return code

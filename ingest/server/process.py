@@ -157,7 +157,7 @@ class Server:
             ws="none",
             access_log=False,
             log_config=None,
-            timeout_graceful_shutdown=1,  # drained in 3 s, gone in 5
+            timeout_graceful_shutdown=1,  # gone within two seconds of the drain
             server_header=False,
             date_header=False,
             proxy_headers=False,
@@ -207,7 +207,7 @@ class Server:
         for task in (*ended, *following):
             task.cancel()
         self.live.close()
-        await self.collector.drain()
+        await self.collector.drain(self.options.limits.drain_seconds)
         self._server.should_exit = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(serving, 1.0)

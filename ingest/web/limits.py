@@ -35,7 +35,8 @@ class ServerLimits:
     `max_message` bounds a message's body, `max_bulk` that of a bulk import and of published
     weights, `max_bodies` all bodies that are in memory at once, `max_values` the lists and objects
     of one message. `max_open` bounds what open episodes hold in memory, `max_pending` what waits
-    for the shard writer.
+    for the shard writer. A stop waits `drain_seconds` for the shards of ended episodes; what is
+    left stays in the journal for the next start.
     """
 
     max_connections: int = 4_096
@@ -52,6 +53,7 @@ class ServerLimits:
     max_values: int = 500_000
     max_open: int = 1_000_000_000
     max_pending: int = 40_000_000
+    drain_seconds: float = 3.0
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

@@ -53,7 +53,9 @@ class Traffic(Closing):
         self._random = random.Random(seed)
         self._stack = ExitStack()
         self.collector = self._stack.enter_context(
-            CollectorProcess(self.root, program=program, env=env, supervise=supervise)
+            CollectorProcess(
+                self.root, program=program, env=env, supervise=supervise, drain_seconds=3.0
+            )
         )
         self.seconds: dict[str, list[float]] = {"ready_again": [], "started_again": []}
         self.watch = ShardWatch(self.root)

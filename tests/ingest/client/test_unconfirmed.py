@@ -87,6 +87,7 @@ def test_a_late_reward_that_travelled_with_a_request_is_not_lost(tmp_path: Path)
         client.end_episode(name)
         client.flush(20.0)
         assert client.stats.pending == 0
+        collector.settle(3)
         assert collector.stop() == 0
     rewards = [row["rewards"] for row in shard_rows(tmp_path)]
     assert rewards == [1.0, 1.0, 0.0]

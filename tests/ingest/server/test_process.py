@@ -374,7 +374,7 @@ def started_writer(collector: CollectorProcess) -> int:
 def test_a_stuck_writer_does_not_hold_up_the_end(tmp_path: Path) -> None:
     """SIGTERM ends the collector all the same; the next start writes the shard."""
     declare(tmp_path, seal_seconds=0.1)
-    with CollectorProcess(tmp_path) as collector:
+    with CollectorProcess(tmp_path, drain_seconds=0.5) as collector:
         os.kill(started_writer(collector), signal.SIGSTOP)
         collector.post("/v1/episodes", {"episode_id": "e"})
         collector.post("/v1/episodes/e/log_action", {"obs": OBS, "action": 1})
@@ -382,6 +382,7 @@ def test_a_stuck_writer_does_not_hold_up_the_end(tmp_path: Path) -> None:
         assert collector.stop() == 0
         assert shard_rows(tmp_path) == []
         collector.restart()
+        assert collector.empty(60.0)
         assert collector.stop() == 0
     assert [row["eps_id"] for row in shard_rows(tmp_path)] == ["e"]
 
