@@ -13,5 +13,6 @@ __all__ = [
     "options",
     "publishing",
     "reporting",
+    "roots",
     "tokens",
 ]

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.options import ROOT, Json, PolicyId, Root
+from headrace.cli.roots import require_root
 from headrace.cli.serving import WAIT_SECONDS, Wait, WaitFor, WaitSeconds, Where, report_served
 
 CANNOT_TELL_EXIT = 4
@@ -79,6 +80,7 @@ def canary(
     from headrace.output import console, results
     from policy.jobs.canary import judge_canary
 
+    require_root(root, policy_id)
     found = judge_canary(root, policy_id, age=age)
     if as_json:
         console.line(found)
@@ -110,6 +112,7 @@ def promote(
     from headrace.output import console
     from policy.jobs.canary import promote as run
 
+    require_root(root, policy_id)
     document = run(root, policy_id, gated=gated, age=age)
     if not document["promoted"]:
         for reason in document["reasons"]:

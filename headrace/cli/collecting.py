@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import ROOT, Ca, Json, PolicyId, Root, Seed
+from headrace.cli.roots import require_root
 from storage.system.startup import loading, use_one_blas_thread
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def ls(root: Root = ROOT, token: AdminToken = None, ca: Ca = None, as_json: Json
     from storage.errors import JournalLocked
     from storage.verify.inventory import list_streams
 
-    _require_folder(root)
+    require_root(root)
     declared = load_declarations(root)
     listed = [one.to_dict() for one in list_streams(root, declared)]
     document = {"streams": listed, "policies": sorted(declared), "open_episodes": None, "why": ""}
@@ -255,7 +256,7 @@ def verify(
     from ingest.verification import verified
     from storage.verify.second_reader import SecondReader
 
-    _require_folder(root)
+    require_root(root)
     with contextlib.ExitStack() as stack:
         second = stack.enter_context(SecondReader()) if second_reader else None
         on_progress = stack.enter_context(console.progress())
@@ -282,11 +283,6 @@ def pseudonym(
     from ingest.access.key_files import kept_key
     from ingest.episodes.redaction import pseudonym as stand_in
 
-    _require_folder(root)
+    require_root(root)
     found = stand_in(kept_key(root), value)
     return console.line({"pseudonym": found}) if as_json else print(found)
-
-
-def _require_folder(root: Path) -> None:
-    if not root.is_dir():
-        raise ValueError(f"--root: expected a folder, found none at {root}")

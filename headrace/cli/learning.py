@@ -35,6 +35,7 @@ from headrace.cli.options import (
     Url,
     period,
 )
+from headrace.cli.roots import require_root
 from headrace.cli.serving import (
     WAIT_SECONDS,
     Wait,
@@ -121,6 +122,7 @@ def freeze(
     from headrace.output import console
     from policy.jobs.freeze import freeze as run
 
+    require_root(root, policy_id)
     frozen = run(root, policy_id, schema_id=schema_id, retry_for=retry_for)
     if as_json:
         return console.line(frozen.to_dict())
@@ -186,6 +188,7 @@ def train(
     from policy.jobs.train import train as run
 
     settings: dict[str, Any]
+    require_root(root, policy_id)
     if schema_id is not None and (follow or manifest is not None):
         raise ValueError("--schema-id: expected none with --follow, nor with --manifest")
     if follow:
@@ -291,6 +294,9 @@ def evaluate(
     from policy.inference.weight_store import WeightStore
     from policy.jobs.gate import evaluate_logs
 
+    require_root(root, policy_id)
+    for other in log or ():
+        require_root(other, option="--log")
     chosen = _weights(WeightStore(root, policy_id), weights)
     with console.progress() as told:
         document = evaluate_logs(
@@ -382,6 +388,7 @@ def publish(
     from policy.jobs.gate import Gate
     from policy.jobs.gate import publish as run
 
+    require_root(root, policy_id)
     chosen = _latest(WeightStore(root, policy_id)) if digest == "latest" else digest
     if canary is not None:
         if url is not None or manifest is not None:
@@ -427,6 +434,7 @@ def decisions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json 
     from headrace.output import console, results
     from policy.jobs.decisions import load_decisions
 
+    require_root(root, policy_id)
     found = load_decisions(root, policy_id)
     document = {
         "policy_id": policy_id,

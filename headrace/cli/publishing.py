@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import ROOT, Ca, Json, PolicyId, Root, Token, Url
+from headrace.cli.roots import require_root
 from headrace.cli.serving import (
     WAIT_SECONDS,
     Wait,
@@ -87,6 +88,8 @@ def rollback(
     from policy.inference.weight_store import WeightStore
 
     now: Any
+    if url is None:
+        require_root(root, policy_id)
     live = WeightStore(root, policy_id).live() if url is None else None
     canary = to is None and live is not None and live.canary_version is not None
     if url is None:
@@ -121,6 +124,7 @@ def pause(
     from headrace.output import console
     from policy.inference.weight_store import WeightStore
 
+    require_root(root, policy_id)
     pin = WeightStore(root, policy_id).pause(by=_person(), why=why)
     audited("paused", policy=policy_id, by="command line", pinned_by=pin.by)
     if as_json:
@@ -143,6 +147,7 @@ def resume(
 
     pin: dict[str, Any] | None
     if url is None:
+        require_root(root, policy_id)
         ended = WeightStore(root, policy_id).resume()
         pin = None if ended is None else ended.to_json()
         if pin is not None:
@@ -182,6 +187,7 @@ def _versions_at_rest(root: Path, policy_id: str) -> dict[str, Any]:
     from storage.weights.off_chain import described
     from storage.weights.store import WeightFolder
 
+    require_root(root, policy_id)
     store = WeightFolder(root, policy_id)
     live = store.live()
     found, damaged = described(store)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.options import ROOT, Json, PolicyId, RetryFor, Root
+from headrace.cli.roots import require_root
 
 
 def report(
@@ -29,8 +30,7 @@ def report(
     from headrace.output.report_page import report_page
     from policy.jobs.overview import overview
 
-    if not root.is_dir():
-        raise ValueError(f"--root: expected a folder, got {root}")
+    require_root(root, policy_id)
     with console.progress() as told:
         document = overview(root, policy_id, retry_for=retry_for, on_progress=told)
     page = report_page(document).encode(errors="backslashreplace")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import ROOT, Command, Json, Root
+from headrace.cli.roots import require_root
 
 if TYPE_CHECKING:
     from ingest.access.tokens import Token
@@ -58,6 +59,7 @@ def list_tokens(root: Root = ROOT, as_json: Json = False) -> None:
     from headrace.output import console
     from ingest.access.key_files import load_tokens
 
+    require_root(root)
     documents = [_document(token) for token in load_tokens(root)]
     if as_json:
         return console.line({"tokens": documents})
@@ -78,6 +80,7 @@ def revoke(
     from ingest.access.key_files import revoke_token
     from ingest.server.logs import configure
 
+    require_root(root)
     token = revoke_token(root, which)
     configure()
     audit("token_revoked", id=token.id, name=token.name)

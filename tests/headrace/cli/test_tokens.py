@@ -49,6 +49,7 @@ def test_a_token_is_shown_once_and_its_life_is_told(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(
     tmp_path: Path, words: tuple[str, ...], texts: tuple[str, ...]
 ) -> None:
+    (tmp_path / "policies").mkdir()
     assert refused(headrace("token", *words, "--root", tmp_path), *texts)
     assert load_tokens(tmp_path) == []
 

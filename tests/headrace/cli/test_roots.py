@@ -1,0 +1,81 @@
+"""Commands that read a root refuse what is none, and a policy that it does not know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.__main__ import _command_line
+from headrace.cli.roots import require_root
+from storage.declarations.policy_files import save_declaration
+from tests.policy.jobs.test_canary import EQUAL, Traffic
+from tests.storage.weights.any_weights import add, store_in
+
+READERS = [
+    "ls",
+    "verify",
+    "pseudonym x",
+    "token list",
+    "token revoke x",
+    "report",
+    "versions",
+    "decisions",
+    "resume",
+    "rollback",
+    "pause",
+    "evaluate",
+    "publish",
+    "train",
+    "train --follow",
+    "freeze",
+    "canary",
+    "promote",
+]
+
+
+def told(*words: object) -> str:
+    """What a command raises; `headrace.__main__.main` prints it, with status 2."""
+    result = CliRunner().invoke(_command_line(), [str(word) for word in words])
+    assert isinstance(result.exception, ValueError), result.output
+    return str(result.exception)
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_a_root_that_is_not_there(command: str, tmp_path: Path) -> None:
+    """One wording for all, and nothing is made at the place."""
+    expected = f"--root: expected a folder, found none at {tmp_path / 'frist'}"
+    assert told(*command.split(), "--root", tmp_path / "frist") == expected
+    assert not (tmp_path / "frist").exists()
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_a_folder_that_holds_roots(command: str, tmp_path: Path) -> None:
+    """It is no root, and the roots in it are named."""
+    for name in ("first", "second"):
+        (tmp_path / name / "policies").mkdir(parents=True)
+    (tmp_path / "notes").mkdir()
+    said = told(*command.split(), "--root", tmp_path)
+    assert said.startswith("--root: expected a root of Headrace")
+    assert said.endswith("holds the roots first, second")
+
+
+@pytest.mark.parametrize("command", READERS[5:])
+def test_a_policy_that_nobody_declared(command: str, tmp_path: Path) -> None:
+    """The answer names those that there are."""
+    Traffic(tmp_path).log(1, EQUAL)
+    said = told(*command.split(), "--root", tmp_path, "--policy-id", "shop")
+    assert said == f"--policy-id: expected a policy of {tmp_path} (default), got 'shop'"
+
+
+def test_a_policy_is_known_by_its_weights_too(tmp_path: Path) -> None:
+    """Its declaration may have been removed; a root without declarations may hold any."""
+    store = store_in(tmp_path)
+    add(store, 1.0)
+    require_root(tmp_path, "other")
+    save_declaration(tmp_path, Traffic(tmp_path / "beside").declaration)
+    (tmp_path / "policies" / "default.json").rename(tmp_path / "policies" / "shop.json")
+    require_root(tmp_path, "default")
+    with pytest.raises(ValueError, match=r"--policy-id: .*\(shop\)"):
+        require_root(tmp_path, "other")
