@@ -69,6 +69,18 @@ class Comparison:
         """Whether the interval leans on a normal limit."""
         return self.bound == "student"
 
+    @property
+    def limited(self) -> bool:
+        """Whether the limits of one difference, and not the spread of all, make the interval wide.
+
+        By more than twice: sqrt(2 log(1 / error)) deviations are what the spread alone asks for.
+        """
+        if self.limits is None:
+            return False
+        low, high = self.interval
+        reach = self.difference - low if self.difference > 0 else high - self.difference
+        return reach > 2 * math.sqrt(2 * math.log(1 / self.error)) * self.stderr
+
     def to_dict(self) -> dict[str, Any]:
         """Plain types for strict JSON; a number that is not finite becomes None."""
         return {

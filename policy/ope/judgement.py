@@ -51,6 +51,7 @@ IntArray = npt.NDArray[np.int64]
 
 MOST_LOG_WEIGHT = 300.0  # a weight of 1e130: its square is a number still
 MODEL_CELLS = 1 << 25  # numbers of a reward model: 256 MB
+LOW_PROPENSITY = 0.1  # below it the bound's width is worth a word
 SAME_LOGP = 1e-4  # a float32 log-probability, computed twice
 
 
@@ -240,7 +241,7 @@ class Evidence:
             if number == 0 or (self._bars[number - 1] in bars and not self._bars[number - 1].logged)
             for one in self._checks(number, weighed, rules, approximate)
         ]
-        return combined(comparisons, [*counted, *in_range, *checks, *tails])
+        return combined(comparisons, [*counted, *in_range, *checks, *tails], self._steps.widening())
 
     # what is kept of a block
 
@@ -307,11 +308,19 @@ class Evidence:
         return [_named(one, weighed.prefix) for one in found] if weighed.prefix else found
 
 
-def combined(comparisons: Sequence[Comparison], diagnostics: Sequence[Diagnostic]) -> Judgement:
-    """One verdict: a failed check or nothing to go by is "cannot tell", one worse bar "worse"."""
+def combined(
+    comparisons: Sequence[Comparison], diagnostics: Sequence[Diagnostic], widening: str = ""
+) -> Judgement:
+    """One verdict: a failed check or nothing to go by is "cannot tell", one worse bar "worse".
+
+    `widening` is why limits of a difference are wide; it is told where they keep from a verdict.
+    """
     failed = [f"{one.name}: {one.sentence}" for one in diagnostics if not one.passed]
     worse = [_told(one) for one in comparisons if one.verdict == WORSE]
-    open_ones = [_told(one) for one in comparisons if one.verdict == CANNOT_TELL]
+    undecided = [one for one in comparisons if one.verdict == CANNOT_TELL]
+    open_ones = [_told(one) for one in undecided]
+    if widening and any(one.limited for one in undecided):
+        open_ones.append(widening)
     verdict, reasons = BETTER, []
     if failed or not comparisons:
         verdict, reasons = CANNOT_TELL, failed or ["nothing to judge by"]
@@ -480,6 +489,18 @@ class _Steps:
     def largest_weight(self) -> float:
         """1 / the lowest logged propensity, which no step's ratio can exceed."""
         return math.exp(-self._lowest)
+
+    def widening(self) -> str:
+        """What makes limits wide, and what would narrow them; "" where no propensity is low."""
+        lowest = math.exp(self._lowest)
+        if not lowest < LOW_PROPENSITY:
+            return ""
+        return (
+            f"the interval is wide because the lowest logged propensity is {lowest:.2g}: with a "
+            f"reward range its limit is the range times {1 / lowest:,.0f}. Judge without a range "
+            "(approximate), or by episodes with larger propensities (more exploration, --since, "
+            "--until)"
+        )
 
     def range_check(self, limits: tuple[float, float] | None) -> list[Diagnostic]:
         if limits is None or not self.episodes:

@@ -133,6 +133,37 @@ def test_a_live_version_that_made_the_log_is_one_bar() -> None:
     assert not any(one.name.startswith("live_") for one in found.diagnostics)
 
 
+def explored(lowest: float, n: int = 1500) -> tuple[Judged, TargetPolicy]:
+    """Two actions, of which the worse one was logged rarely, and half of that by the candidate."""
+    rng = np.random.default_rng(1)
+    rare = rng.random(n) < lowest
+    data = Judged(
+        rewards=(rng.random(n) < np.where(rare, 0.2, 0.3)).astype(np.float64),
+        lengths=np.ones(n, np.int64),
+        behaviour_logp=np.log(np.where(rare, lowest, 1 - lowest)),
+        flat=np.ones((n, 1)),
+        taken=rare.astype(np.int64),
+    )
+    probs = np.array([1 - lowest / 2, lowest / 2])
+    return data, TargetPolicy(np.log(probs[data.taken]), np.broadcast_to(probs, (n, 2)))
+
+
+def test_a_bound_that_is_wide_for_a_low_propensity_says_so() -> None:
+    """And what narrows it: more episodes hardly do. Nothing of it where that is not the cause."""
+    rules = Rules(reward_range=(0.0, 1.0), min_ess=1.0)
+    data, candidate = explored(0.0074)
+    found = judge(data, candidate, [Bar("the logging policy")], rules)
+    assert found.verdict == "cannot tell"
+    (why,) = [one for one in found.reasons if "lowest logged propensity is 0.0074" in one]
+    assert "without a range" in why
+    assert "times 135" in why
+    for limits, lowest in ((None, 0.0074), ((0.0, 1.0), 0.4)):
+        data, candidate = explored(lowest)
+        rules = Rules(reward_range=limits, min_ess=1.0)
+        found = judge(data, candidate, [Bar("the logging policy")], rules)
+        assert not [one for one in found.reasons if "propensity" in one], found.reasons
+
+
 def test_a_failed_check_is_never_worse() -> None:
     """A log whose propensities are wrong says nothing, however bad the candidate looks."""
     data, good, bad = bandit()
