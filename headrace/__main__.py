@@ -75,7 +75,7 @@ def _is_the_users(error: Exception) -> bool:
 
 def _status(error: Exception) -> int:
     """2, unless it is for reasons that pass by themselves, for damage, or a pin says no."""
-    from ingest.protocol.errors import Refusal
+    from ingest.protocol.errors import CollectorUnavailable, Refusal
     from ingest.server.listening import ServeError
     from storage.errors import (
         GenerationConflict,
@@ -85,7 +85,7 @@ def _status(error: Exception) -> int:
         WeightStoreError,
     )
 
-    if isinstance(error, (PolicyPinned, GenerationConflict, WeightsDamaged)):
+    if isinstance(error, (PolicyPinned, GenerationConflict, WeightsDamaged, CollectorUnavailable)):
         return 1
     if isinstance(error, Refusal) and error.code in ("pinned", "conflict", "disk_full", "busy"):
         return 1

@@ -217,9 +217,12 @@ class CollectorSpec:
             self.live_versions[name] = policy.get("live_version")
 
     @classmethod
-    def fetch(cls, transport: Transport) -> CollectorSpec:
-        """Ask the collector. Raises CollectorUnavailable, Refusal, ClientError."""
-        document = Delivery(transport, "GET", "/v1/spec").run(dict[str, Any])
+    def fetch(cls, transport: Transport, timeout: float | None = None) -> CollectorSpec:
+        """Ask the collector for so many seconds (default: the transport's).
+
+        Raises CollectorUnavailable, Refusal, ClientError.
+        """
+        document = Delivery(transport, "GET", "/v1/spec").run(dict[str, Any], timeout)
         return cls(document, transport.address)
 
     def policy(self, policy_id: str | None) -> ClientPolicy:

@@ -674,10 +674,11 @@ class Sender:
             if trouble is not None:
                 raise trouble
             failure = self._failure
-            why = "" if failure is None else f"; sending them fails: {failure!r}"
+            why = f"; sending them fails: {failure!r}" if failure else ""
+            why = why or (f"; last error: {self._away}" if self._away else "")
             raise TimeoutError(
                 f"{self.outbox.waiting} events still wait for {self.transport.address}{why}"
-            ) from failure
+            ) from (failure or self._away)
         if refused:
             raise _summary(refused)
         spool = self.outbox.spool

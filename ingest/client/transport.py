@@ -94,8 +94,9 @@ class Answer:
             return wire.decode(self.body, content_type, kind)
         except Refusal as error:
             raise CollectorUnavailable(
-                f"expected a {kind.__name__} of protocol v{wire.PROTOCOL_VERSION}, got HTTP "
-                f"{self.status} with {content_type or 'no content type'}: {error}"
+                f"expected a {kind.__name__} of protocol v{wire.PROTOCOL_VERSION} from a Headrace "
+                f"collector, got HTTP {self.status} with {content_type or 'no content type'}: "
+                f"{error}"
             ) from error
 
 
@@ -501,6 +502,8 @@ def refusal_of(status: int, body: bytes) -> Refusal:
         return refusal_from_json(error, _FALLBACK_CODES.get(status, "busy"))
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError):
         text = body[:200].decode(errors="replace").strip() or "no text"
+        if text.startswith("<"):
+            text = "a page of HTML; a Headrace collector answers in JSON: is the address right?"
         return Refusal(_FALLBACK_CODES.get(status, "busy"), f"HTTP {status}: {text}")
 
 

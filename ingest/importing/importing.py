@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,10 @@ from ingest.importing.values import spaces_of_names
 from ingest.protocol.errors import CollectorUnavailable, ImportFailed
 from storage.spaces.descriptors import Space, schema_id
 
+log = logging.getLogger("headrace.import")
+
+PROMPT_SECONDS = 2.0
+"""After so long without an answer the log says why the import waits."""
 _FORMAT = 1
 """Of what a source is turned into and cut by: a new number is a new import of everything."""
 
@@ -124,6 +129,10 @@ def _closing(transport: Transport) -> Any:
 
 def _spec(transport: Transport, *, patient: bool) -> CollectorSpec | None:
     """What the collector declares; None where it need not be there, and is not."""
+    try:
+        return CollectorSpec.fetch(transport, min(PROMPT_SECONDS, transport.timeout))
+    except CollectorUnavailable as error:
+        log.warning("%s; trying for %.0f s more", error, transport.timeout)
     try:
         return CollectorSpec.fetch(transport)
     except CollectorUnavailable:

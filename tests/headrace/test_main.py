@@ -13,6 +13,7 @@ import pytest
 
 from headrace.__main__ import _status
 from headrace.extras import EXTRA_OF
+from ingest.protocol.errors import CollectorUnavailable
 from storage.errors import (
     GenerationConflict,
     LeaseHeld,
@@ -72,6 +73,7 @@ def test_help_and_version_need_no_extra_but_the_command_lines_own(tmp_path: Path
 @pytest.mark.parametrize(
     ("error", "status"),
     [
+        (CollectorUnavailable("nobody listens"), 1),
         (GenerationConflict("somebody was faster"), 1),
         (PolicyPinned("a rollback"), 1),
         (WeightsDamaged("a flipped byte"), 1),

@@ -277,6 +277,13 @@ def test_any_error_body_becomes_a_refusal(status: int, body: bytes) -> None:
     assert refusal_of(status, body).code in STATUS
 
 
+def test_a_page_of_another_server_is_not_shown() -> None:
+    """The refusal names the status, and asks about the address."""
+    page = b"<!DOCTYPE HTML><html><title>Error response</title></html>"
+    assert str(refusal_of(501, page)).endswith("collector answers in JSON: is the address right?")
+    assert "HTTP 501" in str(refusal_of(501, page))
+
+
 def test_an_error_of_a_later_protocol_keeps_its_text() -> None:
     """An unknown code falls back to one of the same status; fields are taken over."""
     body = b'{"error": {"code": "novel", "message": "m", "episode_id": "e", "expected_seq": 4}}'

@@ -598,14 +598,18 @@ def test_a_file_that_cannot_be_used_says_why(
         run_import(ImportOptions(source=path, address="http://127.0.0.1:9", **BANDIT))
 
 
-def test_a_missing_file_and_an_absent_collector_are_told_apart(tmp_path: Path) -> None:
-    """The one is the caller's to mend, the other passes."""
+def test_a_missing_file_and_an_absent_collector_are_told_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one is the caller's to mend, the other passes, and is waited for with a word."""
     options = ImportOptions(source=tmp_path / "no.csv", address="http://127.0.0.1:9", **BANDIT)
     with pytest.raises(ImportFailed, match="cannot be read: No such file"):
         run_import(options)
     path = write(tmp_path / "log.csv", rows_of(3))
     with pytest.raises(CollectorUnavailable):
         run_import(dataclasses.replace(options, source=path, timeout=0.2))
+    assert "Connection refused" in caplog.text
+    assert "trying for 0 s more" in caplog.text
 
 
 def test_a_header_alone_is_no_log(collector: CollectorProcess, tmp_path: Path) -> None:
