@@ -10,6 +10,7 @@ import html
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from headrace.output.console import moment
 from headrace.output.results import (
@@ -29,6 +30,8 @@ MOST_BARS = 60
 MOST_SERIES = 7
 MOST_CURVES = 12
 MOST_DECISIONS = 200
+SETTINGS = ("seed", "evaluation_share", "cluster", "config", "algorithm")
+"""What stands among a version's metrics, and has no curve."""
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5")
 
 
@@ -39,7 +42,7 @@ def report_page(document: Document) -> str:
         ("Data over time", _data(document["data"])),
         ("Training curves", _curves(document["versions"])),
         ("Decisions", _decisions(document["decisions"])),
-        ("Estimates with diagnostics", _estimates(document["decisions"])),
+        ("Estimates with diagnostics", _estimates(document["decisions"], document["root"])),
         ("Not readable", _damaged(document)),
     )
     body = "".join(f"<section><h2>{title}</h2>{text}</section>" for title, text in sections if text)
@@ -117,18 +120,24 @@ def _data(data: Document) -> str:
     bars = data["bars"]
 
     def version(one: Document) -> str:
-        return "unknown version" if one["version"] < 0 else f"version {one['version']}"
+        return "no version of this root" if one["version"] < 0 else f"version {one['version']}"
 
-    parts = [f"<p>{data['steps']:,} steps.</p>"]
-    for title, key in (("version", version), ("source", lambda one: str(one["source"]))):
+    parts = [f"<p>{data['steps']:,} steps, by the time at which they arrived.</p>"]
+    for title, key in (("version", version), ("source", _source)):
         parts.append(f"<h3>Steps by {title}</h3>{_stacked(bars, key)}")
     return "".join(parts) + _by_version(bars, version)
+
+
+def _source(one: Document) -> str:
+    """Who chose the actions, as people say it."""
+    source = str(one["source"])
+    return {"replayed": "imported", "on_policy": "on policy"}.get(source, source)
 
 
 def _by_version(bars: Sequence[Document], version: Callable[[Document], str]) -> str:
     totals: dict[tuple[int, str, str], list[float]] = {}
     for one in bars:
-        total = totals.setdefault((one["version"], version(one), one["source"]), [0, 0.0, 0])
+        total = totals.setdefault((one["version"], version(one), _source(one)), [0, 0.0, 0])
         for i, name in enumerate(("steps", "rewards", "episodes")):
             total[i] += one[name]
     latest = sorted(totals.items(), reverse=True)[:50]
@@ -174,7 +183,7 @@ def _stacked(bars: Sequence[Document], name_of: Callable[[Document], str]) -> st
         f'<span><i style="background:{colour}"></i>{_text(name)}</span>'
         for colour, name in zip(COLOURS, names, strict=False)
     )
-    unit = f"each bar is {width} h" if width > 1 else "each bar is an hour"
+    unit = f"each bar is {width} h of arrival" if width > 1 else "each bar is an hour of arrival"
     labels = _axes(0.0, float(top), moment(begin), moment(end))
     return f"{_svg(labels + ''.join(drawn), f'Steps, {unit}')}<p class=key>{key} ({unit})</p>"
 
@@ -206,6 +215,8 @@ def _curves(versions: Sequence[Document]) -> str:
     found: dict[str, list[tuple[int, float]]] = {}
     for one in versions:
         for name, value in one["metrics"].items():
+            if name in SETTINGS:
+                continue
             if type(value) in (int, float) and math.isfinite(value):
                 found.setdefault(name, []).append((one["version"], float(value)))
     curves = [item for item in sorted(found.items()) if len(item[1]) > 1][:MOST_CURVES]
@@ -242,7 +253,7 @@ def _decisions(decisions: Sequence[Document]) -> str:
     rows = [
         (
             moment(one["decided"]),
-            one.get("kind", "gate"),
+            one.get("kind", "gate" if one["verdict"] else "command"),
             str(one["candidate"])[:12],
             one["verdict"] or "not judged",
             str(one["version"]) if one.get("published") else "no",
@@ -254,21 +265,22 @@ def _decisions(decisions: Sequence[Document]) -> str:
     return _table(("decided", "by", "candidate", "verdict", "live as", "episodes", "why"), rows)
 
 
-def _estimates(decisions: Sequence[Document]) -> str:
+def _estimates(decisions: Sequence[Document], root: str) -> str:
     judged = [one for one in reversed(decisions) if one.get("target") or one.get("returns")][:20]
     return "".join(
         f"<details{' open' if i == 0 else ''}><summary>{moment(one['decided'])}: "
-        f"{_text(str(one['candidate'])[:12])}, {_text(one['verdict'])}</summary>{_judged(one)}"
+        f"{_text(str(one['candidate'])[:12])}, {_text(one['verdict'])}</summary>"
+        f"{_judged(one, Path(root).name)}"
         "</details>"
         for i, one in enumerate(judged)
     )
 
 
-def _judged(one: Document) -> str:
-    """A canary's arms, or what the gate's log said."""
+def _judged(one: Document, label: str) -> str:
+    """A canary's arms, or what the gate's log said, labelled as `evaluate` does."""
     if one.get("returns"):
         return _titled(armed(one))
-    return _evaluated([{"label": "", "weights": one["candidate"], **one}])
+    return _evaluated([{"label": label, "weights": one["candidate"], **one}])
 
 
 _HEAD = """<!doctype html><html lang=en><head><meta charset=utf-8>

@@ -55,6 +55,7 @@ def test_a_decision_has_the_tables_of_its_evaluation(tmp_path: Path) -> None:
         "mean_weight",
         "log estimate value per episode 95% interval ESS episodes excluded",
         "snips of the weights",
+        f"{tmp_path.name} the logging policy",
         "The interval of dm ignores",
     ):
         assert part in text, part
@@ -83,17 +84,42 @@ def test_nothing_is_a_page_too() -> None:
 
 
 def test_curves_have_their_versions_and_their_number() -> None:
-    """A metric that is no number, or stands in one version alone, has no curve."""
+    """A metric that is no number, or stands in one version alone, has no curve, nor a setting."""
     versions = [
         {
             "version": n,
-            "metrics": {"loss": 1.0 / n, "algorithm": "ppo", **({"x": 1} if n < 2 else {})},
+            "metrics": {
+                "loss": 1.0 / n,
+                "algorithm": "ppo",
+                "seed": n,
+                **({"x": 1} if n < 2 else {}),
+            },
         }
         for n in (1, 2, 3)
     ]
     page = report_page(document(versions=versions))
     assert page.count("<polyline") == 1
     assert "loss, n = 3 versions" in page
+
+
+def test_what_was_imported_and_not_judged_is_called_so() -> None:
+    """By the words of the commands, and the time on the axis is that of the arrival."""
+    bar = {
+        "hour": 0,
+        "version": -1,
+        "source": "replayed",
+        "steps": 5,
+        "rewards": 1.0,
+        "episodes": 1,
+    }
+    data = {"bars": [bar], "steps": 5, "skipped": {}, "why": None}
+    decision = {
+        "decided": 0, "candidate": "c0ffee", "verdict": None, "version": 1, "published": True,
+        "episodes": 0, "reasons": ["without a gate"],
+    }  # fmt: skip
+    text = text_of(report_page(document(data=data, decisions=[decision])))
+    for part in ("imported", "no version of this root", "hour of arrival", "command c0ffee"):
+        assert part in text, part
 
 
 def test_years_of_many_versions_stay_a_page() -> None:
