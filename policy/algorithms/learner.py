@@ -145,7 +145,8 @@ class Learner:
             self._told = False
         elif without and not self._told:
             self._told = True
-            _log.warning("none of %d rows can be learned from: %s", without, dict(reasons))
+            told = ", ".join(f"{reason}: {number}" for reason, number in reasons.items())
+            _log.warning("none of %d rows can be learned from: %s", without, told)
         self.counts.updates += 1
         learned = metrics or no_metrics(self.algorithm.metric_names)
         return {"rows": trained, "left_out": without, **learned}

@@ -319,9 +319,11 @@ def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -
         if reader.stats.excluded_shards
         else ""
     )
+    longer = "; dr, ips and snips learn episodes of one step: use --algorithm cql for longer ones"
+    hint = longer if counts.get("not_one_step") else ""
     return (
         f"policy {policy_id!r}: expected rows to learn from, found none in {reader.stats.shards} "
-        f"shards (rows left out: {left_out}{bad})"
+        f"shards (rows left out: {left_out}{bad}){hint}"
     )
 
 
