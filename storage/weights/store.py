@@ -657,6 +657,12 @@ class WeightFolder:
                 nearest = one
         if nearest is None:
             text = f"there is no version before {version} whose content is here and not refused"
+            with contextlib.suppress(WeightStoreError):
+                if (copied := self.manifest(version).copy_of) is not None:
+                    text += (
+                        f"; version {version} has the content of version {copied}, and what came "
+                        "after that was rolled back"
+                    )
             raise WeightsNotFound(f"{self.policy_id}: {text}; `--to` names another one")
         return nearest
 

@@ -105,6 +105,15 @@ def test_pruning_keeps_what_a_rollback_past_damage_needs(
     assert value_of(later, later.rollback().version) == expected
 
 
+def test_a_second_rollback_says_why_what_was_rolled_back_is_passed_over(tmp_path: Path) -> None:
+    """Version 3 is version 1 again: before that there was nothing."""
+    store = store_of(tmp_path, 1.0, 2.0)
+    assert store.rollback().version == 3
+    told = "version 3 has the content of version 1, and what came after that was rolled back"
+    with pytest.raises(WeightsNotFound, match=told):
+        store.rollback()
+
+
 def test_without_anything_whole_a_rollback_says_so(tmp_path: Path) -> None:
     store = store_of(tmp_path, 1.0, 2.0)
     damage(store, 1)
