@@ -24,7 +24,7 @@ from typing import Protocol
 import uvicorn
 import uvloop
 
-from ingest.collector.address_file import say_address
+from ingest.collector.address_file import LiveAddress, say_address
 from ingest.collector.collector import Collector
 from ingest.collector.flow_control import FlowControl
 from ingest.collector.flow_control_file import FlowControlFile
@@ -114,7 +114,7 @@ class Server:
     ) -> None:
         self.options = options
         self.access = Access(options.root, options.listening)
-        self.socket = options.listener or bind(options.listening)
+        self.socket = options.listener or _bound(options)
         try:
             kept = stores()
         except BaseException:
@@ -294,7 +294,22 @@ def _supervised(options: ServeOptions, supervisor: Supervisor) -> ServeOptions:
             log.warning("nobody hears where this serves: %s", error)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    return replace(options, listener=bind(options.listening), announce=announce)
+    return replace(options, listener=_bound(options), announce=announce)
+
+
+def _bound(options: ServeOptions) -> socket.socket:
+    """A bound socket. Raises ServeError, which says where this root's collector serves already."""
+    try:
+        return bind(options.listening)
+    except ServeError as error:
+        live = None if options.root is None else LiveAddress.of(options.root / "journal")
+        if live is None:
+            raise
+        with contextlib.closing(live):
+            text = (
+                f"{error}; the collector of {options.root} runs already and serves {live.address}"
+            )
+            raise ServeError(text, error.exit_status) from error
 
 
 class _Stopped(BaseException):

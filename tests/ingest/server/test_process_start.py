@@ -137,6 +137,9 @@ def test_a_root_that_is_taken_is_status_3(root: Path, program: str) -> None:
         assert f"process {first.process.pid}" in told
         assert f"serves {first.address}" in told
         assert "waits" not in told
+        port = first.address.rpartition(":")[2]
+        result = headrace("collect", "--root", root, "--port", port)
+        assert refused(result, f"runs already and serves {first.address}", status=3)
 
 
 def test_a_folder_in_the_place_of_the_address_stops_no_start(root: Path, tmp_path: Path) -> None:
@@ -153,7 +156,7 @@ def test_a_port_that_is_taken_is_status_3(root: Path) -> None:
     """It is free again once the other one has gone."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         result = headrace("collect", "--root", root, "--port", other.getsockname()[1])
-    assert refused(result, "cannot bind", status=3)
+    assert refused(result, "cannot bind", "another port", status=3)
 
 
 def test_a_start_waits_for_those_who_look(root: Path) -> None:
