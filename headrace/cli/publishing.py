@@ -90,11 +90,14 @@ def rollback(
     now: Any
     if url is None:
         require_root(root, policy_id)
-    live = WeightStore(root, policy_id).live() if url is None else None
+    store = WeightStore(root, policy_id)
+    live = store.live() if url is None else None
     canary = to is None and live is not None and live.canary_version is not None
     if url is None:
-        now = WeightStore(root, policy_id).rollback(to, by=_person(), why=why)
-        audited("rolled_back", policy=policy_id, version=now.version, by="command line", to=to)
+        now = store.rollback(to, by=_person(), why=why)
+        target = now.version if canary else store.manifest(now.version).copy_of
+        told = {"to": target, "pinned_by": now.pinned.by, "why": now.pinned.why}
+        audited("rolled_back", policy=policy_id, version=now.version, by="command line", **told)
     else:
         with Publisher(url, token=token, ca=ca) as elsewhere:
             now = elsewhere.rollback(policy_id, to, why=why)

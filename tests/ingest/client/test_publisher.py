@@ -233,6 +233,9 @@ def test_what_is_done_under_a_root_leaves_an_audit_line(tmp_path: Path, house: H
             seed,
             "command line",
         )
-    done = house.run("rollback", "--root", tmp_path)
+    done = house.run("rollback", "--root", tmp_path, "--why", "a complaint")
     assert (done.returncode, store.manifest(3).copy_of) == (0, 1)
-    assert '"audit":"rolled_back"' in done.stderr
+    audit = msgspec.json.decode(done.stderr[done.stderr.index("{") :])
+    assert (audit["audit"], audit["version"], audit["to"]) == ("rolled_back", 3, 1)
+    assert "@" in audit["pinned_by"]
+    assert audit["why"] == "a complaint"
