@@ -479,8 +479,7 @@ class Sender:
         refused = {index: refusal for index, refusal in errors if 0 <= index < len(events)}
         foreign = self.outbox.is_foreign(instance)  # what it never sent cannot be told any more
         again, wait, forgotten = self.sort(events, refused, maybe_applied or foreign)
-        closed = [events[i] for i in sorted(refused) if refused[i].code == "abandoned"]
-        starts, gone_on, put_off = self.outbox.go_on(closed) if closed else ([], [], [])
+        starts, gone_on, put_off = self.outbox.go_on(_closed(events, refused))
         again += gone_on
         lost = self.take_lost((name_of(events[i]), refusal) for i, refusal in refused.items())
         again += [undecided(events[i]) for i in refused if name_of(events[i]) in lost]
@@ -757,6 +756,18 @@ def _halves(events: list[Event], tried: bool) -> list[tuple[list[Event], bool]]:
     """Two parts, as `extendleft` wants them."""
     half = len(events) // 2
     return [(events[half:], tried), (events[:half], tried)]
+
+
+def _closed(events: Sequence[Event], refused: Mapping[int, Refusal]) -> list[Event]:
+    """Refused events that may be of episodes which go on in new ones: those of abandoned ones, and
+    rewards for named steps, which have other codes."""
+    late = ("invalid", "window_closed")
+    return [
+        event
+        for event, code in ((events[index], refused[index].code) for index in sorted(refused))
+        if code == "abandoned"
+        or (code in late and isinstance(event, wire.LogReturns) and event.seq is None)
+    ]
 
 
 def _same(event: Event, other: Event) -> bool:

@@ -907,8 +907,9 @@ class Outbox:
     def go_on(self, refused: Sequence[Event]) -> tuple[list[Event], list[Event], list[Event]]:
         """Let episodes that the collector has closed go on in new ones, from their next action.
 
-        Answers the starts of these, which of the refused events are theirs now, and which wait for
-        a disk that hangs. Only what is spooled goes on, of episodes of one agent.
+        Answers the starts of these, which of the refused events are theirs now (rewards for their
+        steps too), and which wait for a disk that hangs. Only what is spooled goes on, of episodes
+        of one agent.
         """
         starts: list[Event] = []
         theirs: list[Event] = []
@@ -916,6 +917,8 @@ class Outbox:
         if spool is None or self._writer is None:
             return starts, theirs, []
         spooled = [e for e in refused if e.agent_id is None and spool.is_spooled(e)]
+        if not spooled:
+            return starts, theirs, []
         with self._writer.try_disk() as is_held:
             if not is_held:
                 return starts, theirs, spooled

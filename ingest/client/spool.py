@@ -57,6 +57,13 @@ _COUNTED = (_START, _EVENT, _DRAFT)
 _ARRAY = 1  # the msgpack extension of an array in a draft
 
 
+class Begun(msgspec.Struct, array_like=True, frozen=True):
+    """An open episode: its start, and how many steps it has so far."""
+
+    start: Start
+    steps: int
+
+
 class _Head(msgspec.Struct, array_like=True):
     """`address` is the collector's, `base` the number of the piece's first event, `begun` are the
     episodes that were open then."""
@@ -65,17 +72,22 @@ class _Head(msgspec.Struct, array_like=True):
     base: int
     instance: str | None
     next_start: int
-    begun: list[Start]
+    begun: list[Begun]
     moved: list[Moved]
 
 
 class Moved(msgspec.Struct, array_like=True, frozen=True):
-    """Events of `old` from `seq` on are those of the episode `new`, which has start `start`."""
+    """Events of `old` from `seq` on are those of the episode `new`, which has start `start`.
+
+    `step` is the number in `old` of its first step (None: unknown), `ts` that step's time.
+    """
 
     old: str
     seq: int
     new: str
     start: int
+    step: int | None
+    ts: int | None
 
 
 def _packed(value: Any) -> Any:
@@ -157,8 +169,9 @@ class SpoolSegment:
         self.next_start = 0
         self.unread = 0
         self.unreadable = 0  # events that are left here
-        self.begun: dict[str, Start] = {}  # of the events that were read, and are not over
+        self.begun: dict[str, Begun] = {}  # as of what was read, with those that are not over
         self.moved: dict[str, Moved] = {}
+        self._into: dict[str, Moved] = {}  # the same by their new episodes
         self.damaged = 0  # bytes
         self.is_foreign = False  # of a process before this one
         self._lock = lock
@@ -167,7 +180,8 @@ class SpoolSegment:
         self._next = 0
         self._done = RangeSet()
         self._pieces: deque[_Piece] = deque()
-        self._written: dict[str, Start] = {}  # as `begun`, where is written
+        self._written: dict[str, Begun] = {}  # as of what is written, with those that have no end
+        self._steps: dict[int, int] = {}  # step numbers of the actions that were read, not judged
         self._started: set[str] = set()  # moved episodes whose start is told
         self._fd = -1
         self._reading = (0, 0, 0)  # a piece's serial, the place in it, the number there
@@ -239,10 +253,10 @@ class SpoolSegment:
         """
         self._write(frames)
         first, self._next = self._next, self._next + len(events)
-        for event in events:
+        for number, event in enumerate(events, first):
             self._note(self._written, event)
             if not left:
-                self._note(self.begun, event, over=False)
+                self._note_read(number, event)
         if left:
             self.unread += len(events)
         else:
@@ -250,13 +264,25 @@ class SpoolSegment:
             self._reading = (piece.serial, piece.size, self._next)
         return first
 
-    def _note(self, begun: dict[str, Start], event: Event, *, over: bool = True) -> None:
+    def _note(self, begun: dict[str, Begun], event: Event, *, over: bool = True) -> int | None:
+        """Take up an event in what is known of the open episodes; an action's step number."""
         if isinstance(event, Start):
             self.next_start = max(self.next_start, (event.start or 0) + 1)
             if event.agent_id is None:
-                begun[event.episode_id] = event
+                begun[event.episode_id] = Begun(event, 0)
+        elif isinstance(event, (LogAction, Decision)):
+            found = begun.get(event.episode_id)
+            if found is not None:
+                begun[event.episode_id] = Begun(found.start, found.steps + 1)
+                return found.steps
         elif over and isinstance(event, End):
             begun.pop(event.episode_id, None)
+        return None
+
+    def _note_read(self, number: int, event: Event) -> None:
+        step = self._note(self.begun, event, over=False)
+        if step is not None:
+            self._steps[number] = step
 
     def note_instance(self, instance: str) -> None:
         """Note under which instance the events are sent from now on. Raises OSError."""
@@ -265,8 +291,11 @@ class SpoolSegment:
 
     def done(self, numbers: Iterable[int]) -> None:
         """Note that events were judged; files of which nothing is left are removed."""
-        judged = RangeSet.of(sorted(numbers))
+        numbers = sorted(numbers)
+        judged = RangeSet.of(numbers)
         self._done.update(judged)
+        for number in numbers:
+            self._steps.pop(number, None)
         with contextlib.suppress(OSError):  # then they are sent once more, and told apart
             self._write(_frame(_DONE, _encode(judged.ranges())), sync=False)
         while len(self._pieces) > 1:
@@ -364,13 +393,14 @@ class SpoolSegment:
         if kind == _HEAD:
             head = _decode_head(content)
             if not self._pieces:
-                self.begun = {start.episode_id: start for start in head.begun}
+                self.begun = {one.start.episode_id: one for one in head.begun}
             if head.base > self._next:  # those before are done, or damaged
                 self._done.add_range(self._next, head.base - 1)
                 self._next = head.base
             self.address, self.instance = head.address, head.instance
             self.next_start = max(self.next_start, head.next_start)
-            self.moved = {one.old: one for one in head.moved}
+            for one in head.moved:
+                self._move(one)
         elif kind in _COUNTED:
             self._next += 1
             if kind == _START:
@@ -383,9 +413,7 @@ class SpoolSegment:
             for first, last in _decode_done(content):
                 self._done.add_range(first, last)
         elif kind == _MOVED:
-            moved = _decode_moved(content)
-            self.moved[moved.old] = moved
-            self.next_start = max(self.next_start, moved.start + 1)
+            self._move(_decode_moved(content))
 
     def read(
         self, most: int, policy: Callable[[str | None], ClientPolicy]
@@ -397,11 +425,11 @@ class SpoolSegment:
         in another episode is that one's; its start comes before it, as number -1. An unexpected
         error leaves all of them to the next read.
         """
-        before = self._reading, self.unread, set(self._started)
+        before = self._reading, self.unread, set(self._started), dict(self.begun)
         try:
             return self._read(most, policy)
         except Exception:
-            self._reading, self.unread, self._started = before
+            self._reading, self.unread, self._started, self.begun = before
             raise
 
     def _read(
@@ -422,7 +450,9 @@ class SpoolSegment:
                     return found
                 number += kind in _COUNTED
                 self._reading = (serial, at + end, number)
-                if kind in _COUNTED and number - 1 not in self._done:
+                if kind in _COUNTED and number - 1 in self._done:
+                    self._pass_over(kind, content, policy)
+                elif kind in _COUNTED:
                     found += self._entered(number - 1, kind, content, policy)
                     nbytes += len(content)
                     if nbytes >= _READ_BYTES:
@@ -466,6 +496,13 @@ class SpoolSegment:
                     data += file.read(length - len(data))
         return data
 
+    def _pass_over(
+        self, kind: int, content: memoryview, policy: Callable[[str | None], ClientPolicy]
+    ) -> None:
+        """Note of an event that was judged what the following ones of its episode need."""
+        with contextlib.suppress(msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+            self._note(self.begun, self._decoded(kind, content, policy))
+
     def _entered(
         self,
         number: int,
@@ -481,10 +518,11 @@ class SpoolSegment:
             log.error("%s: event %d was left out: %s", self.folder, number, error)
             self.done([number])
             return []
-        self._note(self.begun, event, over=False)
+        self._note_read(number, event)
         before = event.episode_id
         self.translate(event)
-        if event.episode_id != before and event.episode_id not in self._started:
+        is_moved = event.episode_id != before and getattr(event, "seq", None) is not None
+        if is_moved and event.episode_id not in self._started:
             return [(-1, self.start_of(event.episode_id)), (number, event)]
         return [(number, event)]
 
@@ -506,42 +544,59 @@ class SpoolSegment:
 
     def over(self, event: Event) -> None:
         """An end was judged: nothing more is needed of its episode."""
-        self.begun.pop(event.episode_id, None)
+        self.begun.pop(self._origin(event.episode_id)[0], None)
 
     # --- episodes that were closed meanwhile --------------------------------------------------
 
-    def go_on(self, event: Event, start: int) -> Start:
+    def go_on(self, event: Event, number: int, start: int) -> Start:
         """Let an episode that was closed go on in a new one, from this event; its start."""
         new = hashlib.blake2b(
             f"{event.episode_id}\0{self.instance}\0{start}".encode(), digest_size=16
         ).hexdigest()
         seq = getattr(event, "seq", None) or 1
-        moved = Moved(event.episode_id, seq, new, start)
+        step, before = self._steps.get(number), self._origin(event.episode_id)[1]
+        step = None if step is None or before is None else step - before
+        moved = Moved(event.episode_id, seq, new, start, step, event.ts)
         self._write_needed(_frame(_MOVED, _encode(moved)))
-        self.moved[moved.old] = moved
-        self.next_start = max(self.next_start, start + 1)
+        self._move(moved)
         return self.start_of(new)
+
+    def _move(self, moved: Moved) -> None:
+        self.moved[moved.old] = self._into[moved.new] = moved
+        self.next_start = max(self.next_start, moved.start + 1)
+
+    def _origin(self, name: str) -> tuple[str, int | None]:
+        """The episode that its caller knows, and how many steps of it came before those of `name`
+        (None: unknown)."""
+        before: int | None = 0
+        while (moved := self._into.get(name)) is not None:
+            name = moved.old
+            before = None if before is None or moved.step is None else before + moved.step
+        return name, before
 
     def start_of(self, new: str) -> Start:
         """The start of an episode in which another one goes on."""
-        moved = next(one for one in self.moved.values() if one.new == new)
-        first = self.begun.get(moved.old)
-        start = Start(episode_id=new, start=moved.start, continues=moved.old)
+        moved = self._into[new]
+        first = self.begun.get(self._origin(new)[0])
+        start = Start(episode_id=new, start=moved.start, continues=moved.old, ts=moved.ts)
         if first is not None:
-            start.policy_id, start.tags = first.policy_id, first.tags
-            start.training_enabled = first.training_enabled
-        self.begun[new] = start
+            start.policy_id, start.tags = first.start.policy_id, first.start.tags
+            start.training_enabled = first.start.training_enabled
         self._started.add(new)
         return start
 
     def translate(self, event: Event) -> None:
         """Make an event that of the episode in which its own goes on, if it does."""
-        while isinstance(event, (LogAction, Decision, LogReturns, End)):
-            moved = self.moved.get(event.episode_id)
-            if moved is None or event.seq is None or event.seq < moved.seq:
+        while (moved := self.moved.get(event.episode_id)) is not None:
+            if isinstance(event, LogReturns) and event.seq is None:
+                if event.step is None or moved.step is None or event.step < moved.step:
+                    return
+                event.step -= moved.step
+            elif isinstance(event, Start) or event.seq is None or event.seq < moved.seq:
                 return
-            event.episode_id, event.seq = moved.new, event.seq - moved.seq + 1
-            event.decided = None
+            else:
+                event.seq, event.decided = event.seq - moved.seq + 1, None
+            event.episode_id = moved.new
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -702,7 +757,8 @@ class Spool:
         segment = self.segment_of(event)
         is_own = segment is self.own
         try:
-            start = segment.go_on(event, next_start if is_own else segment.next_start)
+            number = self._places[id(event)][2]
+            start = segment.go_on(event, number, next_start if is_own else segment.next_start)
         except OSError as error:
             log.warning("%s: %s", segment.folder, error)
             return None

@@ -286,8 +286,7 @@ def test_episodes_that_were_closed_meanwhile_go_on_in_new_ones(tmp_path: Path) -
         dead(client)
         running.restart()
         for name in names:
-            while running.get(f"/v1/episodes/{name}")[1]["state"] != "abandoned":
-                running.get("/readyz")
+            await_abandoned(running, name)
         for _ in range(2):
             with spooling(running.address, tmp_path / "spool") as client:
                 client.flush(20)
@@ -310,8 +309,7 @@ def test_an_open_episode_of_this_process_goes_on_too(tmp_path: Path) -> None:
             name = client.start_episode()
             client.log_action(name, OBS, 0)
             client.flush(20)
-            while running.get(f"/v1/episodes/{name}")[1]["state"] != "abandoned":
-                running.get("/readyz")
+            await_abandoned(running, name)
             client.log_action(name, OBS, 1)
             client.log_returns(name, 2.0)
             client.flush(20)
@@ -328,6 +326,54 @@ def test_an_open_episode_of_this_process_goes_on_too(tmp_path: Path) -> None:
         (2.0, True),
         (3.0, True),
     ]
+
+
+def await_abandoned(running: CollectorProcess, name: str) -> None:
+    while running.get(f"/v1/episodes/{name}")[1]["state"] != "abandoned":
+        running.get("/readyz")
+
+
+def test_an_episode_goes_on_as_it_began(tmp_path: Path) -> None:
+    """In a new episode, and in the one after that, from a process too that never saw its start:
+    with its policy, tags and `training_enabled`. A reward for a step by its number reaches it."""
+    for policy_id in ("default", "other"):
+        declare(tmp_path, episode_timeout=0.5, reward_window=1.0, policy_id=policy_id)
+    with CollectorProcess(tmp_path) as running:
+        options: dict[str, Any] = {"policy_id": "other", "linger": 0.0, "spool_bytes": 8_000}
+        client = spooling(running.address, tmp_path / "spool", **options)
+        name = client.start_episode(tags={"tenant": "acme"}, training_enabled=False)
+        on_disk = client._outbox.spool
+        assert on_disk is not None
+        for t in range(9):
+            if t == 3:
+                client.flush(20)
+                await_abandoned(running, name)
+            if t == 6:
+                client.flush(20)
+                running.kill()
+            client.log_action(name, OBS, 0, action_prob=0.5, ts=1_000 + t)
+            client.log_returns(name, float(t), {"t": t})
+            if t == 5:
+                client.log_returns(name, 0.5, step=4)
+        client.log_returns(name, 0.25, step=7)
+        client.log_returns(name, 0.125, step=8)
+        assert on_disk.own is not None
+        new = on_disk.own.moved[name].new
+        dead(client)
+        running.restart()
+        await_abandoned(running, new)
+        with spooling(running.address, tmp_path / "spool") as client:
+            client.flush(20)
+            assert client.stats.refused == {}
+        running.settle(9)
+        running.stop()
+    rows = sorted(shard_rows(tmp_path), key=lambda row: row["ts"])
+    assert [row["rewards"] for row in rows] == [0.0, 1.0, 2.0, 3.0, 4.5, 5.0, 6.0, 7.25, 8.125]
+    assert [row["t"] for row in rows] == [0, 1, 2] * 3
+    assert [json.loads(row["infos"]) for row in rows] == [{"t": t} for t in range(9)]
+    assert [row["continues"] for row in rows[3::3]] == [name, rows[3]["eps_id"]]
+    same = {(row["policy_id"], row["tags"], row["training_enabled"]) for row in rows}
+    assert same == {("other", '{"tenant":"acme"}', False)}
 
 
 def test_remote_actions_follow_what_is_spooled(
