@@ -17,11 +17,13 @@ Calls that wait at the same moment share requests, which a few threads make.
 from __future__ import annotations
 
 import asyncio
+import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from time import time_ns
+from time import monotonic, time_ns
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -53,6 +55,7 @@ class _Question:
 
     request: GetAction
     answer: asyncio.Future[ActionReply]
+    deadline: float
 
 
 class AsyncPolicyClient(PolicyClient):
@@ -80,6 +83,11 @@ class AsyncPolicyClient(PolicyClient):
         super().__init__(
             address, inference_mode, update_interval, session, max_wait=max_wait, **options
         )
+        self._reset()
+        _clients.add(self)
+
+    def _reset(self) -> None:
+        """Nothing on its way. A forked child begins so: it has none of the threads."""
         self._questions: list[_Question] = []
         self._requests = 0  # on their way
         self._threads = ThreadPoolExecutor(REQUESTS, "headrace-actions")
@@ -190,13 +198,15 @@ class AsyncPolicyClient(PolicyClient):
     async def _prepare(self, policy: ClientPolicy, *, is_local: bool) -> None:
         """Wait, off the loop, for what an action needs: the declaration, weights, its turn."""
         if not policy.is_declared:
-            await self._in_thread(self._policies.require_declared, policy)
-        if is_local and self._actor.must_wait(policy):
+            await self._in_time(self._policies.require_declared, policy)
+        if is_local and policy.paced:
             await self._in_thread(self._actor.wait, policy)
+        elif is_local and self._actor.must_wait(policy):
+            await self._in_time(self._actor.wait, policy)
         elif is_local:
             await asyncio.sleep(0)  # nothing else here gives other tasks their turn
         elif not is_local and "actions.record" not in self._declarations.fields:
-            await self._in_thread(self._ask_again)
+            await self._in_time(self._ask_again)
 
     def _ask_again(self) -> None:
         """What the collector takes; a policy file does not say that. Raises ClientError."""
@@ -208,6 +218,13 @@ class AsyncPolicyClient(PolicyClient):
                 f"{self._transport.address}: expected a collector that lists the field "
                 "actions.record: use one of this client's version, or PolicyClient"
             )
+
+    async def _in_time(self, function: Callable[..., T], *arguments: Any) -> T:
+        """The same for `timeout` at most, of which some may pass before a thread is free."""
+        try:
+            return await asyncio.wait_for(self._in_thread(function, *arguments), self._timeout)
+        except TimeoutError:
+            raise self._sender.no_answer(self._timeout) from None
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
@@ -225,7 +242,7 @@ class AsyncPolicyClient(PolicyClient):
                 obs=obs,
                 policy_id=episode.policy.policy_id,
             )
-            mine.append(_Question(request, loop.create_future()))
+            mine.append(_Question(request, loop.create_future(), monotonic() + self._timeout))
         if not self._questions:
             loop.call_soon(self._send)
         self._questions += mine
@@ -237,6 +254,9 @@ class AsyncPolicyClient(PolicyClient):
 
     def _send(self) -> None:
         """Make requests of what waits, as far as they may be on their way at once."""
+        for question in self._questions:
+            if not question.answer.done() and monotonic() >= question.deadline:
+                question.answer.set_exception(self._sender.no_answer(self._timeout))
         self._questions = [one for one in self._questions if not one.answer.done()]
         while self._questions and self._requests < REQUESTS:
             size, count = 0, 0
@@ -296,3 +316,15 @@ def _decided(episode: ClientEpisode, obs: bytes, reply: ActionReply) -> tuple[De
         pass_prob=episode.policy.pass_prob("decision", episode.pass_prob),
     )
     return event, episode.policy.action_value(reply.action)
+
+
+_clients: weakref.WeakSet[AsyncPolicyClient] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client._reset()
+
+
+if hasattr(os, "register_at_fork"):  # a client also runs on Windows, which does not fork
+    os.register_at_fork(after_in_child=_after_fork)

@@ -329,8 +329,12 @@ class Sender:
             return
         if self._trouble is not None:
             raise self._trouble
+        raise self.no_answer(timeout)
+
+    def no_answer(self, timeout: float | None) -> CollectorUnavailable:
+        """The error of a call that has waited for so long, with what keeps the collector away."""
         why = f": {self._failure!r}" if self._failure else f": {self._away}" if self._away else ""
-        raise CollectorUnavailable(
+        return CollectorUnavailable(
             f"{self.transport.address}: no answer within {timeout} s{why}", maybe_applied=False
         )
 

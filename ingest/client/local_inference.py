@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -37,7 +38,8 @@ class LocalPolicy:
     """One policy as this client acts with it.
 
     `update_interval` is the longest, in seconds, that the client goes without asking: None asks
-    only in `refresh`, 0 before every action. With `long_poll` a thread asks all the time.
+    only in `refresh`. With `long_poll` a thread asks all the time. Once weights are here no action
+    waits for newer ones, but with 0: then each asks first, and waits for the answer.
     """
 
     def __init__(
@@ -69,13 +71,15 @@ class LocalPolicy:
         self._etag: str | None = None
         self._asked = float("-inf")
         self._thread: threading.Thread | None = None
+        self._looking: threading.Thread | None = None
+        self._failed: tuple[float, str] | None = None  # when the latest question did, and why
         self._closed = False
 
     def _reset_lock(self) -> None:
         """A forked child has no poll thread, and locks that nobody holds."""
         self._changed = threading.Condition()
         self._refreshing = threading.Lock()
-        self._thread = None
+        self._thread = self._looking = None
         self._local = threading.local()
 
     @property
@@ -87,16 +91,7 @@ class LocalPolicy:
     @property
     def asks(self) -> bool:
         """Whether the next action would wait for an answer of the collector's."""
-        if self.current is None:
-            return True
-        polls = self._thread is not None and self._interval != 0
-        return not polls and self._is_due
-
-    @property
-    def _is_due(self) -> bool:
-        return self.current is None or (
-            self._interval is not None and time.monotonic() - self._asked >= self._interval
-        )
+        return self.current is None or self._interval == 0
 
     def act(
         self, observation: Any, episode: ClientEpisode | None = None, *, asks: bool = True
@@ -107,8 +102,8 @@ class LocalPolicy:
         Raises Refusal: `no_version`, and `invalid` for an observation that overflows.
         """
         policy = self.current
-        if asks and (policy is None or self._thread is None or self._interval == 0):
-            self.ensure()
+        if policy is None or self._thread is None or self._interval == 0:
+            self.ensure(waits=asks)
             policy = self.current
         if policy is None:
             raise no_version(self.policy_id)
@@ -135,27 +130,40 @@ class LocalPolicy:
             episode.arm = canary[0].version if chosen and canary else live.version
         return canary[0] if canary is not None and canary[0].version == episode.arm else live
 
-    def ensure(self) -> None:
-        """Fetch what is due, and start the poll."""
-        if self._is_due:
+    def ensure(self, *, waits: bool = True) -> None:
+        """Fetch what no action can do without, if it `waits`; have a thread look for the rest."""
+        if waits and self.asks:
             self.refresh(required=self.current is None)
-        if self._long_poll and self._thread is None and not self._closed:
+        if self._interval is None or self._closed:
+            return
+        if self._long_poll:
             with self._changed:
                 if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._poll, name="headrace-weights", daemon=True
-                    )
+                    self._thread = _thread(self._poll)
                     self._thread.start()
+        elif 0 < self._interval <= time.monotonic() - self._asked:
+            with self._changed:
+                if self._looking is None or not self._looking.is_alive():
+                    self._looking = _thread(self._look)
+                    self._looking.start()
+
+    def _look(self) -> None:
+        try:
+            self.refresh(required=False)
+        except Refusal as error:
+            log.debug("policy %s: %s", self.policy_id, error)
 
     def refresh(self, *, required: bool = True) -> int | None:
         """Ask for newer weights now; answers the version acted with from here on.
 
-        Raises CollectorUnavailable when `required` and the collector does not answer.
+        Raises CollectorUnavailable when `required` and the collector does not answer. What has
+        failed while a caller waited for its turn is not repeated for it.
         """
+        begin = time.monotonic()
         with self._refreshing:
             self._asked = time.monotonic()
             try:
-                self._take(self._ask(None))
+                self._refresh(begin)
             except CollectorUnavailable:
                 if required:
                     raise
@@ -164,6 +172,15 @@ class LocalPolicy:
                     raise
         policy = self.current
         return None if policy is None else policy.version
+
+    def _refresh(self, begin: float) -> None:
+        if self._failed is not None and self._failed[0] >= begin:
+            raise CollectorUnavailable(self._failed[1])
+        try:
+            self._take(self._ask(None))
+        except CollectorUnavailable as error:
+            self._failed = time.monotonic(), str(error)
+            raise
 
     def wait_newer(self, version: int, timeout: float) -> bool:
         """Wait until a version other than `version` is here; False when it does not come."""
@@ -253,6 +270,10 @@ class LocalPolicy:
             self.version,
             self._generation,
         )
+
+
+def _thread(target: Callable[[], None]) -> threading.Thread:
+    return threading.Thread(target=target, name="headrace-weights", daemon=True)
 
 
 def _canary(published: Published) -> tuple[NumpyPolicy, float] | None:

@@ -68,7 +68,8 @@ class PolicyClient:
     Args:
         address: `http://HOST:PORT` or `https://...`, with a path if a proxy needs one.
         inference_mode: where `get_action` decides, "local" or "remote". Logging is the same.
-        update_interval: seconds after which local inference asks for newer weights; None: never.
+        update_interval: seconds after which local inference asks for newer weights, while the old
+            ones act; 0: in every action, which waits for the answer; None: never.
         session: a `requests.Session` to use for everything; the caller closes it.
         policy_id: the policy of new episodes; default: the collector's only one.
         sync: every logging call waits until its event is acknowledged, and raises its refusal.

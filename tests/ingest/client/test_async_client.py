@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,3 +249,52 @@ def test_what_cannot_be_answered_is_raised_and_leaves_the_episode(
 
     asyncio.run(main())
     collector.settle(2)
+
+
+FORKING = """
+import asyncio, os, sys
+from headrace import AsyncPolicyClient
+
+async def act(client):
+    episode = client.start_episode()
+    action = await asyncio.wait_for(client.get_action(episode, [0.0, 0.5, 1.0, -0.5]), 20)
+    client.end_episode(episode)
+    await client.flush(20)
+    print("acted", flush=True)
+
+client = AsyncPolicyClient(sys.argv[1], sys.argv[2], timeout=10)
+asyncio.run(act(client))
+child = os.fork()
+asyncio.run(act(client))
+if child == 0:
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("mode", ["local", "remote"])
+def test_a_client_that_has_acted_acts_in_a_forked_child(
+    collector: CollectorProcess, mode: str
+) -> None:
+    """As after a warm-up with `gunicorn --preload`: the child has none of the parent's threads."""
+    command = [sys.executable, "-c", FORKING, collector.address, mode]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "acted\n" * 3), done.stderr
+
+
+def test_a_call_without_an_answer_ends_however_many_wait() -> None:
+    """A call that waits for a free thread does so within its own `timeout`."""
+    callers, timeout = 80, 0.25
+
+    async def fail(client: AsyncPolicyClient) -> None:
+        with pytest.raises(CollectorUnavailable, match="no answer within"):
+            await client.get_action(client.start_episode(), OBS)
+
+    async def main() -> None:
+        client = AsyncPolicyClient("http://127.0.0.1:9", "remote", timeout=timeout)
+        everybody = asyncio.gather(*(fail(client) for _ in range(callers)))
+        await asyncio.wait_for(everybody, callers / 8 * timeout)  # four at a time: twice as long
+        client._sender.retire()
+        client._transport.close()
+
+    asyncio.run(main())

@@ -5,8 +5,13 @@ Also of `ingest.client.local_actions`.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -16,7 +21,7 @@ import pytest
 from ingest.client.local_inference import LocalPolicy
 from ingest.client.policy_client import PolicyClient
 from ingest.client.transport import Answer, Transport
-from ingest.protocol.errors import Refusal
+from ingest.protocol.errors import CollectorUnavailable, Refusal
 from ingest.protocol.weights import Published
 from policy.inference.action_rule import GREEDY, ActionRule
 from policy.inference.numpy_policy import NumpyPolicy
@@ -180,6 +185,57 @@ def test_an_interval_of_zero_asks_before_every_action(collector: CollectorProces
             client.get_action(episode, OBS)
             assert client._actor.policy("default").version == version
         client.end_episode(episode)
+
+
+@pytest.mark.parametrize("long_poll", [True, False])
+def test_no_action_waits_for_newer_weights(collector: CollectorProcess, long_poll: bool) -> None:
+    """The old ones act while the collector stands still; newer ones come once it answers.
+
+    Row: update_interval
+    """
+    publish(collector.root, 1)
+    options = {"update_interval": 0.001, "long_poll": long_poll}
+    with PolicyClient(collector.address, **options) as client, ThreadPoolExecutor(1) as thread:
+        episode = client.start_episode()
+        client.get_action(episode, OBS)
+        policy = client._actor.policy("default")
+        policy._reset_lock()  # as in a forked child, which has no thread that asks
+        os.kill(collector.serving_pid(), signal.SIGSTOP)
+        try:
+            for _ in range(3):
+                threading.Event().wait(0.002)
+                thread.submit(client.get_action, episode, OBS).result(10)  # of the 30 of `timeout`
+        finally:
+            os.kill(collector.serving_pid(), signal.SIGCONT)
+        publish(collector.root, 2)
+        while policy.version != 2:
+            client.get_action(episode, OBS)
+        client.end_episode(episode)
+
+
+def test_a_first_fetch_that_fails_is_not_repeated_by_those_who_waited_for_it() -> None:
+    """Threads that act at once without weights wait for one `timeout`, not for one each."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        transport = Transport(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.25)
+        policy = LocalPolicy(transport, "default", 10.0, long_poll=False)
+        ready = threading.Barrier(8)
+
+        def act() -> None:
+            ready.wait()
+            with pytest.raises(CollectorUnavailable):
+                policy.act(OBS)
+
+        with ThreadPoolExecutor(8) as threads:
+            for done in [threads.submit(act) for _ in range(8)]:
+                done.result()
+        silent.settimeout(0)
+        asked = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()
+                asked += 1
+        assert asked == 1
+        transport.close()
 
 
 def test_a_list_of_episodes_gets_a_dict_of_actions(collector: CollectorProcess) -> None:
