@@ -241,6 +241,7 @@ class AsyncPolicyClient(PolicyClient):
                 agent_id=episode.agent_id,
                 obs=obs,
                 policy_id=episode.policy.policy_id,
+                schema_id=episode.policy.schema_id,
             )
             mine.append(_Question(request, loop.create_future(), monotonic() + self._timeout))
         if not self._questions:
@@ -275,6 +276,7 @@ class AsyncPolicyClient(PolicyClient):
 
     def _exchange(self, requests: list[GetAction]) -> ActionsReply:
         wait = min(HOLD_SECONDS, self._timeout / 2)
+        self._sender.hold_back(requests)
         batch = wire.ActionBatch(actions=requests, durable=False, wait=wait, record=False)
         delivery = Delivery(
             self._transport, "POST", "/v1/actions", _encode(batch), _MSGPACK, self._sender.backoff
@@ -282,6 +284,8 @@ class AsyncPolicyClient(PolicyClient):
         reply = delivery.run(ActionsReply, self._timeout)
         if len(reply.actions) != len(requests):
             raise CollectorUnavailable("expected one action for each observation")
+        if any(one.error and one.error.get("code") == "other_schema" for one in reply.actions):
+            self._sender.learn_anew()
         return reply
 
     def _answered(self, batch: Sequence[_Question], sent: asyncio.Future[ActionsReply]) -> None:
@@ -314,6 +318,7 @@ def _decided(episode: ClientEpisode, obs: bytes, reply: ActionReply) -> tuple[De
         action_dist_inputs=reply.action_dist_inputs,
         ts=time_ns() // 1000,
         pass_prob=episode.policy.pass_prob("decision", episode.pass_prob),
+        schema_id=episode.schema_id,
     )
     return event, episode.policy.action_value(reply.action)
 

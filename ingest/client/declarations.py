@@ -28,7 +28,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import ClientError, CollectorUnavailable
 from storage.declarations.policy_files import read_declaration
 from storage.spaces.codec import Codec
-from storage.spaces.descriptors import Dict, Space, SpaceError, space_from_json, space_to_json
+from storage.spaces.descriptors import Dict, Space, SpaceError, schema_id, space_from_json
 
 log = logging.getLogger("headrace.client")
 
@@ -109,8 +109,10 @@ class ClientPolicy:
         self.steps_per_version = steps_per_version
         self.paced = steps_per_version is not None or max_policy_lag is not None
         self.error: str | None = None
+        self.schema_id: str | None = None
         self.is_declared = observation is not None and action is not None
         if observation is not None and action is not None:
+            self.schema_id = schema_id(observation, action)
             self.observation, self.action = Codec(observation), Codec(action)
             self._encode_observation: Any = self.observation.encode
             self._encode_action: Any = self.action.encode
@@ -254,7 +256,7 @@ class Declarations:
     """The policies of one client: from its file, its cache, or as the collector told.
 
     `spec` is what the collector says, or said when the cache was written; `is_told` is whether it
-    was asked by this client.
+    was asked by this client, `is_outdated` whether it has declared something else since.
     """
 
     def __init__(
@@ -264,7 +266,7 @@ class Declarations:
         self._cache = None if cache_dir is None else _cache_file(Path(cache_dir), address)
         self._from_file = None if policy_file is None else policy_from_file(Path(policy_file))
         self.spec = None if self._cache is None else _read_cache(self._cache, address)
-        self.is_told = False
+        self.is_told = self.is_outdated = False
         self._wanted: dict[str | None, ClientPolicy] = {}
 
     @property
@@ -280,7 +282,7 @@ class Declarations:
     @property
     def is_complete(self) -> bool:
         """Whether there is nothing to ask the collector for."""
-        return self.is_told and not self._wanted
+        return self.is_told and not self.is_outdated and not self._wanted
 
     def policy(self, policy_id: str | None) -> ClientPolicy:
         """The policy of that id; without an id, the only one. Perhaps it is yet to be declared."""
@@ -299,10 +301,9 @@ class Declarations:
         """Take up what the collector says: from here on it holds for new episodes."""
         if not spec.durable and not self.is_told:
             log.warning("%s keeps nothing on disk (durable: false)", self.address)
-        if not self.is_told:
-            self._compare(spec)
+        self._compare(spec)
         known = None if self.spec is None else self.spec.document
-        self.spec, self.is_told = spec, True
+        self.spec, self.is_told, self.is_outdated = spec, True, False
         for policy_id in list(self._wanted):
             policy = self._wanted.pop(policy_id)
             try:
@@ -313,16 +314,22 @@ class Declarations:
             _write_cache(self._cache, self.address, spec.document)
 
     def _compare(self, spec: CollectorSpec) -> None:
-        """Say so when the file declares other spaces than the collector."""
+        """Say so when the collector declares other spaces than were known here."""
+        known = {} if self.spec is None else dict(self.spec.policies)
+        sources = dict.fromkeys(known, "before" if self.is_told else "the cache")
         given = self._from_file
-        told = None if given is None else spec.policies.get(given.policy_id or "")
-        if given is not None and (told is None or _spaces(told) != _spaces(given)):
-            log.error(
-                "policy %s: %s declares other spaces than the policy file; they hold for new "
-                "episodes",
-                given.policy_id,
-                self.address,
-            )
+        if given is not None and not self.is_told:
+            known[given.policy_id or ""] = given
+            sources[given.policy_id or ""] = "the policy file"
+        for name, policy in known.items():
+            told = spec.policies.get(name)
+            if told is None or told.schema_id != policy.schema_id:
+                log.error(
+                    "policy %s: %s declares other spaces than %s; they hold for new episodes",
+                    name,
+                    self.address,
+                    sources[name],
+                )
 
     def forget_wanted(self) -> None:
         """A forked child has no episodes that wait."""
@@ -340,10 +347,6 @@ def policy_from_file(path: Path) -> ClientPolicy:
         declared.reward_combination,
         declared.max_policy_lag,
     )
-
-
-def _spaces(policy: ClientPolicy) -> tuple[Any, Any]:
-    return space_to_json(policy.observation.space), space_to_json(policy.action.space)
 
 
 # --- the cache -------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ from ingest.protocol.errors import (
     CollectorUnavailable,
     Refusal,
 )
-from ingest.protocol.messages import End, Event, Start
+from ingest.protocol.messages import End, Event, GetAction, LogReturns, Start
 
 log = logging.getLogger("headrace.client")
 
@@ -312,6 +312,19 @@ class Sender:
         self.outbox.bound(spec.max_events, spec.max_body)
         self.outbox.wake()
 
+    def learn_anew(self) -> None:
+        """Ask again what the collector declares: it is not what is known here."""
+        self.declarations.is_outdated = True
+        self.outbox.ask()
+
+    def hold_back(self, events: Iterable[Event | GetAction]) -> None:
+        """Leave out the schema ids of events for a collector that does not know them."""
+        if "start.schema_id" in self.declarations.fields:
+            return
+        for event in events:
+            if not isinstance(event, LogReturns):
+                event.schema_id = None
+
     def connect(self, timeout: float | None, ready: Callable[[], bool]) -> None:
         """Wait until the collector has told what makes `ready`.
 
@@ -355,6 +368,7 @@ class Sender:
         """Send a batch until each of its events has been judged or is back in the queue."""
         if self.outbox.has_cut and "end.broken" not in self.declarations.fields:
             events = self._without_cuts(events)  # the collector's time-out ends those episodes
+        self.hold_back(events)
         todo = deque([(events, self._unsure > 0)])
         while todo:
             chunk, tried = todo.popleft()
@@ -399,6 +413,8 @@ class Sender:
             self.outbox.size.passed()
             self.held.update(reply.hold)
             self._told = dropped
+            if reply.redeclared:
+                self.learn_anew()
             self._settle(chunk, errors, reply.duplicates, instance, delivery.maybe_applied)
         self.count(resent=delivery.failures * len(chunk))
 
@@ -570,6 +586,8 @@ class Sender:
                 self._unreported.append(refusal)
         if first:
             log.warning("an event of episode %s was refused: %s", label_of(event), refusal)
+        if refusal.code == "other_schema":
+            self.learn_anew()
         if not foreign:
             self._book.refuse(event, refusal)
         if self._on_error is not None:

@@ -693,9 +693,13 @@ class Outbox:
                         yield event, error
             place += len(chunk)
 
-    def _encode(self, event: Event, drafts: dict[str, Draft]) -> ValueError | None:
+    def _encode(self, event: Any, drafts: dict[str, Draft]) -> ValueError | None:
         """Put canonical bytes in the place of an event's drafts; or what is wrong with them."""
         name = label_of(event)
+        policy = next(iter(drafts.values())).policy
+        if event.schema_id not in (None, policy.schema_id):  # one value was encoded by another
+            return ValueError(f"Episode {name}: its policy was declared anew in the meantime")
+        event.schema_id = policy.schema_id
         try:
             values = {field: draft.encode(name) for field, draft in drafts.items()}
         except ValueError as error:

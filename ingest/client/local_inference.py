@@ -22,7 +22,7 @@ import numpy as np
 from ingest.client.open_episodes import ClientEpisode
 from ingest.client.transport import Answer, RetryDelays, Transport
 from ingest.protocol.errors import CollectorUnavailable, Refusal
-from ingest.protocol.weights import Published, no_version, not_finite
+from ingest.protocol.weights import Published, no_version, not_finite, other_spaces
 from policy.inference.numpy_policy import Action, NotFinite, NumpyPolicy
 from storage.errors import StorageError
 from storage.experience.hashed import is_canary
@@ -99,7 +99,8 @@ class LocalPolicy:
         """An action and the version that chose it: the canary's, in its share of the episodes.
         Without `asks` what is here acts.
 
-        Raises Refusal: `no_version`, and `invalid` for an observation that overflows.
+        Raises Refusal: `no_version`, also where the version is of other spaces than the episode,
+        and `invalid` for an observation that overflows.
         """
         policy = self.current
         if policy is None or self._thread is None or self._interval == 0:
@@ -109,6 +110,8 @@ class LocalPolicy:
             raise no_version(self.policy_id)
         if episode is not None:
             policy = self._assigned(policy, episode)
+            if policy.spec.schema_id != episode.policy.schema_id:
+                raise other_spaces(self.policy_id)
         rng = getattr(self._local, "rng", None)
         if rng is None:
             rng = self._local.rng = np.random.default_rng()

@@ -141,6 +141,7 @@ class MultiAgentCalls:
                 decided=track.decided,
                 env_t=turn.whole.env_t,
                 pass_prob=track.pass_prob,
+                schema_id=track.schema_id,
             )
             if agent in probs or agent in logps:
                 step.action_prob, step.action_logp = propensity(
@@ -321,6 +322,7 @@ class MultiAgentCalls:
     def _start(self, whole: ClientWhole, track: ClientEpisode) -> Start:
         start = copy(whole.start)
         start.agent_id, start.policy_id = track.agent_id, track.policy.policy_id
+        start.schema_id = track.policy.schema_id
         if whole.tracks:
             start.ts = now_or(None)
         return start
@@ -344,6 +346,7 @@ class MultiAgentCalls:
             ts=now_or(ts),
             decided=track.decided,
             agents=agents,
+            schema_id=track.schema_id,
         )
 
     def _put(self, events: list[Any]) -> Sequence[int]:

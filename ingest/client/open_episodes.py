@@ -56,6 +56,7 @@ class ClientEpisode:
         "is_unsampled",
         "pass_prob",
         "policy",
+        "says_schema",
         "seq",
         "since",
         "step",
@@ -77,6 +78,7 @@ class ClientEpisode:
         self.pass_prob = pass_prob  # of every step
         self.is_unsampled = False  # nothing of it is sent
         self.policy = policy
+        self.says_schema = policy.schema_id is None  # in each event: the start may not know it
         self.seq = 1  # of the next event; the start is 0
         self.acted = False
         self.arm: int | None = None  # the version that local inference assigned it to, as it began
@@ -86,6 +88,11 @@ class ClientEpisode:
         self.since = since  # no event of it that waits in the outbox has a lower index
         self.error: Refusal | None = None
         self.unanswered: GetAction | None = None  # sent, and its answer was lost
+
+    @property
+    def schema_id(self) -> str | None:
+        """What its events say of how they are encoded; None where its start says it."""
+        return self.policy.schema_id if self.says_schema else None
 
 
 class ClientWhole:

@@ -279,9 +279,10 @@ class PolicyClient:
         policy = self._policies.find(mapping)
         start = self._start(episode_id, policy.policy_id, *options, number=start_number)
         name, since = start.episode_id, self._outbox.end
+        episode = ClientEpisode(name, policy, since, pass_prob=passed)
+        start.schema_id = policy.schema_id  # the episode says it if it is not known by now
         if self._is_left_out(name):
             self._book.require_new(name)
-            episode = ClientEpisode(name, policy, since, pass_prob=passed)
             episode.is_unsampled = True
             return self._leave_out(name, self._book.open, episode)
         asks = episode_id is not None and not self._named
@@ -289,7 +290,7 @@ class PolicyClient:
             self._book.require_new(name)
         answers = self._sync or self._outbox.oldest() <= self._max_wait
         index = self._queueing.put_started([start])
-        self._book.open[name] = ClientEpisode(name, policy, since, pass_prob=passed)
+        self._book.open[name] = episode
         if asks and answers and index >= 0:
             self._sender.await_start(start, index, max(0.0, deadline - monotonic()))
         self._queueing.settle(name)
@@ -359,6 +360,8 @@ class PolicyClient:
             step.decided = episode.decided
         if episode.pass_prob != 1.0:
             step.pass_prob = episode.pass_prob
+        if episode.says_schema:
+            step.schema_id = episode.policy.schema_id
         size = EVENT_BYTES + len(obs) + len(act)
         if size > self._outbox.request_bytes or not self._sender.running:
             self._queueing.require_room(episode_id, size)
@@ -461,6 +464,7 @@ class PolicyClient:
             truncated=bool(truncated),
             ts=now_or(ts),
             decided=episode.decided,
+            schema_id=episode.schema_id,
         )
         size = EVENT_BYTES + (0 if final is None else len(final))
         self._queueing.put(event, size, draft=isinstance(final, Draft))
@@ -495,7 +499,7 @@ class PolicyClient:
         policy = self._policies.find(policy_id)
         options = (training_enabled, tags, None, ts)
         start = self._start(episode_id, policy.policy_id, *options, number=start_number)
-        name = start.episode_id
+        name, start.schema_id = start.episode_id, policy.schema_id
         self._book.require_new(name)
         obs, act = policy.encode(name, observation, action)
         if action_prob is not None or action_logp is not None:
@@ -514,6 +518,8 @@ class PolicyClient:
         )
         final = None if final_obs is None else policy.observe(name, final_obs)
         end = End(episode_id=name, seq=2, obs=final, truncated=not terminated, ts=start.ts)
+        if start.schema_id is None:
+            step.schema_id = end.schema_id = policy.schema_id
         if self._is_left_out(name):
             name = self._leave_out(name, {}, None)
             self._outbox.over(name)
@@ -553,7 +559,8 @@ class PolicyClient:
         Refusal when the collector refuses the client (a wrong token).
         """
         seconds = self._timeout if timeout is None else timeout
-        self._sender.connect(seconds, lambda: self._declarations.is_told)
+        known = self._declarations
+        self._sender.connect(seconds, lambda: known.is_told and not known.is_outdated)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was logged before this call is acknowledged.

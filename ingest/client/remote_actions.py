@@ -30,6 +30,7 @@ HOLD_SECONDS = 30.0
 
 _ENDING = frozenset(
     {"completed", "abandoned", "broken", "not_found", "conflict", "gap", "unknown_instance"}
+    | {"other_schema"}
 )
 _MSGPACK = {"Content-Type": wire.MSGPACK}
 N = TypeVar("N", bound=Name)
@@ -118,6 +119,7 @@ class RemoteActor:
                 decided=episode.decided,
                 env_t=env_t,
                 pass_prob=episode.policy.pass_prob("get_action", episode.pass_prob),
+                schema_id=episode.schema_id,
             )
         if before.obs != obs:
             raise ClientError(
@@ -154,6 +156,8 @@ class RemoteActor:
             if unexpected:
                 raise CollectorUnavailable(f"expected one action each, not for {unexpected}")
             errors = {item.index: refusal_from_json(item.error) for item in answer.refused}
+            if answer.redeclared:
+                self._sender.learn_anew()
             fine = [event for i, event in enumerate(pulled.events) if i not in errors]
             if answer.durable or not self._sender.declarations.is_durable:  # nothing to keep for it
                 self._sender.count(acknowledged=len(fine))
@@ -171,6 +175,7 @@ class RemoteActor:
             self._finish(pulled, back)
 
     def _delivery(self, pulled: Pulled, requests: list[GetAction], deadline: float) -> Delivery:
+        self._sender.hold_back([*pulled.events, *requests])
         batch = wire.ActionBatch(
             instance=pulled.instance,
             events=pulled.events,
@@ -296,4 +301,5 @@ def _decision(request: GetAction, reply: ActionReply) -> Decision:
         pass_prob=request.pass_prob,
         ts=request.ts,
         answered=True,
+        schema_id=request.schema_id,
     )

@@ -581,6 +581,7 @@ class SpoolSegment:
         start = Start(episode_id=new, start=moved.start, continues=moved.old, ts=moved.ts)
         if first is not None:
             start.policy_id, start.tags = first.start.policy_id, first.start.tags
+            start.schema_id = first.start.schema_id
             start.training_enabled = first.start.training_enabled
         self._started.add(new)
         return start

@@ -375,6 +375,8 @@ class Collector:
             try:
                 judged = judge.judge(batch.instance, event, values.get(index), now=now)
                 if judged is not None and isinstance(started := judged[0], Started):
+                    today = assembler.policies.rules[started.policy_id]
+                    reply.redeclared |= started.schema_id != today.schema_id
                     arm = self._arm_of(started)
                     if arm or caller.token_id:
                         judged = owned(started, caller, assembler.open_of, arm)

@@ -62,6 +62,7 @@ async def take(
         whole.duplicates += one.reply.duplicates
         whole.refused += one.reply.refused
         whole.hold = one.reply.hold
+        whole.redeclared |= one.reply.redeclared
         end = one.first + each
     if failure is not None and not end:
         raise failure

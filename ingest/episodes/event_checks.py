@@ -54,20 +54,20 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 def check_values(
-    batch: wire.Batch, rules_of: Callable[[Name, Mapping[Name, str | None]], PolicyRules | None]
+    batch: wire.Batch, rules_of: Callable[[Name, Mapping[Name, wire.Start]], PolicyRules | None]
 ) -> dict[int, Values]:
     """Validated (rules, observation, action) of a batch's action events, many at a time.
 
-    `rules_of(name, starting)` says which rules an episode has or, by the policies that the
-    batch's own starts name, will have. What is not in the answer is validated event by event, so
+    `rules_of(name, starting)` says which rules an episode has or, by the batch's own starts, will
+    have. What is not in the answer is validated event by event, so
     that a refusal names its place; so is what a policy redacts, and a value that was
     checked by other rules than its episode turns out to have.
     """
     groups: dict[int, _Group] = {}
-    starting: dict[Name, str | None] = {}
+    starting: dict[Name, wire.Start] = {}
     for index, event in enumerate(batch.events):
         if isinstance(event, wire.Start):
-            starting.setdefault(name_of(event), event.policy_id)
+            starting.setdefault(name_of(event), event)
         elif isinstance(event, wire.LogAction) and type(event.obs) is bytes:
             rules = rules_of(name_of(event), starting)
             if rules is None or rules.declaration.redact or type(event.action) is not bytes:
@@ -238,6 +238,23 @@ def decision_unknown(episode: OpenEpisode) -> Refusal:
         f"the decision that was acted on, as event {expected}"
     )
     return Refusal("decision_unknown", text, "decided", name, expected)
+
+
+def other_schema(event: Any, rules: PolicyRules) -> Refusal:
+    """The answer to values that are encoded by another declaration than they would be read by."""
+    text = (
+        f"Episode {label_of(event)}: expected values of policy {rules.declaration.policy_id!r} in "
+        f"schema {rules.schema_id}, got {event.schema_id}: the client encoded them by another "
+        "declaration (a policy_file, a cache_dir, or what was declared before). PolicyClient asks "
+        "for today's by itself, for its next episodes; give others today's policy file"
+    )
+    return Refusal("other_schema", text, "schema_id", event.episode_id)
+
+
+def require_schema(event: Any, rules: PolicyRules) -> None:
+    """Raise Refusal for an event that names another schema than its episode has."""
+    if event.schema_id is not None and event.schema_id != rules.schema_id:
+        raise other_schema(event, rules)
 
 
 def invalid(event: Any, text: str) -> Refusal:

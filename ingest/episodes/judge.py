@@ -27,7 +27,9 @@ from ingest.episodes.event_checks import (
     invalid,
     judge_action,
     judge_reward,
+    other_schema,
     require_part,
+    require_schema,
     tags_of,
     window_closed,
 )
@@ -280,6 +282,7 @@ class Judge:
             "training_enabled": event.training_enabled == started.training_enabled,
             "tags": self._has_tags(episode, event),
             "continues": event.continues == started.continues,
+            "schema_id": event.schema_id in (None, started.schema_id),
         }
         return [field for field, holds in same.items() if not holds]
 
@@ -299,17 +302,24 @@ class Judge:
         return all(came.get(tag) in (before.get(tag), again.get(tag)) for tag in {**before, **came})
 
     def policy_of(self, event: wire.Start | wire.GetAction) -> tuple[str, PolicyRules]:
-        """The policy that an event names, with its rules of today. Raises Refusal."""
+        """The policy that an event names, with the rules that its values are judged by.
+
+        These are today's. A start may name an earlier declaration, which its episode then has.
+        Raises Refusal.
+        """
         policies = self._known.policies
         name = policies.named(event.policy_id)
-        rules = policies.rules.get(name)
-        if rules is None:
+        today = policies.rules.get(name)
+        if today is None:
             raise Refusal(
                 "invalid",
                 f"expected a policy of {sorted(policies.rules)}, got {name!r}",
                 "policy_id",
                 event.episode_id,
             )
+        rules = policies.of(name, event.schema_id)
+        if rules is None or (rules is not today and not isinstance(event, wire.Start)):
+            raise other_schema(event, today)
         return name, rules
 
     def _find(self, instance: str | None, event: Any) -> OpenEpisode | None:
@@ -374,6 +384,8 @@ class Judge:
     def _judge_event(
         self, episode: OpenEpisode, event: Any, seq: int, values: Values | None
     ) -> Event:
+        if not isinstance(event, wire.LogReturns):
+            require_schema(event, episode.rules)
         event = self._redacted(event, episode.rules)
         try:
             if isinstance(event, wire.LogReturns):
@@ -416,21 +428,21 @@ class Judge:
     def rules_for(self, event: wire.Event) -> PolicyRules | None:
         """The rules that an event is judged by, or was if its episode is over; None: none known."""
         if isinstance(event, wire.Start):
-            return self._rules_of("", {"": event.policy_id})
+            return self._known.policies.of(event.policy_id, event.schema_id)
         name = name_of(event)
         ended = self._known.finished.get(name)
         if ended is not None and ended.policy_id:
             return self._known.policies.schemas.get((ended.policy_id, ended.schema_id))
         return self._rules_of(name, {})
 
-    def _rules_of(self, name: Name, starting: Mapping[Name, str | None]) -> PolicyRules | None:
+    def _rules_of(self, name: Name, starting: Mapping[Name, wire.Start]) -> PolicyRules | None:
         episode = self._known.episodes.get(name) or self._known.closing.get(name)
         if episode is not None:
             return episode.rules
-        if name not in starting:
+        start = starting.get(name)
+        if start is None:
             return None
-        policies = self._known.policies
-        return policies.rules.get(policies.named(starting[name]))
+        return self._known.policies.of(start.policy_id, start.schema_id)
 
 
 def _others(episode_id: str) -> Refusal:

@@ -57,6 +57,15 @@ class Policies:
         alone = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
         return alone if policy_id is None else policy_id
 
+    def of(self, policy_id: str | None, schema_id: str | None) -> PolicyRules | None:
+        """A policy's rules of today, or of the earlier declaration with that schema; None where
+        there is no such policy today, or no such schema was ever declared."""
+        name = self.named(policy_id)
+        today = self.rules.get(name)
+        if today is None or schema_id in (None, today.schema_id):
+            return today
+        return self.schemas.get((name, schema_id or ""))
+
 
 def _redacted_today(
     earlier: PolicyDeclaration, today: PolicyDeclaration | None

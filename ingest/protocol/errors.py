@@ -49,6 +49,7 @@ STATUS = {
     "too_large": 413,
     "unsupported_media": 415,
     "invalid": 422,
+    "other_schema": 422,
     "busy": 429,
     "header_too_large": 431,
     "draining": 503,

@@ -20,6 +20,10 @@ from one action of an agent to its next. Without an `agent_id` the episode has o
 `decided` names the decision that the open step was acted with: an event that follows a get_action
 repeats what its reply called `decision`.
 
+`schema_id` says which declaration a client has encoded by. A start names it for its whole episode,
+which is judged by that declaration; another event names it where its start could not. Without it
+values are those of today's declaration.
+
 Pure: bytes in, structs out.
 """
 
@@ -65,6 +69,7 @@ class Start(Struct, tag="start", forbid_unknown_fields=True, omit_defaults=True,
     continues: Id | None = None
     ts: Micros | None = None
     agent_id: Id | None = None
+    schema_id: Id | None = None
 
 
 class LogAction(
@@ -92,6 +97,7 @@ class LogAction(
     decided: bytes | None = None
     agent_id: Id | None = None
     env_t: Count | None = None
+    schema_id: Id | None = None
 
 
 class Decision(
@@ -119,6 +125,7 @@ class Decision(
     agent_id: Id | None = None
     env_t: Count | None = None
     pass_prob: float = 1.0
+    schema_id: Id | None = None
 
 
 class LogReturns(
@@ -160,6 +167,7 @@ class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_
     agent_id: Id | None = None
     agents: Agents | None = None
     broken: Cause | None = None
+    schema_id: Id | None = None
 
 
 class GetAction(
@@ -180,6 +188,7 @@ class GetAction(
     env_t: Count | None = None
     pass_prob: float = 1.0
     policy_id: Id | None = None
+    schema_id: Id | None = None
 
 
 FIELDS = (
@@ -189,6 +198,11 @@ FIELDS = (
     "batch.dropped",
     "weights.canary",
     "actions.record",
+    "start.schema_id",
+    "log_action.schema_id",
+    "decision.schema_id",
+    "end.schema_id",
+    "get_action.schema_id",
 )
 """Fields that came after the first release of this protocol, by message: `/v1/spec` lists them, and
 a client sends one only to a collector that does. `weights.canary` is the collector's own."""
@@ -278,7 +292,8 @@ class EventsReply(Struct, omit_defaults=True, kw_only=True):
     first refused row, a hundred at most; where there are more, `refused_count` says how many in
     all. `refused_by` counts all of an import's rows that do not
     fit, by column and reason. `hold` names policies whose live version has acted enough steps, and
-    that version: clients wait for a newer one before they act on.
+    that version: clients wait for a newer one before they act on. `redeclared`: an episode began
+    here by an earlier declaration of its policy; ask for today's before the next.
     """
 
     durable: bool
@@ -288,6 +303,7 @@ class EventsReply(Struct, omit_defaults=True, kw_only=True):
     refused_count: int = 0
     hold: dict[str, int] = {}
     refused_by: dict[str, int] = {}
+    redeclared: bool = False
 
 
 class ActionReply(Struct, omit_defaults=True, kw_only=True):
@@ -319,6 +335,7 @@ class ActionsReply(Struct, omit_defaults=True, kw_only=True):
     durable: bool
     actions: list[ActionReply]
     refused: list[ItemError] = []
+    redeclared: bool = False  # as in EventsReply
 
 
 class TrackState(Struct, omit_defaults=True, kw_only=True):

@@ -24,6 +24,7 @@ import numpy as np
 from ingest.access.tokens import NOBODY, Caller
 from ingest.collector.collector import Collector
 from ingest.collector.live_policies import Choice, LivePolicies
+from ingest.episodes.event_checks import require_schema
 from ingest.episodes.idempotency import Given
 from ingest.episodes.open_episode import OpenEpisode
 from ingest.episodes.policy_rules import PolicyRules
@@ -130,6 +131,7 @@ class Acting:
             durable=message.durable and self._collector.keeps,
             actions=request.answers,
             refused=reply.refused,
+            redeclared=reply.redeclared,
         )
 
     def _submit(self, request: _Request) -> None:
@@ -207,6 +209,7 @@ class Acting:
                 if request.record:
                     episode = self._episode(call)
                     policy_id, rules = episode.started.policy_id, episode.rules
+                    require_schema(call, rules)
                     arm = episode.started.arm
                 else:
                     policy_id, rules = self._collector.judge.policy_of(call)

@@ -51,6 +51,7 @@ EVENT = (
     "unknown_instance",
     "decision_unknown",
     "invalid",
+    "other_schema",
     "disk_full",
 )
 """Codes that an event may be refused with."""

@@ -20,7 +20,7 @@ from policy.inference.action_layout import ActionLayout, action_layout, distribu
 from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.filters import FILTERS
 from policy.inference.preprocessors import Flattener
-from storage.spaces.descriptors import Json, Space, space_from_json, space_to_json
+from storage.spaces.descriptors import Json, Space, schema_id, space_from_json, space_to_json
 
 __all__ = ["ACTIVATIONS", "FORMAT_VERSION", "ModuleSpec", "PolicySpec", "SpecError"]
 
@@ -124,6 +124,11 @@ class PolicySpec:
     def flattener(self) -> Flattener:
         """Raw observations -> flat float32 vectors."""
         return Flattener(self.observation)
+
+    @cached_property
+    def schema_id(self) -> str:
+        """Of its spaces, as a declaration has it."""
+        return schema_id(self.observation, self.action)
 
     @property
     def has_propensity(self) -> bool:

@@ -20,7 +20,6 @@ from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.spec import PolicySpec
 from storage.declarations.policy_files import load_declarations
 from storage.errors import WeightsRefused
-from storage.spaces.descriptors import schema_id
 from storage.weights import store
 from storage.weights.manifest import Candidate
 
@@ -56,7 +55,7 @@ def require_usable(
         spec = PolicySpec.from_json(candidate.spec)
     except ValueError as error:
         raise WeightsRefused(f"spec: {error}") from error
-    if declared_schema not in (None, schema_id(spec.observation, spec.action)):
+    if declared_schema not in (None, spec.schema_id):
         raise WeightsRefused("spec: expected the spaces that the policy is declared with")
     try:
         policy = NumpyPolicy(spec, weights, filter_state=candidate.filter_state, version=version)

@@ -28,7 +28,9 @@ from policy.inference.numpy_policy import NumpyPolicy
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
-from storage.spaces.descriptors import parse_space
+from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.policy_files import save_declaration
+from storage.spaces.descriptors import Discrete, parse_space
 from storage.weights.manifest import Live
 from tests.collector_process import CollectorProcess, declare, shard_rows
 
@@ -169,6 +171,31 @@ def test_without_an_interval_only_the_caller_refreshes(collector: CollectorProce
         assert client._actor.policy("default").version == 1
         assert client.update_policy_weights() == 2
         client.end_episode(episode)
+
+
+def test_a_version_of_other_spaces_does_not_act_in_an_episode(collector: CollectorProcess) -> None:
+    """Its numbers would be read as other choices than it was trained for."""
+    publish(collector.root, 1)
+    with PolicyClient(collector.address, update_interval=None, long_poll=False) as client:
+        episode = client.start_episode()
+        assert client.get_action(episode, OBS) in (0, 1)
+        client.flush()
+        assert collector.stop() == 0
+        other = PolicySpec(SPEC.observation, Discrete.of(["left", "right"]))
+        declared = PolicyDeclaration(observation=other.observation, action=other.action)
+        save_declaration(collector.root, declared)
+        publish(collector.root, 2, other)
+        collector.restart()
+        assert client.update_policy_weights() == 2
+        with pytest.raises(Refusal, match="not declared any more with the spaces") as caught:
+            client.get_action(episode, OBS)
+        assert caught.value.code == "no_version"
+        client.log_action(episode, OBS, 1)
+        client.end_episode(episode)
+        client.log_step(OBS, 1, 1.0)
+        client.flush()
+        client.connect()
+        assert client.get_action(client.start_episode(), OBS) in ("left", "right")
 
 
 def test_an_interval_of_zero_asks_before_every_action(collector: CollectorProcess) -> None:

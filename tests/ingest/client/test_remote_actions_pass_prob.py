@@ -162,6 +162,8 @@ def test_the_spec_lists_the_fields_that_came_later(tmp_path: Path) -> None:
     assert spec["fields"] == list(wire.FIELDS)
     assert spec["policies"]["default"]["reward_range"] == [-1.0, 2.5]
     structs = {
+        wire.Start: "start",
+        wire.LogAction: "log_action",
         wire.Decision: "decision",
         wire.GetAction: "get_action",
         wire.End: "end",
