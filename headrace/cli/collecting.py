@@ -212,7 +212,7 @@ AdminToken = Annotated[
 
 
 def ls(root: Root = ROOT, token: AdminToken = None, ca: Ca = None, as_json: Json = False) -> None:
-    """List streams, their shards and rows, and open episodes."""
+    """List streams, their shards and rows, and the journal's episodes."""
     from headrace.output import console, results
     from ingest.protocol.errors import IngestError
     from ingest.verification import journal_account

@@ -151,8 +151,15 @@ def arms(document: Document) -> None:
     """Of `canary`: what each arm earned, and how often it failed."""
     table(*armed(document))
     count = document["n"]
-    print(f"{count['canary']:,} and {count['live']:,} episodes; {document['young']:,} too young,")
-    print(f"{document['open']:,} still open at that age, {document['crossed']:,} crossed")
+    print(
+        f"Compared: {count['canary']:,} episodes of the canary and {count['live']:,} of the live "
+        "version."
+    )
+    print(
+        f"Of these, {document['open']:,} were not over at the age of the comparison, and in "
+        f"{document['crossed']:,} the other version acted first; {document['young']:,} are "
+        "too recent."
+    )
     approximate = " (approximate: no reward_range)" if document["approximate"] else ""
     print(f"{document['verdict']}{approximate}")
     for reason in document["reasons"]:
@@ -188,7 +195,8 @@ def decisions(document: Document) -> None:
         )
         for one in document["decisions"]
     ]
-    columns = ("decided", "candidate", "verdict", "version", "episodes", "looks", "others", "why")
+    count = ("episodes", "earlier looks", "other candidates")
+    columns = ("decided", "candidate", "verdict", "version", *count, "why")
     table(f"Decisions about {document['policy_id']}", columns, rows)
     for path, why in document["damaged"].items():
         print(f"cannot be read: {path}: {why}")
@@ -321,9 +329,10 @@ def streams(document: Document) -> None:
     if unreadable:
         print(f"{unreadable} files cannot be read as shards; `headrace verify` says which")
     if document["open_episodes"] is None:
-        print(f"Open episodes: unknown: {document['why']}")
+        print(f"Episodes in the journal: unknown: {document['why']}")
     else:
-        table("Open episodes", ("policy", "episodes"), document["open_episodes"].items())
+        names = ("policy", "open, or ended and not in shards yet")
+        table("Episodes in the journal", names, document["open_episodes"].items())
 
 
 def verified(document: Document) -> None:

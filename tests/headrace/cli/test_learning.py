@@ -169,7 +169,8 @@ def test_ls_lists_what_there_is(log: Path) -> None:
     assert answer(headrace("ls", "--root", log, "--json"))["open_episodes"] == {"default": 1}
     table = headrace("ls", "--root", log).stdout
     assert stream["stream"] in table
-    assert "Open episodes\n" in table
+    assert "Episodes in the journal\n" in table
+    assert "open, or ended and not in shards yet" in table
 
 
 @pytest.mark.parametrize(
@@ -200,3 +201,13 @@ def test_help_lists_every_command() -> None:
         options = headrace(name, "--help").stdout
         assert "--json" in options
         assert "HEADRACE_ROOT" in options
+
+
+def test_decisions_say_what_their_counts_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Looks at the candidate before this one, and other candidates on the same episodes."""
+    one = {"decided": 0, "candidate": "c0ffee", "verdict": "worse", "published": False}
+    one |= {"episodes": 5, "looks": 1, "others": 2, "reasons": ["-0.1"]}
+    results.decisions({"policy_id": "default", "decisions": [one], "damaged": {}})
+    shown = capsys.readouterr().out
+    assert "earlier looks" in shown
+    assert "other candidates" in shown
