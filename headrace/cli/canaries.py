@@ -59,8 +59,8 @@ def start(
         size = "too few episodes are known to say how many a verdict needs"
     else:
         size = (
-            f"about {document['needed']:,} episodes tell a difference of {document['effect']:.3g}, "
-            "a tenth of what recent ones returned"
+            f"about {document['needed']:,} episodes are needed to detect a difference of "
+            f"{document['effect']:.3g}, a tenth of the mean return of recent ones"
         )
     note = f", and version {version} acts in {document['share']:.3g} of the episodes; {size}"
     where = Where(root, policy_id, None, None, None)

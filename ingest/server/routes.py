@@ -28,7 +28,7 @@ from ingest.protocol.errors import STATUS, Refusal, not_found
 from ingest.server import openapi
 from ingest.server.action_routes import Acting
 from ingest.server.route_table import ROUTES
-from ingest.server.status_page import Facts, PolicyFacts, status_page
+from ingest.server.status_page import NOTHING, Facts, PolicyFacts, status_page
 from ingest.server.weight_routes import WeightChanges, WeightDownloads
 from ingest.web.asgi import Admit, Request, Response, Router
 from ingest.web.connections import ConnectionWatch
@@ -413,7 +413,7 @@ def _number(value: object) -> float:
 
 
 def _named_version(found: Mapping[str, int] | None) -> str:
-    return "nothing" if found is None else f"version {found['version']}"
+    return NOTHING if found is None else f"version {found['version']}"
 
 
 def _wasted(reply: wire.EventsReply, batch: wire.Batch, request: Request) -> float:

@@ -18,6 +18,7 @@ from ingest.collector.version_metrics import Moments
 
 NORMAL = 1.959964
 """Standard errors on both sides that have 95 % of a normal distribution."""
+NOTHING = "nothing"
 FEWEST = 30
 """Episodes of each version before a difference is shown."""
 
@@ -27,7 +28,7 @@ class PolicyFacts:
     """What is known of one policy. `roles`: live, previous, canary, -> version and returns."""
 
     name: str
-    served: str  # "version 7", "nothing"
+    served: str  # "version 7", NOTHING
     wanted: str
     why: str | None = None  # what keeps what is wanted from being served
     held: str | None = None  # who keeps others from publishing, and why
@@ -87,8 +88,10 @@ def _line(text: str, kind: str = "") -> str:
 
 def _live(one: PolicyFacts) -> str:
     same = one.wanted == one.served and one.why is None
-    text = f"<b>{_text(one.name)}</b>: {_text(one.served)} is served"
-    text += ", as wanted" if same else f"; {_text(one.wanted)} is wanted"
+    nothing = same and one.served == NOTHING
+    served = "nothing is published" if nothing else f"{_text(one.served)} is served"
+    text = f"<b>{_text(one.name)}</b>: {served}"
+    text += "" if nothing else ", as wanted" if same else f"; {_text(one.wanted)} is wanted"
     text += f" ({_text(one.why)})" if one.why else ""
     canary = one.roles.get("canary", (None, Moments()))[0]
     if canary is not None:
@@ -109,7 +112,7 @@ def _better(one: PolicyFacts) -> str:
     counts = f"n = {mine.n:,} and {other.n:,} episodes"
     versions = f"version {version} less version {before}"
     if min(mine.n, other.n) < FEWEST:
-        few = f"fewer than {FEWEST} episodes of one since this collector started"
+        few = f"fewer than {FEWEST} episodes of one of the two since this collector started"
         return _line(f"{name}{versions}: cannot tell, {few} ({counts})")
     apart = mine.mean - other.mean
     radius = NORMAL * math.sqrt(mine.variance / mine.n + other.variance / other.n)

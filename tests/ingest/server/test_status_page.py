@@ -100,6 +100,10 @@ def test_what_is_live_and_what_is_served() -> None:
     late = replace(SOUND, served="version 6", why="its digest is wrong")
     text = section("live", replace(FACTS, policies=[late]))
     assert "version 6 is served; version 7 is wanted (its digest is wrong)" in text
+    new = replace(SOUND, served="nothing", wanted="nothing")
+    text = section("live", replace(FACTS, policies=[new]))
+    assert "nothing is published" in text
+    assert "wanted" not in text
 
 
 def test_better_than_the_last_with_n_and_interval() -> None:
