@@ -30,7 +30,7 @@ from ingest.client.events import (
     size_of,
 )
 from ingest.client.local_actions import LocalActor
-from ingest.client.open_episodes import ClientEpisode, ClientWhole, EpisodeBook
+from ingest.client.open_episodes import ClientEpisode, ClientWhole, EpisodeBook, no_action
 from ingest.client.remote_actions import RemoteActor
 from ingest.protocol.agent_names import label, label_of, name_of
 from ingest.protocol.errors import ClientError, Refusal, completed
@@ -148,7 +148,6 @@ class MultiAgentCalls:
                     where, probs.get(agent), logps.get(agent)
                 )
         self._act({episode_id: turn}, {episode_id: steps})
-        self.queueing.settle(episode_id)
 
     def log_returns(
         self,
@@ -276,6 +275,9 @@ class MultiAgentCalls:
             raise Refusal("no_action", text, "reward", name)
         for agent in sorted(agents & whole.ended):
             raise completed(name, agent)
+        missed = set() if self.outbox.is_dropped(name) else agents & whole.missed.keys()
+        for agent in sorted(missed):
+            raise no_action(label((name, agent)), whole.missed[agent])
 
     def _turn(self, whole: ClientWhole, observation: Any, *, waits: bool = False) -> AgentTurn:
         """Who acts on the observations, who joins and who has gone. Raises ValueError.
@@ -465,6 +467,7 @@ def _acted(turn: AgentTurn) -> None:
     """The environment is one step further."""
     for track in turn.acting.values():
         track.acted = True
+        turn.whole.missed.pop(track.agent_id or "", None)
     turn.whole.acted |= turn.acting.keys()
     turn.whole.parting = {}
     turn.whole.env_t += 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import quote
 
 from ingest.client.declarations import ClientPolicy
@@ -12,6 +13,7 @@ from ingest.client.events import check_id, unsampled_names
 from ingest.client.transport import Delivery, Transport
 from ingest.protocol.agent_names import Name, label, name_of
 from ingest.protocol.errors import (
+    BufferFull,
     ClientError,
     Refusal,
     already_started,
@@ -43,6 +45,32 @@ def require_free(transport: Transport, episode_id: str) -> None:
         raise already_started(episode_id) if state == "open" else completed(episode_id)
 
 
+@dataclass(frozen=True)
+class Missed:
+    """The error that the log_action of a step met."""
+
+    kind: type[ClientError | TimeoutError] | None  # None: a ValueError, or another
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Missed:
+        kinds = (BufferFull, ClientError, TimeoutError)
+        kind = next((one for one in kinds if isinstance(error, one)), None)
+        return cls(kind, f"{error}" or type(error).__name__)
+
+
+def no_action(name: str, missed: Missed | None) -> Exception:
+    """The error of a reward for the last action of an episode or track, where there is none."""
+    if missed is None:
+        text = f"Episode {name}: a reward came before any action"
+        return Refusal("no_action", text, "reward", name)
+    text = (
+        f"Episode {name}: the action of this step is not logged ({missed.text}); repeat that call, "
+        "or end the episode"
+    )
+    return Refusal("no_action", text, "reward", name) if missed.kind is None else missed.kind(text)
+
+
 class ClientEpisode:
     """An open episode, or track: where it stands, and what happened to it."""
 
@@ -54,6 +82,7 @@ class ClientEpisode:
         "episode_id",
         "error",
         "is_unsampled",
+        "missed",
         "pass_prob",
         "policy",
         "says_schema",
@@ -80,7 +109,8 @@ class ClientEpisode:
         self.policy = policy
         self.says_schema = policy.schema_id is None  # in each event: the start may not know it
         self.seq = 1  # of the next event; the start is 0
-        self.acted = False
+        self.acted = False  # and its last action is logged
+        self.missed: Missed | None = None  # why that is not
         self.arm: int | None = None  # the version that local inference assigned it to, as it began
         self.decided: bytes | None = None  # the name of a remote decision of the open step
         self.step: LogAction | Decision | None = None  # takes rewards while it is queued
@@ -110,6 +140,7 @@ class ClientWhole:
         "env_t",
         "episode_id",
         "gone",
+        "missed",
         "parting",
         "pass_prob",
         "policies",
@@ -131,6 +162,7 @@ class ClientWhole:
         self.ended: set[str] = set()
         self.parting: dict[str, bytes | None] = {}
         self.acted: set[str] = set()
+        self.missed: dict[str, Missed] = {}  # whose last action is not logged
         self.env_t = 0  # calls in which agents acted
 
     def policy(self, agent: str) -> ClientPolicy:
@@ -191,6 +223,16 @@ class EpisodeBook:
         if refusal.code not in _PASSING:
             self.end(name_of(episode), refusal)
         return replace(refusal)
+
+    def miss(self, episode_id: str, observation: Any, error: BaseException) -> None:
+        """An action was taken and not logged: a reward that follows is not the earlier step's."""
+        missed = Missed.of(error)
+        whole, episode = self.wholes.get(episode_id), self.open.get(episode_id)
+        if whole is not None:
+            agents = observation if isinstance(observation, Mapping) else whole.tracks
+            whole.missed |= dict.fromkeys(agents, missed)
+        elif episode is not None:
+            episode.acted, episode.missed = False, missed
 
     def require_new(self, episode_id: str) -> None:
         """Raise ValueError if the id is of an open or a recently ended episode."""

@@ -50,7 +50,7 @@ from ingest.client.events import (
 )
 from ingest.client.local_actions import LocalActor
 from ingest.client.multi_agent import MultiAgentCalls, PolicyMapping, checked_mapping
-from ingest.client.open_episodes import ClientEpisode, EpisodeBook, require_free
+from ingest.client.open_episodes import ClientEpisode, EpisodeBook, no_action, require_free
 from ingest.client.remote_actions import RemoteActor
 from ingest.client.spool import Spool
 from ingest.client.transport import HttpSession, Token, Transport
@@ -328,7 +328,29 @@ class PolicyClient:
 
         `action_prob`, in (0, 1], or its logarithm `action_logp` says how likely the choice was;
         off-policy estimates need one of them. `ts`: microseconds since the epoch; default: now.
+
+        When it raises, the step is not logged, and until the next success `log_returns` for the
+        last action raises the same kind of error: repeat the call, or end the episode.
         """
+        try:
+            self._log_action(
+                episode_id, observation, action, action_prob, action_logp, policy_version, ts
+            )
+        except BaseException as error:
+            self._book.miss(episode_id, observation, error)
+            raise
+        return self._queueing.settle(episode_id) if self._sync else None
+
+    def _log_action(
+        self,
+        episode_id: str,
+        observation: Any,
+        action: Any,
+        action_prob: float | Mapping[str, float] | None,
+        action_logp: float | Mapping[str, float] | None,
+        policy_version: int,
+        ts: int | None,
+    ) -> None:
         # This is the hot path of the services that log: few calls, few attributes.
         episode = self._book.open.get(episode_id)
         if episode is None or episode.error is not None or episode.unanswered is not None:
@@ -371,7 +393,7 @@ class PolicyClient:
         episode.decided = None
         episode.seq = seq + 1
         episode.acted = True
-        return self._queueing.settle(episode_id) if self._sync else None
+        return None
 
     def log_returns(
         self,
@@ -413,13 +435,8 @@ class PolicyClient:
             self._queueing.put(late, EVENT_BYTES + size_of(raw))
             return self._queueing.settle(episode_id)
         episode = self._book.find(episode_id)
-        if not episode.acted:
-            raise Refusal(
-                "no_action",
-                f"Episode {episode_id}: a reward came before any action",
-                "reward",
-                episode_id,
-            )
+        if not (episode.acted or self._outbox.is_dropped(episode_id)):
+            raise no_action(episode_id, episode.missed)
         if raw is not None:
             self._queueing.require_room(episode_id, EVENT_BYTES + size_of(raw))
         last = episode.step

@@ -399,6 +399,26 @@ def test_what_is_said_wrongly_is_refused_in_the_call_and_nothing_of_it_is_kept(
     assert column(found["alone", "agent0"], "env_t") == [None]
 
 
+def test_a_reward_of_an_agents_step_that_is_not_logged_is_not_the_earlier_ones(
+    river: River,
+) -> None:
+    """Of the agents that were to act: those who did not may have a reward."""
+    with river.client(max_wait=20.0) as client:
+        e = client.start_episode("m", policy_id={"agent0": "walker", "bird": "flyer"})
+        client.log_action(e, see(agent0=1, bird=1), {"agent0": 0, "bird": 0})
+        with pytest.raises(ValueError, match="action: expected"):
+            client.log_action(e, see(bird=2), {"bird": 9})
+        client.log_returns(e, {"agent0": 1.0})
+        with pytest.raises(ValueError, match="bird: the action of this step is not logged"):
+            client.log_returns(e, {"agent0": 2.0, "bird": 2.0})
+        client.log_action(e, see(bird=2), {"bird": 1})
+        client.log_returns(e, {"bird": 2.0})
+        client.end_episode(e)
+    found = river.tracks(3, e)
+    assert column(found[e, "agent0"], "rewards") == [1.0]
+    assert column(found[e, "bird"], "rewards") == [0.0, 2.0]
+
+
 def test_the_mapping_function_is_asked_once_per_agent_and_may_take_the_episode(
     river: River,
 ) -> None:

@@ -899,6 +899,41 @@ def test_a_full_queue_raises_at_once_when_told_to(collector: ScriptedCollector) 
     assert [event.action[0] for event in collector.episodes[name].events] == [0, 1, 2]
 
 
+def test_a_reward_of_a_step_that_is_not_logged_is_not_the_earlier_ones(
+    collector: ScriptedCollector,
+) -> None:
+    """It raises as the step's log_action did, until that succeeds: with no room, and for a value
+    that does not fit. `step=` names any step all the same."""
+    with PolicyClient(collector.address, max_pending=4, max_wait=0.05) as client:
+        client.connect(10)
+        gate = hold_flight(collector, client)
+        name = client.start_episode()
+        client.log_action(name, OBS, 0)
+        client.log_action(name, OBS, 1)
+        client.log_returns(name, 1.0)
+        for call in (
+            lambda: client.log_action(name, OBS, 2),
+            lambda: client.log_returns(name, 2.0),
+            lambda: client.log_returns(name, 2.0, {"more": 1}),
+        ):
+            with pytest.raises(BufferFull, match="at most 4 events"):
+                call()
+        gate.opened.set()
+        client.flush()
+        with pytest.raises(BufferFull, match=r"action of this step is not logged .* repeat"):
+            client.log_returns(name, 2.0)
+        client.log_returns(name, 0.5, step=1)
+        with pytest.raises(ValueError, match="action: expected"):
+            client.log_action(name, OBS, 9)
+        with pytest.raises(ValueError, match=r"is not logged \(Episode .* action: expected"):
+            client.log_returns(name, 2.0)
+        client.log_action(name, OBS, 2)
+        client.log_returns(name, 2.0)
+        client.flush()
+    assert collector.episodes[name].rewards[:2] == [0.0, 1.0]
+    assert collector.episodes[name].rewards[-1] == 2.0
+
+
 def test_a_full_queue_blocks_until_there_is_room(collector: ScriptedCollector) -> None:
     """At most for the client's timeout."""
     with PolicyClient(collector.address, max_pending=3, timeout=0.2) as client:
