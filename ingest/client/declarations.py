@@ -154,17 +154,22 @@ class ClientPolicy:
         try:
             obs = self._encode_observation(observation, "obs")
             return obs, self._encode_action(action, "action")
-        except SpaceError as error:
+        except Exception as error:
             raise self._misfit(episode_id, error, observation) from error
 
     def observe(self, episode_id: str, observation: Any) -> bytes:
         """Canonical bytes of an observation; raises SpaceError."""
         try:
             return self._encode_observation(observation, "obs")  # type: ignore[no-any-return]  # bytes, or a draft of them
-        except SpaceError as error:
+        except Exception as error:
             raise self._misfit(episode_id, error, observation) from error
 
-    def _misfit(self, episode_id: str, error: SpaceError, observation: Any) -> SpaceError:
+    def _misfit(self, episode_id: str, error: Exception, observation: Any = None) -> SpaceError:
+        """The error for a value that does not fit, or that raises its own when it is read."""
+        if isinstance(error, MemoryError):
+            raise error
+        if not isinstance(error, SpaceError):
+            return SpaceError(f"Episode {episode_id}: a value cannot be read: {error!r:.200}")
         text = f"Episode {episode_id}: {error}"
         one = self.is_declared and not isinstance(self.observation.space, Dict)
         if isinstance(observation, Mapping) and one:
@@ -176,8 +181,8 @@ class ClientPolicy:
         """Canonical bytes of an action; raises SpaceError."""
         try:
             return self._encode_action(action, "action")  # type: ignore[no-any-return]  # as above
-        except SpaceError as error:
-            raise SpaceError(f"Episode {episode_id}: {error}") from error
+        except Exception as error:
+            raise self._misfit(episode_id, error) from error
 
     def encode_decision(self, action: Any) -> bytes:
         """Canonical bytes of an action that the policy chose: Box parts may leave their bounds."""

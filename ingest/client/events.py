@@ -30,7 +30,7 @@ def number(episode_id: str, name: str, value: Any) -> float:
             raise ValueError(f"Episode {episode_id}: {name}: expected a number, got {value!r:.80}")
         try:
             value = float(value)
-        except (TypeError, ValueError, OverflowError) as error:
+        except Exception as error:  # any that its own __float__ raises
             raise ValueError(
                 f"Episode {episode_id}: {name}: expected one number, got {value!r:.80}"
             ) from error
@@ -62,7 +62,7 @@ def encode_info(episode_id: str, info: Mapping[str, Any]) -> Any:
         plain = msgspec.to_builtins(dict(info), str_keys=True, enc_hook=_plain)
         wire.require_shallow(plain)
         return msgspec.Raw(msgspec.msgpack.encode(plain))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except Exception as error:  # any that a value of it raises
         raise ValueError(f"Episode {episode_id}: info: expected JSON values: {error}") from error
 
 

@@ -87,6 +87,50 @@ def test_what_does_not_fit_ends_its_episode_at_its_last_good_step(bad: Any) -> N
     assert [(one.code, one.episode_id) for one in told] == [("invalid", name)]
 
 
+@pytest.mark.parametrize("error", [RuntimeError("requires grad"), KeyError("x"), OSError(5)])
+def test_a_value_that_raises_its_own_error_does_not_fit(error: Exception) -> None:
+    """A tensor that requires grad, say: its episode is broken at once, the others go on; once it is
+    known what is declared the call raises, and leaves the episode as it was."""
+
+    class Odd:
+        def __array__(self, *_: Any, **__: Any) -> None:
+            raise error
+
+        def __float__(self) -> float:
+            raise error
+
+    met: list[Refusal] = []
+    with (
+        ScriptedCollector() as collector,
+        PolicyClient(collector.address, max_wait=0.0, on_error=met.append) as client,
+    ):
+        gate = hold_spec(collector)
+        odd, other = client.start_episode(), client.start_episode()
+        for name in (odd, other):
+            client.log_action(name, OBS, 1)
+        client.log_action(odd, Odd(), 1)
+        client.log_action(other, OBS, 2)
+        gate.opened.set()
+        with pytest.raises(Refusal, match="a value cannot be read"):
+            client.flush(20)
+        assert client.stats.refused == {"invalid": 1}
+        assert client.stats.errors == 0
+        assert [refusal.episode_id for refusal in met] == [odd]
+        assert collector.episodes[odd].events[-1].broken == "client_invalid"
+        for obs, action in ((Odd(), 1), (OBS, Odd())):
+            with pytest.raises(ValueError, match="a value cannot be read"):
+                client.log_action(other, obs, action)
+        with pytest.raises(ValueError, match="reward: expected one number"):
+            client.log_returns(other, Odd())  # type: ignore[arg-type]
+        client.end_episode(other)
+        client.flush(20)
+        assert [type(event) for event in collector.episodes[other].events] == [
+            wire.LogAction,
+            wire.LogAction,
+            wire.End,
+        ]
+
+
 def test_a_policy_that_is_not_there_is_told_when_that_is_known() -> None:
     """In the call once the collector has answered; before, the episode's events are refused."""
     with ScriptedCollector() as collector, PolicyClient(collector.address, max_wait=0.0) as client:
