@@ -28,7 +28,7 @@ def missing_extra(missing: ModuleNotFoundError, what: str) -> ModuleNotFoundErro
     extra = EXTRA_OF.get((missing.name or "").partition(".")[0])
     if extra is None:
         return None
-    return ModuleNotFoundError(
-        f"{what} needs {missing.name}, which is not installed: pip install 'headrace[{extra}]'",
-        name=missing.name,
-    )
+    text = f"{what} needs {missing.name}, which is not installed: pip install 'headrace[{extra}]'"
+    if extra == "cli":  # nobody who installs it alone can collect or train
+        text += ", or 'headrace[collector]' to collect, 'headrace[train]' to train: both include it"
+    return ModuleNotFoundError(text, name=missing.name)

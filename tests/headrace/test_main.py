@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.__main__ import _status
-from headrace.extras import EXTRA_OF
+from headrace.extras import EXTRA_OF, missing_extra
 from ingest.protocol.errors import CollectorUnavailable
 from storage.errors import (
     GenerationConflict,
@@ -38,6 +38,14 @@ def test_every_module_of_an_extra_is_known() -> None:
     }
     assert set(EXTRA_OF.items()) <= brought
     assert EXTRA_OF.keys() == {module for module, _ in brought}
+
+
+def test_the_command_lines_extra_is_named_with_those_that_include_it() -> None:
+    """So that a collector is one installation, not two."""
+    told = str(missing_extra(ModuleNotFoundError("typer", name="typer"), "this command"))
+    assert "pip install 'headrace[cli]', or 'headrace[collector]' to collect" in told
+    told = str(missing_extra(ModuleNotFoundError("torch", name="torch"), "this command"))
+    assert told.endswith("pip install 'headrace[train]'")
 
 
 def test_a_bug_is_not_taken_for_a_missing_extra(tmp_path: Path) -> None:
