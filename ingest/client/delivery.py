@@ -251,8 +251,10 @@ class Sender:
         if taken is None:
             return False
         events, instance = taken
-        if instance is not None:
+        if events and instance is not None:
             self._deliver(events, instance)
+        elif instance is not None:
+            self._tell_drops(instance)
         elif self.outbox.asked:
             self._learn()
         else:
@@ -385,10 +387,11 @@ class Sender:
         self._unsure = max(0, self._unsure - len(events))
         self.count(batches=1)
         self._log_drops()
+        self.outbox.owed = self._owes_drops()
 
     def _send(self, chunk: list[Event], tried: bool, instance: str, todo: Parts) -> None:
         """Send a part of a batch; `todo` gets what is to be sent in its place, in smaller parts."""
-        dropped = self.outbox.dropped_episodes, self.outbox.dropped_steps
+        dropped = self.outbox.dropped
         packed, body = self._pack(chunk, instance, dropped)
         if chunk and not packed:
             return
@@ -451,6 +454,28 @@ class Sender:
         cuts = [event for event in events if isinstance(event, End) and event.broken]
         self.outbox.judged(cuts)
         return [event for event in events if not (isinstance(event, End) and event.broken)]
+
+    def _owes_drops(self) -> bool:
+        """Whether a collector that counts what was dropped does not know all of it."""
+        return self.outbox.dropped > self._told and "batch.dropped" in self.declarations.fields
+
+    def _tell_drops(self, instance: str) -> None:
+        """Tell what was dropped, where no event follows that it could go with."""
+        self.outbox.owed = False  # what is owed from here on is told again
+        try:
+            self._send([], False, instance, deque())
+        except Exception:
+            self.outbox.owed = True
+            raise
+
+    def _await_told(self, deadline: float) -> None:
+        """Wait until what was dropped so far is told."""
+        dropped = self.outbox.dropped
+        if self._owes_drops() and not self.outbox.closed:
+            self.ensure_running()
+            self.outbox.owe()
+            left = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+            self.outbox.wait_until(lambda: self._told >= dropped or self._is_stuck(), left)
 
     def _log_drops(self) -> None:
         """Say once what was dropped while the queue was full, now that it is not."""
@@ -688,7 +713,10 @@ class Sender:
         self._settle_kept()
         if (self.outbox.spool is not None or self.pending) and not self.outbox.closed:
             self.ensure_running()  # what earlier processes have left waits, too
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         done, trouble = self._drain(timeout)
+        if done:
+            self._await_told(deadline)
         with self._state:
             refused, self._unreported = self._unreported, []
         if not done:
@@ -763,7 +791,7 @@ class Sender:
         if self.transport.closing.is_set():
             return
         try:
-            if self.pending:
+            if self.pending or self._owes_drops():
                 self.flush(min(EXIT_SECONDS, self.transport.timeout))
         except Exception as error:
             spool = self.outbox.spool

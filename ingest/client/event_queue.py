@@ -157,6 +157,7 @@ class Outbox:
         self.dropped_episodes = self.dropped_steps = self.dropped_rewards = 0
         self.unsampled_episodes = self.unsampled_rewards = 0
         self.has_cut = False  # an open episode was cut short
+        self.owed = False  # what was dropped is to be told, with no event if none comes
         self.pending = 0
         self._bytes = 0
         self.taking_up = False  # somebody looks for what earlier processes have spooled
@@ -421,6 +422,17 @@ class Outbox:
         with self._lock:
             self.unsampled_rewards += 1
 
+    @property
+    def dropped(self) -> tuple[int, int]:
+        """Episodes and steps."""
+        return self.dropped_episodes, self.dropped_steps
+
+    def owe(self) -> None:
+        """Have the thread that sends tell what was dropped."""
+        with self._lock:
+            self.owed = True
+            self._filled.notify()
+
     def is_unsampled(self, episode_id: str) -> bool:
         return episode_id in self._unsampled
 
@@ -485,7 +497,8 @@ class Outbox:
     def take(self) -> tuple[list[Event], str | None] | None:
         """The next batch and its instance; waits for one. None when closed and drained.
 
-        No events and no instance: the collector must be asked something first.
+        No events and no instance: the collector must be asked something first. No events: it is to
+        be told what was dropped.
         """
         while True:
             has_disk = self._read_spooled()
@@ -496,6 +509,8 @@ class Outbox:
                 while not self._queue and not (self.spool and self.spool.unread):
                     if self.asked:
                         return [], None
+                    if self.owed:
+                        return [], self.instance
                     if self.closed and not self._is_unwritten():
                         return None
                     self._wake_at = 1

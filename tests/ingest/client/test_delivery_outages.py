@@ -169,6 +169,33 @@ def test_a_full_queue_refuses_new_episodes_and_keeps_a_share_for_open_ones() -> 
     assert bodies[0].dropped is None
 
 
+def test_what_was_dropped_is_told_when_nothing_follows() -> None:
+    """Once the collector answers again, and by a flush: with no event, if none waits."""
+    with (
+        ScriptedCollector() as collector,
+        PolicyClient(collector.address, on_full="drop", max_pending=4, max_wait=0.0) as client,
+    ):
+
+        def told() -> list[wire.Dropped | None]:
+            bodies = collector.bodies("/v1/events")
+            return [wire.decode(body, wire.MSGPACK, wire.Batch).dropped for body in bodies]
+
+        gate = hold(collector, client)
+        client.start_episode("fits")
+        client.log_action("fits", SHORT, 1)
+        client.start_episode("refused")
+        client.log_action("refused", SHORT, 1)
+        gate.opened.set()
+        client.flush(20)
+        assert told()[-1] == wire.Dropped(episodes=1, steps=1)
+        client.log_action("refused", SHORT, 1)
+        client.flush(20)
+        assert told()[-1] == wire.Dropped(episodes=1, steps=2)
+        count = len(told())
+        client.flush(20)
+        assert len(told()) == count
+
+
 def test_an_open_episode_that_does_not_fit_is_cut_at_its_last_step() -> None:
     """It ends as broken, with the reason client_dropped; an older collector is not sent that."""
     for fields in (wire.FIELDS, None):
