@@ -134,9 +134,10 @@ class Sender:
         _export()
 
     def _reset(self) -> None:
-        self._state = threading.Lock()
+        self._state = threading.RLock()  # a signal handler may call in the middle of a call
         self._registering = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._is_over = True  # it is not there, or does nothing more
         self.running = False  # events may be put: somebody will send them
         self._is_late = False  # the process ends, and has waited for what was logged before
         self._has_told_late = False
@@ -193,7 +194,7 @@ class Sender:
 
     def ensure_running(self) -> None:
         """Start the thread if there is none; raises ClientError when it cannot go on."""
-        if self.running:
+        if self.running or self.outbox.is_own_thread():
             return
         if self._is_late and not self._has_told_late:
             self._has_told_late = True
@@ -205,15 +206,21 @@ class Sender:
                 self.outbox.asked = True
                 self.outbox.taking_up = self.outbox.spool is not None
                 thread = threading.Thread(target=self._run, name="headrace-sender", daemon=True)
+                self._is_over = False
+                self.outbox.own_threads.add(threading.get_ident())  # a call in between waits for us
                 try:
                     thread.start()
                 except RuntimeError as error:  # no more threads, or the interpreter ends
+                    self._is_over = True
                     raise ClientError(f"the sending thread cannot be started: {error}") from error
+                finally:
+                    self.outbox.own_threads.discard(threading.get_ident())
                 self._thread = thread
                 self.running = not self._is_late
                 _finish_with_host(self)
 
     def _run(self) -> None:
+        self.outbox.own_threads.add(threading.get_ident())
         try:
             self._put_back()  # what a thread left that a callback ended, by SystemExit
             while self._goes_on():
@@ -222,6 +229,8 @@ class Sender:
             self.running = False
             if self.outbox.closed:
                 self.outbox.close_spool()
+            self.outbox.own_threads.discard(threading.get_ident())
+            self._is_over = True
             self.outbox.wake()
 
     def _goes_on(self) -> bool:
@@ -691,6 +700,7 @@ class Sender:
         """The current instance, registered if need be. Raises as `Delivery.run`."""
         if timeout is None:
             timeout = self.transport.timeout
+        self._require_other_thread()
         if not self._registering.acquire(timeout=timeout):  # the thread holds it, and waits
             raise CollectorUnavailable(
                 f"{self.transport.address}: no answer within {timeout:.1f} s", maybe_applied=False
@@ -710,6 +720,7 @@ class Sender:
 
     def flush(self, timeout: float | None) -> None:
         """Wait until all that was logged before is acknowledged; see PolicyClient.flush."""
+        self._require_other_thread()
         self._settle_kept()
         if (self.outbox.spool is not None or self.pending) and not self.outbox.closed:
             self.ensure_running()  # what earlier processes have left waits, too
@@ -738,6 +749,13 @@ class Sender:
                 f"{spool.directory}: {lost} events cannot be read, and are left there"
             )
 
+    def _require_other_thread(self) -> None:
+        if self.outbox.is_own_thread():
+            raise ClientError(
+                "expected a call of another thread than the client's own, in which `on_error` and "
+                "finalizers run: it would wait for itself"
+            )
+
     def _settle_kept(self) -> None:
         """Have everything acknowledged that the collector may still lose."""
         kept = self.kept.copies()
@@ -763,8 +781,11 @@ class Sender:
     def close(self, timeout: float) -> None:
         """Flush for at most `timeout` seconds, then stop. Raises as `flush`.
 
-        What is spooled is not lost: it waits for the next process, and the log says so.
+        What is spooled is not lost: it waits for the next process, and the log says so. In the
+        client's own thread it waits for nothing: the thread delivers what is queued, then ends.
         """
+        if self.outbox.is_own_thread():
+            return self.retire()
         spool = self.outbox.spool
         try:
             self.flush(timeout)
@@ -775,9 +796,9 @@ class Sender:
         finally:
             self.retire()
             self.transport.close()
-            if self._thread is not None:
-                self._thread.join(1.0)
+            self.outbox.wait_until(lambda: self._is_over, 1.0)
             self.outbox.close_spool()
+        return None
 
     def retire(self) -> None:
         """Take nothing new; the thread ends when the queue is empty."""

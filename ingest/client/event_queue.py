@@ -7,6 +7,13 @@ the queue, so its content is fixed.
 
 Start numbers are given here, under the lock, because they belong to the instance that is current
 at that moment.
+
+A signal handler may call the client in the middle of a call, as may a finalizer that the garbage
+collector runs, in any thread. So the lock may be taken again by the thread that has it, and every
+section is one that another whole call may run in between: what has to agree is changed by
+statements without a call between them, an index is read before its event enters, and is too low
+then, never too high. Where that cannot be (`_is_solid`), and in the client's own threads, which
+would wait for themselves, a call in between does not wait.
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ from ingest.client.events import too_large, unsampled_names
 from ingest.client.spool import LONGEST_RUN, Spool, SpoolSegment
 from ingest.client.spool_writer import RETRY_SECONDS, SpoolWriter
 from ingest.protocol.agent_names import Name, label_of, name_of
-from ingest.protocol.errors import BufferFull
+from ingest.protocol.errors import BufferFull, ClientError
 from ingest.protocol.messages import Cause, Decision, End, Event, LogAction, LogReturns, Start
 
 EVENT_BYTES = 256  # what an event takes beside its observation, action and info
@@ -38,6 +45,9 @@ OPEN_SHARE = 0.25
 
 CLOSE_SECONDS = 1.0
 """How long `close_spool` waits for the disk."""
+
+LOOK_SECONDS = 1.0
+"""A wait looks again so often: a call in between may have had the news that it waits for."""
 
 _DRAFTS_AT_ONCE = 64  # encoded between two looks at the queue, so that callers get their turn
 
@@ -131,7 +141,9 @@ class Outbox:
 
     def reset(self) -> None:
         """Empty, with fresh locks: how a forked child begins."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_solid = False  # a section is at work that no other may run in between
+        self.own_threads: set[int] = set()  # that must not wait
         self._filled = threading.Condition(self._lock)
         self._changed = threading.Condition(self._lock)
         self._queue: list[Event | None] = []  # None: pulled
@@ -174,6 +186,7 @@ class Outbox:
                 is_left=self._stays_on_disk,
                 enter=self._enter_spooled,
                 full=self.full,
+                own_threads=self.own_threads,
             )
         self.instance: str | None = None
         self.trouble: Exception | None = None  # why the collector takes nothing: a token, say
@@ -204,9 +217,12 @@ class Outbox:
                 elif self._lacks_room([event], size):
                     self._drop([event])
                     return -1
+            queue = self._queue
+            index = self._taken + len(queue)
+            if self.closed:
+                raise ClientError("the client is closed")
             self.pending += 1
             self._bytes += size
-            queue = self._queue
             queue.append(event)
             count = len(queue)
             if draft:
@@ -216,7 +232,7 @@ class Outbox:
             if count >= self._wake_at:
                 self._wake_at = sys.maxsize
                 self._filled.notify()
-            return self._taken + count - 1
+            return index
 
     def hurry(self) -> None:
         """Let a batch that waits for company go: an episode is whole, and somebody may wait."""
@@ -249,20 +265,29 @@ class Outbox:
                     kept = []
             elif self.pending + len(kept) > self.max_events or self._bytes + size > self.max_bytes:
                 self._wait_for_room(len(kept), size)
-            first = self._extend(kept, size)
+            first = self._extend(kept, size, is_new=True)
             if len(kept) == len(events):
                 return range(first, first + len(kept))
             places = {id(event): place for place, event in enumerate(kept, first)}
             return [places.get(id(event), -1) for event in events]
 
-    def _extend(self, events: Sequence[Event], size: int) -> int:
-        """With the lock held; the index of the first."""
+    def _extend(self, events: Sequence[Event], size: int, *, is_new: bool = False) -> int:
+        """With the lock held; the index of the first. Raises ClientError for what is new, once
+        nothing new is taken."""
         if not self._queue and events:
             self._marks.append((self._taken, time.monotonic()))
-        first = self._taken + len(self._queue)
-        for event in events:
-            self._number(event)
-        self.pending += len(events)
+        first, count = self._taken + len(self._queue), len(events)
+        fresh = [event for event in events if isinstance(event, Start) and event.start is None]
+        while True:
+            owner = self.instance
+            for start in fresh:
+                start.start = None
+                self._number(start)
+            if owner == self.instance:  # and not renewed by a call in between
+                break
+        if is_new and self.closed:
+            raise ClientError("the client is closed")
+        self.pending += count
         self._bytes += size
         self._queue.extend(events)
         for event in events:
@@ -328,14 +353,15 @@ class Outbox:
 
     def _number(self, event: Event) -> None:
         if isinstance(event, Start) and event.start is None:
-            event.start = self._next_start
-            self._next_start += 1
+            number = self._next_start
+            self._next_start = number + 1
+            event.start = number
 
     def _wait_for_room(self, count: int, size: int) -> None:
         """With the lock held."""
         if self._has_room(count, size):
             return
-        if not self._changed.wait_for(lambda: self._has_room(count, size), self.patience):
+        if not self._await(lambda: self._has_room(count, size), self.patience):
             raise self.full()
 
     def full(self) -> BufferFull:
@@ -443,10 +469,7 @@ class Outbox:
     def fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
         """Add a reward to the queued step at `index`; False if it cannot take one any more."""
         with self._lock:
-            if not self._folds(index, step, reward, info):
-                return False
-            self._fold(step, reward, info)
-            return True
+            return self._folds(index, step, reward, info) and self._fold(index, step, reward, info)
 
     def put_rewards(self, rewards: Sequence[Reward]) -> list[bool]:
         """Fold each reward into its queued step, or queue its event; which were folded.
@@ -465,13 +488,17 @@ class Outbox:
                 if not rest or self.spool is not None or self._has_room(len(rest), size):
                     break
                 self._wait_for_room(len(rest), size)  # steps may leave meanwhile
-            for reward, folded in zip(rewards, folds, strict=True):
-                if folded:
-                    self._fold(reward.step, reward.amount, reward.info)
+            for place, reward in enumerate(rewards):
+                if not folds[place]:
+                    continue
+                folds[place] = self._fold(reward.index, reward.step, reward.amount, reward.info)
+                if not folds[place]:
+                    rest.append(reward.event)
+                    size += weight(reward.event)
             if self.spool is not None and rest:
                 self._put_spooled(rest, size)
             else:
-                self._extend(rest, size)
+                self._extend(rest, size, is_new=bool(rest))
             return folds
 
     def _folds(self, index: int, step: Any, reward: float, info: Any) -> bool:
@@ -485,12 +512,19 @@ class Outbox:
             raise ValueError(f"expected rewards with a finite sum, got {total}")
         return True
 
-    def _fold(self, step: Any, reward: float, info: Any) -> None:
-        step.reward = reward if step.reward is None else step.reward + reward
+    def _fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
+        """Whether the step has taken the reward, and not been sent by a call in between."""
+        merged, more = step.info, 0
         if info is not None:
-            self._bytes -= 0 if step.info is None else memoryview(step.info).nbytes
-            step.info = info if step.info is None else merge_infos(step.info, info)
-            self._bytes += memoryview(step.info).nbytes
+            merged = info if step.info is None else merge_infos(step.info, info)
+            more = memoryview(merged).nbytes
+            more -= 0 if step.info is None else memoryview(step.info).nbytes
+        if index < self._fixed:
+            return False
+        step.reward = reward if step.reward is None else step.reward + reward
+        step.info = merged
+        self._bytes += more
+        return True
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -514,7 +548,7 @@ class Outbox:
                     if self.closed and not self._is_unwritten():
                         return None
                     self._wake_at = 1
-                    self._filled.wait()
+                    self._filled.wait(LOOK_SECONDS)
                 if not self._queue:
                     if not has_disk:
                         self._filled.wait(RETRY_SECONDS)
@@ -619,33 +653,48 @@ class Outbox:
                     )
                 )
 
-            in_time = ready()
-            if not in_time:  # the thread is not woken, and does not compete, for nothing
-                self._urgent += 1
-                self._filled.notify()
-                try:
-                    in_time = self._changed.wait_for(ready, max(0.0, deadline - time.monotonic()))
-                finally:
-                    self._urgent -= 1
-            if self.trouble is not None:
-                raise self.trouble
-            if not in_time:
-                raise TimeoutError(f"{self.pending} events wait for the collector")
-            instance = self.owner(next(iter(ids)))
-            if instance is None:
-                return None
-            mine = {name for name in ids if self.owner(name) == instance}
-            events: list[Event] = []
-            places = self._places(mine, since)
-            for place in places:
-                event = self._queue[place]
-                if event is not None:
-                    events.append(event)
-                self._queue[place] = None
-            self._next_pull += 1
-            if events:
-                self._pulls[self._next_pull] = self._taken + places[0]
-            return Pulled(events, instance, mine, self._next_pull)
+            was_solid, self._is_solid = self._is_solid, True
+            try:
+                in_time = ready()
+                if not in_time:  # the thread is not woken, and does not compete, for nothing
+                    self._is_solid = was_solid
+                    in_time = self._await_urgent(ready, deadline)
+                    self._is_solid = True
+                    in_time = in_time and ready()
+                if self.trouble is not None:
+                    raise self.trouble
+                if not in_time:
+                    raise TimeoutError(f"{self.pending} events wait for the collector")
+                return self._pull(ids, since)
+            finally:
+                self._is_solid = was_solid
+
+    def _await_urgent(self, ready: Callable[[], bool], deadline: float) -> bool:
+        """Have what waits sent without delay, and wait for something. With the lock held."""
+        self._urgent += 1
+        self._filled.notify()
+        try:
+            return self._await(ready, _until(deadline))
+        finally:
+            self._urgent -= 1
+
+    def _pull(self, ids: Collection[Name], since: int) -> Pulled | None:
+        """With the lock held."""
+        instance = self.owner(next(iter(ids)))
+        if instance is None:
+            return None
+        mine = {name for name in ids if self.owner(name) == instance}
+        events: list[Event] = []
+        places = self._places(mine, since)
+        for place in places:
+            event = self._queue[place]
+            if event is not None:
+                events.append(event)
+            self._queue[place] = None
+        self._next_pull += 1
+        if events:
+            self._pulls[self._next_pull] = self._taken + places[0]
+        return Pulled(events, instance, mine, self._next_pull)
 
     def _places(self, ids: Collection[Name], since: int) -> list[int]:
         queue = self._queue
@@ -822,8 +871,9 @@ class Outbox:
 
     def _return(self, events: Sequence[Event]) -> None:
         """To the head; the index of the tail, and of what is behind, stays as it is."""
+        count = len(events)
+        self._taken -= count
         self._queue[:0] = events
-        self._taken -= len(events)
         self._done = min(self._done, self._taken)
 
     def renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[Name]) -> None:
@@ -835,7 +885,11 @@ class Outbox:
         """
         with contextlib.nullcontext() if self._writer is None else self._writer.disk:
             with self._lock:
-                is_current = self._renew(dead, again, open_ids)
+                was_solid, self._is_solid = self._is_solid, True
+                try:
+                    is_current = self._renew(dead, again, open_ids)
+                finally:
+                    self._is_solid = was_solid
                 queued = [event for event in self._queue if event is not None]
                 mine = [e for e in (*again, *queued) if name_of(e) not in self._strays]
             if self.spool is not None and is_current:
@@ -847,6 +901,8 @@ class Outbox:
         is_current = self.instance == dead
         if is_current:
             self.instance = None
+            if not self.named:
+                self._next_start = 0  # before a look at the queue, to which a call may add starts
             queued = [event for event in self._queue if event is not None]
             unwritten = [] if self._writer is None else list(self._writer.unwritten)
             waiting = [event for event in queued if isinstance(event, Start)]
@@ -855,7 +911,6 @@ class Outbox:
                 if name not in begins:
                     self._strays.setdefault(name, dead)
             if not self.named:
-                self._next_start = 0
                 fresh += waiting
         for start in fresh:
             if not self.named:
@@ -969,7 +1024,21 @@ class Outbox:
     def wait_until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until something that is told by `wake` holds; whether it does."""
         with self._lock:
-            return self._changed.wait_for(ready, timeout)
+            return self._await(ready, timeout)
+
+    def _await(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until something holds; whether it does. With the lock held."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not ready():
+            left = deadline - time.monotonic()
+            if left <= 0 or self._is_solid or self.is_own_thread():
+                return False
+            self._changed.wait(min(left, LOOK_SECONDS))
+        return True
+
+    def is_own_thread(self) -> bool:
+        """Whether this is a thread of the client's, which waits for nobody."""
+        return threading.get_ident() in self.own_threads
 
     def oldest(self) -> float:
         """For how many seconds the oldest event that is pending has been, about; 0 for none."""
@@ -977,7 +1046,7 @@ class Outbox:
             since = now = time.monotonic()
             if self.pending:
                 low = min((self._done, *self._pulls.values()))
-                for index, at in self._marks:
+                for index, at in list(self._marks):
                     if since == now or index <= low:
                         since = at
             unwritten = None if self._writer is None else self._writer.oldest_since
@@ -1002,8 +1071,6 @@ class Outbox:
             target = self._taken + len(self._queue) if before is None else before
             seen = self._requeues
             has_unread = bool(self.spool and self.spool.own_unread)
-            self._urgent += 1
-            self._filled.notify()
 
             def judged() -> bool:
                 if before is None and self._has_unread(own):
@@ -1021,18 +1088,15 @@ class Outbox:
                     has_unread = self._has_unread(own)
                 return judged()
 
-            try:
-                self._changed.wait_for(done, _until(deadline))
-                return judged()
-            finally:
-                self._urgent -= 1
+            self._await_urgent(done, deadline)
+            return judged()
 
     def _written(self, deadline: float, stop: Callable[[], bool]) -> bool:
         """Wait until what is logged now is on disk; whether it is. With the lock held."""
         newest = None if self._writer is None else self._writer.newest
         if newest is None:
             return True
-        self._changed.wait_for(lambda: newest.is_settled or stop(), _until(deadline))
+        self._await(lambda: newest.is_settled or stop(), _until(deadline))
         return newest.is_settled
 
     def _has_unread(self, own: bool) -> bool:
@@ -1055,7 +1119,8 @@ class Outbox:
 
     def close(self) -> None:
         """Take nothing new; what is queued still goes out."""
-        self.closed = True
+        with self._lock:
+            self.closed = True
         self.wake()
 
 

@@ -57,7 +57,7 @@ class LocalPolicy:
         self._path = f"/v1/policies/{policy_id}/weights"
         self._local = threading.local()
         self._changed = threading.Condition()
-        self._refreshing = threading.Lock()
+        self._refreshing = threading.RLock()  # a signal handler may act in the middle of a call
         self._reset()
         _policies.add(self)
 
@@ -78,7 +78,7 @@ class LocalPolicy:
     def _reset_lock(self) -> None:
         """A forked child has no poll thread, and locks that nobody holds."""
         self._changed = threading.Condition()
-        self._refreshing = threading.Lock()
+        self._refreshing = threading.RLock()
         self._thread = self._looking = None
         self._local = threading.local()
 

@@ -103,7 +103,7 @@ class PolicyClient:
         policy_file: the file under `policies/` that declares a policy, as the collector has it.
         cache_dir: a folder to keep what the collector declares, for the next process.
         on_error: called with each Refusal that an event met in the background, by the thread that
-            met it; what it raises is logged.
+            met it; what it raises is logged. It may log and `close`; it cannot `flush`.
         batch: events in one request at most.
         linger: seconds that a first event waits for company before it is sent; the end of an
             episode waits for nobody.

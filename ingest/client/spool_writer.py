@@ -66,7 +66,7 @@ class SpoolWriter:
         self,
         spool: Spool,
         settled: threading.Condition,
-        lock: threading.Lock,
+        lock: threading.RLock,
         *,
         bounds: tuple[int, int],
         max_wait: float,
@@ -74,6 +74,7 @@ class SpoolWriter:
         is_left: Callable[[int, int], bool],
         enter: Callable[[Sequence[Event], int, bool], Sequence[int]],
         full: Callable[[], BufferFull],
+        own_threads: set[int],
     ) -> None:
         self.spool = spool
         self.disk = threading.Lock()
@@ -84,6 +85,7 @@ class SpoolWriter:
         self._lock, self._settled = lock, settled
         self._work = threading.Condition(lock)
         self._number, self._is_left, self._enter, self._full = number, is_left, enter, full
+        self._own_threads = own_threads  # that must not wait
         self._entries: deque[Entry] = deque()
         self._judged: list[Event] = []
         self._on_disk = 0
@@ -104,7 +106,7 @@ class SpoolWriter:
         entry = Entry(events, size, list(map(framed, events)))
         deadline = entry.since + self.max_wait
         if not self._has_room(len(events), size):
-            self._settled.wait_for(lambda: self._has_room(len(events), size), self._patience())
+            self._await(lambda: self._has_room(len(events), size), self._patience())
         if self._trouble is not None:
             raise self._trouble
         if self._closed:
@@ -115,17 +117,22 @@ class SpoolWriter:
                 f"disk; the client holds at most {self._max_events} and {self._max_bytes} bytes"
             )
         self._ensure_running()
-        self._entries.append(entry)
-        self.count += len(events)
+        count = len(events)
+        self.count += count
         self._bytes += size
+        self._entries.append(entry)
         self._work.notify()
         if not entry.is_settled:
             left = min(self._patience(), deadline - time.monotonic())
-            self._settled.wait_for(lambda: entry.is_settled, max(0.0, left))
+            self._await(lambda: entry.is_settled, max(0.0, left))
         if entry.error is not None:
             raise entry.error
         entry.is_late = not entry.indices
         return entry.indices or [-1] * len(events)
+
+    def _await(self, ready: Callable[[], bool], seconds: float) -> None:
+        if threading.get_ident() not in self._own_threads:
+            self._settled.wait_for(ready, seconds)
 
     def _has_room(self, count: int, size: int) -> bool:
         if not self.count:
@@ -149,12 +156,12 @@ class SpoolWriter:
 
     def _ensure_running(self) -> None:
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="headrace-spool", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="headrace-spool", daemon=True)
             try:
-                thread.start()
+                self._thread.start()
             except RuntimeError as error:  # no more threads, or the interpreter ends
+                self._thread = None
                 raise ClientError(f"the spool's thread cannot be started: {error}") from error
-            self._thread = thread
 
     def note(self, events: Collection[Event]) -> None:
         """Events were judged: have that noted."""
@@ -188,7 +195,7 @@ class SpoolWriter:
 
     @property
     def unwritten(self) -> Iterator[Event]:
-        return (event for entry in self._entries for event in entry.events)
+        return (event for entry in list(self._entries) for event in entry.events)
 
     @property
     def newest(self) -> Entry | None:
@@ -201,6 +208,13 @@ class SpoolWriter:
     # --- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._own_threads.add(threading.get_ident())
+        try:
+            self._work_off()
+        finally:
+            self._own_threads.discard(threading.get_ident())
+
+    def _work_off(self) -> None:
         while (found := self._next()) is not None:
             count, judged = found
             with self.disk:
@@ -224,7 +238,7 @@ class SpoolWriter:
             while not (self._entries or self._judged):
                 if self._closed:
                     return None
-                self._work.wait()
+                self._work.wait(HANG_SECONDS)  # a finalizer in this thread may bring work
             if self._closed and self._trouble is not None:
                 return None
             self._busy_since = time.monotonic()
@@ -270,7 +284,7 @@ class SpoolWriter:
         if self._trouble is None:
             log.warning("%s; %d events wait in memory for the disk", error, self.count)
         self._trouble = error
-        for waiting in [one for one in self._entries if not one.is_late]:
+        for waiting in [one for one in list(self._entries) if not one.is_late]:
             waiting.error = error
             self._remove(waiting)
 

@@ -288,6 +288,26 @@ def _url_of(address: str) -> Url:
     return url
 
 
+class Flag:
+    """A threading.Event that a signal handler may set in the middle of a call."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # whose lock its thread may take again
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        with self._changed:
+            self._is_set = True
+            self._changed.notify_all()
+
+    def wait(self, timeout: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(self.is_set, timeout)
+
+
 class Transport:
     """Requests to `address`, on connections of its own or by the session that the caller gives.
 
@@ -321,14 +341,14 @@ class Transport:
         if ca is not None and session is not None:
             raise ValueError("ca: expected none with a session, which has its own verify")
         require_ca(ca)
-        self.closing = threading.Event()
+        self.closing = Flag()
         self._clock = clock
         self._used = clock()
         self._connections = _Connections(url, ca)
 
     def after_fork(self) -> None:
         """In a forked child: never write to the parent's connections."""
-        self.closing = threading.Event()
+        self.closing = Flag()
         self._connections.close()  # the child's copies
         if self._session is not None:
             self._session.close()  # drops the child's copies; a session opens new ones when used

@@ -43,13 +43,13 @@ class Kept:
 
     def clear(self) -> None:
         """Nothing kept, with a fresh lock: how a forked child begins."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call in the middle of a call
         self._events: dict[Name, list[Event]] = {}
         self._mixed: set[Name] = set()  # whose events do not ascend by number
 
     def __len__(self) -> int:
         with self._lock:
-            return sum(map(len, self._events.values()))
+            return sum(map(len, list(self._events.values())))
 
     def __bool__(self) -> bool:
         return bool(self._events)
@@ -128,7 +128,7 @@ class Kept:
     def copies(self) -> list[Event]:
         """Everything, to have it acknowledged: it stays here until it is."""
         with self._lock:
-            events = [event for kept in self._events.values() for event in kept]
+            events = [event for kept in list(self._events.values()) for event in kept]
         return [undecided(copy(event)) for event in events]
 
 

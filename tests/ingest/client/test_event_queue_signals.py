@@ -1,0 +1,213 @@
+"""Calls of a signal handler, or a finalizer, in the middle of a call.
+
+None waits for a lock that its own thread holds, and no event is lost.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dis import opname
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from ingest.client import event_queue, spool_writer
+from ingest.client.policy_client import PolicyClient
+from ingest.protocol.errors import ClientError, Refusal
+from tests.ingest.scripted_collector import ScriptedCollector
+
+OBS = [0.5, -1.0]
+PLACES = ("CALL", "RESUME", "JUMP_BACKWARD")
+SECTIONS = (event_queue.__file__, spool_writer.__file__)
+
+
+@pytest.fixture
+def collector() -> Iterator[ScriptedCollector]:
+    with ScriptedCollector() as running:
+        yield running
+
+
+class Interruption:
+    """Sends this process a signal where Python may run its handler, for the `point`-th time that a
+    call is at such a place with the queue's lock held; `came` says whether there was one.
+
+    The places: behind a call, at a function's entry, at a loop's jump back."""
+
+    def __init__(self, client: PolicyClient, point: int, handler: Callable[[], None]) -> None:
+        self.came = False
+        self._lock, self._left, self._handler = client._outbox._lock, point, handler
+
+    def __enter__(self) -> Interruption:
+        self._before = signal.signal(signal.SIGUSR1, lambda *_: self._handler())
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+        signal.signal(signal.SIGUSR1, self._before)
+
+    def _trace(self, frame: FrameType, kind: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in SECTIONS:
+            return None
+        frame.f_trace_opcodes = True
+        code, before = frame.f_code.co_code, ""
+
+        def trace(frame: FrameType, kind: str, _: Any) -> Any:
+            nonlocal before
+            if kind == "opcode":
+                if before.startswith(PLACES) and self._lock._is_owned() and not self.came:
+                    self._left -= 1
+                    if not self._left:
+                        self.came = True
+                        signal.raise_signal(signal.SIGUSR1)
+                before = opname[code[frame.f_lasti]]
+            return trace
+
+        return trace
+
+
+def log(client: PolicyClient, name: str) -> None:
+    """Every kind of call: two steps with a reward of 3 each, and a one-step episode beside them."""
+    client.start_episode(name)
+    for _ in range(2):
+        client.log_action(name, OBS, 1)
+        client.log_returns(name, 1.0)
+        client.log_returns(name, 2.0, {"more": 1})
+    client.end_episode(name, OBS)
+    client.log_step(OBS, 1, 3.0, episode_id=f"{name}-step")
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+@pytest.mark.parametrize("on_full", ["raise", "drop", "spool"])
+def test_a_signal_handler_may_log_and_flush_at_any_point_of_a_call(
+    collector: ScriptedCollector, tmp_path: Path, on_full: Any, flushes: bool
+) -> None:
+    """Whatever line of a section it interrupts: both calls' events arrive, once, as logged."""
+    folder = tmp_path if on_full == "spool" else None
+    with PolicyClient(collector.address, on_full=on_full, spool_dir=folder, timeout=20) as client:
+        client.connect()
+        for point in count(1):
+
+            def handle(point: int = point) -> None:
+                log(client, f"in-{point}")
+                if flushes:
+                    client.flush(20)
+
+            with Interruption(client, point, handle) as interruption:
+                log(client, f"out-{point}")
+            if not interruption.came:
+                break
+        client.flush(20)
+        assert client.stats.refused == {}
+    assert point > 50
+    names = {f"out-{n}" for n in range(1, point + 1)} | {f"in-{n}" for n in range(1, point)}
+    assert set(collector.episodes) == names | {f"{name}-step" for name in names}
+    assert all(record.ended for record in collector.episodes.values())
+    assert all(collector.episodes[name].rewards == [3.0, 3.0] for name in names)
+
+
+def test_a_signal_handler_may_close_the_client_at_any_point_of_a_call(
+    collector: ScriptedCollector,
+) -> None:
+    """Then the call says so, or its event has arrived."""
+    for point in count(1):
+        client = PolicyClient(collector.address, timeout=20)
+        client.connect()
+        client.start_episode(f"e-{point}")
+        done = 1  # calls whose events are queued
+
+        with Interruption(client, point, client.close) as interruption:
+            try:
+                client.log_action(f"e-{point}", OBS, 1)
+                done = 2
+                client.log_step(OBS, 1, 3.0, episode_id=f"step-{point}")
+                done = 3
+            except ClientError as error:
+                assert "the client is closed" in str(error)  # noqa: PT017 - it may not come
+        client.close()
+        assert client.stats.waiting == 0
+        assert len(collector.episodes[f"e-{point}"].events) == (done > 1)
+        assert (f"step-{point}" in collector.episodes) == (done == 3)
+        if not interruption.came:
+            break
+    assert point > 20
+
+
+def test_a_finalizer_in_the_sending_thread_may_log_and_waits_for_nothing(
+    collector: ScriptedCollector,
+) -> None:
+    """Its events arrive. `flush` says that it would wait for itself; `close` has the thread deliver
+    what waits, and end."""
+    called: list[str] = []
+
+    def collected(client: PolicyClient) -> None:
+        log(client, "in")
+        for call in (client.flush, client.connect, lambda: client.get_action("open", OBS)):
+            try:
+                call()
+            except ClientError as error:
+                called.append(str(error))
+        client.close()
+
+    client = PolicyClient(collector.address, "remote", timeout=20)
+    client.connect()
+    client.start_episode("out")
+    client.start_episode("open")
+    client.flush(20)
+    inner = client._outbox._cut
+
+    def cut() -> Any:  # as the garbage collector may run it there, with the lock held
+        if not called:
+            collected(client)
+        return inner()
+
+    client._outbox._cut = cut  # type: ignore[method-assign]  # where a finalizer may run
+    thread = client._sender._thread
+    assert thread is not None
+    client.end_episode("out", OBS)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert {n for n, record in collector.episodes.items() if record.ended} == {
+        "in",
+        "in-step",
+        "out",
+    }
+    assert "another thread" in called[0]
+    assert len(called) == 2  # it was connected
+    with pytest.raises(ClientError, match="closed"):
+        client.start_episode()
+
+
+def test_on_error_may_close_the_client_and_must_not_flush(collector: ScriptedCollector) -> None:
+    """It runs in the thread that sends: the others' events are delivered all the same."""
+    told: list[Exception] = []
+
+    def on_error(refusal: Refusal) -> None:
+        with pytest.raises(ClientError, match="another thread") as caught:
+            client.flush()
+        told.append(caught.value)
+        client.close()
+
+    client = PolicyClient(collector.address, on_error=on_error, timeout=20)
+    client.connect()
+    thread = client._sender._thread
+    assert thread is not None
+    gone = threading.Event()
+    collector.judge = lambda event: "invalid" if event.episode_id == "bad" else None
+    for name in ("bad", *(f"fine-{n}" for n in range(5))):
+        try:
+            client.log_step(OBS, 1, 3.0, episode_id=name)
+        except ClientError:  # closed meanwhile
+            gone.set()
+            break
+    thread.join(20)
+    assert not thread.is_alive()
+    assert told
+    assert client.stats.waiting == 0
+    assert gone.is_set() or len(collector.episodes) == 5
