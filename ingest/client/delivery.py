@@ -460,9 +460,12 @@ class Sender:
 
     def _without_cuts(self, events: list[Event]) -> list[Event]:
         """A batch without the ends that this collector does not know."""
-        cuts = [event for event in events if isinstance(event, End) and event.broken]
-        self.outbox.judged(cuts)
-        return [event for event in events if not (isinstance(event, End) and event.broken)]
+        self.outbox.judged(list(filter(_is_cut, events)))
+        return [event for event in events if not _is_cut(event)]
+
+    def _logged(self, events: Sequence[Event]) -> int:
+        """How many of the events the caller has logged: all but the client's own ends."""
+        return len(events) - (sum(map(_is_cut, events)) if self.outbox.has_cut else 0)
 
     def _owes_drops(self) -> bool:
         """Whether a collector that counts what was dropped does not know all of it."""
@@ -527,7 +530,7 @@ class Sender:
         """Sort the answers for a part of the flight: done, refused, or to be sent again."""
         if not errors:
             self.release(events)
-            self.count(acknowledged=len(events), duplicates=duplicates)
+            self.count(acknowledged=self._logged(events), duplicates=duplicates)
             self.outbox.judged(events)
             return
         refused = {index: refusal for index, refusal in errors if 0 <= index < len(events)}
@@ -539,13 +542,13 @@ class Sender:
         again += [undecided(events[i]) for i in refused if name_of(events[i]) in lost]
         repeated = set(map(id, (*again, *put_off)))
         for index, refusal in refused.items():
-            if id(events[index]) not in repeated:
+            if id(events[index]) not in repeated and not _is_cut(events[index]):
                 self.refuse_one(events[index], refusal, foreign=foreign)
         if forgotten and not foreign:
             self.forget(instance, again)
         done = [event for index, event in enumerate(events) if index not in refused]
         self.release(done)
-        self.count(acknowledged=len(done), duplicates=duplicates)
+        self.count(acknowledged=self._logged(done), duplicates=duplicates)
         self.outbox.judged([event for event in events if id(event) not in repeated])
         if again:
             self.count(resent=len(again))
@@ -827,6 +830,12 @@ def _halves(events: list[Event], tried: bool) -> list[tuple[list[Event], bool]]:
     """Two parts, as `extendleft` wants them."""
     half = len(events) // 2
     return [(events[half:], tried), (events[:half], tried)]
+
+
+def _is_cut(event: Event) -> bool:
+    """Whether an event is the client's own: it took the place of one that is counted as refused, or
+    as dropped."""
+    return isinstance(event, End) and event.broken is not None
 
 
 def _closed(events: Sequence[Event], refused: Mapping[int, Refusal]) -> list[Event]:

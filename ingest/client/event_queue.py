@@ -367,12 +367,14 @@ class Outbox:
     def full(self) -> BufferFull:
         """The error of a full queue."""
         why = f", which refuses them: {self.trouble}" if self.trouble else ""
-        most = f"{self.max_events} events and {self.max_bytes} bytes"
+        size, most = f"{self._bytes} bytes", f"{self.max_events} events and {self.max_bytes} bytes"
         if self.spool is not None:
+            taken = 0 if self.spool.own is None else self.spool.own.nbytes
+            size = f"{taken} bytes on disk"
             most = f"{self.spool.max_bytes} bytes on disk, in {self.spool.directory}"
         error = BufferFull(
-            f"{self.waiting} events ({self._bytes} bytes) wait for the collector{why}; the "
-            f"client holds at most {most}"
+            f"{self.waiting} events ({size}) wait for the collector{why}; the client holds at most "
+            f"{most}"
         )
         error.__cause__ = self.trouble
         return error

@@ -91,11 +91,14 @@ class Moved(msgspec.Struct, array_like=True, frozen=True):
 
 
 def _packed(value: Any) -> Any:
-    """What msgpack has no type for: drafts, and arrays in them."""
+    """What msgpack has no type for: drafts, and in them arrays and what becomes one (a range)."""
     if isinstance(value, Draft):
         return value.value
-    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+    try:
         array = np.asarray(value)
+    except Exception:  # of whatever kind: it is the caller's
+        array = np.empty((), object)
+    if not array.dtype.hasobject:
         content = msgspec.msgpack.encode((array.dtype.str, array.shape, array.tobytes()))
         return msgspec.msgpack.Ext(_ARRAY, content)
     raise TypeError(f"expected numbers, strings, arrays and their lists, got {type(value)}")

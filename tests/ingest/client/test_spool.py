@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -413,6 +414,7 @@ def test_values_are_spooled_before_it_is_known_what_fits(
     client.log_action(good, array, np.int64(2))
     array[:] = 0.0
     client.log_action(good, [3, 4], 1)
+    client.log_action(good, range(7, 9), 1)
     client.end_episode(good, (5.0, 6.0))
     bad = client.start_episode()
     client.log_action(bad, [1.0], 1)
@@ -424,7 +426,7 @@ def test_values_are_spooled_before_it_is_known_what_fits(
         assert client.stats.refused == {"invalid": 1}
     events = collector.episodes[good].events
     found = [np.frombuffer(event.obs, np.float32).tolist() for event in events]
-    assert found == [[1.5, 2.5], [3.0, 4.0], [5.0, 6.0]]
+    assert found == [[1.5, 2.5], [3.0, 4.0], [7.0, 8.0], [5.0, 6.0]]
     assert [event.action for event in events[:2]] == [
         int(action).to_bytes(8, "little") for action in (2, 1)
     ]
@@ -438,8 +440,11 @@ def test_a_spool_is_bounded_in_bytes(tmp_path: Path) -> None:
     client = spooling(NOBODY, tmp_path, max_pending=4, spool_bytes=20_000, max_wait=2.0)
     for _ in range(20):
         client.log_step(SHORT, 1, 1.0)
-    with pytest.raises(BufferFull, match="20000 bytes on disk"):
+    with pytest.raises(BufferFull, match=r"\((\d+) bytes on disk.*20000 bytes on disk") as caught:
         log_for_ever(client)
+    taken = re.search(r"\d+(?= bytes on disk)", str(caught.value))
+    assert taken is not None
+    assert 15_000 < int(taken[0]) <= 20_000
     size = sum(path.stat().st_size for path in tmp_path.glob("segment-*/0*"))
     assert 15_000 < size <= 22_000
     dead(client)
