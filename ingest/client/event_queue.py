@@ -169,6 +169,7 @@ class Outbox:
         self.dropped_episodes = self.dropped_steps = self.dropped_rewards = 0
         self.unsampled_episodes = self.unsampled_rewards = 0
         self.has_cut = False  # an open episode was cut short
+        self._reads = False  # spooled events are on their way into the queue
         self.owed = False  # what was dropped is to be told, with no event if none comes
         self.pending = 0
         self._bytes = 0
@@ -580,15 +581,20 @@ class Outbox:
         with self._writer.try_disk() as is_held:
             if not is_held:
                 return False
-            found = self.spool.read(min(self.batch, self.max_events))
-            with self._lock:
-                for event, owner in found:
-                    if owner is not None and not _is_late(event):
-                        self._strays.setdefault(name_of(event), owner)
-                events = [event for event, _ in found]
-                self._requeues += bool(events)
-                self._writer.count_waiting()
-                self._extend(events, sum(map(weight, events)))
+            self._reads = True  # until they are queued, what is read is neither there nor unread
+            try:
+                found = self.spool.read(min(self.batch, self.max_events))
+                with self._lock:
+                    for event, owner in found:
+                        if owner is not None and not _is_late(event):
+                            self._strays.setdefault(name_of(event), owner)
+                    events = [event for event, _ in found]
+                    self._requeues += bool(events)
+                    self._writer.count_waiting()
+                    self._extend(events, sum(map(weight, events)))
+            finally:
+                self._reads = False
+                self.wake()
         return True
 
     def _cut(self) -> list[Event]:
@@ -648,7 +654,7 @@ class Outbox:
                     or self.trouble is not None
                     or (
                         not self.drafted
-                        and not (self.spool and self.spool.own_unread)
+                        and not self._has_unread(own=True)
                         and not self._is_unwritten(ids)
                         and not any(name_of(event) in ids for event in self._flight)
                         and self._fits_request(self._places(ids, since))
@@ -1105,7 +1111,8 @@ class Outbox:
         """Whether events are on disk alone; `own`: of those that this process has logged."""
         if self.spool is None:
             return False
-        return bool(self.spool.own_unread if own else self.taking_up or self.spool.unread)
+        is_left = self.spool.own_unread if own else self.taking_up or self.spool.unread
+        return bool(is_left or self._reads)
 
     @property
     def end(self) -> int:

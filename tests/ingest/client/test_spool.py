@@ -23,6 +23,7 @@ import pytest
 
 from ingest.client import spool
 from ingest.client.async_client import AsyncPolicyClient
+from ingest.client.declarations import ClientPolicy, Declarations, Draft
 from ingest.client.event_queue import Outbox
 from ingest.client.policy_client import PolicyClient
 from ingest.client.spool import Spool, SpoolSegment
@@ -628,6 +629,10 @@ def spool_in(directory: Path) -> Spool:
     return Spool(directory, 1_000_000, sync=False, address=NOBODY, policy=lambda _: None)  # type: ignore[arg-type, return-value]  # no drafts here
 
 
+def draft() -> Draft:
+    return Draft(Declarations(NOBODY, None, None).policy(None), False, SHORT)
+
+
 def episode(name: str, steps: int) -> list[wire.Event]:
     pairs: list[wire.Event] = []
     for seq in range(1, 2 * steps, 2):
@@ -684,6 +689,30 @@ def test_flow_control_waits_for_nothing_of_an_earlier_process(tmp_path: Path) ->
     assert not box.drained(0.0, lambda: False)
     waiter.join()
     assert found == [True]
+    box.close_spool()
+
+
+def test_a_flush_waits_for_what_is_being_read(tmp_path: Path) -> None:
+    """The last event on disk is on its way into the queue: it has not been sent."""
+    earlier = spooling(NOBODY, tmp_path, max_wait=0.0)
+    earlier._outbox.put_all([wire.Start(episode_id="e", start=0)])
+    earlier._outbox.put(wire.LogAction(episode_id="e", seq=1, obs=draft(), action=b""), 300)
+    earlier._outbox.close_spool()
+    answers: list[bool] = []
+
+    def policy(_: str | None) -> ClientPolicy:
+        answers.append(box.drained(0.0, lambda: False))
+        return draft().policy
+
+    box = Outbox(
+        max_events=8, max_bytes=1_000_000, batch=8, on_full="spool", timeout=1.0, linger=0.0,
+        spool=Spool(tmp_path, 1_000_000, sync=False, address=NOBODY, policy=policy),
+    )  # fmt: skip
+    assert box.spool is not None
+    box.take_up(box.spool.find())
+    assert box._read_spooled()
+    assert answers == [False]
+    assert box.waiting == 2
     box.close_spool()
 
 
