@@ -110,9 +110,11 @@ class AsyncPolicyClient(PolicyClient):
         """As PolicyClient.connect."""
         await asyncio.to_thread(super().connect, timeout)
 
-    async def flush(self, timeout: float | None = None) -> None:  # type: ignore[override]  # as above
+    async def flush(  # type: ignore[override]  # as above
+        self, timeout: float | None = None, *, episode_id: str | None = None
+    ) -> None:
         """As PolicyClient.flush."""
-        await asyncio.to_thread(super().flush, timeout)
+        await asyncio.to_thread(super().flush, timeout, episode_id=episode_id)
 
     async def update_policy_weights(self, policy_id: str | None = None) -> int | None:  # type: ignore[override]  # as above
         """As PolicyClient.update_policy_weights."""

@@ -73,6 +73,9 @@ log = logging.getLogger("headrace.client")
 EXIT_SECONDS = 10.0
 """How long the end of the process waits for what is still queued."""
 
+UNREPORTED = 10_000
+"""So many refusals wait for a flush that raises them; older ones are only counted."""
+
 TRIES = 3
 """After so many unexpected errors in a row the sender looks for the event that causes them."""
 
@@ -143,7 +146,7 @@ class Sender:
         self._has_told_late = False
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
-        self._unreported: list[Refusal] = []
+        self._unreported: deque[Refusal] = deque(maxlen=UNREPORTED)  # that no flush has raised
         self._failure: Exception | None = None  # the latest turn's, which was not expected
         self._failures = 0  # of those, in a row
         self._unsure = 0  # events at the head of the queue that may have been sent before
@@ -370,7 +373,7 @@ class Sender:
         refusal = self._book.take_refusal(event.episode_id)
         if refusal is not None:
             with self._state:
-                self._unreported = [one for one in self._unreported if one is not refusal]
+                self._take_unreported(lambda one: one is refusal)
             raise refusal
 
     # --- batches -----------------------------------------------------------------------------
@@ -721,7 +724,7 @@ class Sender:
 
     # --- the end -----------------------------------------------------------------------------
 
-    def flush(self, timeout: float | None) -> None:
+    def flush(self, timeout: float | None, episode_id: str | None = None) -> None:
         """Wait until all that was logged before is acknowledged; see PolicyClient.flush."""
         self._require_other_thread()
         self._settle_kept()
@@ -729,10 +732,6 @@ class Sender:
             self.ensure_running()  # what earlier processes have left waits, too
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         done, trouble = self._drain(timeout)
-        if done:
-            self._await_told(deadline)
-        with self._state:
-            refused, self._unreported = self._unreported, []
         if not done:
             if trouble is not None:
                 raise trouble
@@ -742,8 +741,13 @@ class Sender:
             raise TimeoutError(
                 f"{self.outbox.waiting} events still wait for {self.transport.address}{why}"
             ) from (failure or self._away)
+        self._await_told(deadline)
+        with self._state:
+            refused = self._take_unreported(lambda one: episode_id in (None, one.episode_id))
         if refused:
             raise _summary(refused)
+        if episode_id is not None:
+            return
         spool = self.outbox.spool
         lost = 0 if spool is None else spool.unreadable_own - self._told_unreadable
         if spool is not None and lost:
@@ -751,6 +755,13 @@ class Sender:
             raise ClientError(
                 f"{spool.directory}: {lost} events cannot be read, and are left there"
             )
+
+    def _take_unreported(self, wanted: Callable[[Refusal], bool]) -> list[Refusal]:
+        """Refusals that need not be raised again."""
+        found = [one for one in list(self._unreported) if wanted(one)]
+        for one in found:
+            self._unreported.remove(one)
+        return found
 
     def _require_other_thread(self) -> None:
         if self.outbox.is_own_thread():

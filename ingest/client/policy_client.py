@@ -579,14 +579,18 @@ class PolicyClient:
         known = self._declarations
         self._sender.connect(seconds, lambda: known.is_told and not known.is_outdated)
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: float | None = None, *, episode_id: str | None = None) -> None:
         """Wait until everything that was logged before this call is acknowledged.
 
         Raises TimeoutError after `timeout` seconds (None: no limit), naming how many events still
         wait; Refusal when the collector refused events since the last flush, or refuses the client
         itself (a wrong token). What waits stays queued.
+
+        With `episode_id` it raises what was refused of that episode alone, and no other flush
+        raises that again: for handlers that share a client. A refusal of another episode waits for
+        the flush of its own, or for one without an id.
         """
-        self._sender.flush(timeout)
+        self._sender.flush(timeout, episode_id)
 
     def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (default: the client's), then stop.

@@ -125,3 +125,31 @@ def test_a_thread_that_was_ended_starts_again(collector: ScriptedCollector) -> N
         client.flush(20)
         assert client.stats.waiting == 0
     assert collector.episodes["e"].rewards == [1.0]
+
+
+def test_a_flush_by_id_raises_what_was_refused_of_that_episode_alone(
+    collector: ScriptedCollector,
+) -> None:
+    """Whoever flushes first: handlers that share a client are told of their own events, once. One
+    that ends by its time-out tells nothing, and takes nothing from the next."""
+    collector.judge = lambda event: "invalid" if event.episode_id.startswith("bad") else None
+    with PolicyClient(collector.address) as client:
+        client.connect()
+        for name in ("bad", "fine", "bad-too"):
+            client.log_step(SHORT, 1, 1.0, episode_id=name)
+        client.flush(20, episode_id="fine")
+        with pytest.raises(Refusal, match="3 events were refused") as caught:
+            client.flush(20, episode_id="bad")
+        assert caught.value.episode_id == "bad"
+        client.flush(20, episode_id="bad")
+        gate = Gate()
+        collector.faults.append(gate)
+        client.log_step(SHORT, 1, 1.0, episode_id="fine-too")
+        assert gate.reached.wait(20)
+        with pytest.raises(TimeoutError):
+            client.flush(0)
+        gate.opened.set()
+        with pytest.raises(Refusal) as caught:
+            client.flush(20)
+        assert caught.value.episode_id == "bad-too"
+        client.flush(20)
