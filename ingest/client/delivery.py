@@ -664,9 +664,10 @@ class Sender:
 
     def _set_trouble(self, error: Exception | None, refusal: Refusal | None) -> None:
         if error is not None and self._away is None:
-            log.warning("%s; %d events wait", error, self.outbox.pending)
+            log.warning("%s; what is logged waits", error)  # the first event is yet to be queued
         elif error is None and self._away is not None:
-            log.warning("%s answers again", self.transport.address)
+            waiting = self.outbox.waiting
+            log.warning("%s answers again; %d events wait", self.transport.address, waiting)
         is_news, self._away = (error is None) != (self._away is None), error
         if is_news:
             self.outbox.wake()
