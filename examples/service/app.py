@@ -64,17 +64,20 @@ def decide(asked: Asked) -> dict[str, int]:  # a plain function: it runs in a th
     except Refusal as refusal:  # asked again of the worker that has just logged it
         if refusal.code not in ("conflict", "completed"):
             raise HTTPException(422, str(refusal)) from refusal
+    except ValueError as error:  # a feature that is no float32
+        raise HTTPException(422, str(error)) from error
     except BufferFull as error:
         raise HTTPException(503, "no room to write it down: ask again") from error
     if SPOOL:
         return {"action": action}
     try:
-        client.flush(FLUSH_SECONDS)
+        client.flush(FLUSH_SECONDS, episode_id=asked.request_id)
     except TimeoutError as error:
         raise HTTPException(503, "not on disk yet: ask again") from error
-    except Refusal as refusal:  # of whichever request: an earlier try was stored
+    except Refusal as refusal:  # of this request: an earlier try was stored
         if refusal.code not in ("conflict", "completed"):
-            raise HTTPException(503, str(refusal)) from refusal
+            status = 422 if refusal.code == "invalid" else 503
+            raise HTTPException(status, str(refusal)) from refusal
     return {"action": action}
 
 

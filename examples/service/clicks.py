@@ -1,8 +1,12 @@
 """The process that reads clicks, minutes after the decisions, and logs them as rewards.
 
-Each line on its input is `{"request_id": ..., "click_id": ...}`; the number of lines that are on
-disk is printed after each batch, as a consumer of a queue commits its offset. Lines that come again
+Each line on its input is `{"request_id": ..., "click_id": ...}`; the number of lines that are done
+with is printed after each batch, as a consumer of a queue commits its offset. Lines that come again
 after a kill count once: `reward_id` names the click.
+
+A click may come before its decision: that is in the queue or the spool of a worker. The consumer
+then tries again for HEADRACE_WAIT seconds. What the collector does not take by then (the decision
+was never logged, or the window has closed) it prints, and goes on: it must not keep others back.
 """
 
 from __future__ import annotations
@@ -10,39 +14,68 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 
 from headrace import PolicyClient, Refusal
 
 BATCH = 20
+WAIT_SECONDS = float(os.environ.get("HEADRACE_WAIT", "60"))
+PAUSE_SECONDS = 0.5
 
 
-def flush(client: PolicyClient) -> None:
-    """Wait until all is on disk. A click that came too late is told, and never comes in time: it
-    must not keep the consumer from the others."""
+def read(line: str) -> tuple[str, str] | None:
+    """A click's request and its own id; None, and a word, for a line that is none."""
     try:
-        client.flush()
-    except Refusal as refusal:
-        if refusal.code != "window_closed":
-            raise
-        print(refusal, file=sys.stderr)
+        click = json.loads(line)
+        return str(click["request_id"]), str(click["click_id"])
+    except (ValueError, KeyError, TypeError) as error:
+        print(f"{line.strip()}: {error!r}", file=sys.stderr)
+        return None
+
+
+def deliver(client: PolicyClient, lines: list[str], refused: list[Refusal]) -> None:
+    """Log the clicks of some lines, and wait until each is on disk or is printed as refused."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    clicks = {click for line in lines if (click := read(line)) is not None}
+    while clicks:
+        for request_id, click_id in sorted(clicks):
+            try:
+                client.log_returns(request_id, 1.0, step=0, reward_id=click_id)
+            except ValueError as error:
+                print(error, file=sys.stderr)
+        try:
+            client.flush()
+        except Refusal:
+            if client.stats.waiting:  # the client itself is refused: its token, for example
+                raise
+        is_over = time.monotonic() >= deadline
+        early = {one.episode_id for one in refused if one.code == "not_found" and not is_over}
+        for refusal in refused:
+            if refusal.episode_id not in early:
+                print(refusal, file=sys.stderr)
+        refused.clear()
+        clicks = {click for click in clicks if click[0] in early}
+        if clicks:
+            time.sleep(PAUSE_SECONDS)
 
 
 def main() -> None:
+    refused: list[Refusal] = []  # since the last flush
     with PolicyClient(
         os.environ.get("HEADRACE_ADDRESS", "http://127.0.0.1:8642"),
         token=os.environ.get("HEADRACE_TOKEN"),
         ca=os.environ.get("HEADRACE_CA"),
+        on_error=refused.append,
     ) as client:
-        done = 0
+        done, lines = 0, []
         for line in sys.stdin:
-            click = json.loads(line)
-            client.log_returns(click["request_id"], 1.0, step=0, reward_id=click["click_id"])
-            done += 1
-            if done % BATCH == 0:
-                flush(client)
+            lines.append(line)
+            if len(lines) == BATCH:
+                deliver(client, lines, refused)
+                done, lines = done + BATCH, []
                 print(done, flush=True)
-        flush(client)
-        print(done, flush=True)
+        deliver(client, lines, refused)
+        print(done + len(lines), flush=True)
 
 
 if __name__ == "__main__":

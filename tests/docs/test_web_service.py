@@ -100,10 +100,10 @@ def decide(address: str, name: str) -> int:
 class Clicks:
     """The consumer of clicks and its queue: what is not committed comes again after a kill."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, wait: float = 60.0) -> None:
         self.lines: list[str] = []
         self.committed = 0
-        self._env = {"HEADRACE_ADDRESS": address}
+        self._env = {"HEADRACE_ADDRESS": address, "HEADRACE_WAIT": str(wait)}
 
     def click(self, name: str) -> None:
         """Somebody clicks; every other click is reported twice."""
@@ -174,6 +174,32 @@ def test_kills_lose_no_decision_and_no_click_and_double_none(tmp_path: Path) -> 
     assert headrace("verify", "--root", tmp_path).returncode == 0
 
 
+def test_a_click_waits_for_its_decision_and_one_without_holds_up_nobody(tmp_path: Path) -> None:
+    """A worker may still have the decision in its spool. What never comes is printed, in any
+    order: an unknown request, a line that is no click."""
+    declare(tmp_path, reward_window=WINDOW)
+    refusal = b'headrace_refused_events_total{code="not_found"}'
+    with CollectorProcess(tmp_path) as collector, PolicyClient(collector.address) as client:
+        early, others = Clicks(collector.address), Clicks(collector.address, wait=0)
+        early.click("late-decision")
+        with ThreadPoolExecutor(1) as thread:
+            consumed = thread.submit(early.consume, kill=False)
+            until(lambda: refusal in HTTP.request("GET", f"{collector.address}/metrics").data)
+            client.log_step(FEATURES, 1, 0.0, episode_id="late-decision")
+            client.log_step(FEATURES, 1, 0.0, episode_id="decision")
+            client.flush(PATIENCE)
+            consumed.result(PATIENCE)
+        assert early.committed == 1
+        others.click("nobody's")
+        others.lines += ["no click\n", "[]\n"]
+        others.click("decision")
+        others.consume(kill=False)
+        assert others.committed == len(others.lines) == 4
+        close_windows(collector, 2)
+        assert collector.stop() == 0
+    assert [row["rewards"] for row in shard_rows(tmp_path)] == [1.0, 1.0]
+
+
 def test_the_page_can_be_tried(tmp_path: Path) -> None:
     """Its commands, with this test's ports: one decision, asked for twice, and one click."""
     (commands,) = [text for text in blocks("docs/web_service.md", "text") if "uvicorn" in text]
@@ -190,6 +216,13 @@ def test_the_page_can_be_tried(tmp_path: Path) -> None:
             names = " ".join(f"{name}={value}" for name, value in told.items())
             code = code.replace("| python", f"| {sys.executable}")
             first, second, clicks = run_shell(f"export {names}\n{code}", tmp_path, collector)
+            for feature in ("1e39", "1e999"):  # beyond float32, beyond JSON's usual numbers
+                body = f'{{"request_id": "big-{feature}", "features": [{feature}, 0, 0, 0]}}'
+                told_of = {"content-type": "application/json"}
+                address = f"{told['SERVICE']}/decide"
+                for _ in range(2):  # also once the worker knows what is declared
+                    answer = HTTP.request("POST", address, body=body, headers=told_of)
+                    assert answer.status == 422, answer.data
         assert json.loads(first) == json.loads(second)
         assert clicks == "1"
         close_windows(collector, 1, *spaces)
