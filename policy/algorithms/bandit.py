@@ -67,8 +67,8 @@ _TO_LEARN = ("obs", "actions", REWARDS, TERMINATEDS, TRUNCATEDS, ACTION_LOGP, T)
 class BanditConfig:
     """How to learn. Raises ValueError for settings that make no sense.
 
-    The defaults are cautious: with few rewards (clicks) more epochs and a larger `lr` soon learn
-    single rows by heart, which shows as a small `ess`. With many rewards, raise both.
+    The defaults are cautious: with few rewards (clicks), more epochs and a larger `lr` soon overfit
+    single rows, which shows as a small `ess`. With many rewards, raise both.
 
     `baseline`: a number, or "mean", the mean reward of the batch; IPS only. `reward_model`, DR
     only: "linear" (ridge, one an action) or "mean" (smoothed means, blind to the observation).
@@ -140,8 +140,8 @@ class Bandit:
     """Updates a policy's `pi` from batches of one-step decisions (policy.algorithms.learner runs
     it).
 
-    Every batch is learned from for `epochs` passes in random order; DR fits its reward model on the
-    batch first, so a batch should be as much of the log as memory holds.
+    Each batch is used for `epochs` passes in random order. DR first fits its reward model on the
+    batch, so make batches as large as memory permits.
     """
 
     metric_names: ClassVar[tuple[str, ...]] = (

@@ -1,7 +1,8 @@
-"""What an algorithm is to a learner: a config that builds it, and the updates it makes.
+"""The interface between a learner and an algorithm: a config that builds it, and its updates.
 
 A config is a frozen dataclass with `build(policy)`; an implementer need not import this module.
-Beside it what our own share: checks of their settings, passes over a batch in random order.
+Also here: what our own algorithms share, checks of settings and passes over a batch in random
+order.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Algorithm(Protocol):
 class AlgorithmConfig(Protocol):
     """The settings of an algorithm: a frozen dataclass of plain values.
 
-    One whose network is of action values has `action_rule: ClassVar = ActionRule("epsilon_greedy")`
-    beside: see `default_rule`.
+    A config whose network outputs action values also has a class variable for `default_rule`:
+    `action_rule: ClassVar = ActionRule("epsilon_greedy")`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -81,13 +82,13 @@ class AlgorithmConfig(Protocol):
 
 
 def default_rule(config: AlgorithmConfig) -> ActionRule:
-    """By which an algorithm's policies act unless they are told otherwise: sampled."""
+    """The action rule of an algorithm's policies if none is chosen: its own, or `sample`."""
     rule: ActionRule = getattr(config, "action_rule", SAMPLE)
     return rule
 
 
 def no_metrics(names: Iterable[str]) -> dict[str, float]:
-    """The metrics of an update that had no row to learn from: the same names, NaN each."""
+    """The metrics of an update without usable rows: the same names, each NaN."""
     return dict.fromkeys(names, math.nan)
 
 
@@ -140,7 +141,8 @@ def require_not_negative(config: object, *names: str) -> None:
 
 
 def near_names(name: str, known: Collection[str]) -> str:
-    """Which known names an unknown one is near, to end an error's text; empty when none is."""
+    """Known names similar to an unknown one, as the end of an error's text; empty if there are
+    none."""
     near = sorted(difflib.get_close_matches(name, known))
     return f"; near {name}: {', '.join(near)}" if near else ""
 

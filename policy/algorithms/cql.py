@@ -7,13 +7,13 @@ observation s', minimise over minibatches of B rows
     y = r + gamma Q'(s', argmax_a' Q(s', a'))       (y = r where the episode terminated)
 
 Kumar et al. 2020, Conservative Q-Learning for Offline Reinforcement Learning, eq. 4: the second
-term keeps actions that were rarely logged from being taken for good ones. Q' are weights of up to
-`target_every` steps before (Mnih et al. 2015), and the action is chosen by Q itself (van Hasselt,
-Guez & Silver 2016). No propensities are needed, and none are corrected for.
+term keeps the values of rarely logged actions low. Q' are weights of up to `target_every` steps
+before (Mnih et al. 2015), and the action is chosen by Q itself (van Hasselt, Guez & Silver 2016).
+No propensities are needed, and none are corrected for.
 
-Values are no logits: a policy that samples from their softmax acts almost at random where they are
-close. So what is learned here acts epsilon-greedy unless it is told otherwise. A row that is
-neither terminated nor has a next observation is left out.
+Values are not logits: a policy that samples from their softmax acts almost at random where they are
+close. So the default action rule here is epsilon-greedy. A row that is neither terminated nor has a
+next observation is left out.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TO_LEARN = ("obs", "actions", REWARDS, TERMINATEDS, NEXT_OBS, HAS_NEXT_OBS)
 class CQLConfig:
     """How to learn. Raises ValueError for settings that make no sense.
 
-    `alpha` weighs caution against reward: its size is that of a reward.
+    `alpha` weighs caution against reward, in units of the reward.
     """
 
     columns: ClassVar[tuple[str, ...]] = (*_TO_LEARN, TRUNCATEDS)
@@ -105,8 +105,7 @@ class _Rows:
 class CQL:
     """Updates a policy's `pi`, whose outputs are action values (policy.algorithms.learner runs it).
 
-    Every batch is learned from for `epochs` passes in random order, so that it should be as much of
-    the log as memory holds.
+    Each batch is used for `epochs` passes in random order; make batches as large as memory permits.
     """
 
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "td_error", "gap", "mean_value")
@@ -121,7 +120,7 @@ class CQL:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: each batch begins anew, its first targets by the weights that it finds."""
+        """Nothing: each batch starts afresh, with its first targets from the current weights."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The learner: batches in, updates and metrics out, and a checkpoint to go on from.
+"""The learner: batches in, updates and metrics out, and a checkpoint to resume from.
 
     learner = Learner(Policy(spec, seed=7), BanditConfig(objective="dr"), seed=7)
     for metrics in learner.run(reader):
@@ -7,8 +7,8 @@
 
 A checkpoint is one safetensors file: weights and optimizer state as tensors, all the rest as a JSON
 document in its metadata, which also holds a digest of every tensor. It is written beside its place,
-synced and renamed. Nothing in it is executed when it is read. The position of the reader lies in
-it, so that what was read and what was learned can't part.
+synced and renamed. Nothing in it is executed when it is read. It includes the reader's position, so
+that the position always matches what was learned.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class Learner:
     ) -> dict[str, float]:
         """`update` in two steps, for a caller that gathers rows: what `usable` gave, summed up.
 
-        An update that ends with a loss, weights or actions which are not finite is taken back, and
-        its rows are left out as "not_finite": `rows` of the metrics is 0 then.
+        An update whose loss, weights or actions are not finite is reverted, and its rows are
+        excluded as "not_finite": the metrics then have `rows` 0.
         """
         metrics = self._try(used, on_progress) if used.count else None
         reasons = Counter(left_out)
@@ -182,8 +182,8 @@ class Learner:
     def go_on_from(
         self, weights: Mapping[str, npt.NDArray[Any]], lineage: Mapping[str, Ranges]
     ) -> None:
-        """Go on with published weights and what they were trained on, as where no checkpoint is
-        left: the optimizer begins anew; counts and schedules stay as they are."""
+        """Continue from published weights and their lineage, for example where no checkpoint is
+        left. The optimizer is reset; counts and schedules stay."""
         schedules = self.algorithm.state_dict()
         self.policy.set_weights(weights)
         self.algorithm = self.config.build(self.policy)
@@ -193,7 +193,7 @@ class Learner:
     # checkpoints
 
     def save(self, path: Path, *, reader_state: Mapping[str, Any] | None = None) -> None:
-        """Write everything that `load` needs to go on as if nothing had happened."""
+        """Write everything that `load` needs to continue exactly."""
         tensors = {f"weights/{k}": v for k, v in self.policy.get_weights().items()}
         optimizer, groups = optimizer_state(self.algorithm.optimizer)
         tensors |= optimizer
@@ -216,7 +216,7 @@ class Learner:
         replace_file(path, safetensors.numpy.save(tensors, metadata={_DOCUMENT: document}))
 
     def load(self, path: Path) -> dict[str, Any] | None:
-        """Go on from a checkpoint; the reader's state in it, if any.
+        """Resume from a checkpoint; returns the reader's state in it, if any.
 
         Raises WeightsDamaged for a damaged file, OSError for one that cannot be read now,
         ValueError for one of another spec or algorithm.

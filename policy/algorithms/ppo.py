@@ -11,14 +11,15 @@ Schulman et al. 2017, Proximal Policy Optimization Algorithms, eq. 7 and 9; A is
 minibatch. The learning rate and c fall linearly with the rows trained on, at a pace that reaches 0
 at `schedule_steps`; at `schedule_end` times their first values they stay.
 
-The behaviour policy may be some versions old: its log probability is never computed anew, for then
-w would begin at 1 whatever the age, and clipping would bound nothing. pi is what the network says,
-sampled at temperature 1: a policy with another action rule is refused.
+The behaviour policy may be some versions old. Its log probability is never recomputed: w would then
+start at 1 whatever the age, and clipping would bound nothing. pi is the network's distribution,
+sampled at temperature 1; a policy with another action rule is refused.
 
 Fragments are runs of one episode's consecutive rows in the batch. A fragment's last row bootstraps
-from V of its next observation, be it truncated, abandoned or only not read further yet. A row that
-is neither terminated nor has a next observation is left out, and its predecessor bootstraps from
-its observation; so are rows that another policy chose and rows without a log probability.
+from V of its next observation, whether it was truncated, abandoned or is not read further yet. A
+row that is neither terminated nor has a next observation is left out, and its predecessor
+bootstraps from its observation; so are rows that another policy chose and rows without a log
+probability.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class PPOConfig:
     """How to learn. Raises ValueError for settings that make no sense.
 
     The defaults suit short episodes and batches of some hundred rows. `lr` and `clip` fall to a
-    tenth and stay there: a trainer that follows live traffic never stops to learn. `schedule_steps`
+    tenth and stay there: a trainer that follows live traffic never stops learning. `schedule_steps`
     None keeps them as they are. `max_grad_norm` bounds the gradient's Euclidean norm.
     """
 

@@ -1,4 +1,4 @@
-"""A policy with its update rule: what a rollout worker acts with and learns.
+"""A policy with its update rule: a rollout worker acts with it and trains it.
 
     policy = TrainablePolicy(env.observation_space, env.action_space, {"seed": 7})
     gradients, info = policy.compute_gradients(batch)
@@ -154,8 +154,8 @@ class TrainablePolicy(Policy):
 
     `config` is a `PolicySettings` or a dict with its fields, `model` (see `ModuleSpec`) and the
     `config_keys` that a subclass lists because it reads them; a worker adds `worker_index` and
-    `num_workers`. Raises TypeError for any other key. `on_trained` is given the rows that
-    `learn_on_batch` has learned from: who publishes says what a version was trained on.
+    `num_workers`. Raises TypeError for any other key. `on_trained` gets the rows that
+    `learn_on_batch` used, for the lineage of published versions.
     """
 
     config_keys: ClassVar[Collection[str]] = ()
@@ -238,9 +238,9 @@ class TrainablePolicy(Policy):
         other_agent_batches: Mapping[Any, Any] | None = None,
         episode: Any = None,
     ) -> SampleBatch:
-        """Complete the rows of one agent's run of one episode; may change their number.
+        """Complete the rows of one agent's trajectory in one episode; may change their number.
 
-        `other_agent_batches`: agent id -> (policy, batch) of those that acted beside it.
+        `other_agent_batches`: agent id -> (policy, batch) of the other agents in the episode.
         """
         return self.postprocess(batch)
 
@@ -417,7 +417,7 @@ class TrainablePolicy(Policy):
         *,
         version: int,
     ) -> None:
-        """Become a published version of this spec, filter included."""
+        """Take over a published version of this spec, filter included."""
         self.set_weights(weights, version=version)
         if isinstance(self.filter, MeanStdFilter):
             self.filter.sync(MeanStdFilter.from_json(filter_state, self.spec.flattener.size))

@@ -7,31 +7,31 @@
         env.send_actions({env_id: {agent_id: action}})
         obs, infos = env.try_reset(env_id)     # once terminateds or truncateds has "__all__"
 
-Environments are of any kind: gymnasium's, alone, several or as a vector; multi-agent environments
-that speak in dicts by agent (PettingZoo's parallel ones among them); and programs that call us,
-`ExternalEnv`, whose episodes come and go as they please. What is in `policy.envs.vector_base_env`
-speaks for a gymnasium vector.
+Environments are of any kind: gymnasium's, one, several or a vector (adapted in
+`policy.envs.vector_base_env`); multi-agent environments with dicts by agent, such as PettingZoo's
+parallel ones; and programs that call us, `ExternalEnv`, which start and end episodes at any time.
 
-**A poll** answers six dicts, each keyed env id -> agent id; only envs that have news are in them.
+**A poll** returns six dicts, each keyed env id -> agent id; they contain only envs with something
+new.
 
-- `obs`: what an agent sees now. An agent that is in `obs` and whose episode goes on waits for one
-  action. A final observation may be absent: then its agent is not in `obs[env_id]`. In place of a
-  dict of agents `obs[env_id]` is the **exception** that the environment raised: its episode is to
-  be discarded, and `try_restart`, then `try_reset`, begin another.
+- `obs`: the agent's current observation. An agent that is in `obs` and whose episode goes on waits
+  for one action. A final observation may be absent: then its agent is not in `obs[env_id]`. In
+  place of a dict of agents `obs[env_id]` is the **exception** that the environment raised: its
+  episode is to be discarded, and `try_restart`, then `try_reset`, begin another.
 - `rewards` (float), `infos` (dict): of the agent's action before, filled with 0.0 and {} for every
-  agent that any of the five dicts names. At a first observation both are empty of meaning.
-- `terminateds`, `truncateds` (bool): the agent's own; the key `ALL_AGENTS` says that the whole
-  episode is over. Both always have it.
+  agent that any of the five dicts names. At a first observation both mean nothing.
+- `terminateds`, `truncateds` (bool): the agent's own; the key `ALL_AGENTS`, always present in both,
+  says whether the whole episode is over.
 - `off_policy_actions`: a `storage.experience.episode.LoggedAction` where the environment's own
   program has acted already. The worker records it; an action that is sent for such an agent is
   ignored.
 
 `infos[env_id][agent_id]["training_enabled"]` is False in every poll of an episode that readers are
-to skip: learners do not get its rows, an output writer gets them marked. It is said to the worker
-and is no info of the environment's; a gymnasium environment says it in the info of a reset or step.
+to skip: learners do not get its rows, an output writer gets them marked. The worker reads this key;
+it is not stored as an info. A gymnasium environment sets it in the info of a reset or step.
 
-`send_actions` wants an action for every agent that waits in an env which it names, and leaves other
-envs alone; a gymnasium vector steps as one and wants all.
+`send_actions` needs an action for every waiting agent of each env that it names, and leaves other
+envs alone; a gymnasium vector steps as one and needs all.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Spaces: TypeAlias = Any
 
 @runtime_checkable
 class BaseEnv(Protocol):
-    """What a worker needs of environments. Structural: an implementer need not import it.
+    """The environments' interface to a worker. Structural: an implementer need not import it.
 
     `observation_space` and `action_space` are as the environment declares them, of one agent:
     gymnasium's or Headrace's descriptors; a mapping agent id -> space when agents differ, or a
@@ -81,7 +81,8 @@ class BaseEnv(Protocol):
         ...
 
     def poll(self) -> Poll:
-        """What is new; blocks until something is. Raises when nothing can come any more."""
+        """Everything new; blocks until there is something. Raises when nothing can come any
+        more."""
         ...
 
     def send_actions(self, actions: Mapping[Any, Mapping[Any, Any]]) -> None:
@@ -126,7 +127,8 @@ def to_base_env(
         num_envs: copies to step; `make_env(i)` makes the others, and replaces one that failed.
         seed: copy i is first reset with seed + i; None: with none.
 
-    Raises ValueError for a count that cannot be had, TypeError for what is no environment.
+    Raises ValueError for a count that the environment does not allow, TypeError for anything that
+    is not an environment.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs: expected 1 or more, got {num_envs}")

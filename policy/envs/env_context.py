@@ -1,4 +1,5 @@
-"""The env_config that an env creator gets: a dict that also knows whose copy it is for."""
+"""The env_config that an env creator gets: a dict that also names the worker and the copy it is
+for."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class EnvContext(dict[str, Any]):
         remote: bool | None = None,
         num_workers: int | None = None,
     ) -> EnvContext:
-        """The same for another copy; what is not given stays."""
+        """The same for another copy; arguments left out keep their values."""
         return EnvContext(
             self if env_config is None else env_config,
             self.worker_index if worker_index is None else worker_index,

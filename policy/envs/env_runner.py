@@ -1,4 +1,4 @@
-"""What collects experience: the abstract env runner, and how it survives failing environments.
+"""The abstract env runner, which collects experience, and its restarts of failing environments.
 
     class Mine(EnvRunner):
         def make_env(self): self.env = gymnasium.make(self.config["env"])
@@ -6,8 +6,8 @@
         def get_spaces(self): ...
         def assert_healthy(self): ...
 
-A copy of an environment that raises is made anew, a bounded number of times with growing pauses
-between, and only its own partial episode is lost: `Restarts` counts them.
+A copy of an environment that raises is replaced, a bounded number of times and with growing pauses;
+only its own partial episode is lost. `Restarts` counts these.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class EnvFailed(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class RestartLimits:
-    """`most` failures in a row of one copy are mended, with pauses of `backoff` seconds that double
-    up to `longest`. A row of failures ends when the copy completes an episode or a fragment."""
+    """A copy is replaced after up to `most` consecutive failures, with pauses of `backoff` seconds
+    that double up to `longest`. The count restarts when the copy completes an episode or a
+    fragment."""
 
     most: int = 5
     backoff: float = 0.1
@@ -82,7 +83,7 @@ class Restarts:
 
 
 class EnvRunner(ABC):
-    """Steps environments with a policy and hands out what it saw.
+    """Steps environments with a policy and returns the experience.
 
     Attributes: `config`, a copy of what was given; `env`, None until `make_env`; `restarts`.
     Of the config two settings are read here: `restart_failed_sub_environments` (False) and
@@ -117,11 +118,11 @@ class EnvRunner(ABC):
         raise NotImplementedError(f"{type(self).__name__}.make_env: this runner makes no env")
 
     def make_module(self) -> None:
-        """Make what the runner acts with."""
+        """Make the modules that the runner acts with."""
         raise NotImplementedError(f"{type(self).__name__}.make_module: this runner makes no module")
 
     def get_metrics(self) -> Any:
-        """What happened since the last call; nothing by default."""
+        """Metrics since the last call; none by default."""
         return []
 
     def stop(self) -> None:  # noqa: B027  a runner may have nothing to release

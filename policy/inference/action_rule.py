@@ -1,4 +1,4 @@
-"""The action rule: how a policy comes from what its network says to an action.
+"""The action rule: how a policy chooses an action from its network's output.
 
 | kind | parameter | an action is |
 |---|---|---|
@@ -34,7 +34,7 @@ _EXPECTED = {"temperature": "> 0", "epsilon": "from 0 to 1"}
 
 @dataclass(frozen=True)
 class ActionRule:
-    """One rule. Raises ValueError for an unknown kind and for another's parameter."""
+    """One rule. Raises ValueError for an unknown kind, or a parameter of another kind."""
 
     kind: Kind = "sample"
     temperature: float | None = None  # of sample
@@ -55,8 +55,8 @@ class ActionRule:
 
     @property
     def explores(self) -> bool:
-        """Whether every action stays possible: what does not explore says of no other policy what
-        it would have earned."""
+        """Whether every action stays possible. Other policies cannot be judged on episodes of a
+        rule that does not explore."""
         return self.kind == "sample" or bool(self.epsilon)
 
     def to_json(self) -> dict[str, Any]:

@@ -84,9 +84,9 @@ class ModuleSpec:
 class PolicySpec:
     """Two spaces, the module between them, and how actions are drawn.
 
-    `distribution` defaults to the one of the action space (policy.inference.action_layout).
-    Raises SpaceError for spaces in which no policy can act or that none can read, SpecError for
-    the rest, as for epsilon_greedy where a Box takes part: its best action has no density.
+    `distribution` defaults to the one of the action space (policy.inference.action_layout). Raises
+    SpaceError for spaces that no policy can read or act in, SpecError for other faults, such as
+    epsilon_greedy with a Box, whose best action has no density.
     """
 
     observation: Space
@@ -132,7 +132,7 @@ class PolicySpec:
 
     @property
     def has_propensity(self) -> bool:
-        """Whether what it does has a probability or a density: the mean of a Box has none."""
+        """Whether its actions have a probability or a density; the mean of a Box has none."""
         return self.action_rule.explores or self.layout.is_discrete
 
     @cached_property

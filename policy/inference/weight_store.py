@@ -1,9 +1,9 @@
-"""The store of published weights, which takes in nothing that no policy could act with.
+"""The store of published weights, which accepts only weights that a policy can act with.
 
 `storage.weights.store` keeps weights and knows no network; this is the same store with the check
 that a policy brings: the weights have the names, shapes and dtype of their spec, the spec has the
-spaces that the policy is declared with, and the network gives finite numbers on observations of
-its space. Whoever publishes opens this one, so that a collector can load what goes live.
+spaces that the policy is declared with, and the network gives finite numbers on observations of its
+space. Publishers open this store, so that collectors can load every live version.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def require_usable(
     *,
     version: int = -1,
 ) -> NumpyPolicy:
-    """The policy of these weights. Raises WeightsRefused unless one can act with it.
+    """The policy of these weights. Raises WeightsRefused unless it can act.
 
     `declared_schema` is the schema id of the spaces that the policy is declared with, None when it
     is not declared; `version` is the policy's, -1 unknown.

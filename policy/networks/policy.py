@@ -86,7 +86,8 @@ class Policy:
     # what a learner reads; `observed` comes from `observe`
 
     def distribution(self, observed: Tensor) -> ActionDistribution:
-        """The network's own, which is that of its actions under the rule `sample` at 1 alone."""
+        """The network's distribution. Actions follow it only under the rule `sample` with
+        temperature 1."""
         return ActionDistribution(self.spec.layout, self.module.dist_inputs(observed))
 
     def values(self, observed: Tensor) -> Tensor:

@@ -79,14 +79,14 @@ class Episodes:
         units: npt.ArrayLike | None = None,
         pass_prob: npt.ArrayLike | None = None,
     ) -> Episodes:
-        """Check flat arrays (S,) and leave out the episodes that are not whole.
+        """Check flat arrays (S,) and exclude the episodes that are not whole.
 
-        `ended` says how each of the n episodes ended (None: it still goes on, "unfinished"); those
-        whose word is in `leave_out` are excluded and counted. `excluded` adds episodes that the
-        caller left out before. `densities=True` lets logp exceed 0, as densities of continuous
-        actions do. `units` (n,): episodes with one number, which stand together, are one
-        sample to an interval. `pass_prob` (n,): how likely it was that an episode is logged. Raises
-        ValueError that names the episode and step of the first bad number.
+        `ended` gives the ending of each of the n episodes (None: it has not ended, "unfinished");
+        those whose ending is in `leave_out` are excluded and counted. `excluded` adds counts of
+        episodes that the caller excluded before. `densities=True` lets logp exceed 0, as densities
+        of continuous actions do. `units` (n,): episodes with one number, which stand together, are
+        one sample to an interval. `pass_prob` (n,): how likely it was that an episode is logged.
+        Raises ValueError that names the episode and step of the first bad number.
         """
         sizes = _lengths(lengths)
         total = int(sizes.sum())
@@ -196,8 +196,8 @@ class Episodes:
     def with_propensity(self) -> Episodes:
         """Those whose every step has a behaviour logp; the rest are counted `no_propensity`.
 
-        Estimators that weigh call this themselves. Call it before `dm` or `v_behavior` when they
-        are to be compared with the others on the same episodes.
+        Estimators that use importance weights call this themselves. Call it before `dm` or
+        `v_behavior` when they are to be compared with the others on the same episodes.
         """
         unknown = np.isnan(self.behaviour_logp)
         if not unknown.any():

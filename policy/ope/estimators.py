@@ -1,4 +1,4 @@
-"""Off-policy estimators: what a target policy would have earned, judged from another's episodes.
+"""Off-policy estimators: what a target policy would have earned, by episodes of another one.
 
 Hold the log as flat arrays, one row a step, episodes one after the other, and say how long each is:
 
@@ -110,7 +110,7 @@ class Estimate:
 
 
 class Estimator(Protocol):
-    """What every estimator can be called with; some take a keyword more."""
+    """The common signature of estimators; some have additional keywords."""
 
     def __call__(
         self, episodes: Episodes, *, gamma: float = 1.0, interval: Interval = ...
@@ -132,7 +132,7 @@ def v_behavior(
 def dm(episodes: Episodes, *, gamma: float = 1.0, interval: Interval = STUDENT_T_95) -> Estimate:
     """Direct method: mean of v at the first step. Dudik, Langford & Li 2011, section 2.
 
-    Its interval shows how v varies over episodes, and nothing of the model's own error. Needs no
+    Its interval shows how v varies over episodes and ignores the model's error. Needs no
     propensities; `gamma` is in v already.
     """
     data = _prepared(episodes, "v")

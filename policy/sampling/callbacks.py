@@ -1,4 +1,4 @@
-"""Hooks into sampling: override what is needed, or give the older form, a dict of functions.
+"""Hooks into sampling: override methods, or pass the older form, a dict of functions.
 
 class Mine(Callbacks):
     def on_episode_end(self, *, worker, base_env, policies, episode, env_index):
@@ -133,7 +133,7 @@ _OLD_NAMES = {"on_postprocess_trajectory": "on_postprocess_traj"}
 
 
 def is_overridden(callbacks: Callbacks, name: str) -> bool:
-    """Whether a hook does anything: what nobody hooks into costs nothing."""
+    """Whether a hook is overridden; one that is not costs nothing."""
     if isinstance(callbacks, DictCallbacks):
         return _OLD_NAMES.get(name, name) in callbacks.functions
     return getattr(type(callbacks), name) is not getattr(Callbacks, name)

@@ -1,4 +1,4 @@
-"""What a worker reports: an entry an episode, and estimates of its policy from other data."""
+"""A worker's reports: one entry per episode, and estimates of its policy from other data."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class RolloutMetrics:
 
 @dataclass(frozen=True)
 class OffPolicyEstimate:
-    """What an estimator says of the worker's policy, from the episodes that its input held."""
+    """An estimate of the worker's policy, from the episodes of its input."""
 
     estimator_name: str
     metrics: Mapping[str, Any]
 
 
 class MetricsRecorder:
-    """Gathers episodes until they are drained; a deque, so that two threads may share it."""
+    """Collects ended episodes until they are drained. Two threads may share it."""
 
     def __init__(self) -> None:
         self._episodes: deque[RolloutMetrics] = deque(maxlen=_MOST)

@@ -1,5 +1,5 @@
-"""What a worker reads from and writes to: the context of input and output creators, and its own
-sampler as an input.
+"""A worker's inputs and outputs: the context of their creators, and the worker's own sampler as an
+input.
 
     def from_shards(ioctx): return ShardReader(ioctx.log_dir)
     def to_shards(ioctx): return ParquetOutputWriter(ioctx.log_dir, ioctx.worker.descriptors())
@@ -31,7 +31,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class IOContext:
-    """What input and output creators are told. `log_dir` is the working directory unless given."""
+    """The argument of input and output creators. `log_dir` is the working directory unless
+    given."""
 
     log_dir: str = field(default_factory=os.getcwd)
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -64,8 +65,8 @@ class SamplerInput(InputReader):
 
 
 class FakeInput(InputReader):
-    """Plays once, then hands the first batch out for ever: what is left is everything but playing.
-    Each time a copy, because batches are changed in place."""
+    """Samples once, then returns copies of the first batch forever, to measure everything except
+    sampling. Copies, because batches are changed in place."""
 
     def __init__(self, source: InputReader) -> None:
         self._source = source
@@ -81,9 +82,9 @@ class FakeInput(InputReader):
 
 
 class AsyncSamplerInput(InputReader):
-    """A sampler that plays in a thread of its own, at most `depth` batches ahead.
+    """A sampler in a thread of its own, at most `depth` batches ahead.
 
-    What the sampler raises is raised to the caller of `next`, and again at every later call.
+    An exception of the sampler is raised by `next`, and again by every later call.
     """
 
     def __init__(self, sampler: Sampler, *, depth: int = 5, timeout: float = 600.0) -> None:

@@ -9,10 +9,9 @@
         group.sync_weights()
     group.stop()
 
-A remote worker that dies costs what it was sampling and nothing else: the others' batches are
-there, a new worker takes its place, and gets the newest weights, global variables and filters.
-Needs the [ray] extra. What travels is pickled by Ray between its own processes; nothing of it is
-read from, or becomes, a file or a message of Headrace.
+If a remote worker dies, only its current sample is lost: a new worker replaces it and gets the
+newest weights, global variables and filters. Needs the [ray] extra. Ray pickles what it sends
+between its own processes; Headrace's files and messages contain no pickle.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class GroupStats:
-    """What happened so far."""
+    """Counts since the group was made."""
 
     lost: int = 0  # workers that died
     restarted: int = 0  # workers that took their places
@@ -122,8 +121,8 @@ class WorkerGroup:
     ) -> int:
         """Send the driver's weights to every worker as a new version; its number.
 
-        They are put into Ray's store once, however many workers there are. What a worker says
-        against them is raised by the next call that asks it for something.
+        They are put into Ray's store once, however many workers there are. If a worker refuses
+        them, its error is raised by the next call to that worker.
         """
         self._require_running()
         self.version += 1
@@ -150,8 +149,8 @@ class WorkerGroup:
         remote.version = self.version
 
     def sync_filters(self) -> None:
-        """Merge what every worker's filters saw since the last time into the driver's, and send the
-        outcome to all: no observation is counted twice."""
+        """Merge the observations of all workers' filters since the last call into the driver's
+        filters, and send the result to all; no observation counts twice."""
         driver = self.local_worker.filters
         for one in driver.values():
             if isinstance(one, MeanStdFilter):
@@ -172,9 +171,9 @@ class WorkerGroup:
     def sample(self) -> list[Batch]:
         """A sample of every worker that is alive, in the order of their indices.
 
-        A worker that died meanwhile is missing from the list and is there again the next time.
-        Raises RuntimeError when no worker gave anything, and what a worker's own code raised: the
-        others' batches are kept then, and the next call hands them out instead of asking those
+        A worker that died meanwhile is missing from the list, and its replacement is there the next
+        time. Raises RuntimeError when no worker returned a batch, and exceptions of a worker's own
+        code: the batches of the others are then kept for the next call, which does not ask those
         workers again.
         """
         answers, failed = self._ask("sample", but=self._held_batches)
@@ -273,9 +272,9 @@ class WorkerGroup:
         return [result for results in found for result in results]
 
     def get_metrics(self) -> list[Any]:
-        """What all workers report since the last time, together.
+        """The reports of all workers since the last call.
 
-        When a worker's own code raises, what the others reported is in the next call's answer.
+        If a worker's own code raises, the next call includes the reports of the others.
         """
         self._require_running()
         self._held_metrics += self.local_worker.get_metrics()

@@ -12,7 +12,7 @@
     for episode in worker.get_metrics(): ...
     worker.stop()
 
-docs/workers.md tells every argument. As a Ray actor: `RolloutWorker.as_remote(num_cpus=1)`.
+docs/workers.md describes every argument. As a Ray actor: `RolloutWorker.as_remote(num_cpus=1)`.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class RolloutWorker(EnvRunner):
     # what a runner does
 
     def assert_healthy(self) -> None:
-        """Raise RuntimeError for a worker that was stopped or has nothing to sample from."""
+        """Raise RuntimeError for a worker that is stopped, or has neither environment nor input."""
         if self._stopped or self._sampling is None:
             raise RuntimeError("this worker was stopped")
         self._sampling.require_input()
@@ -208,10 +208,10 @@ class RolloutWorker(EnvRunner):
         """A batch: the input's batches joined, then `on_sample_end`, the output writer, the
         estimators, compression, in this order.
 
-        truncate_episodes: rollout_fragment_length * num_envs steps (fewer when postprocessing
-        takes rows away), of at most num_envs batches of the input. complete_episodes: whole
-        episodes, at least that many steps. Raises EndOfInput, EnvFailed, what environments raise
-        that are not to be mended, and TypeError for any argument.
+        truncate_episodes: rollout_fragment_length * num_envs steps (fewer when postprocessing takes
+        rows away), of at most num_envs batches of the input. complete_episodes: whole episodes, at
+        least that many steps. Raises EndOfInput, EnvFailed, the exception of an environment that is
+        not restarted, and TypeError for any argument.
         """
         WorkerSettings.refuse_for_sample(kwargs)
         self.assert_healthy()
@@ -261,9 +261,9 @@ class RolloutWorker(EnvRunner):
     ) -> None:
         """Copy weights in; then `set_global_vars` if there are any.
 
-        `version` (one, or one a policy) is stamped on every step that is acted with them. Raises
-        KeyError for an unknown id and ValueError for weights that do not fit, and changes nothing
-        before all ids are known.
+        `version` (one, or one per policy) is stored with every step that they act in. Raises
+        KeyError for an unknown id, before anything changes, and ValueError for weights that do not
+        fit.
         """
         known = {policy_id: self._policy(policy_id) for policy_id in weights}
         for policy_id, policy in known.items():
@@ -473,8 +473,8 @@ class RolloutWorker(EnvRunner):
         return {policy_id: policy.filter for policy_id, policy in self.policies.items()}
 
     def get_filters(self, flush_after: bool = False) -> Filters:
-        """Plain copies with what they have not handed over; `flush_after` clears that here, so that
-        a driver that merges it never counts it twice."""
+        """Plain copies with their unmerged observations; `flush_after` clears these here, so that a
+        driver that merges the copies never counts them twice."""
         return {name: _copied(one, flush=flush_after) for name, one in self.filters.items()}
 
     def sync_filters(self, new_filters: Mapping[str, MeanStdFilter | NoFilter]) -> None:
@@ -517,8 +517,8 @@ class RolloutWorker(EnvRunner):
     # state
 
     def save(self) -> bytes:
-        """Filters with what they have not handed over (which is cleared here), weights, optimizers,
-        global variables, random state: safetensors, nothing that is executed. See
+        """Filters with their unmerged observations (which are cleared here), weights, optimizers,
+        global variables and random state, as safetensors: nothing in it is executed. See
         policy.worker.state."""
         filters = {
             name: one
@@ -580,7 +580,7 @@ class RolloutWorker(EnvRunner):
     # the rest
 
     def apply(self, func: Callable[[Any], Any]) -> Any:
-        """`func(worker)`: what a group asks of a worker elsewhere."""
+        """`func(worker)`: a group calls it on remote workers."""
         return func(self)
 
     def creation_args(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class EpisodeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LoggedAction:
-    """An action that an environment's own program chose, and how likely that was, if it is known.
+    """An action that an environment's own program chose, with its log-probability if known.
 
     `logp` is the log-probability (or log-density), `version` the policy version that it chose with.
     """
@@ -60,7 +60,7 @@ class Part(Struct, frozen=True, kw_only=True, gc=False):
 
     In a multi-agent episode each agent's run is a *track*, with parts of its own: the tracks of one
     `episode_id` differ in `agent_id`, and `env_t` joins their steps (-1 = unknown). An agent that
-    leaves early does not know `agents`, those that end with the episode do.
+    leaves early has no `agents`; those that end with the episode have their number.
 
     `obs` and `actions` hold T canonical encodings (storage.spaces.codec) behind each other; when
     the space holds Text, `obs_lengths` / `actions_lengths` give each one's size in bytes (uint32),

@@ -3,7 +3,7 @@
     StorageError
     └── ReaderError
         ├── EndOfInput      everything was read, once
-        ├── MixedSchemas    shards of several schemas, and nothing says which one is meant
+        ├── MixedSchemas    shards of several schemas, and none was chosen
         └── ReaderState     a saved position does not fit this reader
 
 Needs numpy alone, so that an implementer outside `storage` does not pay for Arrow.
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class ReaderError(StorageError):
-    """Reading cannot go on as asked."""
+    """The input cannot be read as requested."""
 
 
 class EndOfInput(ReaderError):
@@ -58,11 +58,12 @@ class InputReader(ABC):
         """
 
     def want(self, columns: Sequence[str]) -> None:  # noqa: B027  most bring what they have
-        """What the caller needs of each row. A reader that was not told itself which columns to
-        bring adds them; before the first `next`."""
+        """Name the columns that the caller needs, before the first `next`. A reader adds them
+        unless its own arguments choose columns."""
 
     def share(self, index: int, count: int) -> None:
-        """Of `count` readers of one input be number `index`: together they bring each row once.
+        """Be reader number `index` of `count` that share one input: together they return each row
+        once.
 
         To be called before the first batch. Raises ReaderError where an input cannot be shared.
         """
@@ -99,8 +100,7 @@ class OutputWriter(ABC):
 
     @abstractmethod
     def write(self, batch: SampleBatch | MultiAgentBatch) -> None:
-        """Take one batch, of one policy or of several; when it is durable is the writer's own
-        promise."""
+        """Write one batch, of one policy or of several. The writer documents when it is durable."""
 
     def close(self) -> None:  # noqa: B027  most writers in memory have nothing to release
         """Finish; closing twice is fine."""

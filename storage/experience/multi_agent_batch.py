@@ -82,7 +82,7 @@ class MultiAgentBatch:
 
     @property
     def total(self) -> int:
-        """The same, beside `count`."""
+        """The number of steps of all agents, as `agent_steps()`."""
         return self.agent_steps()
 
     @property

@@ -116,7 +116,7 @@ class RangeSet:
         return list(zip(self._firsts, self._lasts, strict=True))
 
     def touching(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The ranges that overlap first..last or stand directly beside it."""
+        """The ranges that overlap first..last or are adjacent to it."""
         i, j = self._span(first - 1, last + 1)
         return list(zip(self._firsts[i:j], self._lasts[i:j], strict=True))
 
@@ -179,7 +179,7 @@ class RangeSet:
     def from_json(cls, document: Any) -> RangeSet:
         """The set of a `to_json` form. Raises ValueError unless ascending, disjoint pairs of int64.
 
-        Adjacent pairs are taken and coalesced.
+        Adjacent pairs are accepted and coalesced.
         """
         if not isinstance(document, list):
             raise ValueError(f"ranges: expected a list of [first, last], got {document!r:.80}")

@@ -3,8 +3,8 @@
 A `SampleBatch` maps column names to arrays of one length. Slices are views, gathers are copies. A
 space of several leaves has one column a leaf, named `obs.<path>`.
 
-No operation changes a dtype on its way: rewards and timestamps are float64 and int64 as on disk,
-and columns of different dtypes are not joined. `with_floats` converts, where somebody asks for it.
+No operation changes a dtype implicitly: rewards and timestamps are float64 and int64 as on disk,
+and columns of different dtypes are not joined. `with_floats` converts explicitly.
 
 `storage.experience.multi_agent_batch` holds the batches of several policies.
 
@@ -178,7 +178,7 @@ class SampleBatch(MutableMapping[str, Array]):
         return self._trusted({k: v.take(rows, axis=0) for k, v in self._columns.items()}, len(rows))
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One dict a row, for people's eyes: never in a hot path."""
+        """One dict per row: for display, too slow for a hot path."""
         for i in range(self.count):
             yield {name: column[i] for name, column in self._columns.items()}
 
@@ -448,7 +448,7 @@ def concat_samples(batches: Sequence[SampleBatch]) -> SampleBatch:
     """The rows of all batches behind each other; empty batches do not count.
 
     Raises BatchError when the columns' names, shapes or dtypes differ: float32 and float64 are not
-    joined in silence.
+    joined implicitly.
     """
     filled = [batch for batch in batches if batch.count]
     if len(filled) <= 1:

@@ -1,4 +1,4 @@
-"""What is left out of reading, and what is tried again: one vocabulary for results and metrics."""
+"""Shards that readers exclude or retry: one vocabulary for results and metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRANSIENT = (OSError, MemoryError)
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """A shard that is left out, and why. `rows`: as its footer says, None if that is unreadable."""
+    """An excluded shard, and why. `rows`: as its footer states, None if that is unreadable."""
 
     shard: ShardFile
     reason: Reason
@@ -45,10 +45,10 @@ class Excluded:
 class ReaderStats:
     """What a reader did since it was made; steps are rows of shards.
 
-    The reasons of `excluded` are those of `Reason`. Of a shard that is left out
-    ("damaged", "content", "vanished") the rows are those of its footer if that can be read and fits
-    the name; else one for each part, which is the least: how many parts, its name tells. Shards in
-    `retrying` are neither read nor left out.
+    The reasons of `excluded` are those of `Reason`. An excluded shard ("damaged", "content",
+    "vanished") counts the rows that its footer states, if that is readable and fits the name; else
+    one row for each part in its name, which is a lower bound. Shards in `retrying` are neither read
+    nor excluded.
     """
 
     shards: int = 0
@@ -64,7 +64,7 @@ class ReaderStats:
 
     @property
     def spoiled(self) -> int:
-        """Rows that were written and cannot be read: of shards that are left out."""
+        """Rows that were written and cannot be read: those of excluded shards."""
         return sum(self.excluded.get(reason, 0) for reason in SPOILED)
 
     def exclude(self, reason: Reason, rows: int) -> None:

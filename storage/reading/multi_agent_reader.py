@@ -6,8 +6,8 @@
 
 Every agent's run through an episode is a track in the stream of its own policy's spaces. A reader
 per policy brings whole tracks; here they are joined by collector and `eps_id`, and their steps by
-`env_t`. An episode is handed over when all its tracks are there: those that ended with it tell how
-many they are.
+`env_t`. An episode is returned when all its tracks are there: tracks that ended with it state how
+many there are.
 """
 
 from __future__ import annotations
@@ -70,18 +70,17 @@ class MultiAgentReader(InputReader):
     - `tags`, `training_disabled`, `select`, `columns`, `names`, `follow`, `retry_for`, `eager`,
       `prefetch`, `state`: as `ShardReader` has them; `shuffle` mixes whole episodes, within that
       many environment steps.
-    - `patience`: an episode that the collector stopped, because it was abandoned or broken, never
-      tells how many tracks it has. It is handed over when nothing of it came for so many seconds;
-      in a finite input, when the collector had its last step so long ago, and else it waits for the
-      next reading.
-    - `most_waiting_bytes`: of tracks that wait for others; then the episode that has waited longest
-      is handed over as it is. What comes of it later is an episode of its own.
-    - `incomplete`: hand over what waits at the end of a finite input.
+    - `patience`: an episode that was abandoned or broken never states how many tracks it has. It is
+      returned when none of its rows came for so many seconds. In a finite input it is returned if
+      the collector received its last step that long ago; otherwise it waits for the next reading.
+    - `most_waiting_bytes`: limit for tracks that wait for others; beyond it, the episode that has
+      waited longest is returned incomplete. Its later rows form an episode of their own.
+    - `incomplete`: at the end of a finite input, return episodes that still wait.
     - `sources`: by policy, instead of roots. `clock`: microseconds since the epoch.
 
-    `stats.partial` counts episodes that were handed over without knowing that they were whole, as
-    `stopped`, `memory` or `end`. One thread at a time may use a reader. Raises ValueError for
-    policies that are not declared, and what `ShardReader` raises.
+    `stats.partial` counts episodes that were returned and may be incomplete, as `stopped`, `memory`
+    or `end`. One thread at a time may use a reader. Raises ValueError for policies that are not
+    declared, and what `ShardReader` raises.
     """
 
     def __init__(
@@ -168,11 +167,11 @@ class MultiAgentReader(InputReader):
             reader.want(columns)
 
     def taken(self, policy_id: str) -> Ledger:
-        """What is not read from this policy's source again; other threads may ask it."""
+        """The ordinals of this policy's source that are not read again. Thread-safe."""
         return self._readers[policy_id].taken
 
     def caught_up(self) -> bool:
-        """Whether all that can be read now was handed over; see `ShardReader.caught_up`.
+        """Whether all rows that can be read now were returned; see `ShardReader.caught_up`.
 
         Episodes that wait for tracks of other agents do not count.
         """

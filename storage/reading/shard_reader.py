@@ -1,8 +1,8 @@
 """Reading shards as batches: `ShardReader`.
 
-The truth is the directory scan minus the ledger of ordinals that were taken; a row is known by
-(stream, ordinal, row), so that a merged or rewritten file adds nothing twice. A position saved with
-`state_dict()` names every row that has not reached the caller yet.
+To be read is what a directory scan finds, minus the ledger of ordinals already read; a row is
+identified by (stream, ordinal, row), so that a merged or rewritten file adds nothing twice. A
+position saved with `state_dict()` names every row that has not reached the caller yet.
 
 Example:
     >>> with ShardReader("run", batch_size=256, shuffle=10_000, seed=1) as reader:
@@ -90,8 +90,9 @@ Select: TypeAlias = Callable[[SampleBatch], npt.NDArray[np.bool_]]
 class ShardReader(InputReader):
     """Sample batches from the shards under one or more roots, each row exactly once.
 
-    For a root may stand its `shards/`, the folder of a stream or a single shard. A reader that
-    follows waits for what is not there; any other one raises a ReaderError from `next`.
+    Instead of a root you can pass its `shards/`, the folder of a stream or a single shard. With
+    `follow`, a reader waits for a path that does not exist yet; without, `next` raises a
+    ReaderError.
 
     Modes
     - "transitions": batches of exactly `batch_size` rows (the last one of a finite input may be
@@ -101,26 +102,27 @@ class ShardReader(InputReader):
     - "episodes": whole episodes, joined over their parts, at least `batch_size` rows; incomplete
       ones wait, and come at the end of a finite input if `incomplete` is set.
 
-    Every mode brings `new_obs` and `has_new_obs` (False where a row is not terminated and has no
-    next observation: zeros stand there), and the identity of each row: `stream`, `ordinal`,
+    Every mode returns `new_obs` and `has_new_obs` (False where a row is not terminated and has no
+    next observation; `new_obs` is zeros there), and the identity of each row: `stream`, `ordinal`,
     `episode_ordinal`, `t`. Arrays of unshuffled batches, and columns of one value, may be read-only
     views.
 
     Arguments
     - `policy_id`, `tags`, `since`/`until` (microseconds of the client's ts) choose parts by their
       first step; `training_disabled=True` also reads episodes logged with training_enabled=False;
-      `select(batch)` gives a mask over rows. What they leave out counts as read, and in `stats`.
+      `select(batch)` gives a mask over rows. Rows that they exclude count as read, and are counted
+      in `stats`.
     - `ordinals`: a manifest, stream -> ranges: nothing else is read.
     - `schema_id`: which schema to read when the roots hold several. With a `policy_id`, the schema
       of its steps.
     - `columns`: public names instead of `DEFAULT_COLUMNS`; `obs` stands for `obs.<path>` too.
     - `names`: object arrays of names instead of codes, for spaces that have any.
     - `shuffle`: rows of the shuffle window, 0 for the order at rest; `prefetch`: shards read ahead.
-    - `eager`: a batch is what is there, at most `batch_size` rows, and never waits for more.
+    - `eager`: return what is available, at most `batch_size` rows, without waiting for more.
     - `follow`: wait for new shards instead of ending; the directory is scanned again when
       something changes and every `poll_interval` seconds.
-    - `retry_for`: seconds for which what cannot be read is tried again, while the rest goes on;
-      then `next` raises a ReaderError that names it. A reader that follows never gives up.
+    - `retry_for`: seconds for which an unreadable shard is retried while others are read; then
+      `next` raises a ReaderError that names it. With `follow` it is retried forever.
     - `state`: a position of `state_dict()` to go on from.
 
     One thread at a time may use a reader. Raises MixedSchemas, ReaderState, and from `next`
@@ -242,7 +244,7 @@ class ShardReader(InputReader):
 
     @property
     def taken(self) -> Ledger:
-        """What is not read from a source again; other threads may ask it."""
+        """The ordinals of a source that are not read again. Thread-safe."""
         return self._ledger
 
     @property
@@ -252,11 +254,11 @@ class ShardReader(InputReader):
         return ledger
 
     def caught_up(self) -> bool:
-        """Whether all that can be read now was handed over: a scan made now finds nothing new, and
+        """Whether all rows that can be read now were returned: a new scan finds nothing new, and
         `next` would wait.
 
-        Shards that are left out or tried again do not count, nor do rows that wait for others of
-        their batch, shuffle window or episode. It takes a scan, in the prefetch thread.
+        Excluded and retried shards do not count, nor do rows that wait for others of their batch,
+        shuffle window or episode. The scan runs in the prefetch thread.
         """
         if self._closed or self._failed is not None or not self._start(lambda: 0.0):
             return False
@@ -451,7 +453,8 @@ class ShardReader(InputReader):
     # positions
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as JSON: what was delivered whole, and each row that is still inside."""
+        """The position, as JSON: the ordinals that were returned whole, and each row still held
+        inside."""
         if self._restored is not None:
             return self._restored.to_json()
         return Position.of(

@@ -37,7 +37,7 @@ class ShardError(StorageError):
 
 
 class ShardDamaged(ShardError):
-    """A shard's bytes are not those that were written, or are no shard of ours at all.
+    """A shard's bytes are not those that were written, or the file is not a Headrace shard.
 
     `reason` is "damaged" for bytes that differ from what the name proves, else "content".
     """
@@ -92,8 +92,8 @@ class ShardName(msgspec.Struct, frozen=True):
 def shard_names(folder: Path) -> list[ShardName]:
     """The shards in a stream's folder by first ordinal, as their names tell.
 
-    Of regular files alone, or links to such: nothing is ever known by the name of a folder, a pipe,
-    a device or a link that leads nowhere. Raises OSError.
+    Only regular files and links to them count: the name of a folder, a pipe, a device or a dangling
+    link proves nothing. Raises OSError.
     """
     try:
         with os.scandir(folder) as entries:
@@ -110,10 +110,10 @@ def _is_regular(entry: os.DirEntry[str]) -> bool:
 
 
 def require_regular(path: Path | str) -> None:
-    """Raises ShardDamaged for what is no regular file, nor a link to one, and for a path that is
-    not UTF-8, which Arrow does not open; OSError.
+    """Raise ShardDamaged unless the path is a regular file or a link to one, and UTF-8, as Arrow
+    needs it; OSError.
 
-    To be called before opening: a pipe or a device may keep who opens or reads it for ever.
+    Call it before opening: opening or reading a pipe or a device may block forever.
     """
     try:
         mode = os.stat(path).st_mode
@@ -131,7 +131,7 @@ def require_regular(path: Path | str) -> None:
 
 
 def is_about_the_file(error: OSError) -> bool:
-    """Whether a failed read tells of one file; else it tells of this process or machine."""
+    """Whether a failed read is the fault of one file, rather than of this process or machine."""
     return error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
 

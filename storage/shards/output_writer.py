@@ -1,4 +1,4 @@
-"""Sampled batches as shards: what a worker played becomes a log like any other.
+"""Sampled batches as shards: a worker's samples become a log like any other.
 
     writer = ParquetOutputWriter("run", {"default": (Box((4,)), Discrete(2))})
     writer.write(worker.sample())

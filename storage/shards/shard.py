@@ -146,8 +146,8 @@ class ShardWriter:
     def adopt(self, stream: str, first: int, last: int) -> ShardInfo | None:
         """The shard of exactly these ordinals that a killed writer left behind, now durable.
 
-        It died after its rename; whether it came to sync the folder, nobody knows.
-        Raises ShardWriteError.
+        The writer died after its rename and may not have synced the folder, so this does. Raises
+        ShardWriteError.
         """
         found = find_shard(self.directory, stream, first, last)
         if found is None:
@@ -333,8 +333,8 @@ def rows_of_policy(path: Path, policy_id: str) -> tuple[int, int]:
 def find_shard(directory: Path, stream: str, first: int, last: int) -> ShardInfo | None:
     """The whole, valid shard of exactly these ordinals, or None: what a restart may adopt.
 
-    `directory` is the `shards/` folder. A file of that range that is damaged, cannot be read or is
-    none is passed over. Raises OSError when that is not the file's fault.
+    `directory` is the `shards/` folder. Damaged or unreadable files of that range are skipped.
+    Raises OSError when the cause is not the file itself.
     """
     folder = directory / check_stream(stream)
     for path in sorted(folder.glob(f"{first:012}-{last:012}-*.parquet")):
@@ -356,7 +356,7 @@ def find_shard(directory: Path, stream: str, first: int, last: int) -> ShardInfo
 
 
 def to_pandas(path: Path | str) -> pd.DataFrame:
-    """A shard as people read it: arrays and numbers in place of bytes. Needs pandas.
+    """A shard as a DataFrame: arrays and numbers in place of bytes. Needs pandas.
 
     Vectors and images come as one array per row; an absent `final_obs` or `action_dist_inputs` as
     None.

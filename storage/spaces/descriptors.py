@@ -195,9 +195,9 @@ def widest(dtype: np.dtype[Any], sign: int) -> Any:
 class Discrete:
     """One of `n` integers, from `start` on. Stored as int64.
 
-    With `names`, one for each integer from 0 on, callers say and are told names; what is stored,
-    and what a network sees, are the integers: the codes. A string that is no name is an error, or
-    is taken for the name `other`, if that is given.
+    With `names`, one for each integer from 0 on, callers pass and get names; shards and networks
+    have the integers, called codes. An unknown string is an error, or counts as the name `other` if
+    that is declared.
     """
 
     n: int
@@ -209,7 +209,7 @@ class Discrete:
     def of(cls, names: Iterable[str], *, other: str | None = None) -> Discrete:
         """The space of some names, coded in their order; `other` is added if it is not among them.
 
-        Raises SpaceError for none, for one that is no text or empty, and for one that comes twice.
+        Raises SpaceError for no names, for one that is empty or not a string, and for duplicates.
         """
         if isinstance(names, str) or not isinstance(names, Iterable):
             raise SpaceError(f"discrete: expected names, got {names!r:.80}")
@@ -242,10 +242,10 @@ class Discrete:
         return f"Discrete.of([{shown}]{other})"
 
     def codes(self, names: Iterable[Any]) -> Array:
-        """The code of each name, int64 (N,); -1 for what is no name, or the code of `other`.
+        """The code of each name, int64 (N,); for an unknown name -1, or the code of `other`.
 
-        A value that is no text, as None for a missing one, is -1 in any case. Of an Arrow column
-        only the dictionary needs to be looked at:
+        A value that is not a string, such as None for a missing one, is always -1. For an Arrow
+        column it is enough to code the dictionary:
 
             found = column.dictionary_encode()
             codes = np.append(space.codes(found.dictionary.to_pylist()), -1)
@@ -258,7 +258,7 @@ class Discrete:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether a name is the text of an integer other than its code: one could be either."""
+        """Whether a name reads as an integer other than its code, which would be ambiguous."""
         return any(_is_another(name, code) for code, name in enumerate(self.names))
 
     def named(self, codes: Any) -> Array:

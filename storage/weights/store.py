@@ -11,11 +11,11 @@
     numbers/{policy_id}.json           the highest numbers that were given (`...numbers`)
 
 A directory is filled under a temporary name, synced, and renamed to its own, which fails if that is
-taken: readers never see half of one, and two promotions never share a number. What a killed process
-leaves behind is a dot-directory, which nobody reads.
+taken: readers never see half of one, and two promotions never share a number. A killed process
+leaves only a dot-directory, which is never read.
 
-Nothing becomes a candidate, gets a number or goes live that the store's `check` refuses. This
-package cannot act with weights, so whoever opens a store for writing brings the check:
+Weights that the store's `check` refuses never become a candidate, get a number or go live. This
+package cannot act with weights, so the caller that opens a store for writing passes the check:
 `policy.inference.weight_store` has the one for policies.
 """
 
@@ -83,8 +83,8 @@ Check: TypeAlias = Callable[[Candidate, Weights], None]
 class WeightFolder:
     """The weights of one policy under a root directory. Any number of processes may use it.
 
-    `check` judges weights at every entry; without it the store is open for reading alone. `clock`
-    gives seconds since the epoch, for `Manifest.created`.
+    `check` validates weights wherever they enter; without it the store is read-only. `clock` gives
+    seconds since the epoch, for `Manifest.created`.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class WeightFolder:
     def live(self) -> Live | None:
         """What is live, None before the first time.
 
-        Where live.json is damaged or lost that comes from its copy, or from what else tells; such a
+        Where live.json is damaged or lost, this comes from its copy or is reconstructed; such a
         guess is pinned (storage.weights.pointer), and said in one line.
         """
         return self._pointer.read()
@@ -450,13 +450,13 @@ class WeightFolder:
         """Make a new version with the content of an old one live, and pin the policy to it.
 
         A canary that is on ends, and without `to` what is live stays. Else, without `to`: the last
-        version before the content that is live now which a collector served, and whose content
-        none refused; where no collector says so, what was live before it.
-        With it that version, if its weights can be acted with: why one was refused may be over.
-        `by` and `why` are for whoever asks what pins it; until `resume` nothing but another
-        rollback changes what is live. Raises WeightsNotFound when there is nothing before it,
-        GenerationConflict when somebody else acted since `expected_generation` was live. Without
-        that, a trainer that publishes meanwhile does not keep it out.
+        version before the content that is live now which a collector served, and whose content none
+        refused; where no collector says so, what was live before it. With `to`: that version, if
+        its weights are usable, even if a collector refused it earlier. `by` and `why` are stored
+        with the pin; until `resume` only another rollback changes what is live. Raises
+        WeightsNotFound when there is nothing before it, GenerationConflict when somebody else acted
+        since `expected_generation` was live. Without that, a trainer that publishes meanwhile does
+        not keep it out.
         """
         live = self.mended_live()
         if live is None:
@@ -498,7 +498,7 @@ class WeightFolder:
     def start_canary(
         self, digest: str, share: float, *, expected_generation: int | None = None
     ) -> Live:
-        """Let a candidate act in a share of the episodes, beside what is live; repeatable.
+        """Let a candidate act in a share of the episodes, the live version in the rest; repeatable.
 
         Until `end_canary` or `rollback` nothing else is published. A canary that is on gets a new
         share. Raises what `set_live` raises, WeightsNotFound where nothing is live, LeaseHeld
