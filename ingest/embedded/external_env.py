@@ -1,4 +1,4 @@
-"""ExternalEnv: control inverted. A program of yours asks for actions; a worker polls its episodes.
+"""ExternalEnv: inverted control. Your program asks for actions, and a worker polls its episodes.
 
     class Queue(ExternalEnv):
         def run(self):
@@ -76,7 +76,7 @@ class EpisodeCalls(Protocol):
 
 
 class EpisodesHere(EpisodeCalls, Protocol):
-    """The calls of a worker in this process, which are checked on both sides."""
+    """The calls to a worker in this process, checked on both sides."""
 
     def own_action(self, episode_id: str, agent: Any, action: Any) -> Any:
         """The worker's action as the program gets it. Raises SpaceError."""
@@ -84,13 +84,14 @@ class EpisodesHere(EpisodeCalls, Protocol):
 
 
 class ExternalEnv:
-    """An environment whose program runs by itself and calls us. Subclass it, and write `run`.
+    """An environment whose program runs by itself and asks for actions. Subclass it and write
+    `run`.
 
     Args:
         action_space: gymnasium's, or one of ours (`headrace.Box` and others).
         observation_space: the same.
-        max_concurrent: gone; what waits is bounded by `max_pending`.
-        collector: a collector's address, or a PolicyClient: the calls go there, no worker is here.
+        max_concurrent: no longer used; `max_pending` bounds what waits.
+        collector: a collector's address, or a PolicyClient: the calls go there, not to a worker.
         action_timeout: seconds that `get_action` waits for the worker's action.
         max_pending: steps that may wait for the worker; beyond, a call waits `action_timeout`.
     """
@@ -160,7 +161,7 @@ class ExternalEnv:
     def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
         """Start an episode and answer its id; without one, a UUID is made up.
 
-        `training_enabled=False` has the worker act and learners skip what it did.
+        With `training_enabled=False` the worker acts as usual, and learners skip the episode.
         """
         return self._episodes.start_episode(episode_id, training_enabled)
 
@@ -169,8 +170,8 @@ class ExternalEnv:
 
         With a list of ids and a mapping id -> observation it answers a dict id -> action.
 
-        TimeoutError names the episode. It is then as it was before the call, unless the worker has
-        seen the observation: then the call is to be repeated with it, and others are refused.
+        TimeoutError names the episode, which is unchanged unless the worker has already seen the
+        observation. Then repeat the call with the same observation; other calls are refused.
         """
         if isinstance(episode_id, str) or self._here is None:
             return self._episodes.get_action(episode_id, observation)
@@ -283,8 +284,8 @@ class ExternalEnv:
 class ExternalBaseEnv:
     """What a worker polls: env ids are episode ids. See `policy.envs.base_env` for the protocol.
 
-    An episode's first news is its first observation; it is over with `terminateds` or `truncateds`
-    of `"__all__"`, and another one begins as another env id. It may be over without a step.
+    An episode begins with its first observation and ends with `"__all__"` in `terminateds` or
+    `truncateds`, possibly without a step. The next one has another env id.
     """
 
     num_envs = 1
@@ -298,7 +299,8 @@ class ExternalBaseEnv:
         self._own_action = own_action
 
     def poll(self) -> Poll:
-        """What is new; waits for it. Raises ServingStopped when run() is through and all is told.
+        """Everything new; waits for it. Raises ServingStopped once run() has returned and
+        everything was polled.
 
         The error that run() raised is its cause.
         """
@@ -395,14 +397,14 @@ def open_episode(exchange: Exchange, episode_id: str | None, training_enabled: b
 def logged_action(
     episode_id: str, action: Any, prob: float | None, logp: float | None, version: int
 ) -> LoggedAction:
-    """What the program took, with its propensity checked."""
+    """The program's action, with its propensity checked."""
     if prob is not None or logp is not None:
         prob, logp = propensity(episode_id, prob, logp)
     return LoggedAction(action, logp if prob is None else math.log(prob), int(version))
 
 
 def own_info(episode_id: str, info: Mapping[str, Any]) -> Any:
-    """The info as a dict of its own, of JSON values: the caller may go on using theirs."""
+    """A copy of the info, of JSON values, so that the caller may change theirs."""
     return msgspec.msgpack.decode(encode_info(episode_id, info))
 
 

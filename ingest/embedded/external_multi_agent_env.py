@@ -4,7 +4,7 @@
     env.log_returns(episode, {"left": 1.0}, multiagent_done_dict={"left": True})
     env.end_episode(episode, {"right": obs})
 
-Agents come with their first observation and go when they are done, or with the episode. A call
+An agent joins with its first observation and leaves when it is done, or with the episode. A call
 names only the agents that it concerns.
 """
 

@@ -9,12 +9,12 @@ or as the input of a `RolloutWorker`, whose policies it declares and publishes:
 
     RolloutWorker(policy=..., input_=lambda ioctx: PolicyServerInput(ioctx, "127.0.0.1", 9900))
 
-Clients connect to it as to any collector. It runs in a thread with an event loop of its own; what
-clients end, or what is cut from long episodes, comes out of `next` as soon as it is durable, not
-when its shard is written. With a `root` everything is journaled and written to shards as by
-`headrace collect`, and `next` takes from the shards what it has not had: of earlier runs, or what
-there was no room for in its queue. Without one nothing is on disk: every reply says
-`durable: false`, and a full queue refuses events (429) until `next` is called.
+Clients connect to it as to any collector. It runs in a thread with its own event loop. `next`
+returns ended episodes, and parts of long ones, as soon as they are durable, before their shard is
+written. With a `root` everything is journaled and written to shards as by `headrace collect`, and
+`next` reads from the shards what did not fit in its queue, or remains from earlier runs. Without
+one nothing is on disk: every reply says `durable: false`, and a full queue refuses events (429)
+until `next` is called.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ class PolicyServerInput(InputReader):
       one policy or, with `multi_agent`, of all. Without a worker pass None.
     - `idle_timeout`: seconds after which `next` returns an empty batch when nothing came.
     - `max_sample_queue_size` and `max_sample_queue_bytes` (raw) bound the parts that wait for
-      `next`. With a `root` a part too many is read from its shard later; without one clients are
-      told to wait.
-    - `policies`: declarations, kept under `root` if there is one, beside those that are there.
+      `next`. With a `root`, parts beyond these limits are read from their shards later; without
+      one, clients get 429.
+    - `policies`: declarations, stored under `root` if there is one, in addition to those already
+      there.
     - `policy_id`: whose steps `next` gives; needed when the policies' spaces differ.
     - `mode`, `batch_size`, `columns`, `training_disabled`, `state`: as `ShardReader` has them. A
       batch is what is there, at most `batch_size` rows; without `eager` it is exactly those.
@@ -230,7 +231,7 @@ class PolicyServerInput(InputReader):
 
     @property
     def overflowed(self) -> int:
-        """Parts that the queue had no room for, so that they come from their shards."""
+        """Parts that did not fit in the queue and are read from their shards."""
         return self._live.dropped
 
     def state_dict(self) -> dict[str, Any]:
@@ -240,9 +241,9 @@ class PolicyServerInput(InputReader):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a position, before the first `next`.
 
-        Without a root there is nothing to go on in, and it changes nothing. Raises ReaderState for
-        a damaged position, and for one that is ahead of the journal, which must have been restored
-        from a backup: its ordinals would be given a second time.
+        Without a root it has no effect. Raises ReaderState for a damaged position, and for one
+        ahead of the journal: the journal was then restored from a backup and would assign the same
+        ordinals again.
         """
         if self._begun:
             raise ReaderError("load_state_dict: expected it before the first next()")
@@ -326,7 +327,7 @@ class _Host:
     def start(self) -> tuple[str, str, dict[str, int]]:
         """Its address, its collector's id, and the next ordinal of each stream when it began.
 
-        Raises what kept it from starting.
+        Raises the error that prevented the start.
         """
         self._thread.start()
         return self._ready.result()

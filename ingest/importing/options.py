@@ -47,7 +47,7 @@ class ColumnOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """What to import, and what its columns mean. Raises ImportFailed for what makes no sense.
+    """What to import, and what its columns mean. Raises ImportFailed for options that do not fit.
 
     Args:
         source: a file or folder (CSV, TSV, JSON lines, Parquet, Arrow IPC; text and Arrow also as
@@ -85,7 +85,7 @@ class ImportOptions:
         missing: a cell with nothing in it makes its row a fault (`error`), leaves the row alone out
             (`drop`), or is 0, false or the empty text (`value`). `default`: column -> what stands
             in for its missing cells, whatever `missing` says.
-        name: names the import in place of its content: for readers and queries.
+        name: the import's name, for readers and queries; default: a digest of its content.
         schema_id: what the policy's spaces have to be.
         timeout: seconds without an answer after which the import gives up.
     """

@@ -56,10 +56,10 @@ class ImportReport:
     """What became of each row: rows == steps + rows_known + rows_left_out + rows_dropped.
 
     `steps` were acknowledged to this run, of `episodes` episodes; `skipped_known` episodes were
-    there already. `rows_dropped` lacked a cell, under `missing="drop"`. `bad` holds the first rows
-    that were at fault, `bad_counts` counts all by reason. `understood` is what the rows were taken
-    for: spaces, lengths of episodes, rewards and returns, propensities, times in microseconds.
-    With `checked` nothing was sent, and `steps` and `episodes` are what would be.
+    there already. `rows_dropped` lacked a cell, under `missing="drop"`. `bad` holds the first
+    faulty rows, `bad_counts` counts all by reason. `understood` describes the rows as they were
+    read: spaces, lengths of episodes, rewards and returns, propensities, times in microseconds.
+    With `checked` nothing was sent, and `steps` and `episodes` count what an import would send.
     """
 
     name: str = ""

@@ -69,7 +69,7 @@ class Refusal(IngestError, ValueError):
 
     `path` says where in the request (`$.events[3].obs`), `agent_id` which track of an episode of
     several agents it is about, `expected_seq` what a gap or conflict expected, `retry_after` is in
-    seconds. `token_id` is the token of whoever may not, for the audit line: no answer has it.
+    seconds. `token_id` is the rejected caller's token, for the audit line; no answer contains it.
     """
 
     code: str
@@ -118,7 +118,7 @@ def _cut(text: str, characters: int) -> str:
 
 
 class ClientError(IngestError):
-    """The collector cannot be used as asked."""
+    """The collector cannot be used as requested."""
 
 
 class CollectorUnavailable(ClientError, ConnectionError):
