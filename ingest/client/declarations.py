@@ -28,7 +28,8 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import ClientError, CollectorUnavailable
 from storage.declarations.policy_files import read_declaration
 from storage.spaces.codec import Codec
-from storage.spaces.descriptors import Dict, Space, SpaceError, schema_id, space_from_json
+from storage.spaces.descriptors import Box, Dict, Space, SpaceError, schema_id, space_from_json
+from storage.spaces.leaves import leaves
 
 log = logging.getLogger("headrace.client")
 
@@ -110,9 +111,11 @@ class ClientPolicy:
         self.paced = steps_per_version is not None or max_policy_lag is not None
         self.error: str | None = None
         self.schema_id: str | None = None
+        self.has_densities = True  # as far as is known
         self.is_declared = observation is not None and action is not None
         if observation is not None and action is not None:
             self.schema_id = schema_id(observation, action)
+            self.has_densities = any(isinstance(leaf.space, Box) for leaf in leaves(action))
             self.observation, self.action = Codec(observation), Codec(action)
             self._encode_observation: Any = self.observation.encode
             self._encode_action: Any = self.action.encode

@@ -5,7 +5,10 @@ Every error is a ValueError that names the episode, what was expected and what c
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import operator
 import secrets
 import uuid
 from collections.abc import Mapping
@@ -18,6 +21,7 @@ import numpy as np
 from ingest.protocol import messages as wire
 from ingest.protocol.agent_names import UNSAMPLED
 from ingest.protocol.messages import LogReturns, Start
+from storage.experience.episode import LOGP_TOLERANCE, EpisodeError, encode_tags
 
 ID_BYTES = 13
 """Of an episode's id, which travels with each of its events: 104 random bits in 26 hex digits."""
@@ -39,10 +43,19 @@ def number(episode_id: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def propensity(episode_id: str, prob: Any, logp: Any) -> tuple[float | None, float | None]:
-    """Either of them as a float: a probability in (0, 1], or a finite logarithm of a density."""
+def propensity(
+    episode_id: str, prob: Any, logp: Any, *, has_densities: bool = True
+) -> tuple[float | None, float | None]:
+    """Either of them as a float: a probability in (0, 1], or a finite logarithm, which is above 0
+    only of a density."""
     if prob is None:
-        return None, number(episode_id, "action_logp", logp)
+        logp = number(episode_id, "action_logp", logp)
+        if logp > LOGP_TOLERANCE and not has_densities:
+            raise ValueError(
+                f"Episode {episode_id}: action_logp: expected at most 0, a probability's, "
+                f"got {logp}"
+            )
+        return None, logp
     if logp is not None:
         raise ValueError(f"Episode {episode_id}: expected action_prob or action_logp, got both")
     prob = number(episode_id, "action_prob", prob)
@@ -53,6 +66,28 @@ def propensity(episode_id: str, prob: Any, logp: Any) -> tuple[float | None, flo
     return prob, None
 
 
+def whole(where: str, value: Any, least: int, most: int) -> int:
+    """A whole number of Python or numpy within these bounds. Raises ValueError."""
+    if not isinstance(value, (bool, np.bool_)):
+        with contextlib.suppress(TypeError):
+            found = operator.index(value)
+            if least <= found <= most:
+                return found
+    raise ValueError(f"{where}: expected a whole number from {least} to {most}, got {value!r:.80}")
+
+
+def version(episode_id: str, value: Any) -> int:
+    """The version of a policy that acted. Raises ValueError."""
+    return whole(f"Episode {episode_id}: policy_version", value, -1, 2**53)
+
+
+def flag(name: str, value: Any) -> bool:
+    """A truth value of Python or numpy, or 0 or 1. Raises ValueError."""
+    if isinstance(value, (bool, np.bool_, int)) and value in (0, 1):
+        return bool(value)
+    raise ValueError(f"{name}: expected True or False, got {value!r:.80}")
+
+
 def encode_info(episode_id: str, info: Mapping[str, Any]) -> Any:
     """An info as encoded now, so that the caller may go on using the dict.
 
@@ -61,6 +96,7 @@ def encode_info(episode_id: str, info: Mapping[str, Any]) -> Any:
     try:
         plain = msgspec.to_builtins(dict(info), str_keys=True, enc_hook=_plain)
         wire.require_shallow(plain)
+        json.dumps(plain, allow_nan=False)
         return msgspec.Raw(msgspec.msgpack.encode(plain))
     except Exception as error:  # any that a value of it raises
         raise ValueError(f"Episode {episode_id}: info: expected JSON values: {error}") from error
@@ -99,11 +135,15 @@ def unsampled_names(episode_id: str) -> tuple[str, str]:
     return own, UNSAMPLED + own
 
 
-def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """The tags as a dict of their own. Raises ValueError for what is not a string."""
+def check_tags(tags: Mapping[str, str], episode_id: str) -> dict[str, str]:
+    """The tags as a dict of their own. Raises ValueError for what is not a few short strings."""
     for pair in tags.items():
         if not all(isinstance(text, str) and _is_unicode(text) for text in pair):
             raise ValueError(f"tags: expected strings, got {pair!r:.80}")
+    try:
+        encode_tags(tags, episode_id)
+    except EpisodeError as error:
+        raise ValueError(f"tags: {error}") from error
     return dict(tags)
 
 
@@ -129,8 +169,10 @@ def too_large(episode_id: str, size: int, largest: int) -> ValueError:
 
 
 def now_or(ts: int | None) -> int:
-    """The caller's time, or this moment; microseconds since the epoch."""
-    return time_ns() // 1000 if ts is None else ts
+    """The caller's time, or this moment; microseconds since the epoch. Raises ValueError."""
+    if ts is None:
+        return time_ns() // 1000
+    return whole("ts, microseconds since the epoch", ts, -(2**62), 2**62)
 
 
 def start_event(
@@ -148,12 +190,13 @@ def start_event(
         check_id("episode_id", episode_id)
     if continues is not None:
         check_id("continues", continues)
+    name = secrets.token_hex(ID_BYTES) if episode_id is None else episode_id
     return Start(
-        episode_id=secrets.token_hex(ID_BYTES) if episode_id is None else episode_id,
+        episode_id=name,
         start=start_number,
         policy_id=policy_id,
-        training_enabled=bool(training_enabled),
-        tags=check_tags(tags) if tags else None,
+        training_enabled=flag("training_enabled", training_enabled),
+        tags=check_tags(tags, name) if tags else None,
         continues=continues,
         ts=now_or(ts),
     )
@@ -169,8 +212,7 @@ def late_reward(
     agent_id: str | None = None,
 ) -> LogReturns:
     """A reward for a named step: an event of its own, outside the sequence. Raises ValueError."""
-    if step is None or step < 0:
-        raise ValueError(f"Episode {episode_id}: step: expected >= 0, got {step!r}")
+    t = whole(f"Episode {episode_id}: step", step, 0, 2**53)
     check_id("episode_id", episode_id)
     if reward_id is not None:
         check_id("reward_id", reward_id)
@@ -181,7 +223,7 @@ def late_reward(
         agent_id=agent_id,
         reward=reward,
         info=info,
-        step=int(step),
+        step=t,
         reward_id=uuid.uuid4().hex if reward_id is None else reward_id,
         ts=now_or(ts),
     )

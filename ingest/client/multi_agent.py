@@ -28,6 +28,7 @@ from ingest.client.events import (
     number,
     propensity,
     size_of,
+    version,
 )
 from ingest.client.local_actions import LocalActor
 from ingest.client.open_episodes import ClientEpisode, ClientWhole, EpisodeBook, no_action
@@ -136,7 +137,7 @@ class MultiAgentCalls:
                 seq=track.seq,
                 obs=turn.obs[agent],
                 action=track.policy.encode_action(where, given[agent]),
-                policy_version=int(policy_version),
+                policy_version=version(episode_id, policy_version),
                 ts=now_or(ts),
                 decided=track.decided,
                 env_t=turn.whole.env_t,
@@ -145,7 +146,10 @@ class MultiAgentCalls:
             )
             if agent in probs or agent in logps:
                 step.action_prob, step.action_logp = propensity(
-                    where, probs.get(agent), logps.get(agent)
+                    where,
+                    probs.get(agent),
+                    logps.get(agent),
+                    has_densities=track.policy.has_densities,
                 )
         self._act({episode_id: turn}, {episode_id: steps})
 

@@ -40,6 +40,7 @@ from ingest.client.events import (
     check_pass_prob,
     check_sample_rate,
     encode_info,
+    flag,
     late_reward,
     now_or,
     number,
@@ -47,6 +48,7 @@ from ingest.client.events import (
     size_of,
     start_event,
     unsampled_names,
+    version,
 )
 from ingest.client.local_actions import LocalActor
 from ingest.client.multi_agent import MultiAgentCalls, PolicyMapping, checked_mapping
@@ -372,12 +374,14 @@ class PolicyClient:
             seq=seq,
             obs=obs,
             action=act,
-            ts=time_ns() // 1000 if ts is None else ts,
+            ts=time_ns() // 1000 if ts is None else now_or(ts),
         )
         if action_prob is not None or action_logp is not None:
-            step.action_prob, step.action_logp = propensity(episode_id, action_prob, action_logp)
+            step.action_prob, step.action_logp = propensity(
+                episode_id, action_prob, action_logp, has_densities=episode.policy.has_densities
+            )
         if policy_version != -1:
-            step.policy_version = int(policy_version)
+            step.policy_version = version(episode_id, policy_version)
         if episode.decided is not None:
             step.decided = episode.decided
         if episode.pass_prob != 1.0:
@@ -418,6 +422,8 @@ class PolicyClient:
         agents that have ended, `multiagent_truncated_dict` those that a limit has: they may be
         observed once more, with the next call that brings observations, and act no more.
         """
+        if ts is not None:
+            ts = now_or(ts)
         over = multiagent_done_dict, multiagent_truncated_dict
         named = step is not None or reward_id is not None
         if self._book.is_left_out(episode_id) and (
@@ -468,6 +474,7 @@ class PolicyClient:
 
         `truncated`: a limit ended it, not the task itself.
         """
+        truncated = flag("truncated", truncated)
         if episode_id in self._book.wholes:
             return self._multi_agent.end_episode(
                 episode_id, observation, truncated=truncated, ts=ts
@@ -478,7 +485,7 @@ class PolicyClient:
             episode_id=episode_id,
             seq=episode.seq,
             obs=final,
-            truncated=bool(truncated),
+            truncated=truncated,
             ts=now_or(ts),
             decided=episode.decided,
             schema_id=episode.schema_id,
@@ -520,7 +527,9 @@ class PolicyClient:
         self._book.require_new(name)
         obs, act = policy.encode(name, observation, action)
         if action_prob is not None or action_logp is not None:
-            action_prob, action_logp = propensity(name, action_prob, action_logp)
+            action_prob, action_logp = propensity(
+                name, action_prob, action_logp, has_densities=policy.has_densities
+            )
         step = LogAction(
             episode_id=name,
             seq=1,
@@ -534,7 +543,13 @@ class PolicyClient:
             pass_prob=check_pass_prob(pass_prob) * self._sample_rate,
         )
         final = None if final_obs is None else policy.observe(name, final_obs)
-        end = End(episode_id=name, seq=2, obs=final, truncated=not terminated, ts=start.ts)
+        end = End(
+            episode_id=name,
+            seq=2,
+            obs=final,
+            truncated=not flag("terminated", terminated),
+            ts=start.ts,
+        )
         if start.schema_id is None:
             step.schema_id = end.schema_id = policy.schema_id
         if self._is_left_out(name):
