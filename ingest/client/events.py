@@ -27,6 +27,10 @@ ID_BYTES = 13
 """Of an episode's id, which travels with each of its events: 104 random bits in 26 hex digits."""
 
 
+ID_CHARACTERS = 256
+"""Of an id, at most."""
+
+
 def number(episode_id: str, name: str, value: Any) -> float:
     """A finite float of a Python or numpy number."""
     if type(value) is not float:
@@ -110,8 +114,11 @@ def _plain(value: Any) -> Any:
 
 def check_id(name: str, value: Any) -> None:
     """Raise ValueError unless `value` can name an episode or a reward."""
-    if not isinstance(value, str) or not 1 <= len(value) <= 256 or not _is_unicode(value):
-        raise ValueError(f"{name}: expected a string of 1 to 256 characters, got {value!r:.80}")
+    fits = isinstance(value, str) and 1 <= len(value) <= ID_CHARACTERS and _is_unicode(value)
+    if not fits:
+        raise ValueError(
+            f"{name}: expected a string of 1 to {ID_CHARACTERS} characters, got {value!r:.80}"
+        )
 
 
 def check_pass_prob(value: float) -> float:

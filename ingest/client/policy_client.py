@@ -36,6 +36,7 @@ from ingest.client.declarations import CollectorSpec, Declarations, Draft
 from ingest.client.delivery import Sender
 from ingest.client.event_queue import EVENT_BYTES, OnFull, Outbox
 from ingest.client.events import (
+    ID_CHARACTERS,
     check_id,
     check_pass_prob,
     check_sample_rate,
@@ -429,6 +430,10 @@ class PolicyClient:
         if self._book.is_left_out(episode_id) and (
             named or not self._outbox.is_unsampled(episode_id)
         ):
+            for paid in reward.values() if isinstance(reward, Mapping) else (reward,):
+                amount = number(episode_id, "reward", paid)
+                if named:
+                    late_reward(episode_id, amount, None, step, reward_id, ts)
             return self._outbox.count_unsampled_reward()
         if over != (None, None) or isinstance(reward, Mapping) or episode_id in self._book.wholes:
             if not named:
@@ -695,7 +700,12 @@ class PolicyClient:
         """Whether an episode that starts is not in the sample: its id decides, for every client."""
         if episode_id.startswith(UNSAMPLED):
             return True
-        rate = self._sample_rate
+        rate, longest = self._sample_rate, ID_CHARACTERS - len(UNSAMPLED)
+        if rate < 1.0 and len(episode_id) > longest:
+            raise ValueError(
+                f"episode_id: expected at most {longest} characters with a sample_rate, "
+                f"got {len(episode_id)}"
+            )
         return rate < 1.0 and hash_fraction(SAMPLING, episode_id) >= rate
 
     def _leave_out(self, episode_id: str, episodes: dict[Any, Any], episode: Any) -> str:

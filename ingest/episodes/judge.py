@@ -202,6 +202,11 @@ class Judge:
                 return None
             require_range(instance, known, event.start, name)
             start = event.start
+        if name.startswith(UNSAMPLED):
+            text = (
+                f"expected an id that does not begin with {UNSAMPLED!r}: its rewards are left out"
+            )
+            raise Refusal("invalid", text, "episode_id", name)
         self._require_free(instance or "", event)
         if (count := len(self._known.episodes)) >= self._known.limits.open_episodes:
             raise Refusal("busy", f"{count} episodes are open", None, name, retry_after=1.0)

@@ -90,6 +90,25 @@ def test_a_made_up_id_says_whether_it_is_logged(running: CollectorProcess) -> No
             PolicyClient(running.address, sample_rate=bad)  # type: ignore[arg-type]  # that is the point
 
 
+def test_ids_and_rewards_of_what_is_left_out_are_checked(running: CollectorProcess) -> None:
+    """A long id is refused by its length, not by its hash; a bad reward as for any episode."""
+    with PolicyClient(running.address, sample_rate=0.5) as client:
+        for n in range(8):
+            with pytest.raises(ValueError, match="at most 246 characters with a sample_rate"):
+                client.start_episode("y" * 246 + str(n))
+            client.end_episode(client.start_episode("y" * 245 + str(n)))
+        name = next(f"left-{n}" for n in range(99) if hash_fraction("sampling", f"left-{n}") >= 0.5)
+        name = client.start_episode(name)
+        for reward, step in (("x", 0), (1.0, "x"), (float("nan"), 0)):
+            with pytest.raises(ValueError, match="expected"):
+                client.log_returns(name, reward, step=step)  # type: ignore[arg-type]
+        assert client.stats.unsampled_rewards == 0
+        client.log_returns(name, 1.0, step=0)
+        assert client.stats.unsampled_rewards == 1
+    status, answer = running.post("/v1/episodes", {"episode_id": name})
+    assert (status, answer["error"]["path"]) == (422, "$.episode_id")
+
+
 @pytest.mark.parametrize("mode", ["local", "remote"])
 def test_an_episode_that_is_left_out_is_acted_in_all_the_same(
     running: CollectorProcess, mode: str
