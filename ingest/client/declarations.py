@@ -26,6 +26,7 @@ import numpy as np
 from ingest.client.transport import Delivery, Transport
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import ClientError, CollectorUnavailable
+from storage.declarations.declaration import DeclarationError
 from storage.declarations.policy_files import read_declaration
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Dict, Space, SpaceError, schema_id, space_from_json
@@ -345,8 +346,12 @@ class Declarations:
 
 
 def policy_from_file(path: Path) -> ClientPolicy:
-    """The policy that a file under `policies/` declares. Raises DeclarationError, OSError."""
-    declared = read_declaration(path)
+    """The policy that a file under `policies/` declares. Raises DeclarationError."""
+    try:
+        declared = read_declaration(path)
+    except OSError as error:
+        text = f"policy_file: expected a file under policies/ of a collector's root: {error}"
+        raise DeclarationError(text) from error
     return ClientPolicy(
         declared.policy_id,
         declared.observation,

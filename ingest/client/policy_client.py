@@ -162,6 +162,7 @@ class PolicyClient:
             timeout=(timeout, 0),
             linger=(linger, 0),
             max_wait=(max_wait, 0),
+            spool_bytes=(spool_bytes, 1),
         )
         _require_callable(on_error)
         self.inference_mode = inference_mode
@@ -800,7 +801,7 @@ def _checked_spool(
         raise ValueError("spool_dir: expected if and only if on_full='spool'")
     if directory is None:
         return None
-    if named or not max_bytes > 0:
-        raise ValueError("on_full='spool': expected no instance_name, and spool_bytes > 0")
+    if named:
+        raise ValueError("on_full='spool': expected no instance_name")
     address, policy = declarations.address, declarations.policy
     return Spool(Path(directory), max_bytes, sync=sync, address=address, policy=policy)

@@ -283,7 +283,8 @@ def _url_of(address: str) -> Url:
         url = parse_url(address if "://" in address else f"http://{address}")
     except (TypeError, ValueError) as error:
         raise ValueError(f"{expected} ({error})") from error
-    if url.scheme not in ("http", "https") or not url.host:
+    is_plain = not any(one.isspace() or not one.isprintable() for one in address)
+    if url.scheme not in ("http", "https") or not url.host or not is_plain:
         raise ValueError(expected)
     return url
 

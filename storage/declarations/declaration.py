@@ -146,7 +146,8 @@ class PolicyDeclaration:
         """The declaration of a JSON document; raises DeclarationError that begins with `where`."""
         if not isinstance(document, dict):
             raise DeclarationError(f"{where}: expected a JSON object, got {document!r:.100}")
-        if document.get("version") != FORMAT_VERSION:
+        number = document.get("version")
+        if type(number) is not int or number != FORMAT_VERSION:
             found = repr(document["version"])[:100] if "version" in document else "none"
             raise DeclarationError(f"{where}: version: expected {FORMAT_VERSION}, got {found}")
         known = {field.name for field in fields(cls)}

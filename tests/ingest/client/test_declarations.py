@@ -178,6 +178,18 @@ def test_with_a_policy_file_calls_validate_at_once(tmp_path: Path) -> None:
         PolicyClient(collector.address, policy_file=path)
 
 
+def test_a_policy_file_that_cannot_be_read_is_named_by_its_argument(tmp_path: Path) -> None:
+    """So are a bound of another type and an address with a blank."""
+    for path in (tmp_path, tmp_path / "nope.json"):
+        with pytest.raises(DeclarationError, match=f"policy_file: expected a file.*{path}"):
+            PolicyClient("http://h", policy_file=path)
+    with pytest.raises(ValueError, match="spool_bytes: expected a number >= 1, got '1'"):
+        PolicyClient("http://h", on_full="spool", spool_dir=tmp_path, spool_bytes="1")  # type: ignore[arg-type]
+    for address in ("http://h/ p", "http://h/p\n"):
+        with pytest.raises(ValueError, match="address: expected"):
+            PolicyClient(address)
+
+
 def test_a_policy_file_that_differs_from_the_collector_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
