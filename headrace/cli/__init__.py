@@ -13,6 +13,5 @@ __all__ = [
     "options",
     "publishing",
     "reporting",
-    "roots",
     "tokens",
 ]
