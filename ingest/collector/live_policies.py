@@ -26,7 +26,7 @@ from ingest.collector.weight_follower import LoadedPolicy, Standing, WeightFollo
 from ingest.collector.weights_thread import WeightsThread
 from ingest.protocol.errors import Refusal
 from ingest.protocol.weights import Published, no_version, not_finite, other_spaces
-from storage.declarations.declaration import PolicyDeclaration
+from storage.declarations.declaration import DeclarationError, PolicyDeclaration
 from storage.experience.hashed import is_canary
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box
@@ -385,6 +385,19 @@ def _check(declared_schema: str, candidate: Candidate, weights: Weights) -> None
     from policy.inference.weight_store import require_usable
 
     require_usable(candidate, weights, declared_schema)
+
+
+def check_specs(policies: Mapping[str, PolicyDeclaration]) -> None:
+    """Raises DeclarationError for a declared `spec` that no policy could act by."""
+    for policy in policies.values():
+        if policy.spec is not None:
+            from policy.inference.spec import PolicySpec
+
+            try:
+                PolicySpec.from_json(dict(policy.spec))
+            except ValueError as error:
+                text = f"policies/{policy.policy_id}.json: spec: {error}"
+                raise DeclarationError(text) from error
 
 
 def _loaded(declared_schema: str, manifest: Manifest, data: bytes) -> NumpyPolicy:

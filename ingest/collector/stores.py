@@ -15,7 +15,7 @@ import msgspec
 from ingest.access.key_files import KEY_BYTES, redaction_key
 from ingest.collector.address_file import LiveAddress, forget_address
 from ingest.collector.backup_restore import notice_restore
-from ingest.collector.live_policies import LivePolicies
+from ingest.collector.live_policies import LivePolicies, check_specs
 from ingest.collector.writer_thread import Writer
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import load_declarations
@@ -48,11 +48,13 @@ class Stores(msgspec.Struct, frozen=True):
 
 
 def stores_under(root: Path, compression: str = "zstd") -> Stores:
-    """The stores of a root directory. Raises JournalLocked, StorageError, OSError.
+    """The stores of a root directory.
 
-    It waits a few seconds for those who look at the journal, and not at all for a collector.
+    It waits a few seconds for those who look at the journal, and not at all for a collector. Raises
+    DeclarationError, JournalLocked, StorageError, OSError.
     """
     policies = load_declarations(root)
+    check_specs(policies)
     key = redaction_key(root, policies.values())
     journal = _opened(root / "journal")
     notice_restore(journal, policies, ShardFolder(root / "shards"), received=time.time_ns() // 1000)

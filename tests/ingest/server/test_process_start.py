@@ -6,6 +6,7 @@ Also of `ingest.server.collect`.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -14,13 +15,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ingest.access.key_files import create_token
 from ingest.collector import stores
 from ingest.collector.stores import stores_under
+from policy.inference.spec import ModuleSpec, PolicySpec
 from storage.errors import JournalLocked
+from storage.spaces.descriptors import Box, Discrete
 from storage.system.files import FileLock
 from tests.collector_process import CollectorProcess, declare
 from tests.headrace.command import ROOT, headrace, refused
@@ -29,6 +33,7 @@ PROGRAMS = ("headrace", "ingest")
 STOP_SECONDS = 5.0
 FEW = 15
 """Descriptors with which Python starts and a collector does not."""
+SPEC = PolicySpec(Box((4,)), Discrete(2), ModuleSpec(hidden=(8,))).to_json()
 
 
 @pytest.fixture
@@ -188,6 +193,24 @@ def test_a_start_that_waits_hears_a_signal(root: Path, number: signal.Signals) -
         assert start.stderr.read() == ""
     looking.release()
     CollectorProcess(root).stop()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"network": 5}, "spec: policy spec: expected the keys"),
+        (SPEC | {"action_rule": {"kind": "x"}}, "spec: action_rule: "),
+        (SPEC | {"module": SPEC["module"] | {"hidden": "wide"}}, "spec: module"),
+    ],
+)
+def test_a_spec_that_nothing_can_act_by_is_refused(
+    root: Path, spec: dict[str, Any], said: str
+) -> None:
+    """By the file's name, before anybody logs under it."""
+    file = root / "policies" / "default.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"spec": spec}))
+    result = headrace("collect", "--root", root, "--port", 0)
+    assert refused(result, f"default.json: {said}")
 
 
 def test_a_pipe_in_the_place_of_a_policy_is_refused(root: Path) -> None:
