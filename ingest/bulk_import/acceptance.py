@@ -8,7 +8,7 @@ from typing import Any
 from ingest.access.tokens import Caller
 from ingest.bulk_import.import_reply import ImportReply
 from ingest.bulk_import.step_columns import Run, StepBlock, StepColumns
-from ingest.collector.collector import Collector, Row
+from ingest.collector.collector import Collector, OpenRow
 from ingest.collector.quotas import owned
 from ingest.episodes.assembler import EpisodeAssembler
 from ingest.episodes.event_checks import REPLAYED, agents_problem
@@ -94,7 +94,7 @@ class Acceptance:
             return -1
         taken: list[Run] = []
 
-        def fill(row: Row) -> None:
+        def fill(row: OpenRow) -> None:
             episodes = list(self._judged(block, group, taken))
             if not episodes and not skipped:
                 return

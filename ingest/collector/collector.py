@@ -62,7 +62,7 @@ TICK_SECONDS = 0.1
 TIMEOUT_CHECK_SECONDS = 1.0
 
 
-class Row:
+class OpenRow:
     """One journal row in the making: what is applied to the assembler, at one time, in this order.
 
     A replay of the row does the same to an assembler that stands where this one stood.
@@ -277,7 +277,7 @@ class Collector:
     ) -> tuple[wire.EventsReply, int]:
         reply = wire.EventsReply(durable=self.keeps, accepted=0)
 
-        def fill(row: Row) -> list[str]:
+        def fill(row: OpenRow) -> list[str]:
             self._judge(batch, row, reply, first, single, caller)
             if given is not None and reply.accepted:
                 row.encoded.append(self.keys.note(given, self.assembler.episodes.get(given.track)))
@@ -300,7 +300,7 @@ class Collector:
         self._require_open()
         return None if given is None else self.keys.find(given)
 
-    def compose(self, fill: Callable[[Row], None]) -> int:
+    def compose(self, fill: Callable[[OpenRow], None]) -> int:
         """One journal row of what `fill` applies to it.
 
         Answers the row that the answer waits for. Raises Refusal when nothing can be accepted.
@@ -310,7 +310,7 @@ class Collector:
         self._last_event = self._clock()
         return waits_for
 
-    def _composed(self, fill: Callable[[Row], T]) -> tuple[T, int]:
+    def _composed(self, fill: Callable[[OpenRow], T]) -> tuple[T, int]:
         """What `fill` answers, and the row that an acknowledgement of what it applied waits for."""
         row = self._row()
         try:
@@ -321,11 +321,11 @@ class Collector:
             self.journal.rebuild(Refusal("busy", "the state is being rebuilt", retry_after=1.0))
             raise
 
-    def _row(self) -> Row:
+    def _row(self) -> OpenRow:
         number, now = self.journal.submitted_row + 1, self._clock() - self._began
-        return Row(self.assembler, self.stats, self.tell_broken, number, self._wall(), now)
+        return OpenRow(self.assembler, self.stats, self.tell_broken, number, self._wall(), now)
 
-    def _submit(self, row: Row, *, ticks: bool = False) -> int:
+    def _submit(self, row: OpenRow, *, ticks: bool = False) -> int:
         """Submit a row; answers the row that an acknowledgement waits for.
 
         `ticks`: one without events too, which says how long the collector has been running.
@@ -361,7 +361,7 @@ class Collector:
     def _judge(
         self,
         batch: wire.Batch,
-        row: Row,
+        row: OpenRow,
         reply: wire.EventsReply,
         first: int,
         single: bool,
@@ -402,7 +402,7 @@ class Collector:
         stats.accepted += reply.accepted
         stats.duplicates += reply.duplicates
 
-    def _hold(self, reply: wire.EventsReply, row: Row) -> list[str]:
+    def _hold(self, reply: wire.EventsReply, row: OpenRow) -> list[str]:
         """Tell which policies are held; those that are so for the first time are cut at once."""
         flow = self.flow
         if not flow.active:
@@ -424,7 +424,7 @@ class Collector:
         secret = secrets.token_hex(8)
         instance, events = self.assembler.find_instance(secret, request.name, owner, content)
 
-        def fill(row: Row) -> None:
+        def fill(row: OpenRow) -> None:
             for event in events:
                 row.apply(event)
 

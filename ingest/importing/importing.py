@@ -132,13 +132,10 @@ def _spec(transport: Transport, *, patient: bool) -> CollectorSpec | None:
     try:
         return CollectorSpec.fetch(transport, min(PROMPT_SECONDS, transport.timeout))
     except CollectorUnavailable as error:
+        if not patient:
+            return None
         log.warning("%s; trying for %.0f s more", error, transport.timeout)
-    try:
-        return CollectorSpec.fetch(transport)
-    except CollectorUnavailable:
-        if patient:
-            raise
-        return None
+    return CollectorSpec.fetch(transport)
 
 
 def _spaces(

@@ -23,7 +23,7 @@ from ingest.access.tokens import ANY, LOCAL, NOBODY, Caller
 from ingest.histogram import Histogram
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import CollectorFailed, Refusal
-from ingest.web.cost_limits import Metered, Penalties, Sender
+from ingest.web.cost_limits import Metered, Penalties, Requester
 from ingest.web.limits import LONG_BODY, Budget, ServerLimits
 
 log = logging.getLogger("headrace.server")
@@ -71,7 +71,7 @@ class Request(msgspec.Struct, frozen=True):
     query: str = ""
     caller: Caller = NOBODY
     max_values: int = ServerLimits.max_values
-    sender: Sender = msgspec.field(default_factory=lambda: Sender(Penalties()))
+    sender: Requester = msgspec.field(default_factory=lambda: Requester(Penalties()))
 
     @property
     def content_type(self) -> str:
@@ -275,7 +275,7 @@ class Router:
                 "unsupported_media",
                 f"expected an uncompressed body, got {encoding[:40].decode('latin-1')!r}",
             )
-        sender = Sender(self.penalties, caller.token_id or "", f"{scope.get('client')}")
+        sender = Requester(self.penalties, caller.token_id or "", f"{scope.get('client')}")
         declared = _declared(headers, route.limit)
         if declared > LONG_BODY:
             await sender.wait()  # before it is read: what waits takes no memory

@@ -82,7 +82,7 @@ class Penalties:
         return min(left, MAX_HELD_SECONDS)
 
 
-class Sender:
+class Requester:
     """Who sends one request: the account that is charged, and the connection.
 
     `is_costly` says whether the body is: because of its length, or because its handler found so.

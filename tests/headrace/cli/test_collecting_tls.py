@@ -82,4 +82,4 @@ def test_open_episodes_are_shown_to_an_admin(house: House) -> None:
 def test_a_certificate_of_another_authority_is_not_trusted(house: House) -> None:
     """Nor one that nobody vouches for: no token is sent, and the message says what is wrong."""
     for words in (("--ca", house.other.ca), ()):
-        assert refused(house.run("verify", "admin", *words), "certificate verify failed")
+        assert refused(house.run("verify", "admin", *words), "certificate verify failed", status=1)

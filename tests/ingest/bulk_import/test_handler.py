@@ -28,7 +28,7 @@ from ingest.episodes.sealed_parts import Limits
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 from ingest.web.asgi import Request
-from ingest.web.cost_limits import Penalties, Sender
+from ingest.web.cost_limits import Penalties, Requester
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.errors import JournalFull
@@ -330,7 +330,7 @@ def test_an_import_of_many_rows_waits_for_the_penalty_to_be_over(rows: int) -> N
 
     async def main() -> None:
         penalties = Penalties()
-        sender = Sender(penalties, "account", "connection")
+        sender = Requester(penalties, "account", "connection")
         sent = msgspec.structs.replace(request(steps({"e": rows})), sender=sender)
         async with running(MemoryJournal(), policy=PATIENT) as collector:
             imports = Importer(collector)

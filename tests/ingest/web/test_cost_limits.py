@@ -32,7 +32,7 @@ from ingest.web.cost_limits import (
     SHARE,
     Metered,
     Penalties,
-    Sender,
+    Requester,
     in_thread,
 )
 from ingest.web.limits import LONG_BODY
@@ -78,7 +78,7 @@ def test_a_penalty_has_a_maximum() -> None:
 def test_a_cheap_refusal_is_free() -> None:
     """Law: what an accepted request costs too is not charged, nor what was accepted."""
     penalties = Penalties()
-    sender = Sender(penalties)
+    sender = Requester(penalties)
     assert sender.settle(FREE_SMALL_SECONDS, 1.0, accepted=False) == 0.0
     assert sender.settle(100.0, 0.0, accepted=True) == 0.0
     sender.is_costly = True
@@ -92,7 +92,7 @@ def test_a_cheap_refusal_is_free() -> None:
 def test_a_connection_is_trusted_by_its_latest_costly_body() -> None:
     """Law: one that was accepted is enough not to wait, and one that was not is enough to."""
     penalties = Penalties()
-    one, other = Sender(penalties, "a", "one"), Sender(penalties, "a", "other")
+    one, other = Requester(penalties, "a", "one"), Requester(penalties, "a", "other")
     one.is_costly = other.is_costly = True
     one.settle(0.0, 0.0, accepted=True)
     other.settle(0.0, 0.0, accepted=True)

@@ -73,7 +73,7 @@ def test_a_learner_says_once_that_nothing_can_be_learned(played, caplog):
         for batch in (logged, logged, played, logged):
             learner.update(batch)
     assert [record.getMessage() for record in caplog.records] == [
-        "none of 16 rows can be learned from: {'not_on_policy': 16}"
+        "none of 16 rows can be learned from: not_on_policy: 16"
     ] * 2
 
 
