@@ -22,6 +22,11 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    first = {ROOT / name: place for place, name in enumerate(HEADRACE["first"])}
+    items.sort(key=lambda item: first.get(item.path, len(first)))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print each suite's test time and budget, the notices of tests, and what was left out.
 

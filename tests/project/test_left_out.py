@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.project.environments import ROOT, run
 
-LEFT_OUT = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["headrace"]["left-out"]
+HEADRACE = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["headrace"]
+LEFT_OUT = HEADRACE["left-out"]
 
 
 def test_what_is_left_out_is_a_target_of_make() -> None:
@@ -30,3 +31,7 @@ def test_a_whole_run_names_what_it_leaves_out(tmp_path: Path) -> None:
     line = "left out, because they take longer: make faults, "
     assert line in run(*words, cwd=tmp_path).stdout
     assert line not in run(*words, "tests/test_one.py", cwd=tmp_path).stdout
+
+
+def test_what_begins_first_is_there() -> None:
+    assert [name for name in HEADRACE["first"] if not (ROOT / name).is_file()] == []
