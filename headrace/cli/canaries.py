@@ -122,7 +122,8 @@ def promote(
         _exit(document)
     audited("promoted", policy=policy_id, version=document["version"], by="command line")
     where = Where(root, policy_id, None, None, None)
-    note = f" ({document['verdict']}, by {document['episodes']:,} episodes)"
+    judged = f"{document['verdict']}, by {document['episodes']:,} episodes"
+    note = f" ({judged if gated else 'without a gate: not judged'})"
     report_served(document, where, wait, wait_for, note=note, as_json=as_json)
 
 

@@ -222,8 +222,8 @@ def check_rewarded_step(
 def window_closed(event: wire.LogReturns, t: int, why: str) -> Refusal:
     """The answer to a reward that comes too late; it names the setting."""
     text = (
-        f"Episode {label_of(event)}: step {t} takes no more rewards ({why}): a step is open until "
-        "the next action or the end, and for its policy's reward_window"
+        f"Episode {label_of(event)}: the reward window of step {t} has closed ({why}): a reward "
+        "for it counts until the next action or the end, and then for its policy's reward_window"
     )
     return Refusal("window_closed", text, "step", event.episode_id)
 

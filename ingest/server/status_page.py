@@ -96,7 +96,7 @@ def _live(one: PolicyFacts) -> str:
     canary = one.roles.get("canary", (None, Moments()))[0]
     if canary is not None:
         text += f"; canary: version {canary} in {one.share:.3g} of the episodes"
-    text += f"; held by {_text(one.held)}" if one.held else ""
+    text += f"; pinned by {_text(one.held)}" if one.held else ""
     return _line(text, "ok" if same else "bad")
 
 

@@ -935,5 +935,5 @@ def test_a_reward_for_a_sealed_step_of_an_episode_without_buffered_ones_is_late(
     found = EpisodeAssembler(shell.policies)
     found.restore(RangeSet(), [], [carry])
     late = wire.LogReturns(episode_id="cut", reward=1.0, step=0, reward_id="x")
-    with pytest.raises(Refusal, match="takes no more rewards"):
+    with pytest.raises(Refusal, match="the reward window of step"):
         Judge(found).judge(None, late)
