@@ -50,7 +50,7 @@ dags: setup $(AIRFLOW_STAMP)  ## the Airflow DAGs, in their own environment
 		tests/airflow
 
 unit: setup  ## the tests, the wheel's among them
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 2
 
 faults: setup  ## what can go wrong, and broken builds that must be caught; SEED=n
 	HEADRACE_EXAMPLES=2000 $(BIN)/python -m pytest -q tests/ingest/episodes/test_judge_odd_*.py
