@@ -29,6 +29,7 @@ from storage.experience.hashed import is_canary
 from storage.weights.manifest import Manifest
 
 log = logging.getLogger("headrace.client")
+_decode_published = msgspec.msgpack.Decoder(Published).decode
 
 LONG_POLL_SECONDS = 25.0
 ASK_SECONDS = 0.1  # between questions of a client that is held and has no long poll
@@ -234,7 +235,7 @@ class LocalPolicy:
         if answer.status == 304:
             return
         try:
-            published = msgspec.msgpack.decode(answer.body, type=Published)
+            published = _decode_published(answer.body)
             manifest = Manifest.from_json(published.manifest)
             same = manifest.store_id == self._store_id
             if same and published.generation <= self._generation:

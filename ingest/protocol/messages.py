@@ -611,6 +611,12 @@ def _decoder(content_type: str, kind: type[M]) -> Any:
     return _decoders.setdefault((content_type, kind), decoder)
 
 
+# What a client's threads decode: where two of them first did so at once, msgspec, which was looking
+# through the same annotations in both, once crashed the process.
+for _kind in (Registered, EventsReply, ActionsReply, ErrorReply):
+    _decoder(MSGPACK, _kind)
+
+
 def encode(message: Any, content_type: str) -> bytes:
     """A message as JSON (bytes become base64) or msgpack."""
     return _encode_msgpack(message) if content_type == MSGPACK else _encode_json(message)
