@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import ROOT, Ca, Json, PolicyId, Root, Seed
+from headrace.cli.options import (
+    ROOT,
+    ActionSpace,
+    Ca,
+    EnvSpaces,
+    Json,
+    ObservationSpace,
+    PolicyId,
+    Port,
+    Root,
+    Seed,
+)
 from headrace.cli.roots import require_root
 from storage.system.startup import loading, use_one_blas_thread
 
@@ -58,14 +69,10 @@ def collect(
     host: Annotated[
         str, typer.Option(help="Address to listen on; other than loopback requires tokens and TLS.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8642,
-    observation: Annotated[
-        str | None, typer.Option(help="Observation space, such as box:4.")
-    ] = None,
-    action: Annotated[str | None, typer.Option(help="Action space, such as discrete:2.")] = None,
-    env: Annotated[
-        str | None, typer.Option(help="Id of a gymnasium environment, for its spaces.")
-    ] = None,
+    port: Port = 8642,
+    observation: ObservationSpace = None,
+    action: ActionSpace = None,
+    env: EnvSpaces = None,
     policy: Annotated[Path | None, typer.Option(help="Policy file (JSON).")] = None,
     reward_window: Annotated[
         float | None, typer.Option(help="Seconds in which a step accepts late rewards.")
@@ -157,14 +164,10 @@ def _greet(address: str, collector: Collector, root: Path, as_json: bool) -> Non
 def up(
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8642,
-    observation: Annotated[
-        str | None, typer.Option(help="Observation space, such as box:4.")
-    ] = None,
-    action: Annotated[str | None, typer.Option(help="Action space, such as discrete:2.")] = None,
-    env: Annotated[
-        str | None, typer.Option(help="Id of a gymnasium environment, for its spaces.")
-    ] = None,
+    port: Port = 8642,
+    observation: ObservationSpace = None,
+    action: ActionSpace = None,
+    env: EnvSpaces = None,
     steps_per_version: Annotated[
         int, typer.Option(help="Steps acted with a version before the next.")
     ] = 256,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import ADDRESS, Address, Ca, Json, Token
+from headrace.cli.options import ADDRESS, Address, Ca, Json, Text, Texts, Token
 
 if TYPE_CHECKING:
     from ingest.importing.options import ImportOptions
@@ -38,71 +38,54 @@ def import_source(
             "POLICY=COLUMN with several policies."
         ),
     ],
-    action: Annotated[
-        list[str],
-        typer.Option(help="Column of the action; also with :categories and POLICY=."),
-    ],
+    action: Annotated[list[str], typer.Option(help="Column of the action, likewise.")],
     reward: Annotated[list[str], typer.Option(help="Column of the reward. If repeated: the sum.")],
     final_observation: Annotated[
-        list[str] | None,
+        Texts,
         typer.Option(help="Column of the next observation for each --observation, in their order."),
     ] = None,
-    query: Annotated[str | None, typer.Option(help="SQL, for the URL of a database.")] = None,
+    query: Annotated[Text, typer.Option(help="SQL, for the URL of a database.")] = None,
     address: Address = ADDRESS,
     token: Token = None,
     ca: Ca = None,
-    action_prob: Annotated[
-        str | None, typer.Option(help="Column of the action's probability.")
-    ] = None,
-    action_logp: Annotated[
-        str | None, typer.Option(help="Or: column of its natural logarithm.")
-    ] = None,
+    action_prob: Annotated[Text, typer.Option(help="Column of the action's probability.")] = None,
+    action_logp: Annotated[Text, typer.Option(help="Or: column of its natural logarithm.")] = None,
     uniform: Annotated[
         bool, typer.Option("--uniform", help="Or: all actions were equally likely.")
     ] = False,
     episode: Annotated[
-        str | None,
-        typer.Option(help="Column of the episode's key; default: each row is an episode."),
+        Text, typer.Option(help="Column of the episode's key; default: each row is an episode.")
     ] = None,
-    agent: Annotated[str | None, typer.Option(help="Column of a row's agent.")] = None,
+    agent: Annotated[Text, typer.Option(help="Column of a row's agent.")] = None,
     policy: Annotated[
-        list[str] | None,
-        typer.Option(help="AGENT=POLICY; other agents have --policy-id. May be repeated."),
+        Texts, typer.Option(help="AGENT=POLICY; other agents have --policy-id. May be repeated.")
     ] = None,
-    policy_column: Annotated[str | None, typer.Option(help="Or: column of a row's policy.")] = None,
+    policy_column: Annotated[Text, typer.Option(help="Or: column of a row's policy.")] = None,
     step: Annotated[
-        str | None,
-        typer.Option(help="Column of the step's number in its episode; gaps are errors."),
+        Text, typer.Option(help="Column of the step's number; gaps are errors.")
     ] = None,
-    time: Annotated[
-        str | None, typer.Option(help="Column of the time: numbers, or ISO 8601.")
-    ] = None,
+    time: Annotated[Text, typer.Option(help="Column of the time: numbers, or ISO 8601.")] = None,
     time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "us",
     timezone: Annotated[str, typer.Option(help="Time zone of times without one.")] = "UTC",
-    terminated: Annotated[
-        str | None, typer.Option(help="Column: true on an episode's last row.")
-    ] = None,
+    terminated: Annotated[Text, typer.Option(help="Column: true on an episode's last row.")] = None,
     truncated: Annotated[
-        str | None, typer.Option(help="Column: true where a limit ended the episode.")
+        Text, typer.Option(help="Column: true where a limit ended the episode.")
     ] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN. May be repeated.")] = None,
-    info: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=COLUMN: a key of each step's info. May be repeated."),
-    ] = None,
+    tag: Annotated[Texts, typer.Option(help="NAME=COLUMN. May be repeated.")] = None,
+    info: Annotated[Texts, typer.Option(help="NAME=COLUMN of the info. May be repeated.")] = None,
     missing: Annotated[
         str, typer.Option(help="For an empty cell: error, drop (the row), or value (0).")
     ] = "error",
     default: Annotated[
-        list[str] | None,
+        Texts,
         typer.Option(help="COLUMN=VALUE for the column's empty cells. May be repeated."),
     ] = None,
     categories: Categories = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the import; default: a digest of its content.")
+        Text, typer.Option(help="Name of the import; default: a digest of its content.")
     ] = None,
     policy_id: Annotated[
-        str | None, typer.Option(help="Policy; default: the collector's only one.")
+        Text, typer.Option(help="Policy; default: the collector's only one.")
     ] = None,
     schema_id: ExpectedSchema = None,
     check: Annotated[

@@ -30,6 +30,7 @@ from headrace.cli.options import (
     SchemaId,
     Seed,
     Since,
+    Text,
     Token,
     Until,
     Url,
@@ -145,20 +146,14 @@ def train(
     until: Until = None,
     schema_id: SchemaId = None,
     action_rule: Acts = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="File of the learner's checkpoint.")
-    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="The learner's checkpoint file.")] = None,
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
     manifest: Manifest = None,
-    follow: Annotated[
-        bool, typer.Option(help="Train PPO on what clients do, and publish.")
-    ] = False,
+    follow: Annotated[bool, typer.Option(help="Train PPO on live clients, and publish.")] = False,
     steps_per_update: Annotated[int, typer.Option(help="With --follow: steps per update.")] = 256,
     max_lag: Annotated[
         int | None,
-        typer.Option(
-            help="With --follow: most versions that a step may be behind to be trained on."
-        ),
+        typer.Option(help="With --follow: train on steps at most this many versions behind."),
     ] = None,
     on_conflict: Annotated[
         str,
@@ -347,14 +342,10 @@ def publish(
     digest: Annotated[str, typer.Argument(help="Digest of a candidate, or latest.")] = "latest",
     root: Root = ROOT,
     policy_id: PolicyId = "default",
-    gated: Annotated[
-        bool, typer.Option("--gate/--no-gate", help="Judge the candidate first.")
-    ] = True,
+    gated: Annotated[bool, typer.Option("--gate/--no-gate", help="Judge it first.")] = True,
     reward_range: RewardRange = None,
     min_ess: MinEss = 100.0,
-    confidence: Annotated[
-        float, typer.Option(help="Confidence of the intervals that decide.")
-    ] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Of the intervals that decide.")] = 0.95,
     gamma: Annotated[float, typer.Option(help="Discount per step.")] = 1.0,
     alpha_budget: Annotated[
         float | None,
@@ -365,7 +356,7 @@ def publish(
     until: Until = None,
     manifest: Manifest = None,
     canary: Annotated[
-        str | None,
+        Text,
         typer.Option(help="Let it act as a canary in this share of the episodes, such as 10%."),
     ] = None,
     refused_exit: Annotated[int, typer.Option(help="Exit status if it is worse.")] = 1,

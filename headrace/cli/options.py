@@ -55,6 +55,9 @@ ROOT = Path("data/run")
 ADDRESS = "http://127.0.0.1:8642"
 """Where a collector is unless it is told otherwise."""
 
+Text = str | None
+Texts = list[str] | None
+
 Root = Annotated[
     Path,
     typer.Option(envvar="HEADRACE_ROOT", help="Folder of journal, shards and weights."),
@@ -90,6 +93,10 @@ Json = Annotated[
     bool,
     typer.Option("--json", envvar="HEADRACE_JSON", help="Print one line of JSON instead."),
 ]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")]
+ObservationSpace = Annotated[Text, typer.Option(help="Observation space, such as box:4.")]
+ActionSpace = Annotated[Text, typer.Option(help="Action space, such as discrete:2.")]
+EnvSpaces = Annotated[Text, typer.Option(help="Id of a gymnasium environment, for its spaces.")]
 Seed = Annotated[int, typer.Option(envvar="HEADRACE_SEED", help="Same seed, same result.")]
 Address = Annotated[str, typer.Option(envvar="HEADRACE_ADDRESS", help="Address of the collector.")]
 Url = Annotated[

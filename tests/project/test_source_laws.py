@@ -40,12 +40,11 @@ def calls(tree: ast.AST) -> Iterator[str]:
 
 
 def long_functions(tree: ast.AST) -> list[str]:
-    """By their bodies: the signature of a command is the table of its options."""
     return [
         node.name
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.body[0].lineno >= LONGEST_FUNCTION
+        and (node.end_lineno or node.lineno) - node.lineno >= LONGEST_FUNCTION
     ]
 
 
@@ -97,7 +96,7 @@ def test_a_test_neither_sleeps_nor_skips_nor_mocks(file: str) -> None:
 
 def test_the_instruments_see_what_they_look_for() -> None:
     """A long function, a hidden call and a bare switch are found."""
-    source = "def f():\n" + "    g.h()\n" * (LONGEST_FUNCTION + 1) + "x = 1  # noqa: E501\n"
+    source = "def f():\n" + "    g.h()\n" * LONGEST_FUNCTION + "x = 1  # noqa: E501\n"
     assert long_functions(ast.parse(source)) == ["f"]
     assert set(calls(ast.parse(source))) == {"g.h"}
     assert reasonless(source) == ["x = 1  # noqa: E501"]
