@@ -36,6 +36,7 @@ def megabytes(*words: str) -> tuple[int, int]:
 def test_gaps_between_blocks_in_use_are_returned() -> None:
     """Half of 100 MB; without the call they stay."""
     full, after = megabytes()
-    assert full > 90
-    assert after < 65
-    assert megabytes("kept")[1] > 90
+    assert full > 80  # the blocks fill what importing left free, too
+    assert after < full * 0.65
+    full, after = megabytes("kept")
+    assert after > full * 0.95
