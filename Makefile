@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 7
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint dags unit attack faults faults-long judge format demo demo-seeds bench docs release clean
+.PHONY: help setup test lint dags unit long attack faults faults-long judge format demo demo-seeds bench docs release clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -49,8 +49,12 @@ dags: setup $(AIRFLOW_STAMP)  ## the Airflow DAGs, in their own environment
 	$(AIRFLOW)/python -m pytest -c tests/airflow/pytest.ini --rootdir=. --confcutdir=tests/airflow \
 		tests/airflow
 
-unit: setup  ## the tests, the wheel's among them
-	$(BIN)/python -m pytest -n 2
+# More workers than cores: many tests wait, for a process to start or a file to be on disk.
+unit: setup  ## the tests but for the long ones
+	$(BIN)/python -m pytest -n 4
+
+long: setup  ## the long tests: the wheel in fresh environments, each Python, each floor, kills, learning
+	$(BIN)/python -m pytest -n 2 -m long
 
 faults: setup  ## what can go wrong, and broken builds that must be caught; SEED=n
 	HEADRACE_EXAMPLES=2000 $(BIN)/python -m pytest -q tests/ingest/episodes/test_judge_odd_*.py
@@ -82,7 +86,7 @@ docs: setup  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 release: setup  ## wheel, sdist and SBOM of this commit, each tried, and its tag
-	HEADRACE_WHOLE_SUITES=1 $(BIN)/python -m pytest -q tests/project/test_wheel.py
+	$(BIN)/python -m pytest -q tests/project/test_wheel.py tests/project/test_versions.py
 	$(BIN)/python release.py --tag
 
 clean:  ## remove what was built; data/run stays

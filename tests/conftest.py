@@ -22,7 +22,17 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def is_whole(config: pytest.Config) -> bool:
+    """Whether all tests were asked for, and no file, folder or marker."""
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave long tests out of a whole run, and begin with the files that take longest."""
+    if is_whole(config):
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in set(long)]
     first = {ROOT / name: place for place, name in enumerate(HEADRACE["first"])}
     items.sort(key=lambda item: first.get(item.path, len(first)))
 
@@ -45,6 +55,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if suite in BUDGETS:
             over = "  over budget" if seconds > BUDGETS[suite] else ""
             terminalreporter.write_line(f"{suite:8} {seconds:6.1f} s of {BUDGETS[suite]} s{over}")
-    if terminalreporter.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+    if is_whole(terminalreporter.config):
         targets = ", ".join(f"make {target}" for target in HEADRACE["left-out"])
         terminalreporter.write_line(f"left out, because they take longer: {targets}")

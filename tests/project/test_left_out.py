@@ -20,17 +20,26 @@ def test_what_is_left_out_is_a_target_of_make() -> None:
 
 
 def test_a_whole_run_names_what_it_leaves_out(tmp_path: Path) -> None:
-    """A run of chosen tests does not: it leaves out what was not chosen."""
+    """And leaves out the long tests; a run of chosen files does neither."""
     for name in ("conftest.py", "pyproject.toml"):
         source = ROOT / "tests" / name if name == "conftest.py" else ROOT / name
         place = tmp_path / "tests" / name if name == "conftest.py" else tmp_path / name
         place.parent.mkdir(exist_ok=True)
         place.write_text(source.read_text())
-    (tmp_path / "tests" / "test_one.py").write_text("def test_one() -> None: ...\n")
+    (tmp_path / "tests" / "test_two.py").write_text(
+        "import pytest\n\n\n@pytest.mark.long\ndef test_one() -> None: ...\n\n\n"
+        "def test_two() -> None: ...\n"
+    )
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    line = "left out, because they take longer: make faults, "
-    assert line in run(*words, cwd=tmp_path).stdout
-    assert line not in run(*words, "tests/test_one.py", cwd=tmp_path).stdout
+    line = "left out, because they take longer: make long, "
+    for chosen, told, ended in (
+        ([], True, "1 passed, 1 deselected"),
+        (["-m", "long"], False, "1 passed, 1 deselected"),
+        (["tests/test_two.py"], False, "2 passed"),
+    ):
+        said = run(*words, *chosen, cwd=tmp_path).stdout
+        assert (line in said) == told
+        assert ended in said
 
 
 def test_what_begins_first_is_there() -> None:

@@ -57,6 +57,7 @@ def test_every_claimed_version_is_tested() -> None:
     assert len(OTHERS) == len(CLAIMED) - 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", OTHERS)
 def test_the_loop_runs_on_another_python(
     version: str,
@@ -79,6 +80,7 @@ def test_the_loop_runs_on_another_python(
     assert (found["rows"], found["torch"]) == (ROWS, False)
 
 
+@pytest.mark.long
 def test_the_loop_runs_at_every_floor(wheel: Path, tmp_path: Path) -> None:
     """With training: every direct dependency of base, cli, collector and train at its floor."""
     asked = requirements("cli", "collector", "train")

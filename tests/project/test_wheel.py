@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import shutil
 import sys
 import sysconfig
@@ -241,6 +240,7 @@ def test_the_full_environment_has_the_wheel_and_not_the_repository(
     assert said.strip().endswith("the service, storage")
 
 
+@pytest.mark.long
 def test_the_demo_runs_on_the_wheel(full: Path, service: Path, tmp_path: Path) -> None:
     """`headrace demo --no-live`: collector, shard writer, replay, training, gate, publication,
     from a folder whose `storage` is not ours."""
@@ -249,6 +249,7 @@ def test_the_demo_runs_on_the_wheel(full: Path, service: Path, tmp_path: Path) -
     assert json.loads(said.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_a_worker_is_a_ray_actor_on_the_wheel(full: Path, service: Path) -> None:
     """Ray's own process finds the package under the name that the driver knows."""
     code = (
@@ -265,21 +266,13 @@ def test_a_worker_is_a_ray_actor_on_the_wheel(full: Path, service: Path) -> None
 
 
 INSTALLED_SUITES = ["ingest/client", "ingest/protocol", "storage/reading", "storage/weights"]
-SAMPLE = [
-    "ingest/client/test_policy_client.py",
-    "storage/reading/test_shard_reader.py",
-    "storage/weights/test_store.py",
-]
 
 
+@pytest.mark.long
 def test_the_unit_tests_of_clients_and_readers_pass_on_the_wheel(
     full: Path, tmp_path: Path
 ) -> None:
-    """The same tests, with the same rename as the modules, from a folder without the repository.
-
-    A sample of them, which names modules in all the ways that the rename has to find; `make
-    release` sets HEADRACE_WHOLE_SUITES for all.
-    """
+    """The same tests, with the same rename as the modules, from a folder without the repository."""
     modules = module_names(ROOT)
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=ignore)
@@ -287,8 +280,7 @@ def test_the_unit_tests_of_clients_and_readers_pass_on_the_wheel(
         file.write_text(as_installed(file.read_text(), modules))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "data" / "open_bandit", tmp_path / "data" / "open_bandit")
-    chosen = INSTALLED_SUITES if os.environ.get("HEADRACE_WHOLE_SUITES") else SAMPLE
-    suites = [f"tests/{suite}" for suite in chosen]
+    suites = [f"tests/{suite}" for suite in INSTALLED_SUITES]
     said = checked(full / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *suites,
                    cwd=tmp_path, PYTHONDONTWRITEBYTECODE="1")  # fmt: skip
     assert " passed" in said
