@@ -36,6 +36,9 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     version: int = 1
 
 
+_decode = msgspec.json.Decoder(_Document).decode
+
+
 def keys_folder(root: Path) -> Path:
     """`keys/` under a root, made if need be, for its owner alone."""
     folder = root / "keys"
@@ -57,7 +60,7 @@ def _read(root: Path) -> list[Token]:
     path = root / "keys" / "tokens.json"
     data = path.read_bytes()
     try:
-        document = msgspec.json.decode(data, type=_Document)
+        document = _decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TokenError(f"{path}: {error}") from error
     if document.version != 1:

@@ -62,6 +62,9 @@ class Totals(msgspec.Struct):
     kept: dict[str, int] = msgspec.field(default_factory=dict)  # entries of the state, by name
 
 
+_decode_totals = msgspec.json.Decoder(Totals).decode
+
+
 class Recovered(msgspec.Struct):
     """The assembler as of the last commit, and the parts that wait for a shard."""
 
@@ -104,7 +107,7 @@ def recover(
     assembler = EpisodeAssembler(policies, past=past, limits=limits)
     keys = KeyBook((limits or Limits()).keys)
     found = Recovered(assembler, next_plan=journal.next_plan_id(), keys=keys)
-    found.totals = msgspec.json.decode(state.get(TOTALS, b"{}"), type=Totals)
+    found.totals = _decode_totals(state.get(TOTALS, b"{}"))
     found.lost = _lost(state, found.totals)
     _restore(found, state)
     steps, numbers = found.totals.steps, list[int]()

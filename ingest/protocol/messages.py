@@ -500,7 +500,13 @@ M = TypeVar("M")
 
 _encode_json = msgspec.json.Encoder().encode
 _encode_msgpack = msgspec.msgpack.Encoder().encode
-_decoders: dict[tuple[str, Any], Any] = {}
+_KINDS = [dict[str, Any], *(kind for kind in vars().values() if type(kind) is type(Start))]
+# Built here, not at their first use: msgspec shows a type to all threads before it has read its
+# fields, and a thread that decodes with such a half-built type ends the process (SIGSEGV).
+_DECODERS: dict[str, dict[Any, Any]] = {
+    MSGPACK: {kind: msgspec.msgpack.Decoder(kind) for kind in _KINDS},
+    JSON: {kind: msgspec.json.Decoder(kind) for kind in _KINDS},
+}
 
 
 def decode(body: bytes, content_type: str, kind: type[M]) -> M:
@@ -509,11 +515,13 @@ def decode(body: bytes, content_type: str, kind: type[M]) -> M:
     Raises Refusal: 415 for another content type, 400 for a body that is not JSON or msgpack, 422
     for one that is but does not fit the message; the text says where.
     """
-    decoder = _decoders.get((content_type, kind))
-    if decoder is None:
-        decoder = _decoder(content_type, kind)
+    decoders = _DECODERS.get(content_type)
+    if decoders is None:
+        raise Refusal(
+            "unsupported_media", f"expected {JSON} or {MSGPACK}, got {content_type or 'nothing'!r}"
+        )
     try:
-        message: M = decoder.decode(body)
+        message: M = decoders[kind].decode(body)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `")
         raise Refusal("invalid", text, path.rstrip("`") or "$") from error
@@ -597,24 +605,6 @@ def _parts(value: bytes | msgspec.Raw, view: memoryview) -> Iterable[msgspec.Raw
 
 def _openings(body: bytes) -> int:
     return len(body) - len(body.translate(None, _MSGPACK_CONTAINERS))
-
-
-def _decoder(content_type: str, kind: type[M]) -> Any:
-    if content_type == JSON:
-        decoder: Any = msgspec.json.Decoder(kind)
-    elif content_type == MSGPACK:
-        decoder = msgspec.msgpack.Decoder(kind)
-    else:
-        raise Refusal(
-            "unsupported_media", f"expected {JSON} or {MSGPACK}, got {content_type or 'nothing'!r}"
-        )
-    return _decoders.setdefault((content_type, kind), decoder)
-
-
-# What a client's threads decode: where two of them first did so at once, msgspec, which was looking
-# through the same annotations in both, once crashed the process.
-for _kind in (Registered, EventsReply, ActionsReply, ErrorReply):
-    _decoder(MSGPACK, _kind)
 
 
 def encode(message: Any, content_type: str) -> bytes:

@@ -21,6 +21,8 @@ from storage.shards.writer_process import (
     write_message,
 )
 
+_decode_request = msgspec.msgpack.Decoder(WriteRequest).decode
+
 
 def write_shards(
     directory: Path,
@@ -66,7 +68,7 @@ def _serve_next(writer: ShardWriter, requests: IO[bytes], replies: IO[bytes]) ->
 
 def _answer(writer: ShardWriter, frames: list[bytes]) -> Reply:
     try:
-        request = msgspec.msgpack.decode(frames[0], type=WriteRequest)
+        request = _decode_request(frames[0])
         block = PartBlock.from_frames(frames[1:])
         ordinals = block.scalars.ordinal
         found = writer.adopt(request.stream, ordinals[0], ordinals[-1])

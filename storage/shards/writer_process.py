@@ -70,11 +70,14 @@ def encode_reply(reply: Reply) -> bytes:
 
 def decode_reply(data: bytes) -> Reply:
     """The reply of `encode_reply`. Raises msgspec.MsgspecError for anything else."""
+    return _reply_decoder.decode(data)
 
-    def path(kind: type, value: bytes) -> Path:
-        return Path(os.fsdecode(value))
 
-    return msgspec.msgpack.decode(data, type=Reply, dec_hook=path)
+def _path(kind: type, value: bytes) -> Path:
+    return Path(os.fsdecode(value))
+
+
+_reply_decoder = msgspec.msgpack.Decoder(Reply, dec_hook=_path)
 
 
 def write_message(pipe: IO[bytes], frames: Sequence[Sequence[bytes]]) -> None:

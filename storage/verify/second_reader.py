@@ -55,6 +55,9 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
 
 
+_decode_told = msgspec.msgpack.Decoder(Told).decode
+
+
 @dataclass(frozen=True)
 class Disagreement:
     """What is wrong with one shard: other values, no values, or the end of the reader."""
@@ -150,7 +153,7 @@ def _answers(child: subprocess.Popen[bytes], path: Path) -> Iterator[tuple[Told,
         frames = read_message(child.stdout)
         if not frames:
             raise EOFError("it was gone before its answer")
-        told = msgspec.msgpack.decode(frames[0], type=Told)
+        told = _decode_told(frames[0])
         yield told, frames[1:]
         if told.end or told.error:
             return

@@ -26,6 +26,8 @@ PURE = [
     if file.startswith(tuple(folder.replace(".", "/") for folder in MAY_REACH_STDLIB))
 ]
 LONGEST_FUNCTION = 80
+BUILT_LATE = ("storage/shards/content.py",)
+"""Decodes by `dict[str, ...]`, which keeps nothing that threads share."""
 NEEDS_A_TOOL = (
     "tests/ingest/server/test_status_page.py",
     "tests/ingest/server/test_metrics_deploy.py",
@@ -37,6 +39,25 @@ def calls(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func)
+
+
+def late_decoders(tree: ast.AST) -> list[str]:
+    """Calls within functions that make msgspec read a type, if nothing did so before."""
+    return [
+        ast.unparse(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        and (
+            ast.unparse(node.func) in ("msgspec.convert", "convert")
+            or ast.unparse(node.func).split(".")[-1] == "Decoder"
+            or (
+                any(word.arg == "type" for word in node.keywords)
+                and ast.unparse(node.func).startswith("msgspec.")
+            )
+        )
+    ]
 
 
 def long_functions(tree: ast.AST) -> list[str]:
@@ -83,6 +104,13 @@ def test_a_pure_folder_opens_nothing(file: str) -> None:
     )
 
 
+@pytest.mark.parametrize("file", sorted({*SHIPPED} - {*BUILT_LATE}))
+def test_a_type_is_read_before_threads_decode_by_it(file: str) -> None:
+    """Decoders are built at import. msgspec (0.22) shows a type to all threads before it has read
+    the fields: a thread that decodes by it meanwhile ends the process with SIGSEGV."""
+    assert late_decoders(ast.parse((ROOT / file).read_text())) == []
+
+
 @pytest.mark.parametrize("file", TESTS)
 def test_a_test_neither_sleeps_nor_skips_nor_mocks(file: str) -> None:
     """Waiting for a clock hides a race, a skip hides a failure, a mock hides the real part."""
@@ -95,10 +123,15 @@ def test_a_test_neither_sleeps_nor_skips_nor_mocks(file: str) -> None:
 
 
 def test_the_instruments_see_what_they_look_for() -> None:
-    """A long function, a hidden call and a bare switch are found."""
+    """A long function, a hidden call, a late decoder and a bare switch are found."""
     source = "def f():\n" + "    g.h()\n" * LONGEST_FUNCTION + "x = 1  # noqa: E501\n"
     assert long_functions(ast.parse(source)) == ["f"]
     assert set(calls(ast.parse(source))) == {"g.h"}
+    late = ["msgspec.json.decode(b, type=T)", "Decoder(T)", "msgspec.convert(b, T)"]
+    assert [late_decoders(ast.parse(f"def f():\n    return {call}")) for call in late] == [
+        [call] for call in late
+    ]
+    assert late_decoders(ast.parse("d = Decoder(T)\ndef f():\n    return json.decode(b)")) == []
     assert reasonless(source) == ["x = 1  # noqa: E501"]
     assert reasonless("x = 1  # noqa: E501 - a formula of the paper") == []
 
