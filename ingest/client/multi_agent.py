@@ -271,7 +271,8 @@ class MultiAgentCalls:
 
     def _require_acted(self, whole: ClientWhole, agents: Iterable[str]) -> None:
         name, agents = whole.episode_id, set(agents)
-        if early := agents - whole.acted:
+        missed = set() if self.outbox.is_dropped(name) else agents & whole.missed.keys()
+        if early := agents - whole.acted - missed:
             text = (
                 f"Episode {name}: a reward came before any action of "
                 f"{', '.join(sorted(map(str, early)))}"
@@ -279,7 +280,6 @@ class MultiAgentCalls:
             raise Refusal("no_action", text, "reward", name)
         for agent in sorted(agents & whole.ended):
             raise completed(name, agent)
-        missed = set() if self.outbox.is_dropped(name) else agents & whole.missed.keys()
         for agent in sorted(missed):
             raise no_action(label((name, agent)), whole.missed[agent])
 

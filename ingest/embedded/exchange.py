@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from ingest.client.open_episodes import REMEMBERED
+from ingest.client.open_episodes import REMEMBERED, Missed, no_action
+from ingest.protocol.agent_names import label
 from ingest.protocol.errors import (
     BufferFull,
     ClientError,
@@ -70,6 +71,7 @@ class _Episode:
         "episode_id",
         "gone",
         "key",
+        "missed",
         "news",
         "said",
         "training_enabled",
@@ -82,6 +84,7 @@ class _Episode:
         self.news: deque[_News] = deque()
         self.said = _Said({}, {}, {})
         self.acted: set[Any] = set()  # agents that a reward can belong to
+        self.missed: dict[Any, Missed] = {}  # whose last action was taken, and not told
         self.gone: set[Any] = set()  # agents whose end was told, or is about to be
         self.asked: _News | None = None  # what the worker is to answer
         self.key: Any = None  # its observation, to compare
@@ -109,6 +112,12 @@ class _Episode:
                 f"not ended, got {sorted(map(str, obs))}"
             )
         return set(acting)
+
+    def act(self, agents: Iterable[Any]) -> None:
+        """Note who has acted: rewards that follow are for these actions."""
+        for agent in agents:
+            self.acted.add(agent)
+            self.missed.pop(agent, None)
 
     def note(self, obs: ByAgent, logged: ByAgent, over: str = "") -> _News:
         """Queue news; what was said since the last ones goes with it."""
@@ -176,7 +185,7 @@ class Exchange:
                 )
             answer = self._await(episode)
             episode.asked = episode.answer = None
-            episode.acted |= answer.keys()
+            episode.act(answer.keys())
             return answer
 
     def tell(self, episode_id: str, obs: ByAgent, logged: Mapping[Any, LoggedAction]) -> None:
@@ -192,8 +201,17 @@ class Exchange:
             if self._pending >= self._max_pending:
                 self._await_room(episode)
             episode.note(obs, dict(logged))
-            episode.acted |= acting
+            episode.act(acting)
             self._put(episode)
+
+    def miss(self, episode_id: str, agents: Iterable[Any] | None, error: BaseException) -> None:
+        """The agents (None: all who acted) took actions that met an error before they were told: a
+        reward that follows is not the earlier steps'."""
+        with self._lock:
+            episode = self._open.get(episode_id)
+            if episode is not None:
+                who = episode.acted if agents is None else agents
+                episode.missed |= dict.fromkeys(who, Missed.of(error))
 
     def reward(
         self,
@@ -206,14 +224,18 @@ class Exchange:
         whether a limit did it. What was said first of an agent's end holds."""
         with self._lock:
             episode = self._find(episode_id)
-            early = (rewards.keys() | infos.keys() | gone.keys()) - episode.acted
-            if early:
+            agents = rewards.keys() | infos.keys() | gone.keys()
+            missed = agents & episode.missed.keys()
+            if early := agents - episode.acted - missed:
                 raise Refusal(
                     "no_action",
                     f"Episode {episode_id}: a reward came before any action{_who(early)}",
                     "reward",
                     episode_id,
                 )
+            for agent in sorted(missed, key=str):
+                name = episode_id if agent == DEFAULT_AGENT else label((episode_id, agent))
+                raise no_action(name, episode.missed[agent])
             total, told, ended = episode.said
             for agent, amount in rewards.items():
                 total[agent] = total.get(agent, 0.0) + amount

@@ -22,7 +22,7 @@ import logging
 import math
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -189,15 +189,24 @@ class ExternalEnv:
         action_logp: float | None = None,
         policy_version: int = -1,
     ) -> None:
-        """Record an action that the program chose. It does not wait for the worker."""
-        self._episodes.log_action(
-            episode_id,
-            observation,
-            action,
-            action_prob=action_prob,
-            action_logp=action_logp,
-            policy_version=policy_version,
-        )
+        """Record an action that the program chose. It does not wait for the worker.
+
+        When it raises, the step is not logged, and until the next success `log_returns` for the
+        last action raises the same kind of error: repeat the call, or end the episode.
+        """
+        try:
+            self._episodes.log_action(
+                episode_id,
+                observation,
+                action,
+                action_prob=action_prob,
+                action_logp=action_logp,
+                policy_version=policy_version,
+            )
+        except BaseException as error:
+            if self._here is not None:
+                self._exchange.miss(episode_id, self._agents(observation), error)
+            raise
 
     def log_returns(
         self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None
@@ -210,6 +219,10 @@ class ExternalEnv:
     ) -> None:
         """End an episode, with its final observation if there is one."""
         self._episodes.end_episode(episode_id, observation, truncated=truncated)
+
+    def _agents(self, observation: Any) -> Iterable[Any] | None:
+        """Who would have acted on an observation; None if that cannot be said."""
+        return [DEFAULT_AGENT]
 
     # --- the program's life ------------------------------------------------------------------
 

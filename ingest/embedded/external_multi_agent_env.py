@@ -10,7 +10,7 @@ names only the agents that it concerns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ingest.client.declarations import ClientPolicy
@@ -80,6 +80,9 @@ class ExternalMultiAgentEnv(ExternalEnv):
 
     def _in_process(self) -> EpisodesHere:
         return _ManyAgents(self._exchange, self.observation_space, self.action_space)
+
+    def _agents(self, observation: Any) -> Iterable[Any] | None:
+        return observation if isinstance(observation, Mapping) else None
 
     def get_action(
         self, episode_id: str | Sequence[str], observation: Mapping[Any, Any]

@@ -519,6 +519,31 @@ def test_backpressure_is_a_bound_on_what_waits(idle):
         idle(max_pending=0)
 
 
+def test_a_reward_of_a_step_that_is_not_logged_is_not_the_earlier_ones(idle):
+    """As with a PolicyClient: it raises as the step's log_action did, until that succeeds."""
+    env = idle(max_pending=2, action_timeout=0.02)
+    base = env.to_base_env()
+    env.start_episode("e")
+    with pytest.raises(ValueError, match="action: expected"):
+        env.log_action("e", obs(0), -1)
+    with pytest.raises(Refusal, match=r"e: the action of this step is not logged \(Episode e"):
+        env.log_returns("e", 9.0)
+    env.log_action("e", obs(0), 0)
+    env.log_action("e", obs(1), 1)
+    env.log_returns("e", 1.0)
+    with pytest.raises(BufferFull):
+        env.log_action("e", obs(2), 2)
+    with pytest.raises(BufferFull, match=r"action of this step is not logged .* repeat"):
+        env.log_returns("e", 9.0)
+    base.poll()
+    env.log_action("e", obs(2), 2)
+    env.log_returns("e", 2.0)
+    base.poll()
+    env.end_episode("e")
+    rewards = [base.poll()[1]["e"][DEFAULT_AGENT] for _ in range(2)]
+    assert rewards == [1.0, 2.0]
+
+
 # --- the thread and the worker's protocol -----------------------------------------------------
 
 

@@ -192,7 +192,9 @@ def test_what_is_said_wrongly_is_refused_in_the_call_and_names_the_agent(idle):
         with pytest.raises(ValueError, match=text):
             call()
     env.log_action("e", of(a=1), {"a": 1})
-    with pytest.raises(Refusal, match="a reward came before any action of b"):
+    with pytest.raises(Refusal, match="a reward came before any action of c"):
+        env.log_returns("e", {"a": 1.0, "c": 1.0})
+    with pytest.raises(Refusal, match="Episode e, agent b: the action of this step is not logged"):
         env.log_returns("e", {"a": 1.0, "b": 1.0})
     base = env.to_base_env()
     assert base.poll()[5]["e"] == {"a": LoggedAction(1)}
