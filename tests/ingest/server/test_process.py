@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -384,6 +385,23 @@ def test_a_stuck_writer_does_not_hold_up_the_end(tmp_path: Path) -> None:
         collector.restart()
         assert collector.empty(60.0)
         assert collector.stop() == 0
+    assert [row["eps_id"] for row in shard_rows(tmp_path)] == ["e"]
+
+
+def test_a_stop_waits_for_the_writer_as_long_as_its_limit_says(tmp_path: Path) -> None:
+    """With `drain_seconds=600` the shard of a writer that stood still is written all the same."""
+    declare(tmp_path, seal_seconds=0.1)
+    with CollectorProcess(tmp_path, drain_seconds=600.0) as collector:
+        writer = started_writer(collector)
+        os.kill(writer, signal.SIGSTOP)
+        collector.post("/v1/episodes", {"episode_id": "e"})
+        collector.post("/v1/episodes/e/log_action", {"obs": OBS, "action": 1})
+        collector.post("/v1/episodes/e/end", {})
+        collector.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            collector.process.wait(4.0)
+        os.kill(writer, signal.SIGCONT)
+        assert collector.wait() == 0
     assert [row["eps_id"] for row in shard_rows(tmp_path)] == ["e"]
 
 
