@@ -243,12 +243,12 @@ def test_a_cache_that_cannot_be_written_stops_nothing(
 
 def test_what_cannot_be_copied_raises_in_the_call() -> None:
     """A generator, say: nobody could send it later."""
-    client = PolicyClient("http://127.0.0.1:9", max_wait=0.0)
-    name = client.start_episode()
-    with pytest.raises(ValueError, match="obs: cannot be copied"):
-        client.log_action(name, (x for x in OBS), 1)
-    draft = client._declarations.policy(None).observe(name, {"a": np.zeros(10), "b": ("x", 1)})
+    with ScriptedCollector() as collector, PolicyClient(collector.address, max_wait=0.0) as client:
+        gate = hold_spec(collector)
+        name = client.start_episode()
+        with pytest.raises(ValueError, match="obs: cannot be copied"):
+            client.log_action(name, (x for x in OBS), 1)
+        draft = client._declarations.policy(None).observe(name, {"a": np.zeros(10), "b": ("x", 1)})
+        gate.opened.set()
     assert isinstance(draft, Draft)
     assert len(draft) > 80
-    client._sender.transport.close()
-    client._outbox.reset()

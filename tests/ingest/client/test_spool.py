@@ -44,10 +44,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def spooling(address: str, directory: Path, **options: Any) -> PolicyClient:
-    """A client whose calls wait for a busy machine's disk, unless `max_wait` is given."""
+    """A client whose calls wait for a busy machine's disk, unless `max_wait` is given; in a forked
+    child too, whose writer is a new one."""
     client = PolicyClient(address, on_full="spool", spool_dir=directory, **options)
     assert client._outbox._writer is not None
-    client._outbox._writer.max_wait = options.get("max_wait", 20.0)
+    client._outbox.patience = client._outbox._writer.max_wait = options.get("max_wait", 20.0)
     return client
 
 
