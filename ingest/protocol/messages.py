@@ -228,6 +228,21 @@ class Batch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     events: Annotated[list[Event], Meta(max_length=MAX_EVENTS)]
 
 
+class Named(Struct, kw_only=True):
+    """The episode, or agent of one, that an event names which does not decode as one."""
+
+    type: str
+    episode_id: Id
+    agent_id: Id | None = None
+
+
+class LoneEvent(Struct, kw_only=True):
+    """A Batch with an event alone, of which only the name counts."""
+
+    instance: Id | None = None
+    events: Annotated[list[Named], Meta(min_length=1, max_length=1)]
+
+
 class ActionBatch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """`POST /v1/actions`: pending events of the episodes, then the observations to act on.
 

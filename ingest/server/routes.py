@@ -94,10 +94,30 @@ class Routes:
 
     async def events(self, request: Request) -> Response:
         idempotency.require_none(request.headers.get(b"idempotency-key"), _NUMBER_EVENTS)
-        batch = request.decode(wire.Batch)
+        try:
+            batch = request.decode(wire.Batch)
+        except Refusal as refusal:
+            await self._break_episode(request, refusal)
+            raise
         _require_events(request.caller, batch.events)
         reply = await take(self.collector, batch, len(request.body), request.caller)
         return Response.of(reply, request, wasted=_wasted(reply, batch, request))
+
+    async def _break_episode(self, request: Request, refusal: Refusal) -> None:
+        """Close the episode of an event that does not decode, as one with a bad value does, if it
+        is alone in its batch. Of a larger one nothing is taken: its good events may come again."""
+        try:
+            batch = request.decode(wire.LoneEvent)
+        except Refusal:
+            return
+        (event,) = batch.events
+        name = name_of(event)
+        if event.type == "start" or not self.collector.judge.is_owner(batch.instance, name):
+            return
+        request.caller.require(LOGGING, "an event")
+        request.caller.charge(1)
+        row = self.collector.compose(lambda row: row.break_episode(name, str(refusal)))
+        await self.collector.journal.durable(row)
 
     async def instances(self, request: Request) -> Response:
         instead = "a name in the body finds the same instance again"

@@ -192,6 +192,32 @@ def test_a_batch_closes_a_broken_episode_and_no_other(collector: CollectorProces
     assert collector.get(f"/v1/episodes/{instance}-good")[1]["state"] == "terminated"
 
 
+def test_an_event_that_does_not_decode_closes_its_episode_if_it_is_alone(
+    collector: CollectorProcess,
+) -> None:
+    """In a larger batch it does not, for nothing of that is taken; nor does another's."""
+    instance, other = (collector.post("/v1/instances")[1]["instance"] for _ in range(2))
+    episode = f"{instance}-e"
+    good = {"type": "log_action", "episode_id": episode, "seq": 1, "obs": OBS, "action": 1}
+    bad = {"type": "log_returns", "episode_id": episode, "seq": 2, "reward": "much"}
+
+    def post(*events: dict[str, Any], of: str = instance) -> tuple[int, Any]:
+        return collector.post("/v1/events", {"instance": of, "events": events})
+
+    def state() -> Any:
+        return collector.get(f"/v1/episodes/{episode}")[1]["state"]
+
+    assert post({"type": "start", "episode_id": episode, "start": 0})[0] == 200
+    assert post(good, bad)[0] == post(bad, of=other)[0] == 422
+    assert post({**bad, "type": "start"})[0] == post({**bad, "episode_id": 7})[0] == 422
+    assert state() == "open"
+    assert post(good)[0] == 200
+    status, answer = post(bad)
+    assert (status, answer["error"]["path"]) == (422, "$.events[0].reward")
+    assert state() == "broken"
+    assert "Expected `float`" in collector.get(f"/v1/episodes/{episode}")[1]["cause"]
+
+
 def test_a_repeated_batch_changes_nothing(collector: CollectorProcess) -> None:
     """Same seq and content: the same answer, no effect. Other content: 409. A gap: 409."""
     instance = collector.post("/v1/instances")[1]["instance"]
