@@ -257,7 +257,7 @@ class PolicyClient:
     ) -> str:
         """Start an episode and answer its id.
 
-        The start is queued; without an id one is made up (a UUID). A taken id is ValueError
+        The start is queued; without an id one is made up (24 hex digits). A taken id is ValueError
         "Episode X is already started" or "Episode X has already completed.": raised here if the
         collector answers within `max_wait`, else by the episode's next call. (With several agents
         always by the next call, unless `sync`; an import waits for nothing.)
