@@ -112,8 +112,6 @@ def _command_line() -> typer.Typer:
     for command in _commands():
         name = "import" if command.__name__ == "import_source" else None  # a word of Python's
         app.command(name, cls=Command)(command)
-        if name is not None:
-            app.command("replay", cls=Command, hidden=True)(command)
     for group in _groups():
         app.add_typer(group)
     return app

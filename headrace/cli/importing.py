@@ -1,4 +1,4 @@
-"""The command `import`, and `replay`, its older name."""
+"""The command `import`."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs
 

@@ -160,17 +160,17 @@ def test_a_log_declares_its_names(tmp_path: Path) -> None:
     words = ["--observation", "country:categories:other", "--action", "item:categories"]
     words += ["--reward", "paid"]
     root = tmp_path / "run"
-    assert headrace("replay", files[0], *words, "--declare", root).returncode == 0
+    assert headrace("import", files[0], *words, "--declare", root).returncode == 0
     declared = load_declarations(root)["default"]
     assert declared.observation == Discrete.of(["AT", "DE", "FR"], other="other")
     assert declared.action == Discrete.of(["7", "42"])
     with CollectorProcess(root) as collector:
         words += ["--address", collector.address, "--json"]
-        assert answer(headrace("replay", files[0], *words))["steps"] == 4
-        second = answer(headrace("replay", files[1], *words))
+        assert answer(headrace("import", files[0], *words))["steps"] == 4
+        second = answer(headrace("import", files[1], *words))
         assert second["steps"] == 5
         assert second["bad_counts"] == {"column item: expected a known category": 1}
-        assert answer(headrace("replay", files[1], *words))["steps"] == 0
+        assert answer(headrace("import", files[1], *words))["steps"] == 0
         assert collector.stop() == 0
     with ShardReader(root, names=True) as reader:
         batch = reader.next()
@@ -191,7 +191,7 @@ def test_several_columns_with_names_are_a_dict(tmp_path: Path) -> None:
     path.write_text("country,os,n,gone,a,r\nDE,ios,3,,0,1\nFR,android,4,,1,0\n")
     words = ["--action", "a", "--reward", "r", "--declare", tmp_path / "run"]
     every = [word for name in ("country", "os") for word in ("--observation", f"{name}:categories")]
-    assert headrace("replay", path, *every, "--observation", "n", *words).returncode == 0
+    assert headrace("import", path, *every, "--observation", "n", *words).returncode == 0
     assert load_declarations(tmp_path / "run")["default"].observation == Dict(
         (
             ("country", Discrete.of(["DE", "FR"])),
@@ -199,5 +199,5 @@ def test_several_columns_with_names_are_a_dict(tmp_path: Path) -> None:
             ("os", Discrete.of(["android", "ios"])),
         )
     )
-    gone = headrace("replay", path, "--observation", "gone:categories", *words)
+    gone = headrace("import", path, "--observation", "gone:categories", *words)
     assert refused(gone, "column gone: expected categories, got none in any row")
