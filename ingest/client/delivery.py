@@ -147,6 +147,7 @@ class Sender:
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._unreported: deque[Refusal] = deque(maxlen=UNREPORTED)  # that no flush has raised
+        self._flushing: list[str | None] = []  # episode ids of the flushes that wait, None for all
         self._failure: Exception | None = None  # the latest turn's, which was not expected
         self._failures = 0  # of those, in a row
         self._unsure = 0  # events at the head of the queue that may have been sent before
@@ -615,16 +616,20 @@ class Sender:
         self, event: Event, refusal: Refusal, *, foreign: bool = False, reason: str | None = None
     ) -> None:
         """Note a refusal, counted by its code or another reason; one of an earlier process's event
-        is none of the caller's."""
+        is none of the caller's.
+
+        The first for each reason is logged, unless `on_error` or a flush that waits reports it.
+        """
         if refusal.episode_id is None:
             refusal.episode_id, refusal.agent_id = event.episode_id, event.agent_id
         with self._state:
             reason = reason or refusal.code
             first = reason not in self._refused
             self._refused[reason] += 1
+            waited_for = not {None, refusal.episode_id}.isdisjoint(self._flushing)
             if not foreign:
                 self._unreported.append(refusal)
-        if first:
+        if first and self._on_error is None and (foreign or not waited_for):
             log.warning("an event of episode %s was refused: %s", label_of(event), refusal)
         if refusal.code == "other_schema":
             self.learn_anew()
@@ -732,7 +737,13 @@ class Sender:
         if (self.outbox.spool is not None or self.pending) and not self.outbox.closed:
             self.ensure_running()  # what earlier processes have left waits, too
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
-        done, trouble = self._drain(timeout)
+        with self._state:
+            self._flushing.append(episode_id)
+        try:
+            done, trouble = self._drain(timeout)
+        finally:
+            with self._state:
+                self._flushing.remove(episode_id)
         if not done:
             if trouble is not None:
                 raise trouble

@@ -62,6 +62,7 @@ _LONGEST_LENGTH = 15  # digits of a Content-Length
 _ONE_PIECE = 65_536  # bytes of a body that go with their head; a longer one is not copied to it
 
 _AS_IT_IS = "Accept-Encoding: identity"
+_IN_BATCH = re.compile(r"^\$\.events\[\d+\]\.?")
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 M = TypeVar("M")
@@ -529,7 +530,10 @@ def refusal_of(status: int, body: bytes) -> Refusal:
 
 
 def refusal_from_json(error: Mapping[str, Any], fallback: str = "conflict") -> Refusal:
-    """The Refusal of the protocol's error object; a code of a later protocol becomes `fallback`."""
+    """The Refusal of the protocol's error object; a code of a later protocol becomes `fallback`.
+
+    Its path begins at the event: the program that logged it has not seen the batch.
+    """
     code = str(error["code"])
     message = str(error.get("message", ""))
     if code not in STATUS:
@@ -538,7 +542,10 @@ def refusal_from_json(error: Mapping[str, Any], fallback: str = "conflict") -> R
     wait = error.get("retry_after")
     if not isinstance(wait, (int, float)) or not 0.0 <= wait < float("inf"):
         wait = None
-    return Refusal(code, message, retry_after=wait, **{name: error.get(name) for name in known})
+    fields = {name: error.get(name) for name in known}
+    if isinstance(fields["path"], str):
+        fields["path"] = _IN_BATCH.sub("", fields["path"]) or None
+    return Refusal(code, message, retry_after=wait, **fields)
 
 
 def _lower(headers: Mapping[str, str]) -> dict[str, str]:

@@ -67,9 +67,10 @@ MESSAGE_CHARACTERS, PATH_CHARACTERS = 1_000, 200
 class Refusal(IngestError, ValueError):
     """One refused request or event.
 
-    `path` says where in the request (`$.events[3].obs`), `agent_id` which track of an episode of
-    several agents it is about, `expected_seq` what a gap or conflict expected, `retry_after` is in
-    seconds. `token_id` is the rejected caller's token, for the audit line; no answer contains it.
+    `path` says where in the request (`$.events[3].obs`; for an event that a client logged, `obs`),
+    `agent_id` which track of an episode of several agents it is about, `expected_seq` what a gap or
+    conflict expected, `retry_after` is in seconds. `token_id` is the rejected caller's token, for
+    the audit line; no answer contains it.
     """
 
     code: str

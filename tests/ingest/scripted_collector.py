@@ -223,7 +223,7 @@ class ScriptedCollector(Closing):
                 else:
                     reply.duplicates += 1
             except Refusal as refusal:
-                reply.refused.append(wire.ItemError(index=index, error=refusal.to_json()))
+                reply.refused.append(wire.ItemError.of(index, refusal))
                 if refusal.breaks_episode and event.episode_id in self.episodes:
                     self.episodes[event.episode_id].broken = refusal.message
         return reply

@@ -290,4 +290,6 @@ def test_an_error_of_a_later_protocol_keeps_its_text() -> None:
     refusal = refusal_of(422, body)
     assert (refusal.code, refusal.message) == ("invalid", "novel: m")
     assert (refusal.episode_id, refusal.expected_seq) == ("e", 4)
-    assert refusal_from_json({"code": "gap", "message": "m", "path": "$.x"}).path == "$.x"
+    for path, own in (("$.x", "$.x"), ("$.events[12].obs", "obs"), ("$.events[0]", None)):
+        refusal = refusal_from_json({"code": "gap", "message": "m", "path": path})
+        assert refusal.path == own, "the caller knows no batch"
