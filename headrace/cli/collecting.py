@@ -225,17 +225,21 @@ def ls(root: Root = ROOT, token: AdminToken = None, ca: Ca = None, as_json: Json
 
     require_root(root)
     declared = load_declarations(root)
-    listed = [one.to_dict() for one in list_streams(root, declared)]
-    document = {"streams": listed, "policies": sorted(declared), "open_episodes": None, "why": ""}
+    account, why = None, ""
     try:
         account = journal_account(root, token=token, ca=ca)
-        if account is None:
-            document["why"] = "there is no journal"
-        else:
-            known = dict.fromkeys(declared, 0) | dict(account.open_episodes)
-            document["open_episodes"] = known
+        why = "" if account else "there is no journal"
     except (JournalLocked, IngestError) as error:
-        document["why"] = str(error)
+        why = str(error)
+    found = list_streams(root, declared, account)
+    document = {
+        "streams": [one.to_dict() for one in found.streams],
+        "policies": sorted(declared),
+        "open_episodes": account and dict.fromkeys(declared, 0) | dict(account.open_episodes),
+        "open_steps": account and account.open_steps,
+        "steps_being_written": found.being_written,
+        "why": why,
+    }
     return console.line(document) if as_json else results.streams(document)
 
 

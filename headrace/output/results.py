@@ -331,8 +331,12 @@ def streams(document: Document) -> None:
     if document["open_episodes"] is None:
         print(f"Episodes in the journal: unknown: {document['why']}")
     else:
-        names = ("policy", "open, or ended and not in shards yet")
+        names = ("policy", "open, or waiting for late rewards")
         table("Episodes in the journal", names, document["open_episodes"].items())
+        print(
+            f"Steps not in shards yet: {document['open_steps']:,} of these episodes, "
+            f"{document['steps_being_written']:,} being written"
+        )
 
 
 def verified(document: Document) -> None:

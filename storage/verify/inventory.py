@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from storage.declarations.declaration import PolicyDeclaration
 from storage.shards.names import ShardDamaged, ShardName, require_regular
 from storage.shards.schema import ShardMetadata
+from storage.verify.audit import JournalAccount
 
-__all__ = ["StreamListing", "list_streams"]
+__all__ = ["Inventory", "StreamListing", "list_streams"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,23 +49,59 @@ class StreamListing:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Inventory:
+    """Every stream under a root, by name.
+
+    `being_written` counts the steps of closed parts that are in none of these shards yet; None
+    without an account of the journal. With the rows and the account's `open_steps` these are all
+    steps that were accepted.
+    """
+
+    streams: tuple[StreamListing, ...]
+    being_written: int | None
+
+
 def list_streams(
-    root: Path, declarations: Mapping[str, PolicyDeclaration]
-) -> tuple[StreamListing, ...]:
-    """Every stream under `root`, by name. A shard that vanishes meanwhile is passed over."""
+    root: Path,
+    declarations: Mapping[str, PolicyDeclaration],
+    account: JournalAccount | None = None,
+) -> Inventory:
+    """The streams under `root`. A shard that vanishes meanwhile is passed over.
+
+    With an `account`, taken before, of a collector that runs: shards that it planned later are
+    left out, because their steps are counted as being written.
+    """
     folders = sorted(path for path in (root / "shards").glob("*") if path.is_dir())
-    return tuple(_listing(folder, declarations) for folder in folders)
+    names = {folder.name: _names(folder, account) for folder in folders}
+    listed = tuple(_listing(folder, names[folder.name], declarations) for folder in folders)
+    if account is None:
+        return Inventory(listed, None)
+    there = {(stream, n.first, n.last) for stream, found in names.items() for n in found}
+    planned = sum(
+        steps
+        for plan, steps in account.plans.items()
+        if (plan.stream, plan.first, plan.last) not in there
+    )
+    return Inventory(listed, account.waiting_steps + planned)
 
 
-def _listing(folder: Path, declarations: Mapping[str, PolicyDeclaration]) -> StreamListing:
+def _names(folder: Path, account: JournalAccount | None) -> list[ShardName]:
+    found = [name for file in sorted(os.listdir(folder)) if (name := ShardName.parse(file))]
+    if account is None or not account.live:
+        return found
+    return [name for name in found if not account.is_behind(folder.name, name.first)]
+
+
+def _listing(
+    folder: Path, names: list[ShardName], declarations: Mapping[str, PolicyDeclaration]
+) -> StreamListing:
     found: list[tuple[ShardMetadata, int]] = []
     times: list[int] = []
     unreadable = 0
-    for name in sorted(os.listdir(folder)):
-        if ShardName.parse(name) is None:
-            continue
+    for name in names:
         try:
-            metadata, nbytes, span = _summary(os.path.join(folder, name))
+            metadata, nbytes, span = _summary(str(folder / str(name)))
             found.append((metadata, nbytes))
             times += span
         except FileNotFoundError:

@@ -6,8 +6,10 @@ Also of `storage.system.process`.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +154,23 @@ def test_publish_and_versions(log: Path, trained: dict[str, Any], tmp_path: Path
     assert headrace("verify", "--root", root).returncode == 0
 
 
-def test_ls_lists_what_there_is(log: Path) -> None:
-    """Streams with their counts and times; a running collector is asked what is open."""
-    with CollectorProcess(log) as collector:
+def test_ls_lists_what_there_is(log: Path, tmp_path: Path) -> None:
+    """Streams with their counts and times; a running collector is asked what is open, and what is
+    no longer there and not yet in a shard: here because its writer is stopped."""
+    root = tmp_path / "root"
+    shutil.copytree(log, root)
+    words = ("ls", "--root", root)
+    with CollectorProcess(root) as collector:
         collector.post("/v1/episodes", {"episode_id": "late"})
-        live = answer(headrace("ls", "--root", log, "--json"))
+        live = answer(headrace(*words, "--json"))
+        writer = collector.writer_pid()
+        assert writer is not None
+        os.kill(writer, signal.SIGSTOP)
+        step = {"type": "log_action", "episode_id": "over", "obs": [0, 0], "action": 1}
+        start, end = ({"type": kind, "episode_id": "over"} for kind in ("start", "end"))
+        assert collector.post("/v1/events", {"events": [start, step, end]})[1]["accepted"] == 3
+        writing = answer(headrace(*words, "--json"))
+        os.kill(writer, signal.SIGCONT)
         assert collector.stop() == 0
     (stream,) = live["streams"]
     assert (stream["rows"], stream["parts"], stream["policies"]) == (
@@ -165,12 +179,15 @@ def test_ls_lists_what_there_is(log: Path) -> None:
         ["default"],
     )
     assert stream["first_ts"] <= stream["last_ts"]
-    assert live["open_episodes"] == {"default": 1}
-    assert answer(headrace("ls", "--root", log, "--json"))["open_episodes"] == {"default": 1}
-    table = headrace("ls", "--root", log).stdout
+    assert (live["open_episodes"], live["steps_being_written"]) == ({"default": 1}, 0)
+    assert (writing["streams"], writing["open_episodes"]) == (live["streams"], {"default": 1})
+    assert writing["steps_being_written"] == 1
+    assert answer(headrace(*words, "--json"))["open_episodes"] == {"default": 1}
+    table = headrace(*words).stdout
     assert stream["stream"] in table
     assert "Episodes in the journal\n" in table
-    assert "open, or ended and not in shards yet" in table
+    assert "open, or waiting for late rewards" in table
+    assert "Steps not in shards yet: 0 of these episodes, 0 being written\n" in table
 
 
 @pytest.mark.parametrize(

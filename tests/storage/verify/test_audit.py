@@ -34,6 +34,7 @@ from storage.journal.sqlite_journal import SqliteJournal
 from storage.shards.shard import read_shard
 from storage.system.files import FileLock
 from storage.verify.audit import VerifyReport
+from storage.verify.inventory import list_streams
 from storage.weights.store import WeightFolder
 from tests.collector_process import CollectorProcess, declare
 
@@ -622,6 +623,11 @@ def test_a_running_collector_is_asked_while_it_works(running: CollectorProcess) 
             assert report.acknowledged == report.in_shards + report.in_journal
             assert report.acknowledged > before
             before = report.acknowledged
+            account = journal_account(running.root)
+            assert account is not None
+            listed = list_streams(running.root, {}, account)
+            places = [one.rows for one in listed.streams] + [account.open_steps]
+            assert sum(places) + (listed.being_written or 0) == account.accepted
     finally:
         stop.set()
         thread.join()

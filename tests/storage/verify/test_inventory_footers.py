@@ -59,7 +59,7 @@ def test_any_other_footer_is_read_by_arrow(
 ) -> None:
     """They give the same, whoever wrote the file."""
     path = rewrite(_written(tmp_path, 8_000_000), change, compression="zstd")
-    (listed,) = list_streams(tmp_path, {})
+    (listed,) = list_streams(tmp_path, {}).streams
     metadata, _, times = inventory._by_arrow(str(path), 0)
     assert (listed.rows, listed.spaces) == (metadata.rows, metadata.spaces)
     assert (listed.first_ts, listed.last_ts) == (min(times), max(times))
@@ -71,5 +71,5 @@ def test_what_is_cut_or_no_shard_is_unreadable(tmp_path: Path) -> None:
     content = path.read_bytes()
     for changed in (content[:-1], content[:-300], content[-200:], b"", b"PAR1"):
         path.write_bytes(changed)
-        (listed,) = list_streams(tmp_path, {})
+        (listed,) = list_streams(tmp_path, {}).streams
         assert (listed.shards, listed.rows, listed.unreadable) == (0, 0, 1)

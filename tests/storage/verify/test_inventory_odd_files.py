@@ -90,7 +90,7 @@ def test_what_has_a_shards_name_and_is_no_file_is_damage(
     make(path)
     report = verified(root)
     assert found(report) == [("damaged", f"shards/{stream(root).name}/{path.name}")]
-    (listed,) = list_streams(root, {})
+    (listed,) = list_streams(root, {}).streams
     assert (listed.unreadable, listed.rows) == (1, 2 * STEPS)
     assert next_ordinals(root / "shards", stream(root).name.partition("-")[0]) == {
         stream(root).name: 2
