@@ -26,6 +26,7 @@ from headrace.cli.options import (
     ObservationSpace,
     PolicyId,
     Port,
+    Redeclare,
     Root,
     Seed,
 )
@@ -74,6 +75,7 @@ def collect(
     action: ActionSpace = None,
     env: EnvSpaces = None,
     policy: Annotated[Path | None, typer.Option(help="Policy file (JSON).")] = None,
+    redeclare: Redeclare = False,
     reward_window: Annotated[
         float | None, typer.Option(help="Seconds in which a step accepts late rewards.")
     ] = None,
@@ -104,7 +106,8 @@ def collect(
     """Run the collector. SIGTERM or Ctrl-C drains and stops it.
 
     Declare a policy's spaces with --observation and --action, --env or --policy. They are stored
-    under the root, with the --reward-window, so later starts need none of these options.
+    under the root, with the --reward-window, so later starts need none of these options. A start
+    with other spaces than the root's is refused without --redeclare.
     """
     use_one_blas_thread()
     with loading():
@@ -118,7 +121,8 @@ def collect(
         raise ValueError(f"--compression: expected zstd or lz4, got {compression!r}")
     declared = declaration_of(observation=observation, action=action, env=env, file=policy)
     if declared is not None or reward_window is not None:
-        _declare_first(root, declared, policy is None, reward_window)
+        settings = {"spaces_only": policy is None, "reward_window": reward_window}
+        _declare_first(root, declared, redeclare=redeclare, **settings)
     configure(log_format, log_level)  # type: ignore[arg-type]  # it checks
     running: list[Collector] = []
 
@@ -135,17 +139,14 @@ def collect(
     raise typer.Exit(status)
 
 
-def _declare_first(
-    root: Path, declared: PolicyDeclaration | None, spaces_only: bool, reward_window: float | None
-) -> None:
+def _declare_first(root: Path, declared: PolicyDeclaration | None, **settings: Any) -> None:
     """Declare what a start was given, and say what that changes."""
     from ingest.server.declare import declare, only_declaration
     from ingest.server.listening import starting
 
     with starting():
         new = only_declaration(root) if declared is None else declared
-        changes = declare(root, new, spaces_only=spaces_only, reward_window=reward_window)
-        for change in changes:
+        for change in declare(root, new, **settings):
             print(change, file=sys.stderr)
 
 
@@ -168,6 +169,7 @@ def up(
     observation: ObservationSpace = None,
     action: ActionSpace = None,
     env: EnvSpaces = None,
+    redeclare: Redeclare = False,
     steps_per_version: Annotated[
         int, typer.Option(help="Steps acted with a version before the next.")
     ] = 256,
@@ -180,13 +182,13 @@ def up(
     """Run a collector and a trainer that follows it; clients act with each new version."""
     from headrace.output import console, results
     from headrace.up import Up
-    from ingest.server.declare import declaration_of, declare
+    from ingest.server.declare import declaration_of
     from ingest.server.logs import configure
     from storage.system.process import stop_on_signal
 
     declared = declaration_of(observation=observation, action=action, env=env, file=None)
     if declared is not None:
-        declare(root, declared, spaces_only=True)
+        _declare_first(root, declared, spaces_only=True, redeclare=redeclare)
 
     configure()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import ADDRESS, Address, Ca, Json, Text, Texts, Token
+from headrace.cli.options import ADDRESS, Address, Ca, Json, Redeclare, Text, Texts, Token
 
 if TYPE_CHECKING:
     from ingest.importing.options import ImportOptions
@@ -92,6 +92,7 @@ def import_source(
         bool, typer.Option("--check", help="Send nothing: show what would be imported.")
     ] = False,
     declare: Declare = None,
+    redeclare: Redeclare = False,
     as_json: Json = False,
 ) -> None:
     """Log the rows of a source through a collector; a repeated import adds nothing."""
@@ -101,7 +102,7 @@ def import_source(
 
     options = _options(given)
     if declare is not None:
-        return _declare(declare, options, as_json)
+        return _declare(declare, options, redeclare=redeclare, as_json=as_json)
     with console.progress() as on_progress:
         report = run_import(options, check=check, on_progress=on_progress)
     document = report.to_dict()
@@ -151,16 +152,16 @@ def _pairs(option: str, form: str, words: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _declare(root: Path, options: ImportOptions, as_json: bool) -> None:
+def _declare(root: Path, options: ImportOptions, *, redeclare: bool, as_json: bool) -> None:
     from headrace.output import console
 
-    declared = _declare_columns(root, options)
+    declared = _declare_columns(root, options, redeclare=redeclare)
     if as_json:
         return console.line({"root": str(root), "policy": declared.to_json()})
     return print(f"Declared. Now: headrace collect --root {root}")
 
 
-def _declare_columns(root: Path, options: ImportOptions) -> PolicyDeclaration:
+def _declare_columns(root: Path, options: ImportOptions, *, redeclare: bool) -> PolicyDeclaration:
     """Declare the spaces that the columns need, for a collector to be started on `root`."""
     from ingest.importing.inference import infer_spaces
     from ingest.server.declare import declare
@@ -171,6 +172,6 @@ def _declare_columns(root: Path, options: ImportOptions) -> PolicyDeclaration:
     declared = PolicyDeclaration(
         observation=observation, action=action, policy_id=options.policy_id or DEFAULT_POLICY
     )
-    for change in declare(root, declared, spaces_only=True):
+    for change in declare(root, declared, spaces_only=True, redeclare=redeclare):
         print(change, file=sys.stderr)
     return declared

@@ -97,6 +97,10 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a fre
 ObservationSpace = Annotated[Text, typer.Option(help="Observation space, such as box:4.")]
 ActionSpace = Annotated[Text, typer.Option(help="Action space, such as discrete:2.")]
 EnvSpaces = Annotated[Text, typer.Option(help="Id of a gymnasium environment, for its spaces.")]
+Redeclare = Annotated[
+    bool,
+    typer.Option("--redeclare", help="Permit other spaces than those that the root declares."),
+]
 Seed = Annotated[int, typer.Option(envvar="HEADRACE_SEED", help="Same seed, same result.")]
 Address = Annotated[str, typer.Option(envvar="HEADRACE_ADDRESS", help="Address of the collector.")]
 Url = Annotated[

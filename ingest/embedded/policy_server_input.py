@@ -179,7 +179,7 @@ class PolicyServerInput(InputReader):
             if root is None:
                 return stores_in_memory(self._policies)
             for declaration in given:
-                for change in declare(root, declaration):
+                for change in declare(root, declaration, redeclare=True):
                     log.info("%s", change)
             return stores_under(root)
 

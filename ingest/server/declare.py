@@ -78,13 +78,21 @@ def declare(
     *,
     spaces_only: bool = False,
     reward_window: float | None = None,
+    redeclare: bool = False,
 ) -> tuple[str, ...]:
     """Write the declaration under `root`; what it changes there, for people to read.
 
     `spaces_only` keeps the settings that are declared already beside the spaces; a `reward_window`
-    takes the place of what either says. Raises DeclarationError.
+    takes the place of what either says. Raises DeclarationError, also for other spaces than those
+    of the root unless `redeclare`: later rows would then be of another stream.
     """
     before = load_declarations(root).get(declared.policy_id)
+    if before is not None and before.schema_id != declared.schema_id and not redeclare:
+        raise DeclarationError(
+            f"policy {declared.policy_id} of {root}: expected the spaces that it is declared with, "
+            f"{_spaces(before)}; got {_spaces(declared)}. Use another --root, or --redeclare: new "
+            "episodes then have the new spaces, and the rows of each are read apart"
+        )
     if spaces_only:
         declared = keeping_settings(before, declared)
     if reward_window is not None:
@@ -99,6 +107,11 @@ def declare(
         for name in sorted({*new, *old})
         if new.get(name) != old.get(name)
     )
+
+
+def _spaces(declared: PolicyDeclaration) -> str:
+    spaces = declared.observation, declared.action
+    return "observation {} and action {}".format(*(f"{space!r:.200}" for space in spaces))
 
 
 def keeping_settings(

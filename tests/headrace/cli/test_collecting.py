@@ -91,7 +91,8 @@ def test_without_spaces_it_says_how_to_give_them(tmp_path: Path) -> None:
 
 
 def test_spaces_are_declared_once(tmp_path: Path) -> None:
-    """A later start needs none; one that differs says how, and keeps the other settings."""
+    """A later start needs none; one that differs needs a word, says how, and keeps the other
+    settings."""
     with Collect(tmp_path, *SPACES) as collect:
         assert collect.stop()[2] == 0
     path = tmp_path / "policies" / "default.json"
@@ -101,7 +102,11 @@ def test_spaces_are_declared_once(tmp_path: Path) -> None:
         assert collect.stop()[1:] == ("", 0)
     with Collect(tmp_path, *SPACES) as collect:
         assert collect.stop()[1:] == ("", 0)
-    with Collect(tmp_path, "--observation", "box:4", "--action", "discrete:3") as collect:
+    other = ("--observation", "box:4", "--action", "discrete:3")
+    refusal = headrace("collect", "--root", tmp_path, *other)
+    assert refused(refusal, str(tmp_path), "Discrete(2)", "Discrete(3)", "--redeclare")
+    assert load_declarations(tmp_path)["default"].action == Discrete(2)
+    with Collect(tmp_path, *other, "--redeclare") as collect:
         _, err, status = collect.stop()
     assert status == 0
     assert "policy default: action was" in err

@@ -151,7 +151,7 @@ def test_plain_requests_say_and_hear_names(collector: CollectorProcess) -> None:
 
 
 def test_a_log_declares_its_names(tmp_path: Path) -> None:
-    """`replay --declare` writes them; a later file's new names are left out, or are `other`."""
+    """`import --declare` writes them; a later file's new names are left out, or are `other`."""
     rows = [("DE", 42, 1), ("FR", 7, 0), ("DE", 7, 0), ("AT", 42, 1)]
     files = [tmp_path / "first.csv", tmp_path / "second.csv"]
     for path, content in zip(files, (rows, [*rows, ("IT", 42, 1), ("DE", 8, 1)]), strict=True):
@@ -161,6 +161,8 @@ def test_a_log_declares_its_names(tmp_path: Path) -> None:
     words += ["--reward", "paid"]
     root = tmp_path / "run"
     assert headrace("import", files[0], *words, "--declare", root).returncode == 0
+    again = headrace("import", files[1], *words, "--declare", root)
+    assert refused(again, "'42']", "'8', '42']", "--redeclare")
     declared = load_declarations(root)["default"]
     assert declared.observation == Discrete.of(["AT", "DE", "FR"], other="other")
     assert declared.action == Discrete.of(["7", "42"])
