@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,18 @@ def share_of(text: str) -> float:
     return share
 
 
+def size_of(document: Mapping[str, Any]) -> str:
+    """How many episodes a verdict needs, and whose, as a part of a sentence."""
+    needed = document.get("needed")
+    if needed is None:
+        return "too few episodes are known to say how many a verdict takes"
+    return (
+        f"a verdict takes about {needed:,} new episodes, {needed * document['share']:,.0f} of them "
+        f"the canary's, if the mean returns differ by {document['effect']:.3g}, a tenth of the "
+        "recent mean"
+    )
+
+
 def start(
     root: Path,
     policy_id: str,
@@ -55,14 +68,8 @@ def start(
     version = document["canary"]
     told = {"canary": version, "share": document["share"], "by": "command line"}
     audited("canary_started", policy=policy_id, version=document["version"], **told)
-    if document.get("needed") is None:
-        size = "too few episodes are known to say how many a verdict needs"
-    else:
-        size = (
-            f"about {document['needed']:,} episodes are needed to detect a difference of "
-            f"{document['effect']:.3g}, a tenth of the mean return of recent ones"
-        )
-    note = f", and version {version} acts in {document['share']:.3g} of the episodes; {size}"
+    acts = f"version {version} acts in {document['share']:.3g} of the episodes"
+    note = f", and {acts}; {size_of(document)}"
     where = Where(root, policy_id, None, None, None)
     report_served(document, where, wait, seconds, note=note, as_json=as_json)
 

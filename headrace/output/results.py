@@ -153,12 +153,12 @@ def arms(document: Document) -> None:
     count = document["n"]
     print(
         f"Compared: {count['canary']:,} episodes of the canary and {count['live']:,} of the live "
-        "version."
+        f"version. Of these, {document['open']:,} were still open at the age of the comparison, "
+        f"and in {document['crossed']:,} the other version acted first."
     )
     print(
-        f"Of these, {document['open']:,} were not over at the age of the comparison, and in "
-        f"{document['crossed']:,} the other version acted first; {document['young']:,} are "
-        "too recent."
+        f"Not compared yet: {document['young'] - document['waiting']:,} episodes that are too "
+        f"recent, and {document['waiting']:,} that wait for later ones."
     )
     approximate = " (approximate: no reward_range)" if document["approximate"] else ""
     print(f"{document['verdict']}{approximate}")

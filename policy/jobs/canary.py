@@ -14,7 +14,8 @@ episode: its value is the sum of what they earned, and it failed if one of them 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -67,21 +68,28 @@ class Arms:
     failed: BoolArray  # (n,) abandoned or broken
     steps: IntArray  # (n,)
     crossed: int  # episodes whose first step another version acted than the one assigned
-    young: int  # episodes that do not have the age
+    young: int  # episodes that do not count yet
+    waiting: int  # those of them that are old enough, and wait for later steps in the shards
     incomplete: int  # those without a first step: it was erased, or its shard is damaged
     open: int  # old enough and not over: counted with what they earned by then
 
 
-def read_arms(root: Path | str, declaration: PolicyDeclaration, live: Live, *, age: float) -> Arms:
-    """The episodes that started under this generation. `age` in seconds since their first step."""
+def read_arms(
+    root: Path | str, declaration: PolicyDeclaration, live: Live, *, age: float, now: float
+) -> Arms:
+    """The episodes that started under this generation. `age` in seconds since their first step.
+
+    One counts once a step that arrived `counts_after(declaration, age)` seconds after it is in a
+    shard: all that it earned by its age is there then. Those that are older by the clock, `now` in
+    seconds since the epoch, and are still to wait for such a step, are `waiting`.
+    """
     found = [
         _episodes(root, declaration, f"{live.generation}:{version}")
         for version in (live.canary_version, live.version)
     ]
     newest = max((int(one.received.max()) for one in found if one.received.size), default=0)
-    window = declaration.reward_window
-    sealed_by = age + window + declaration.part_seconds + declaration.seal_seconds
-    arms = [_aged(one, declaration, newest, age, sealed_by) for one in found]
+    sealed_by = counts_after(declaration, age)
+    arms = [_aged(one, declaration, newest, age, sealed_by, now) for one in found]
     starts = np.concatenate([one["starts"] for one in arms])
     order = np.argsort(starts, kind="stable")
 
@@ -97,9 +105,16 @@ def read_arms(root: Path | str, declaration: PolicyDeclaration, live: Live, *, a
         steps=joined("steps"),
         crossed=int((joined("versions") != versions).sum()),
         young=sum(one["young"] for one in arms),
+        waiting=sum(one["waiting"] for one in arms),
         incomplete=sum(one["incomplete"] for one in arms),
         open=int(joined("open").sum()),
     )
+
+
+def counts_after(declaration: PolicyDeclaration, age: float) -> float:
+    """Seconds after its first step in which all that an episode earned by `age` reaches a shard."""
+    rules = declaration
+    return age + rules.reward_window + rules.part_seconds + rules.seal_seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,13 +199,18 @@ def _firsts(*keys: IntArray) -> IntArray:
 
 
 def _aged(
-    rows: _Rows, declaration: PolicyDeclaration, newest: int, age: float, sealed_by: float
+    rows: _Rows,
+    declaration: PolicyDeclaration,
+    newest: int,
+    age: float,
+    sealed_by: float,
+    now: float,
 ) -> dict[str, Any]:
     """What the episodes of one arm had earned at that age, and those that are too young."""
     if not rows.t.size:
         none, no = np.empty(0, np.int64), np.empty(0, np.bool_)
         numbers = dict.fromkeys(("starts", "returns", "steps", "versions"), none)
-        return {**numbers, "failed": no, "open": no, "young": 0, "incomplete": 0}
+        return {**numbers, "failed": no, "open": no, "young": 0, "waiting": 0, "incomplete": 0}
     begins, tracks = _firsts(rows.episode), _firsts(rows.episode, rows.agent)
     of_episode = np.searchsorted(tracks, begins)  # the first track of each
     starts = np.minimum.reduceat(rows.received, begins)
@@ -210,7 +230,7 @@ def _aged(
     returns = np.where(failed, declaration.reward_default, returns)
     acted = rows.versions[tracks]
     lowest, highest = (which.reduceat(acted, of_episode) for which in (np.minimum, np.maximum))
-    kept = whole & old
+    kept, young = whole & old, whole & ~old
     return {
         "starts": starts[kept],
         "returns": returns[kept],
@@ -218,20 +238,27 @@ def _aged(
         "steps": steps[kept],
         "versions": np.where(lowest == highest, lowest, _SEVERAL)[kept],
         "open": ~(over | failed)[kept],
-        "young": int((whole & ~old).sum()),
+        "young": int(young.sum()),
+        "waiting": int((young & (starts + sealed_by * 1e6 <= now * 1e6)).sum()),
         "incomplete": int((~whole).sum()),
     }
 
 
 def judge_canary(
-    root: Path | str, policy_id: str, *, age: float | None = None, error: float = 0.05
+    root: Path | str,
+    policy_id: str,
+    *,
+    age: float | None = None,
+    error: float = 0.05,
+    clock: Callable[[], float] = time.time,
 ) -> Document:
     """What the episodes of the canary that is on say of it.
 
     `age`: seconds after its start at which an episode is counted, the same at every look; default:
     twice the policy's episode time-out and its reward window, so that one that fell silent within
     a time-out of its start is known to be abandoned. Gives `verdict` and what
-    `ArmsComparison.to_dict` does, and what was left out. Raises WeightsNotFound when no canary is
+    `ArmsComparison.to_dict` does, and what was left out: `young` episodes, of which `waiting` are
+    old enough by the `clock` (seconds since the epoch). Raises WeightsNotFound when no canary is
     on, ValueError for an age below the reward window.
     """
     store = WeightStore(root, policy_id)
@@ -245,11 +272,11 @@ def judge_canary(
         age = 2 * declaration.episode_timeout + window
     if not age > window or not math.isfinite(age):
         raise ValueError(f"age: expected more than the reward window of {window:.6g} s, got {age}")
-    arms = read_arms(root, declaration, live, age=age - window)
+    arms = read_arms(root, declaration, live, age=age - window, now=clock())
     found = _compared(arms, declaration, live.canary_share, error)
-    if found.verdict == CANNOT_TELL and arms.young:
-        young = f"{arms.young:,} episodes are younger than {age:g} s, or their shards are to come"
-        found = replace(found, reasons=(*found.reasons, young))
+    if found.verdict == CANNOT_TELL:
+        left = _left_out(arms, age, counts_after(declaration, age - window))
+        found = replace(found, reasons=(*found.reasons, *left))
     return {
         "policy_id": policy_id,
         "generation": live.generation,
@@ -259,9 +286,25 @@ def judge_canary(
         **found.to_dict(),
         "crossed": arms.crossed,
         "young": arms.young,
+        "waiting": arms.waiting,
         "incomplete": arms.incomplete,
         "open": arms.open,
     }
+
+
+def _left_out(arms: Arms, age: float, sealed_by: float) -> Iterator[str]:
+    """Why episodes do not count yet."""
+    recent = arms.young - arms.waiting
+    if recent:
+        yield (
+            f"{recent:,} episodes are too recent: one counts {sealed_by:g} s after its start, the "
+            f"age of {age:g} s and the time in which its steps reach a shard"
+        )
+    if arms.waiting:
+        yield (
+            f"{arms.waiting:,} episodes are old enough, and wait for later ones: they count once "
+            f"a step that arrived {sealed_by:g} s after their start is in a shard"
+        )
 
 
 def _compared(

@@ -123,7 +123,7 @@ def compare_arms(
             verdict=CANNOT_TELL, reasons=(told,), mismatch=told, **nothing, **known
         )
     if not 0 < k < n:
-        told = f"the canary has {k} episodes, and what is live {n - k}: more episodes of both"
+        told = f"the canary has {k} episodes and the live version {n - k}: more of both"
         nothing = {"returns": None, "failures": None, "missing": None, "mismatch": None}
         return ArmsComparison(verdict=CANNOT_TELL, reasons=(told,), **nothing, **known)
     end = error / 3
@@ -151,7 +151,10 @@ def compare_arms(
         if apart > 0 and spread > 0:
             width = None if limits is None else limits[1] - limits[0]
             missing = max(1, episodes_needed(spread, apart, share, end, width=width) - n)
-            reasons.append(f"about {missing:,} more episodes tell a difference of {apart:.3g}")
+            reasons.append(
+                f"about {missing:,} more episodes, of both versions together, would show whether "
+                f"the difference of {apart:.3g} is real"
+            )
         else:
             reasons.append("no difference in returns is to be seen yet: more episodes")
     return ArmsComparison(

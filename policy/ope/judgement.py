@@ -496,10 +496,10 @@ class _Steps:
         if not lowest < LOW_PROPENSITY:
             return ""
         return (
-            f"the interval is wide because the lowest logged propensity is {lowest:.2g}: with a "
-            f"reward range its limit is the range times {1 / lowest:,.0f}. Judge without a range "
-            "(approximate), or by episodes with larger propensities (more exploration, --since, "
-            "--until)"
+            f"the interval is wide because the lowest logged propensity is {lowest:.2g}: one step "
+            f"with it may count for {1 / lowest:,.0f}, and with a reward range the interval allows "
+            "for that. Judge without a range (approximate), or by episodes with larger "
+            "propensities (more exploration, --since, --until)"
         )
 
     def range_check(self, limits: tuple[float, float] | None) -> list[Diagnostic]:

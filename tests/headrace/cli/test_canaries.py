@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.canaries import share_of
+from headrace.cli.canaries import share_of, size_of
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from tests.collector_process import CollectorProcess, declare
@@ -32,7 +32,9 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert refused(headrace("publish", digest, "--no-gate", *at_root), "a canary", status=1)
         asked = headrace("canary", *at_root)
         assert (asked.returncode, answer(asked)["verdict"]) == (4, "cannot tell")
-        assert "Version 2 in 0.1" in headrace("canary", "--root", tmp_path).stdout
+        shown = headrace("canary", "--root", tmp_path).stdout
+        assert "Version 2 in 0.1" in shown
+        assert "Not compared yet: 0 episodes that are too recent, and 0 that wait" in shown
         refusal = headrace("promote", *at_root)
         assert (refusal.returncode, answer(refusal)["promoted"]) == (4, False)
         assert "cannot tell" in refusal.stderr
@@ -56,3 +58,11 @@ def test_a_share_that_is_none_is_refused(text: str) -> None:
 
 def test_shares() -> None:
     assert share_of("10%") == share_of(" 0.1 ") == 0.1
+
+
+def test_the_size_names_whose_episodes_they_are() -> None:
+    """Of both versions together, from now on; so many of them are the canary's."""
+    told = size_of({"needed": 12_340, "share": 0.1, "effect": 0.031})
+    assert told.startswith("a verdict takes about 12,340 new episodes, 1,234 of them the canary's")
+    assert "differ by 0.031, a tenth of the recent mean" in told
+    assert "too few episodes are known" in size_of({"needed": None})

@@ -130,14 +130,24 @@ def test_the_size_is_told_of_any_episodes_where_the_version_is_new(traffic: Traf
 
 
 def test_what_is_missing_is_said(traffic: Traffic) -> None:
-    """Of a canary without an episode, of young ones, of returns that are all alike."""
+    """Of a canary without an episode, of young ones, of returns that are all alike. Episodes that
+    wait for later ones are not called too recent."""
     start_canary(traffic.root, "default", traffic.candidate(2), SHARE)
     (none,) = judge_canary(traffic.root, "default")["reasons"]
-    assert "0 episodes, and what is live 0: more episodes of both" in none
+    assert "0 episodes and the live version 0: more of both" in none
     traffic.log(200, {True: 1.0, False: 1.0})
-    alike, young = judge_canary(traffic.root, "default", age=100.0)["reasons"]
+    wall = 699.0  # the last one started; each may count 165 s after its start
+    found = judge_canary(traffic.root, "default", age=100.0, clock=lambda: wall)
+    alike, young = found["reasons"]
     assert "no difference in returns is to be seen yet: more episodes" in alike
-    assert "episodes are younger than 100 s" in young
+    assert "165 episodes are too recent: one counts 165 s after its start" in young
+    assert (found["young"], found["waiting"]) == (165, 0)
+    wall = 800.0  # nobody came since
+    found = judge_canary(traffic.root, "default", age=100.0, clock=lambda: wall)
+    _, young, waiting = found["reasons"]
+    assert "64 episodes are too recent" in young
+    assert "101 episodes are old enough, and wait for later ones" in waiting
+    assert (found["young"], found["waiting"]) == (165, 101)
 
 
 def test_a_better_canary_is_promoted_and_the_decision_kept(traffic: Traffic) -> None:

@@ -156,7 +156,7 @@ def test_a_bound_that_is_wide_for_a_low_propensity_says_so() -> None:
     assert found.verdict == "cannot tell"
     (why,) = [one for one in found.reasons if "lowest logged propensity is 0.0074" in one]
     assert "without a range" in why
-    assert "times 135" in why
+    assert "one step with it may count for 135" in why
     for limits, lowest in ((None, 0.0074), ((0.0, 1.0), 0.4)):
         data, candidate = explored(lowest)
         rules = Rules(reward_range=limits, min_ess=1.0)
