@@ -405,7 +405,7 @@ def publish(
     if not document["published"]:
         verdict = document["gate"]["verdict"]
         for reason in document["gate"]["reasons"]:
-            print(f"{verdict}: {reason}", file=sys.stderr)
+            print(f"{verdict}: {results.in_words(reason)}", file=sys.stderr)
         if as_json:
             console.line(document)
         raise typer.Exit(refused_exit if verdict == "worse" else CANNOT_TELL_EXIT)

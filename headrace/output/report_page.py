@@ -18,6 +18,7 @@ from headrace.output.results import (
     Table,
     armed,
     estimated,
+    in_words,
     judgements,
     not_used,
     verdicts,
@@ -258,7 +259,7 @@ def _decisions(decisions: Sequence[Document]) -> str:
             one["verdict"] or "not judged",
             str(one["version"]) if one.get("published") else "no",
             one["episodes"],
-            "; ".join(one["reasons"]),
+            "; ".join(map(in_words, one["reasons"])),
         )
         for one in reversed(decisions[-MOST_DECISIONS:])
     ]

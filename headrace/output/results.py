@@ -21,6 +21,7 @@ __all__ = [
     "estimates",
     "evaluated",
     "imported",
+    "in_words",
     "judgements",
     "not_used",
     "streams",
@@ -34,6 +35,32 @@ __all__ = [
 Document = Mapping[str, Any]
 Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 """A title, the columns' names and the rows."""
+
+LABELS = {
+    "unsupported_actions": "actions that were never logged",
+    "unsupported_near": "actions that were never logged nearby",
+    "mean_weight": "mean importance weight",
+    "largest_weight": "share of the largest weight",
+    "heavy_tails": "share of the largest difference",
+    "rewards_outside_range": "rewards outside the range",
+    "in_lineage": "trained on",
+    "lost_episodes": "abandoned or broken",
+    "client_dropped": "dropped by clients",
+    "no_propensity": "without a propensity",
+    "certain": "with probability 1",
+    "no_density": "greedy in a continuous space",
+    "nothing_reserved": "nothing held out",
+    "sampled_log": "sampled logging",
+    "no_episodes": "no episodes",
+    "other_policy": "of another policy",
+    "other_schema": "of other spaces",
+    "tags": "with other tags",
+    "time": "outside --since and --until",
+    "training_disabled": "logged with training_enabled=False",
+}
+"""Words for names that --json has; of any other name its underscores are spaces."""
+AT_LEAST = ("effective_sample_size", "reward_events")
+"""Checks whose threshold is a minimum."""
 
 
 def imported(document: Document) -> None:
@@ -79,9 +106,9 @@ def _range(seen: Document) -> tuple[object, ...]:
 def trained(document: Document) -> None:
     """Of `train`: where every row of the log went, and the candidate."""
     counts = {"read": document["rows_read"], "trained on": document["rows_trained"]}
-    counts |= {f"left out: {why}": rows for why, rows in document["excluded"].items()}
+    counts |= {f"left out: {_label(why)}": rows for why, rows in document["excluded"].items()}
     counts |= {"held out": document["rows_held_out"]}
-    counts |= {f"not read: {why}": rows for why, rows in document["not_read"].items()}
+    counts |= {f"not read: {_label(why)}": rows for why, rows in document["not_read"].items()}
     table(f"Trained {document['policy_id']}", ("rows", "count"), counts.items())
     for path, why in document["skipped"].items():
         print(f"damaged, left out: {path}: {why}")
@@ -113,16 +140,16 @@ def judgements(logs: Sequence[Document]) -> list[Table]:
     checks = [
         (
             log["label"],
-            one["name"],
+            _label(one["name"]),
             _number(one["value"]),
-            "" if one["threshold"] is None else _number(one["threshold"]),
+            _limit(one),
             "ok" if one["passed"] else "FAILED",
             one["sentence"],
         )
         for log in logs
         for one in log["diagnostics"]
     ]
-    return [decisive, ("Checks", ("log", "check", "value", "threshold", "", "in words"), checks)]
+    return [decisive, ("Checks", ("log", "check", "value", "has to be", "", "in words"), checks)]
 
 
 def verdicts(logs: Sequence[Document]) -> list[str]:
@@ -131,8 +158,31 @@ def verdicts(logs: Sequence[Document]) -> list[str]:
     for log in logs:
         approximate = " (approximate: no reward_range)" if log["approximate"] else ""
         lines.append(f"{log['label']}: {log['verdict']}{approximate}")
-        lines += [f"  {reason}" for reason in log["reasons"]]
+        lines += [f"  {in_words(reason)}" for reason in log["reasons"]]
     return lines
+
+
+def in_words(reason: str) -> str:
+    """A reason without the name of its check, which its sentence says."""
+    name, _, sentence = reason.partition(": ")
+    check = name.removeprefix("live_")
+    return sentence if check in LABELS or check in AT_LEAST else reason
+
+
+def _label(name: str) -> str:
+    words = name.removeprefix("live_")
+    words = LABELS.get(words, words.replace("_", " "))
+    return f"live version: {words}" if name.startswith("live_") else words
+
+
+def _limit(check: Document) -> str:
+    """What the value of a check has to be; "" where it only informs."""
+    if check["threshold"] is None:
+        return ""
+    name, limit = check["name"].removeprefix("live_"), _number(check["threshold"])
+    if name == "mean_weight":
+        return f"about {limit}"
+    return f"at least {limit}" if name in AT_LEAST else f"at most {limit}"
 
 
 def why_published(document: Document, *, gated: bool) -> str:
@@ -191,7 +241,7 @@ def decisions(document: Document) -> None:
             one["episodes"],
             one.get("looks", 0),
             one.get("others", 0),
-            "; ".join(one["reasons"]),
+            "; ".join(map(in_words, one["reasons"])),
         )
         for one in document["decisions"]
     ]
@@ -230,8 +280,8 @@ def not_used(logs: Sequence[Document]) -> list[str]:
     """What of each log is in no estimate, and what an interval leaves out."""
     lines = []
     for log in logs:
-        told = [f"{why}: {count} episodes" for why, count in log["excluded"].items()]
-        told += [f"{why}: {count} steps" for why, count in log["not_read"].items() if count]
+        told = [f"{_label(why)}: {count} episodes" for why, count in log["excluded"].items()]
+        told += [f"{_label(why)}: {count} steps" for why, count in log["not_read"].items() if count]
         told += [f"{name}: {why}" for name, why in {**log["unavailable"], **log["skipped"]}.items()]
         if told:
             lines.append(f"{log['label']}: not used: {', '.join(told)}")

@@ -149,7 +149,7 @@ class JudgedLog:
                 for why, n in in_other_schemas(root, policy_id, reader.schema_id).items():
                     reader.stats.exclude(why, n)
             self.not_read = {
-                ("other_split" if why == "select" else why): n
+                ("not_held_out" if why == "select" else why): n
                 for why, n in reader.stats.excluded.items()
             }
             self.skipped = dict(reader.stats.excluded_shards)

@@ -51,14 +51,19 @@ def test_a_decision_has_the_tables_of_its_evaluation(tmp_path: Path) -> None:
     for part in (
         "cannot tell",
         "What decides: value per episode, weights less bar",
-        "log check value threshold in words",
-        "mean_weight",
+        "log check value has to be in words",
+        "mean importance weight 0.",
+        "about 1",
+        "effective sample size",
+        "at least 100",
+        "share of the largest weight",
         "log estimate value per episode 95% interval ESS episodes excluded",
         "snips of the weights",
         f"{tmp_path.name} the logging policy",
         "The interval of dm ignores",
     ):
         assert part in text, part
+    assert not re.search(r"mean_weight|_sample_size|unsupported_|largest_", text), "names of --json"
 
 
 def document(**changes: Any) -> dict[str, Any]:

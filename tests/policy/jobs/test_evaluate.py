@@ -71,7 +71,7 @@ def test_it_judges_by_the_episodes_that_training_held_out(bandit_log, tmp_path):
     assert result.evaluation_share == 0.4
     assert result.episodes == trained.rows_held_out
     assert result.episodes + trained.rows_trained == 2000
-    assert result.not_read == {"other_split": trained.rows_trained}
+    assert result.not_read == {"not_held_out": trained.rows_trained}
     assert result.estimate("snips").value > 2 * result.behaviour.value
 
 
