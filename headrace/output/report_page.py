@@ -42,7 +42,7 @@ def report_page(document: Document) -> str:
         ("Now", _now(document)),
         ("Data over time", _data(document["data"])),
         ("Training curves", _curves(document["versions"])),
-        ("Decisions", _decisions(document["decisions"])),
+        ("Decisions", _decisions(document["decisions"], document["versions"])),
         ("Estimates with diagnostics", _estimates(document["decisions"], document["root"])),
         ("Not readable", _damaged(document)),
     )
@@ -121,9 +121,12 @@ def _data(data: Document) -> str:
     bars = data["bars"]
 
     def version(one: Document) -> str:
-        return "no version of this root" if one["version"] < 0 else f"version {one['version']}"
+        return "no version" if one["version"] < 0 else f"version {one['version']}"
 
-    parts = [f"<p>{data['steps']:,} steps, by the time at which they arrived.</p>"]
+    told = f"{data['steps']:,} steps, by the time at which they arrived."
+    if bars and min(one["version"] for one in bars) < 0:
+        told += " No version: an imported step, or one whose action no published version chose."
+    parts = [f"<p>{told}</p>"]
     for title, key in (("version", version), ("source", _source)):
         parts.append(f"<h3>Steps by {title}</h3>{_stacked(bars, key)}")
     return "".join(parts) + _by_version(bars, version)
@@ -197,8 +200,8 @@ def _svg(inside: str, label: str) -> str:
 
 def _axes(low: float, high: float, begin: str, end: str) -> str:
     return (
-        f'<text x="{MARGIN - 6}" y="24" text-anchor="end">{high:.3g}</text>'
-        f'<text x="{MARGIN - 6}" y="{HEIGHT - 20}" text-anchor="end">{low:.3g}</text>'
+        f'<text x="{MARGIN - 6}" y="24" text-anchor="end">{_tick(high)}</text>'
+        f'<text x="{MARGIN - 6}" y="{HEIGHT - 20}" text-anchor="end">{_tick(low)}</text>'
         f'<text x="{MARGIN}" y="{HEIGHT - 4}">{_text(begin)}</text>'
         f'<text x="{WIDTH}" y="{HEIGHT - 4}" text-anchor="end">{_text(end)}</text>'
         f'<path d="M{MARGIN} 20V{HEIGHT - 20}H{WIDTH}" fill="none" stroke="currentColor" '
@@ -206,11 +209,16 @@ def _axes(low: float, high: float, begin: str, end: str) -> str:
     )
 
 
+def _tick(value: float) -> str:
+    return f"{value:,.0f}" if 1_000 <= abs(value) < 1e9 else f"{value:.3g}"
+
+
 # --- training -----------------------------------------------------------------------------------
 
 
 def _curves(versions: Sequence[Document]) -> str:
-    """Each number of the versions' metrics, over the versions."""
+    """Each number of the versions' metrics, over the versions that were trained."""
+    versions = [one for one in versions if one.get("copy_of") is None]  # the others rolled back
     if not versions:
         return "<p>No versions.</p>"
     found: dict[str, list[tuple[int, float]]] = {}
@@ -229,7 +237,9 @@ def _curves(versions: Sequence[Document]) -> str:
     last = versions[-1]
     numbers = {name: json.dumps(value) for name, value in last["metrics"].items()}
     table = _table((f"metrics of version {last['version']}", "value"), numbers.items())
-    return f'<div class="grid">{drawn}</div>{table if numbers else ""}'
+    if not numbers:
+        return "<p>The versions have no metrics.</p>"
+    return f'<div class="grid">{drawn}</div>{table}'
 
 
 def _curve(name: str, points: Sequence[tuple[int, float]]) -> str:
@@ -248,12 +258,11 @@ def _curve(name: str, points: Sequence[tuple[int, float]]) -> str:
 # --- judgements ---------------------------------------------------------------------------------
 
 
-def _decisions(decisions: Sequence[Document]) -> str:
-    if not decisions:
-        return "<p>Nothing was decided.</p>"
+def _decisions(decisions: Sequence[Document], versions: Sequence[Document]) -> str:
+    """What was decided about candidates, and the rollbacks, the latest first."""
     rows = [
         (
-            moment(one["decided"]),
+            one["decided"],
             one.get("kind", "gate" if one["verdict"] else "command"),
             str(one["candidate"])[:12],
             one["verdict"] or "not judged",
@@ -261,9 +270,26 @@ def _decisions(decisions: Sequence[Document]) -> str:
             one["episodes"],
             "; ".join(map(in_words, one["reasons"])),
         )
-        for one in reversed(decisions[-MOST_DECISIONS:])
+        for one in decisions
     ]
-    return _table(("decided", "by", "candidate", "verdict", "live as", "episodes", "why"), rows)
+    rows += [
+        (
+            one["created"],
+            "rollback",
+            str(one["candidate"])[:12],
+            "not judged",
+            str(one["version"]),
+            None,
+            f"the weights of version {one['copy_of']} again",
+        )
+        for one in versions
+        if one.get("copy_of") is not None
+    ]
+    if not rows:
+        return "<p>Nothing was decided.</p>"
+    latest = sorted(rows, key=lambda row: row[0], reverse=True)[:MOST_DECISIONS]
+    names = ("decided", "by", "candidate", "verdict", "live as", "episodes", "why")
+    return _table(names, [(moment(decided), *rest) for decided, *rest in latest])
 
 
 def _estimates(decisions: Sequence[Document], root: str) -> str:

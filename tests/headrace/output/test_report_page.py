@@ -26,17 +26,21 @@ def test_what_was_logged_learned_and_decided_is_in_it(tmp_path: Path) -> None:
     start_canary(tmp_path, "default", traffic.candidate(2), SHARE)
     traffic.log(1000, {True: 0.8, False: 0.2})
     promote(tmp_path, "default")
+    traffic.store.rollback(why="complaints")
     page = report_page(overview(tmp_path, "default"))
     text = text_of(page)
     for part in (
-        "Version 2 is live",
+        "Version 3 is live",
         "1,300 steps",
+        "1,300 0",  # the ends of an axis
         "Steps by version",
         "Steps by source",
         "better",
         "Version 2 in 0.3 of the episodes, compared with version 1",
         "returns 0.8",
         "failures 0 0 0",
+        "rollback",
+        "not judged 3 the weights of version 1 again",
     ):
         assert part in text, part
     assert page.count("<rect") >= 3
@@ -102,9 +106,11 @@ def test_curves_have_their_versions_and_their_number() -> None:
         }
         for n in (1, 2, 3)
     ]
-    page = report_page(document(versions=versions))
+    rolled_back = {**versions[0], "version": 4, "copy_of": 1, "created": 0, "candidate": "c0ffee"}
+    page = report_page(document(versions=[*versions, rolled_back]))
     assert page.count("<polyline") == 1
-    assert "loss, n = 3 versions" in page
+    assert "loss, n = 3 versions" in page, "a rollback is no step of training"
+    assert "metrics of version 3" in page
 
 
 def test_what_was_imported_and_not_judged_is_called_so() -> None:
@@ -123,7 +129,7 @@ def test_what_was_imported_and_not_judged_is_called_so() -> None:
         "episodes": 0, "reasons": ["without a gate"],
     }  # fmt: skip
     text = text_of(report_page(document(data=data, decisions=[decision])))
-    for part in ("imported", "no version of this root", "hour of arrival", "command c0ffee"):
+    for part in ("imported", "No version: an imported step", "hour of arrival", "command c0ffee"):
         assert part in text, part
 
 
