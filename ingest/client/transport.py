@@ -62,6 +62,8 @@ _LONGEST_LENGTH = 15  # digits of a Content-Length
 _ONE_PIECE = 65_536  # bytes of a body that go with their head; a longer one is not copied to it
 
 _AS_IT_IS = "Accept-Encoding: identity"
+_PLAIN_ANSWERS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "record layer failure")
+"""What OpenSSL says, by its version, of a server that answers a handshake with text."""
 _IN_BATCH = re.compile(r"^\$\.events\[\d+\]\.?")
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
@@ -347,6 +349,7 @@ class Transport:
         self._clock = clock
         self._used = clock()
         self._connections = _Connections(url, ca)
+        self._is_known = False  # somebody has answered here
 
     def after_fork(self) -> None:
         """In a forked child: never write to the parent's connections."""
@@ -404,16 +407,19 @@ class Transport:
                     allow_redirects=False,
                     **({"verify": verify} if isinstance(verify, str) else {}),
                 )
+                self._is_known = True
                 return answer.status_code, _lower(answer.headers), answer.content
             if abs(self._clock() - self._used) > _IDLE_SECONDS:
                 self._connections.close()
             self._used = self._clock()
             reply = self._connections.exchange(head, body or b"", timeout, keep=self._is_open)
             self._used = self._clock()
+            self._is_known = True
             return reply
         except Exception as error:  # a session may raise any; none may end the thread that sends
+            hint = "" if self._is_known else _other_scheme(self._url, error)
             raise CollectorUnavailable(
-                f"{self.address}: {type(error).__name__}: {error}",
+                f"{self.address}: {type(error).__name__}: {error}{hint}",
                 maybe_applied=not _never_connected(error),
                 retry_after=_LONGEST_RETRY_AFTER if _is_distrusted(error) else None,
             ) from error
@@ -575,6 +581,16 @@ def _never_connected(error: BaseException) -> bool:
 def _is_distrusted(error: BaseException) -> bool:
     """Whether the server's certificate is not trusted: trying again soon will not mend that."""
     return _has_cause(error, (ssl.SSLCertVerificationError,))
+
+
+def _other_scheme(url: Url, error: BaseException) -> str:
+    """A hint where the server seems to speak the other one of http and https; "" elsewhere."""
+    if url.scheme == "https":
+        if any(sign in str(error) for sign in _PLAIN_ANSWERS):
+            return f"; the server seems to speak plain http: is it http://{url.netloc}?"
+    elif _has_cause(error, (ProtocolError, ConnectionResetError)):
+        return f"; if the server speaks TLS, its address is https://{url.netloc}"
+    return ""
 
 
 def _has_cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +30,7 @@ from ingest.client.transport import (
 )
 from ingest.protocol import messages as wire
 from ingest.protocol.errors import STATUS, CollectorUnavailable, Refusal
+from tests.certificates import certify
 from tests.ingest import scripted_collector
 from tests.ingest.scripted_collector import (
     Gate,
@@ -260,6 +264,41 @@ def test_whatever_a_session_raises_is_tried_again(collector: ScriptedCollector) 
         client.flush(20)
         assert client.stats.retries == 3
     assert len(collector.episodes) == 1
+
+
+@pytest.mark.parametrize("library", ["urllib3", "requests"])
+def test_an_address_of_the_other_scheme_is_named(
+    collector: ScriptedCollector, tmp_path: Path, library: str
+) -> None:
+    """https at a port that speaks http, and the other way round; not once somebody has answered."""
+    made = certify(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(made.cert, made.key)
+    with requests.Session() as session, socket.create_server(("127.0.0.1", 0)) as server:
+
+        def shake_hands() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                context.wrap_socket(connection, server_side=True)
+
+        thread = threading.Thread(target=shake_hands)
+        thread.start()
+        given_session = session if library == "requests" else None
+        plain = Transport(f"http://127.0.0.1:{server.getsockname()[1]}", session=given_session)
+        with pytest.raises(CollectorUnavailable, match="TLS, its address is https://127"):
+            plain.attempt(*REGISTER)
+        thread.join()
+        secret = Transport(collector.address.replace("http", "https"), session=given_session)
+        with pytest.raises(CollectorUnavailable, match="plain http: is it http://127"):
+            secret.attempt(*REGISTER)
+        known = Transport(collector.address, session=given_session)
+        known.attempt(*REGISTER)
+        collector.faults.append(cut_before)
+        with pytest.raises(CollectorUnavailable) as caught:
+            known.attempt(*REGISTER)
+        assert "https" not in str(caught.value)
+        for one in (plain, secret, known):
+            one.close()
 
 
 def test_a_path_in_the_address_is_kept(collector: ScriptedCollector) -> None:
