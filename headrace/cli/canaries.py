@@ -84,10 +84,10 @@ def canary(
 
     May be repeated at any time. Exit status 1: worse; 4: cannot tell.
     """
+    require_root(root, policy_id)
     from headrace.output import console, results
     from policy.jobs.canary import judge_canary
 
-    require_root(root, policy_id)
     found = judge_canary(root, policy_id, age=age)
     if as_json:
         console.line(found)
@@ -115,11 +115,11 @@ def promote(
     Exit status 1: worse; 4: cannot tell; 5: wanted, but not served in time by a registered
     collector.
     """
+    require_root(root, policy_id)
     from headrace.cli.publishing import audited
     from headrace.output import console
     from policy.jobs.canary import promote as run
 
-    require_root(root, policy_id)
     document = run(root, policy_id, gated=gated, age=age)
     if not document["promoted"]:
         for reason in document["reasons"]:

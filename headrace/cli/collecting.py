@@ -218,6 +218,7 @@ AdminToken = Annotated[
 
 def ls(root: Root = ROOT, token: AdminToken = None, ca: Ca = None, as_json: Json = False) -> None:
     """List streams, their shards and rows, and the journal's episodes."""
+    require_root(root)
     from headrace.output import console, results
     from ingest.protocol.errors import IngestError
     from ingest.verification import journal_account
@@ -225,7 +226,6 @@ def ls(root: Root = ROOT, token: AdminToken = None, ca: Ca = None, as_json: Json
     from storage.errors import JournalLocked
     from storage.verify.inventory import list_streams
 
-    require_root(root)
     declared = load_declarations(root)
     account, why = None, ""
     try:
@@ -261,11 +261,11 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check that every acknowledged step is in exactly one place."""
+    require_root(root)
     from headrace.output import console, results
     from ingest.verification import verified
     from storage.verify.second_reader import SecondReader
 
-    require_root(root)
     with contextlib.ExitStack() as stack:
         second = stack.enter_context(SecondReader()) if second_reader else None
         on_progress = stack.enter_context(console.progress())
@@ -288,10 +288,10 @@ def pseudonym(
     as_json: Json = False,
 ) -> None:
     """Show the pseudonym of a redacted value under this root, to find its rows."""
+    require_root(root)
     from headrace.output import console
     from ingest.access.key_files import kept_key
     from ingest.episodes.redaction import pseudonym as stand_in
 
-    require_root(root)
     found = stand_in(kept_key(root), value)
     return console.line({"pseudonym": found}) if as_json else print(found)

@@ -120,10 +120,10 @@ def freeze(
     as_json: Json = False,
 ) -> None:
     """Write a manifest of the stored ordinals; the same shards give the same file."""
+    require_root(root, policy_id)
     from headrace.output import console
     from policy.jobs.freeze import freeze as run
 
-    require_root(root, policy_id)
     frozen = run(root, policy_id, schema_id=schema_id, retry_for=retry_for)
     if as_json:
         return console.line(frozen.to_dict())
@@ -176,6 +176,7 @@ def train(
     With --follow: train on what clients do and publish after every update, until SIGTERM. Exit
     status 3: another trainer has the policy; 1: somebody else published (--on-conflict end).
     """
+    require_root(root, policy_id)
     from headrace.output import console, results
     from policy.inference.action_rule import ActionRule
     from policy.jobs.freeze import load_frozen
@@ -183,7 +184,6 @@ def train(
     from policy.jobs.train import train as run
 
     settings: dict[str, Any]
-    require_root(root, policy_id)
     if schema_id is not None and (follow or manifest is not None):
         raise ValueError("--schema-id: expected none with --follow, nor with --manifest")
     if follow:
@@ -284,14 +284,14 @@ def evaluate(
 
     The bars are the live version and the logging policy. The exit status is 0 for every verdict.
     """
+    require_root(root, policy_id)
+    for other in log or ():
+        require_root(other, option="--log")
     from headrace.output import console, results
     from headrace.output.report_page import evaluation_page
     from policy.inference.weight_store import WeightStore
     from policy.jobs.gate import evaluate_logs
 
-    require_root(root, policy_id)
-    for other in log or ():
-        require_root(other, option="--log")
     chosen = _weights(WeightStore(root, policy_id), weights)
     with console.progress() as told:
         document = evaluate_logs(
@@ -373,13 +373,13 @@ def publish(
     collector publishes it; the gate still uses the data of the root. Exit status 1: worse; 4:
     cannot tell, with the reasons; 5: wanted, but not served in time by a registered collector.
     """
+    require_root(root, policy_id)
     from headrace.output import console, results
     from policy.inference.weight_store import WeightStore
     from policy.jobs.freeze import load_frozen
     from policy.jobs.gate import Gate
     from policy.jobs.gate import publish as run
 
-    require_root(root, policy_id)
     chosen = _latest(WeightStore(root, policy_id)) if digest == "latest" else digest
     if canary is not None:
         if url is not None or manifest is not None:
@@ -422,10 +422,10 @@ def publish(
 
 def decisions(root: Root = ROOT, policy_id: PolicyId = "default", as_json: Json = False) -> None:
     """List the decisions on candidates, with reasons."""
+    require_root(root, policy_id)
     from headrace.output import console, results
     from policy.jobs.decisions import load_decisions
 
-    require_root(root, policy_id)
     found = load_decisions(root, policy_id)
     document = {
         "policy_id": policy_id,

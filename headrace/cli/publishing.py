@@ -124,10 +124,10 @@ def pause(
     as_json: Json = False,
 ) -> None:
     """Pin the live version: trainers publish nothing until `headrace resume`."""
+    require_root(root, policy_id)
     from headrace.output import console
     from policy.inference.weight_store import WeightStore
 
-    require_root(root, policy_id)
     pin = WeightStore(root, policy_id).pause(by=_person(), why=why)
     audited("paused", policy=policy_id, by="command line", pinned_by=pin.by)
     if as_json:
@@ -186,11 +186,11 @@ def versions(
 
 
 def _versions_at_rest(root: Path, policy_id: str) -> dict[str, Any]:
+    require_root(root, policy_id)
     from storage.errors import StorageError
     from storage.weights.off_chain import described
     from storage.weights.store import WeightFolder
 
-    require_root(root, policy_id)
     store = WeightFolder(root, policy_id)
     live = store.live()
     found, damaged = described(store)

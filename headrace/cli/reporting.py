@@ -26,11 +26,11 @@ def report(
 
     The file opens offline. With --json the line has its path and counts of its content.
     """
+    require_root(root, policy_id)
     from headrace.output import console
     from headrace.output.report_page import report_page
     from policy.jobs.overview import overview
 
-    require_root(root, policy_id)
     with console.progress() as told:
         document = overview(root, policy_id, retry_for=retry_for, on_progress=told)
     page = report_page(document).encode(errors="backslashreplace")

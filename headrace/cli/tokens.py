@@ -56,10 +56,10 @@ def create(
 @app.command("list", cls=Command)
 def list_tokens(root: Root = ROOT, as_json: Json = False) -> None:
     """List all tokens with scopes, expiry and revocation."""
+    require_root(root)
     from headrace.output import console
     from ingest.access.key_files import load_tokens
 
-    require_root(root)
     documents = [_document(token) for token in load_tokens(root)]
     if as_json:
         return console.line({"tokens": documents})
@@ -75,12 +75,12 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Revoke a token; a running collector refuses it within a second."""
+    require_root(root)
     from headrace.output import console
     from ingest.access.admission import audit
     from ingest.access.key_files import revoke_token
     from ingest.server.logs import configure
 
-    require_root(root)
     token = revoke_token(root, which)
     configure()
     audit("token_revoked", id=token.id, name=token.name)

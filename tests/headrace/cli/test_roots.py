@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 from headrace.__main__ import _command_line
 from headrace.cli.roots import require_root
 from storage.declarations.policy_files import save_declaration
+from tests.headrace.command import ROOT
 from tests.policy.jobs.test_canary import EQUAL, Traffic
 from tests.storage.weights.any_weights import add, store_in
 
@@ -48,6 +51,24 @@ def test_a_root_that_is_not_there(command: str, tmp_path: Path) -> None:
     expected = f"--root: expected a folder, found none at {tmp_path / 'frist'}"
     assert told(*command.split(), "--root", tmp_path / "frist") == expected
     assert not (tmp_path / "frist").exists()
+
+
+def test_a_root_is_looked_for_before_extras(tmp_path: Path) -> None:
+    """Without torch or Arrow a mistyped root is the error: an installation would not mend it."""
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from headrace.__main__ import _command_line\n"
+        "from headrace.extras import EXTRA_OF\n"
+        "sys.modules |= {name: None for name, extra in EXTRA_OF.items() if extra != 'cli'}\n"
+        "for command in sys.argv[2:]:\n"
+        "    words = [*command.split(), '--root', sys.argv[1]]\n"
+        "    print(repr(CliRunner().invoke(_command_line(), words).exception))\n"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "frist"), *READERS]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    expected = f"ValueError('--root: expected a folder, found none at {tmp_path / 'frist'}')"
+    assert done.stdout.splitlines() == [expected] * len(READERS)
 
 
 @pytest.mark.parametrize("command", READERS)
