@@ -1,43 +1,43 @@
-"""Carry experience to a learner and better weights back.
+"""Collect experience from production traffic, train on it, and publish the weights to clients.
 
-Everything that users import stands here, and nowhere else: `headrace.__all__`. Names are loaded
-when they are first used (PEP 562), so that a service that logs never pays for torch or Arrow.
+`headrace.__all__` is everything that users import. Names are loaded when they are first used
+(PEP 562), so a service that only logs loads neither torch nor Arrow.
 
 Exceptions:
 
     IngestError                     anything between clients and the collector
-    ├── Refusal (ValueError)        what the collector answers: a code, an HTTP status, where
-    ├── ClientError                 the collector cannot be used as asked
+    ├── Refusal (ValueError)        a rejected request or event: code, HTTP status, place
+    ├── ClientError                 the collector cannot be used as requested
     │   ├── CollectorUnavailable (ConnectionError)   no answer in time
-    │   └── BufferFull              more events wait than the client may hold
-    ├── ServingStopped              the program behind an ExternalEnv, or its worker, has gone
+    │   └── BufferFull              the client's queue of events is full
+    ├── ServingStopped              the program behind an ExternalEnv, or its worker, has ended
     ├── TokenError (ValueError)     a token cannot be made, found or read
     ├── ImportFailed                a log cannot be imported
-    ├── ServeError                  the collector cannot start: what to change
+    ├── ServeError                  the collector cannot start; the text says what to change
     └── CollectorFailed             the journal failed: restart and replay
-    StorageError                    anything at rest
+    StorageError                    anything in files
     ├── FolderMoved                 a folder in use is no longer at its path
     ├── JournalError
     │   ├── JournalLocked           another process holds the journal
-    │   │   └── JournalLookedAt     others only read it, and will be done soon
+    │   │   └── JournalLookedAt     other processes read it; try again
     │   ├── JournalFull             no space left: rolled back, the journal stays usable
     │   └── JournalFailed           a write or a sync failed
     ├── WeightStoreError
     │   ├── WeightsNotFound         no such candidate or version
-    │   ├── WeightsDamaged          a digest or a document does not fit
+    │   ├── WeightsDamaged          a digest does not match, or a document cannot be read
     │   ├── WeightsRefused (ValueError)   weights that their spec cannot act with
     │   ├── PolicyPinned            a rollback holds until `headrace resume`
-    │   ├── GenerationConflict      somebody else changed what is live
+    │   ├── GenerationConflict      the live version was changed in the meantime
     │   └── LeaseHeld               another follower trains this policy
     ├── ShardError
-    │   ├── ShardDamaged            a file does not fit its name or its format
+    │   ├── ShardDamaged            a file does not match its name or its format
     │   ├── ShardWriteError         a shard could not be written
     │   └── WriterDied              the shard writer ended before it answered
     └── ReaderError
         ├── EndOfInput              nothing is left to read
-        ├── MixedSchemas            rows of several spaces, and none was chosen
-        └── ReaderState             a saved position does not fit the reader
-    ValueError                      what was passed or read is wrong
+        ├── MixedSchemas            the data has several schemas, and none was chosen
+        └── ReaderState             a saved position does not belong to this reader
+    ValueError                      an argument or a document is wrong
     ├── SpaceError, DeclarationError, SpecError, EpisodeError, BatchError, NotFinite
     └── ManifestError, NothingToFreeze, NothingToTrainOn, DataIncomplete, EvaluationError
     RuntimeError

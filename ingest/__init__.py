@@ -1,5 +1,5 @@
-"""The edge: everything that a client touches.
+"""Clients, the wire protocol, and the collector with its HTTP server.
 
-Knows storage; policy only in `client.local_inference` and `collector.live_policies`. Users import
-from `headrace`; other packages by full module name.
+Imports storage, and a few modules of policy where weights are used to act. Users import from
+`headrace`; the other packages import by full module name.
 """

@@ -1,4 +1,5 @@
-"""What acts, what learns, what judges.
+"""Policies: acting, training, off-policy evaluation, and the jobs around them.
 
-Knows storage, not ingest. Users import from `headrace`; other packages by full module name.
+Imports storage, not ingest. Users import from `headrace`; the other packages import by full module
+name.
 """

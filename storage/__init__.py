@@ -1,4 +1,5 @@
-"""Experience, in memory and at rest.
+"""Experience in memory and in files, declarations, and published weights.
 
-Knows neither policy nor ingest. Users import from `headrace`; other packages by full module name.
+Imports neither policy nor ingest. Users import from `headrace`; the other packages import by full
+module name.
 """

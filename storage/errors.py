@@ -1,22 +1,22 @@
-"""What can go wrong at rest.
+"""Errors of files.
 
     StorageError
-    ├── FolderMoved              a folder in use is not at its path any more: stop
+    ├── FolderMoved              a folder in use is no longer at its path: stop
     ├── JournalError
     │   ├── JournalLocked        another process holds the journal
-    │   │   └── JournalLookedAt  others only look at it, and will be done soon
+    │   │   └── JournalLookedAt  other processes read it, as `verify` does: try again
     │   ├── JournalFull          the disk is full: rolled back, the journal stays usable
     │   └── JournalFailed        a write or a sync failed: stop acknowledging, exit, replay
     └── WeightStoreError
         ├── WeightsNotFound      no such candidate or version
-        ├── WeightsDamaged       a digest or a document does not fit: do not act with it
-        ├── WeightsRefused       weights that their spec cannot act with: never kept, never live
-        ├── PolicyPinned         a rollback holds until it is ended by name
-        ├── GenerationConflict   somebody else changed what is live in between
+        ├── WeightsDamaged       a digest does not match, or a document cannot be read
+        ├── WeightsRefused       weights that their spec cannot act with: not stored, not live
+        ├── PolicyPinned         a rollback holds until `headrace resume`
+        ├── GenerationConflict   the live version was changed in the meantime
         └── LeaseHeld            another follower trains this policy; the text names it
 
-Bad values (`SpaceError`, `EpisodeError`, `ValueError`) are the caller's and stand beside the types
-that they judge.
+Errors of values (`SpaceError`, `EpisodeError`, `ValueError`) are the caller's. They are defined in
+the modules of the types that they belong to.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class StorageError(Exception):
-    """The root of everything that this package raises about files."""
+    """The root of this package's errors of files."""
 
 
 class FolderMoved(StorageError):
@@ -48,7 +48,7 @@ class FolderMoved(StorageError):
 
 
 class JournalError(StorageError):
-    """The journal cannot do what was asked."""
+    """The root of the journal's errors."""
 
 
 class JournalLocked(JournalError):
@@ -56,7 +56,7 @@ class JournalLocked(JournalError):
 
 
 class JournalLookedAt(JournalLocked):
-    """Others look at this journal, as `verify` does while it copies it: try again."""
+    """Other processes read this journal, as `verify` does while it copies it: try again."""
 
 
 class JournalFull(JournalError):
@@ -64,31 +64,31 @@ class JournalFull(JournalError):
 
 
 class JournalFailed(JournalError):
-    """A write or a sync failed, so nobody knows what is on disk. Only a new open may go on."""
+    """A write or a sync failed, so the content of the disk is unknown: open the journal again."""
 
 
 class WeightStoreError(StorageError):
-    """The weight store cannot do what was asked."""
+    """The root of the weight store's errors."""
 
 
 class WeightsNotFound(WeightStoreError):
-    """There is no such candidate, version or live pointer."""
+    """There is no such candidate or version, or none is live."""
 
 
 class WeightsDamaged(WeightStoreError):
-    """Bytes do not match their digest, or a document its format."""
+    """Bytes do not match their digest, or a document does not match its format."""
 
 
 class WeightsRefused(WeightStoreError, ValueError):
-    """Weights that nobody could act with; the text names the tensor, or what was not finite."""
+    """Weights that cannot be acted with; the text names the tensor, or what is not finite."""
 
 
 class PolicyPinned(WeightStoreError):
-    """A rollback holds: nothing is published before `headrace resume` ends it by name."""
+    """A rollback holds: nothing can be published before `headrace resume`."""
 
 
 class GenerationConflict(WeightStoreError):
-    """The live pointer has another generation than the caller expected."""
+    """The live version has another generation than the caller expected."""
 
 
 class LeaseHeld(WeightStoreError):

@@ -1,7 +1,7 @@
 """The commands of the command line, one function each.
 
-May know every folder, for it is where they are put together. Each command loads what it needs when
-it runs, so that `--help` loads neither torch nor Arrow. A module is a group of commands, also where
+May import every folder, because the commands put them together. Each command imports what it needs
+when it runs, so `--help` loads neither torch nor Arrow. A module is a group of commands, even if
 the group is one command (`reporting`).
 """
 

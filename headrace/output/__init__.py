@@ -1,6 +1,6 @@
-"""What commands print: tables and bars for people, one line of JSON for programs.
+"""The output of commands: tables and bars for people, one line of JSON for programs.
 
-Knows rich, and nothing of ours: results come as plain mappings.
+Imports rich and nothing of Headrace: results are passed as plain mappings.
 """
 
 __all__ = ["console", "report_page", "results"]

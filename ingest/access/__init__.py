@@ -1,6 +1,6 @@
-"""Who may call, and how often: tokens, key files, admission of a request.
+"""Access control: tokens and their rates, key files, admission of requests.
 
-Knows the protocol's errors, what a declaration redacts, and files for keys and tokens; nothing of
+Imports the protocol's errors, declarations (which fields are hashed) and file functions; nothing of
 episodes or routes.
 """
 

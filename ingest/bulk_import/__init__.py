@@ -1,7 +1,7 @@
-"""Many steps in one request: an Arrow stream becomes whole episodes.
+"""The bulk route: one request with an Arrow stream of whole episodes.
 
-Knows the collector, which journals what is accepted here. Loads Arrow at the first request.
-`repeats` is apart because what makes a request a retry has to be read in one place.
+Imports the collector, which journals the accepted steps. Loads Arrow at the first request.
+`repeats` is separate so that the rules for recognising a retried request stand in one place.
 """
 
 __all__ = ["handler"]

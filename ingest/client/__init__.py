@@ -1,10 +1,10 @@
 """The client library: logging calls, the queue and its delivery, local and remote actions.
 
-What a service loads that logs episodes: numpy, msgspec and urllib3, nothing heavier; calls outside
-the hot path go by requests, which only they load. Knows the protocol, spaces, declarations, and for
-local actions `policy.inference` and published weights; for a spool the locks of `storage.system`;
-OpenTelemetry's API, where that is installed. Nothing of the collector. `batch_size` is apart from
-the queue: it learns how much a body may hold, and knows no events.
+Services that log episodes load it, so it needs only numpy, msgspec and urllib3; calls outside the
+hot path use requests, which is imported at the first such call. Imports the protocol, spaces and
+declarations; `policy.inference` and published weights for local actions; the file locks of
+`storage.system` for a spool; OpenTelemetry's API if it is installed. Imports nothing of the
+collector. `batch_size` is separate from the queue because it handles sizes and no events.
 """
 
 __all__ = [

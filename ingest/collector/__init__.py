@@ -1,7 +1,7 @@
 """The collector without HTTP: group commit, sealing, recovery, live policies.
 
-Joins the state machine of `ingest.episodes` to the journal and the shard writer. Loads neither
-pandas nor torch. `slices` is apart from the routes because it is the journal's side of a batch.
+Connects the state machine of `ingest.episodes` to the journal and the shard writer. Loads neither
+pandas nor torch. `slices` is separate from the routes because it divides a batch for the journal.
 """
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""Episodes from events: the state machine that decides what is accepted, and what becomes a part.
+"""Episodes from events: the state machine that accepts or refuses events and seals parts.
 
-Pure, as `ingest.protocol` is: it changes only through journal events, so that a replay of the
-journal ends in the same state. Knows nothing of HTTP, of the journal's file or of shards.
-`assembler` has the state and is all that changes it; `judge` and `status` read it.
+No input or output; the time is an argument. The state changes only through journal events, so a
+replay of the journal ends in the same state. Imports nothing of HTTP, of the journal's file or of
+shards. Only `assembler` changes the state; `judge` and `status` read it.
 """
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""Logs of other systems, read as columns and sent through a collector as whole episodes.
+"""Import of other systems' logs: read as columns, sent to a collector as whole episodes.
 
-A client of the bulk route: it knows how `ingest.client` speaks HTTP, and nothing of the collector.
-pyarrow does the reading; no Python runs per row, but for rows that are at fault.
+A client of the bulk route: it uses the transport of `ingest.client` and imports nothing of the
+collector. pyarrow reads the files; Python code runs only for invalid rows.
 """
 
 __all__ = ["importing", "inference", "options", "report"]

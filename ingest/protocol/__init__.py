@@ -1,7 +1,6 @@
-"""Wire protocol v1: messages, errors, names of agents, weights as they travel.
+"""Wire protocol v1: messages, errors, names of agents, the weights message.
 
-Pure: time is an argument, and nothing here touches a file, a thread or a socket. Loads msgspec and
-numpy alone.
+No files, threads, sockets or clocks. Imports only msgspec and numpy.
 """
 
 __all__ = ["agent_names", "errors", "messages", "weights"]

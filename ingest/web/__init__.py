@@ -1,6 +1,6 @@
 """HTTP below the routes: bodies, connections, and their limits.
 
-Knows the protocol and access; nothing of what a request means.
+Imports the protocol and `ingest.access`; nothing of the content of requests.
 """
 
 __all__ = ["asgi", "connections", "cost_limits", "limits"]

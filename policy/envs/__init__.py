@@ -1,7 +1,7 @@
-"""Environments behind one protocol, `BaseEnv`, and copies of them stepped as columns.
+"""Environments behind one interface, `BaseEnv`, and vectors of them stepped as columns.
 
-Knows gymnasium, batches, and how `policy.inference` takes nested observations apart; nothing of
-networks or learning.
+Imports gymnasium, batches, and the preprocessors of `policy.inference` for nested observations;
+nothing of networks or learning.
 """
 
 __all__ = ["base_env", "env_context", "env_runner", "vector_env"]

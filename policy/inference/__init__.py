@@ -1,7 +1,7 @@
-"""Acting with numpy alone: the policy's spec, preprocessing, filters, distributions.
+"""Acting with numpy: the policy's spec, preprocessing, filters, distributions.
 
-What a thin client and a collector act with, so it loads neither torch nor Arrow. Knows spaces,
-declarations and published weights, whose store (`weight_store`) refuses what numpy cannot act with.
+Clients and collectors act with it, so it loads neither torch nor Arrow. Imports spaces,
+declarations and published weights. `weight_store` refuses weights that numpy cannot act with.
 """
 
 __all__ = [

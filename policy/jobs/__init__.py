@@ -1,7 +1,7 @@
 """Jobs of a training schedule: freeze, train, evaluate, publish, follow.
 
-Each is safe to run again. Knows the shards, the learner and the weight store; nothing of HTTP.
-`scratch` is apart from `evaluate`: temporary files, and nothing of a judgement.
+Each can be repeated safely. Imports shards, the learner and the weight store; nothing of HTTP.
+`scratch` is separate from `evaluate` because it handles temporary files and nothing of a judgement.
 """
 
 __all__ = [

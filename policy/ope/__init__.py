@@ -1,7 +1,7 @@
 """Off-policy evaluation: estimators, intervals, value models, and the judgement on them.
 
-Pure: arrays in, estimates out. Knows numpy and scipy, and nothing of ours. Each estimator names its
-paper and equation.
+Arrays in, estimates out: no files, no clock. Imports numpy and scipy, and nothing else of Headrace.
+Each estimator names its paper and equation.
 """
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Batches from environments: samplers, callbacks, metrics, postprocessing.
 
-Knows environments, batches, and how a policy acts; of updates only the advantages of PPO. Nothing
-of workers.
+Imports environments, batches and `policy.inference`; of the algorithms only `TrainablePolicy` and
+PPO's advantages; nothing of workers.
 """
 
 __all__ = [

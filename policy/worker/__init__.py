@@ -1,7 +1,7 @@
 """The rollout worker, and groups of workers on Ray.
 
-Puts environments, samplers, policies, learning and estimates together behind the API of one class.
-Knows the interfaces of readers and writers, not shards; nothing of jobs.
+One class, `RolloutWorker`, combines environments, samplers, policies, updates and estimates.
+Imports the interfaces of readers and writers, not shards; nothing of jobs.
 """
 
 __all__ = ["batch_io", "group", "rollout_worker"]

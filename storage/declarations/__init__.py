@@ -1,6 +1,6 @@
-"""What is declared of a policy: its spaces, windows, redaction, and the files that say so.
+"""Declarations of policies: spaces, time windows, redaction, and the files that contain them.
 
-Knows spaces, files, and the name of the default policy; nothing of journals or shards.
+Imports spaces, file functions and the name of the default policy; nothing of journals or shards.
 """
 
 __all__ = [

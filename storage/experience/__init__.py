@@ -1,8 +1,8 @@
 """Experience in memory: steps, parts, episodes, sample batches, interfaces of readers and writers.
 
-Pure: no clock, no thread, no file. Knows numpy, msgspec and our errors; of Arrow, pandas
-and torch what it makes of columns, each only where it is installed. `tables` is apart because it
-alone speaks Arrow and pandas.
+No clocks, threads or files. Imports numpy, msgspec and `storage.errors`. Conversions to Arrow,
+pandas and torch import these libraries when they are called. `tables` is separate because only it
+uses Arrow and pandas.
 """
 
 __all__ = [

@@ -1,7 +1,6 @@
-"""The journal: the durable log of what was accepted, until shards hold it.
+"""The journal: the durable log of accepted events until they are in shards.
 
-Knows SQLite, files, and sets of numbers (`experience.range_set`); nothing of what the bytes of its
-records mean.
+Imports SQLite, file functions and `experience.range_set`. The bytes of its rows are opaque to it.
 """
 
 __all__ = ["database", "memory_journal", "records", "sqlite_journal"]

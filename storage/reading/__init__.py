@@ -1,6 +1,6 @@
 """Shards as streams of batches: finding, verifying, decoding, joining, shuffling.
 
-Counts what it delivered by stream and ordinal, so that every row is delivered once. Knows shards,
+Records delivered parts by stream and ordinal, so that every row is delivered once. Imports shards,
 declarations and experience; nothing of journals, weights or learners.
 """
 

@@ -1,7 +1,7 @@
 """The shard format: schema, file names, writing, and the child process that writes.
 
-Knows experience and Arrow; nothing of who reads. `writer_main` is apart because the child process
-loads it, and what starts the child does not.
+Imports experience and Arrow; nothing of readers. `writer_main` is separate because only the child
+process loads it.
 """
 
 __all__ = [

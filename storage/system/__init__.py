@@ -1,6 +1,6 @@
-"""What we need of the operating system: locks, atomic files, signals, faster starts.
+"""Functions of the operating system: locks, atomic files, signals, faster starts.
 
-Knows nothing of ours but the error `FolderMoved`.
+Imports nothing else of Headrace, except the error `FolderMoved`.
 """
 
 __all__ = ["backoff", "files", "memory", "pinned_folders", "process", "startup"]

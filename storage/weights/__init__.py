@@ -1,7 +1,7 @@
-"""Published weights: candidates, immutable versions, the pointer to what is live.
+"""Published weights: candidates, immutable versions, the pointer to the live version.
 
-Knows files, and of experience the ranges of rows that a lineage claims; takes arrays by name, and
-knows nothing of what a network is.
+Imports file functions, declarations, and `experience.range_set` for lineages. Weights are arrays by
+name here; the networks that they belong to are unknown.
 """
 
 __all__ = ["files", "lease", "lineage", "manifest", "memory_store", "off_chain", "served", "store"]
