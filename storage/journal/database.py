@@ -1,9 +1,8 @@
-"""What lies under `SqliteJournal`: form and settings of the database, checksums, high-water file.
+"""The database under `SqliteJournal`: its tables and settings, checksums, the high-water file.
 
-Errors of SQLite are sorted here: the disk is full, somebody else holds the file, input or output
-failed, or the content is malformed. Of a damaged journal `damaged-<n>/` is kept, its files and a
-report, which outlives the start that found the damage: `verify` tells of it until somebody has
-seen to it and moved the folder away.
+Translates the errors of SQLite: the disk is full, another process holds the file, input or output
+failed, or the content is malformed. The files of a damaged journal are kept in `damaged-<n>/` with
+a report; `verify` repeats the report until the folder is moved away.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ DATABASE = "journal.db"
 CHECKPOINT_BYTES = 16 * 2**20
 
 PAGE_BYTES = 16_384
-"""Of a new database: an import's row of 32 kB takes half the time that it takes in pages of 4 kB,
-and a small commit, which waits for the disk, no longer than with them."""
+"""Page size of a new database, in bytes. Compared with SQLite's 4 kB, large rows of imports are
+written in half the time, and small commits take as long, because they wait for the disk."""
 
 _SCHEMA = f"""
 PRAGMA application_id = {APPLICATION_ID};
@@ -52,7 +51,10 @@ class Malformed(Exception):
 
 
 def checksum(*fields: int | str | bytes) -> bytes:
-    """8 bytes over the fields of one database row; SQLite itself checks no content."""
+    """An 8-byte BLAKE2b digest of the fields of one database row.
+
+    SQLite itself does not detect changed content.
+    """
     digest = hashlib.blake2b(digest_size=8)
     for value in fields:
         data = value if isinstance(value, bytes) else str(value).encode()
@@ -70,7 +72,7 @@ def translate(error: sqlite3.Error) -> JournalError:
     return JournalFailed(f"the journal cannot be read or written: {error}")
 
 
-_ENVIRONMENT = (  # trouble around the file, which says nothing about its content
+_ENVIRONMENT = (  # errors around the file, which say nothing about its content
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
@@ -88,10 +90,10 @@ def is_malformed(error: sqlite3.Error) -> bool:
 
 
 class HighWater:
-    """The last committed row, in a file that is overwritten in place and never synced.
+    """The number of the last committed row, in a file that is overwritten in place, never synced.
 
-    It can only lag behind the database, unless the database lost something. A short or torn file
-    counts as none, and trouble in writing it is not the commit's.
+    It can lag behind the database. If it is ahead, the database has lost rows. A short or torn file
+    reads as 0, and errors in writing it are ignored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -118,10 +120,10 @@ class HighWater:
 
 
 def connect(path: Path, collector_id_factory: Callable[[], str]) -> sqlite3.Connection:
-    """The one connection to a journal's database, made when there is none.
+    """Open the only connection to a journal's database; create the database if there is none.
 
-    Raises Malformed, JournalError for a database of another kind, and sqlite3.Error for trouble
-    around the file.
+    Raises Malformed, JournalError for a database that is not a journal, and sqlite3.Error for
+    errors around the file.
     """
     _require_writable(path)
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
@@ -132,7 +134,7 @@ def connect(path: Path, collector_id_factory: Callable[[], str]) -> sqlite3.Conn
         if is_malformed(error):
             raise Malformed(str(error)) from error
         raise
-    except UnicodeDecodeError as error:  # a message of SQLite's that quotes what it could not read
+    except UnicodeDecodeError as error:  # SQLite's error text quotes bytes of the damaged file
         database.close()
         raise Malformed(str(error)) from error
     except BaseException:
@@ -142,14 +144,14 @@ def connect(path: Path, collector_id_factory: Callable[[], str]) -> sqlite3.Conn
 
 
 def leave_open(database: sqlite3.Connection) -> None:
-    """Never close a connection, not at the interpreter's end either; its locks stay too."""
+    """Never close a connection, not even when the interpreter ends; it also keeps its locks."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
 
 
 def _require_writable(path: Path) -> None:
-    """Malformed when the header asks for a newer SQLite to write it: ours would fail at a commit.
+    """Raise Malformed if the header requires a newer SQLite: every commit would fail.
 
-    To be called while nobody has the database open: closing a second descriptor of a file drops the
+    Call it before the database is opened: closing a second descriptor of the file would drop the
     locks that SQLite holds on it.
     """
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -165,12 +167,12 @@ def _configure(
         # Exclusive: SQLite versions before 3.51.3 can corrupt a WAL that two connections share.
         "locking_mode = EXCLUSIVE",
         f"page_size = {PAGE_BYTES}",
-        # Some builds of SQLite write zeros over what is deleted: each row would be written twice.
+        # Some builds of SQLite overwrite deleted rows with zeros: each row would be written twice.
         "secure_delete = OFF",
-        "cache_size = -8000",  # kB: rows are dropped while their pages are still in memory
+        "cache_size = -8000",  # in kB: most rows are deleted while their pages are still in memory
         "journal_mode = WAL",
         "synchronous = FULL",
-        "wal_autocheckpoint = 0",  # done by hand, so that its errors are seen
+        "wal_autocheckpoint = 0",  # `_checkpoint` does it, so that its errors are seen
         f"journal_size_limit = {4 * CHECKPOINT_BYTES}",
         "temp_store = MEMORY",
     ):
@@ -193,10 +195,10 @@ def _configure(
 
 
 def _require_tables(database: sqlite3.Connection) -> None:
-    """Malformed unless the tables are declared as ours are.
+    """Raise Malformed unless the tables are declared as in `_SCHEMA`.
 
-    No checksum covers that text: a flipped bit in it may be another column's name, which a commit
-    would be the first to miss, after each start.
+    No checksum covers these declarations: a flipped bit can change a column's name, and each start
+    would succeed until its first commit fails.
     """
     rows = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
     found = {" ".join(str(sql).split()) for (sql,) in rows}
@@ -217,7 +219,7 @@ def _create(database: sqlite3.Connection, collector_id: str) -> None:
 
 
 def _is_ours(database: sqlite3.Connection) -> bool:
-    """Whether a journal of this format lies behind a header that says otherwise."""
+    """Whether the content is a journal of this format, although the header says otherwise."""
     with contextlib.suppress(sqlite3.Error, TypeError):
         rows = database.execute("SELECT key, value, checksum FROM journal").fetchall()
         whole = {key: value for key, value, stored in rows if checksum(key, value) == stored}
@@ -233,10 +235,10 @@ REPORT = "report.json"
 def keep_damaged(
     directory: Path, report: DamageReport, *, move: Sequence[str] = (), copy: Sequence[str] = ()
 ) -> Path:
-    """Make the next `damaged-<n>/` of a journal's directory, durably; answers it.
+    """Make the next `damaged-<n>/` in a journal's directory, durably, and return its path.
 
-    Files to `move` go in the order in which they are named, the report first. A file to `copy` is
-    for whoever looks into it: that there is no room for it stops nothing. Raises OSError.
+    The report is written first; then the files of `move` are moved in their order. Those of `copy`
+    are copied for a later examination; errors in copying are ignored. Raises OSError.
     """
     n = 1
     while (directory / f"damaged-{n}").exists():
@@ -264,7 +266,7 @@ def _told(report: DamageReport) -> dict[str, object]:
 
 
 def past_damage(directory: Path) -> Iterator[tuple[Path, str]]:
-    """(folder, what happened) of each `damaged-<n>/` that is still in a journal's directory."""
+    """Yield each `damaged-<n>/` that is still in a journal's directory, and its report as text."""
     for folder in sorted(directory.glob("damaged-*")):
         try:
             told = json.loads((folder / REPORT).read_bytes())

@@ -1,4 +1,4 @@
-"""`MemoryJournal`: the in-memory twin of `SqliteJournal`, for simulation and small trials."""
+"""`MemoryJournal`: `SqliteJournal` in memory, for simulation and small trials."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class _Content(msgspec.Struct):
 
 
 class MemoryJournal:
-    """The in-memory twin of SqliteJournal: same laws, lost with the process.
+    """A journal in memory: it keeps the contract of `Journal`, except durability.
 
-    `crash()` gives what a restart would find: a new journal with only committed content. Without
-    `keep_records` it forgets recorded shards, and grows with what is not recorded alone.
+    `keep_records=False` forgets the records of shards, so that memory is bounded by what is not in
+    shards yet.
     """
 
     def __init__(
@@ -145,7 +145,10 @@ class MemoryJournal:
         """Nothing to release."""
 
     def crash(self) -> MemoryJournal:
-        """What a restart finds; this journal may go on being used beside it."""
+        """A new journal with this one's committed content, as a restart would find it.
+
+        This journal stays usable.
+        """
         twin = MemoryJournal(collector_id_factory=self._factory)
         twin._content = self._content.copy()
         return twin

@@ -1,4 +1,4 @@
-"""What a journal is: its records, the `Journal` protocol, and the laws of a commit."""
+"""The `Journal` interface, its records, and the checks of a commit."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from storage.experience.range_set import RangeSet
 
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 FORMER_ID = "former"
-"""The state's key for the collector id that a journal had before it was found to lack rows."""
+"""The state's key for the previous collector id of a journal that has lost rows."""
 
 NO_ENDS: Mapping[str, int] = MappingProxyType({})
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The decision to write ordinals `first..last` of a stream as one shard; `blob` is opaque."""
+    """The decision to write ordinals `first` to `last` of a stream as one shard.
+
+    `blob` is opaque to the journal.
+    """
 
     plan_id: int
     stream: str
@@ -31,7 +34,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class ShardRecord(msgspec.Struct, frozen=True):
-    """A written shard: the plan that it fulfils, its file name, SHA-256 (64 hex), rows, bytes."""
+    """A written shard: its plan, ordinals, file name, SHA-256 (64 hex digits), rows and bytes."""
 
     plan_id: int
     stream: str
@@ -44,13 +47,13 @@ class ShardRecord(msgspec.Struct, frozen=True):
 
 
 class DamageReport(msgspec.Struct, frozen=True):
-    """What opening and replaying found broken; falsy when nothing is.
+    """Damage that was found on opening and replaying a journal; falsy if there is none.
 
-    `missing_rows`: acknowledged rows behind the end of the database, or in one that was set aside
-    (then at most so many: some of them may be in shards); `lost_rows`: gaps inside it;
-    `damaged_rows`: rows whose checksum does not fit; `lost_state`: what is gone of the state, by
-    whoever knows what has to be there. `set_aside`: where a malformed database was
-    moved, with the `reason`. `previous_collector_id`: set when the journal had to take a new one.
+    `missing_rows`: acknowledged rows after the last row of the database, or an upper bound of the
+    rows in a database that was set aside (some may be in shards). `lost_rows`: missing rows before
+    the last one. `damaged_rows`: rows whose checksum does not match. `lost_state`: missing parts of
+    the state, reported by the caller that expects them. `set_aside`: the folder that a malformed
+    database was moved to, for `reason`. `previous_collector_id`: set if the journal took a new id.
     """
 
     missing_rows: int = 0
@@ -77,19 +80,19 @@ def new_collector_id() -> str:
 
 
 class Journal(Protocol):
-    """What the collector needs of a journal. Used by one thread at a time."""
+    """The journal's interface for the collector. Use it from one thread at a time."""
 
     @property
     def collector_id(self) -> str:
-        """12 hex digits: the first half of every stream's name."""
+        """12 hex digits; every stream's name begins with it."""
 
     @property
     def last_row(self) -> int:
-        """The highest row number ever given, 0 when none."""
+        """The highest row number so far; 0 before the first row."""
 
     @property
     def damage(self) -> DamageReport:
-        """What was found broken since this journal was opened."""
+        """The damage found since this journal was opened."""
 
     def commit(
         self,
@@ -101,34 +104,43 @@ class Journal(Protocol):
         delete: Iterable[str] = (),
         drop_rows: Iterable[int] = (),
     ) -> None:
-        """Do all of it in one transaction, durable on return.
+        """Apply all changes in one transaction, durable on return.
 
-        `rows` are numbered densely from `last_row + 1`; `plan` takes the stream's next ordinals;
-        `record` fulfils a plan; `delete` comes before `put`. Raises ValueError when the arguments
-        break a law (nothing changed), JournalFull when the disk is full (rolled back, usable) and
-        JournalFailed when a write or sync failed (unusable from then on).
+        `rows` are (number, blob), numbered from `last_row + 1` without gaps. `plan` takes the next
+        ordinals of its stream, and `record` completes an open plan. In the key-value state,
+        `delete` is applied before `put`. `drop_rows` are the numbers of rows to delete.
+
+        Raises ValueError if the arguments do not fit the journal (nothing has changed), JournalFull
+        if the disk is full (rolled back, still usable), and JournalFailed if a write or a sync
+        failed (unusable from then on).
         """
 
     def replay(self) -> Iterator[tuple[int, bytes]]:
-        """The rows that still exist, ascending. Damaged ones are counted, not yielded."""
+        """Yield (number, blob) of the rows that still exist, ascending.
+
+        Damaged rows are counted in `damage`, not yielded.
+        """
 
     def state(self, prefix: str = "") -> dict[str, bytes]:
-        """The key-value state, as far as keys start with `prefix`."""
+        """The key-value state: the keys that start with `prefix`, sorted."""
 
     def plans(self) -> list[Plan]:
-        """Plans without a record, by id."""
+        """The plans without a record, by id."""
 
     def shards(self, stream: str | None = None, *, after: int = -1) -> Iterator[ShardRecord]:
-        """The recorded shards, by plan id, from the first one behind plan `after` on."""
+        """The recorded shards with plan ids greater than `after`, by plan id.
+
+        Only those of `stream` if it is given.
+        """
 
     def next_ordinal(self, stream: str) -> int:
         """The first ordinal of `stream` that no plan has taken."""
 
     def streams(self) -> dict[str, int]:
-        """Every stream's next ordinal."""
+        """The next ordinal of each stream."""
 
     def next_plan_id(self) -> int:
-        """A plan id that was never used."""
+        """The next plan id, which was never used."""
 
     def renew_collector_id(
         self,
@@ -138,10 +150,11 @@ class Journal(Protocol):
         ends: Mapping[str, int] = NO_ENDS,
         put: Mapping[str, bytes] = NOTHING,
     ) -> str:
-        """Take a new collector id, durably: all streams from here on are new ones.
+        """Take a new collector id, durably, and return it: all later streams are new.
 
-        In the same transaction it takes up what it did not know of: `records` of shards, with plan
-        ids from `next_plan_id` on, and in `ends` the next ordinal of their streams.
+        The same transaction adds `rows`, `records` of shards that the journal did not have (with
+        plan ids from `next_plan_id` on), in `ends` the next ordinal of each of their streams, and
+        `put` to the key-value state.
         """
 
     def close(self) -> None: ...
@@ -154,7 +167,7 @@ def require_lawful(
     record: ShardRecord | None,
     drop_rows: RangeSet,
 ) -> None:
-    """Raise ValueError when a commit would break a law of the journal."""
+    """Raise ValueError if a commit's arguments do not fit the journal; see `Journal.commit`."""
     for expected, (number, blob) in enumerate(rows, journal.last_row + 1):
         if number != expected or not isinstance(blob, bytes):
             raise ValueError(
@@ -170,7 +183,9 @@ def require_lawful(
         known = [p for p in (*journal.plans(), plan) if p and p.plan_id == record.plan_id]
         planned = [(p.stream, p.first, p.last) for p in known]
         if planned != [(record.stream, record.first, record.last)]:
-            raise ValueError(f"shard record: expected an open plan's range {planned}, got {record}")
+            raise ValueError(
+                f"shard record: expected the range of its open plan, {planned}, got {record}"
+            )
 
 
 def _require_next(journal: Journal, plan: Plan) -> None:

@@ -1,18 +1,19 @@
-"""The journal: the durable log of what was accepted, until shards hold it.
+"""The journal: the durable log of accepted events until they are in shards.
 
-A row is the accepted events of one request, or of a slice of a long one, an opaque blob under a
-dense number. `commit` is one transaction and durable when it returns; an acknowledgement may leave
-only after it. Beside rows the journal holds what must change together with them: a small key-value
-state, the plans of shards to write, the shards written, and each stream's next ordinal.
+A row has the accepted events of one request (or of a slice of a long one): an opaque blob with a
+number. `commit` is one transaction, durable when it returns; only then may the acknowledgement be
+sent. The journal also has the data that must change together with rows: a small key-value state,
+the plans of shards to write, the records of written shards, and each stream's next ordinal.
 
-Rows go when no unsealed part needs them. Their numbers stay, as ranges, so that any other gap is
-damage. `SqliteJournal` is the real one; `MemoryJournal` is its twin for simulation.
+Rows are deleted when no unsealed part needs them. The numbers of deleted rows are kept as ranges,
+so any other gap is damage. `SqliteJournal` is the journal on disk, `MemoryJournal` the one for
+simulation.
 
-Files in the journal's directory, which is its owner's alone:
+Files in the journal's directory (mode 0700):
     journal.db, -wal    SQLite, WAL, synchronous=FULL, one connection that locks it exclusively
-    high-water          the last row that was committed; written after each commit, not synced
+    high-water          the number of the last committed row; not synced
     lock                flock, held while open
-    damaged-<n>/        a report of what was lost, with a malformed database that was set aside
+    damaged-<n>/        a report of lost rows, and a malformed database that was set aside
 """
 
 from __future__ import annotations
@@ -73,12 +74,15 @@ __all__ = [
     "new_collector_id",
 ]
 
-PAGE = 64  # rows per read, so that no read transaction outlives a page
+PAGE = 64  # rows per query, so that read transactions stay short
 NUMBER_LIMIT = 2**62
 
 
 class SqliteJournal:
-    """The journal on disk. Make one with `open`; use it from one thread at a time."""
+    """The journal on disk. Create it with `open`, and use it from one thread at a time.
+
+    The methods are those of `storage.journal.records.Journal`.
+    """
 
     def __init__(
         self, directory: Path, lock: FileLock, collector_id_factory: Callable[[], str]
@@ -110,16 +114,18 @@ class SqliteJournal:
     def open(
         cls, directory: Path, *, collector_id_factory: Callable[[], str] = new_collector_id
     ) -> SqliteJournal:
-        """Open or create the journal in `directory`, and check all that it holds.
+        """Open or create the journal in `directory`, and check its whole content.
 
-        Every row is read once and checked. A malformed database is moved to `damaged-<n>/` and a
-        new journal begins, with a new collector id; rows missing at the end give it a new collector
-        id too, because ordinals may be missing with them. `damage` tells.
-        Raises JournalLocked (JournalLookedAt where it will pass), JournalFull, JournalFailed.
+        A malformed database is moved to `damaged-<n>/` and a new journal with a new collector id
+        begins. If rows are missing at the end, the journal also takes a new collector id, because
+        ordinals may be missing too. `damage` reports both.
+
+        Raises JournalLocked (JournalLookedAt while other processes only read), JournalFull and
+        JournalFailed.
         """
         try:
             make_directory(directory)
-            with contextlib.suppress(OSError):  # somebody else's folder, whose owner decides
+            with contextlib.suppress(OSError):  # another user's folder: its owner sets the mode
                 directory.chmod(0o700)
             lock = FileLock(directory / "lock")
             held = lock.acquire(blocking=False)
@@ -148,9 +154,9 @@ class SqliteJournal:
 
     def _load(self) -> None:
         try:
-            self._dropped = RangeSet(self._checked("dropped"))  # first: it tells what is not lost
-            # What no query here reads, such as the list of free pages, would fail a later commit,
-            # and that of the next process again.
+            self._dropped = RangeSet(self._checked("dropped"))  # first: `_set_aside` needs it
+            # The queries below do not read everything: a damaged list of free pages, for example,
+            # would only fail a later commit, after each restart.
             (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
                 raise ValueError(verdict)
@@ -180,26 +186,26 @@ class SqliteJournal:
             raise Malformed(str(error)) from error
 
     def _require_one_time(self, present: RangeSet) -> None:
-        """ValueError when pages of two times lie side by side, each of them whole."""
+        """Raise ValueError if intact pages of two points in time are mixed."""
         both = present.intersection(self._dropped)
         if both:
-            raise ValueError(f"rows {both} are there, and were dropped")
+            raise ValueError(f"expected that dropped rows are gone, got rows {both}")
         query = "SELECT plan_id FROM plans WHERE plan_id IN (SELECT plan_id FROM shards)"
         recorded = [plan_id for (plan_id,) in self._db.execute(query)]
         if recorded:
-            raise ValueError(f"plans {recorded} are open, and were recorded")
+            raise ValueError(f"expected that recorded plans are gone, got plans {recorded}")
 
     def _checked(self, table: str) -> Iterator[Any]:
-        """The rows of a small table without their checksums; ValueError when one does not fit."""
+        """The rows of a small table without their checksums; ValueError if one does not match."""
         for *fields, stored in self._db.execute(f"SELECT * FROM {table}"):
             if checksum(*fields) != stored:
                 raise ValueError(
-                    f"table {table}: expected other bytes than those of {fields!r:.80}"
+                    f"table {table}: expected a row that matches its checksum, got {fields!r:.80}"
                 )
             yield tuple(fields)
 
     def _pages(self) -> Iterator[tuple[int, bytes | None]]:
-        """Every row there is, ascending; None for a blob that does not fit its checksum."""
+        """Every row, ascending, with None for a blob that does not match its checksum."""
         after = -NUMBER_LIMIT
         while True:
             page = self._db.execute(
@@ -214,20 +220,20 @@ class SqliteJournal:
                 return
 
     def _set_aside(self, reason: str) -> None:
-        """Move a malformed database away. Its rows are lost, as far as they were not dropped."""
+        """Move a malformed database to `damaged-<n>/`. Its rows that were not dropped are lost."""
         high_water = HighWater(self.directory / "high-water")
         reached = max(high_water.read(), self._last_row)
         high_water.close()
         missing = RangeSet([(1, reached)] if reached else []).difference(self._dropped)
         self._damage = DamageReport(missing_rows=len(missing), reason=reason)
-        # The high-water file goes first: if the process dies between the renames, the next open
-        # still finds the malformed database, and not an empty one behind an old high-water mark.
+        # The high-water file is moved first: if the process dies between the renames, the next open
+        # finds the malformed database, not an empty one with an old high-water mark.
         names = ("high-water", f"{DATABASE}-wal", DATABASE)
         target = keep_damaged(self.directory, self._damage, move=names)
         self._damage = replace(self._damage, set_aside=target)
 
     def _count_missing_rows(self) -> None:
-        """Rows that were acknowledged and are not in the database: never silent, never reused."""
+        """Report acknowledged rows that are not in the database, and never reuse their numbers."""
         reached = self._high_water.read()
         if reached <= self._last_row:
             return
@@ -244,14 +250,17 @@ class SqliteJournal:
         self.renew_collector_id(put={FORMER_ID: self.collector_id.encode()})
 
     def _make_durable(self) -> None:
-        """Copy the log into the database, synced, before anybody hears what is here.
+        """Copy the log into the database, with a sync, before anything is read from it.
 
-        A process that died because a sync failed leaves a log which reads well and is not on the
-        disk; the kernel takes its pages for written, so that no later sync writes them.
+        A process that ended because a sync failed leaves a log that can be read but is not on the
+        disk: the kernel has marked its pages as written, so no later sync writes them.
         """
         busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
-            raise JournalFailed(f"the journal in {self.directory}: its log cannot be taken over")
+            raise JournalFailed(
+                f"the journal in {self.directory}: {DATABASE}-wal cannot be copied into "
+                f"{DATABASE}, because another program has the database open; stop that program"
+            )
 
     # what it holds
 
@@ -264,7 +273,7 @@ class SqliteJournal:
         return replace(self._damage, lost_rows=len(self._lost), damaged_rows=len(self._bad))
 
     def replay(self) -> Iterator[tuple[int, bytes]]:
-        """The rows that still exist, ascending. Damaged ones are counted, not yielded."""
+        """Yield (number, blob) of the rows that still exist, ascending; see `Journal.replay`."""
         self._require_usable()
         try:
             for number, blob in self._pages():
@@ -283,7 +292,7 @@ class SqliteJournal:
         return [plan for _, plan in sorted(self._plans.items())]
 
     def shards(self, stream: str | None = None, *, after: int = -1) -> Iterator[ShardRecord]:
-        """The recorded shards, by plan id. Raises JournalFailed at a damaged record."""
+        """The recorded shards; see `Journal.shards`. Raises JournalFailed at a damaged record."""
         while True:
             self._require_usable()
             try:
@@ -296,7 +305,10 @@ class SqliteJournal:
                 raise self._fail(error) from error
             for *fields, stored in page:
                 if checksum(*fields) != stored:
-                    raise JournalFailed(f"the record of plan {fields[0]} is damaged: {fields}")
+                    raise JournalFailed(
+                        f"the journal in {self.directory}: expected a record of plan {fields[0]} "
+                        f"that matches its checksum, got {fields}"
+                    )
                 yield ShardRecord(*fields)
                 after = fields[0]
             if not page:
@@ -380,16 +392,16 @@ class SqliteJournal:
         return fresh
 
     def close(self) -> None:
-        """Close the database and let the lock go. No error when closed already.
+        """Close the database and release the lock. May be called more than once.
 
-        Once the folder was moved the database stays open until the process ends, as after a kill.
+        If the folder was moved, the database stays open until the process ends.
         """
         if self._failed is None:
             self._failed = JournalError("the journal is closed")
         try:
             self._place.require()
         except (FolderMoved, OSError):
-            # SQLite would remove `-wal` by its path: what lies there now may be another journal's
+            # SQLite would remove `-wal` by its path, which may be another journal's file by now.
             leave_open(self._db)
         else:
             self._disconnect()
@@ -426,7 +438,7 @@ class SqliteJournal:
         )
 
     def _drop(self, numbers: RangeSet) -> None:
-        """Delete rows, and keep their numbers as ranges that swallow their neighbours."""
+        """Delete rows, and add their numbers to the stored ranges, merged with adjacent ones."""
         merged = numbers.copy()
         for first, last in numbers.ranges():
             self._db.execute("DELETE FROM rows WHERE number BETWEEN ? AND ?", (first, last))
@@ -455,19 +467,19 @@ class SqliteJournal:
     def _after_commit(self, nbytes: int, has_rows: bool) -> None:
         if has_rows:
             self._high_water.write(self._last_row)
-        self._unlogged += nbytes + 2 * PAGE_BYTES  # a commit touches pages beside its blobs
+        self._unlogged += nbytes + 2 * PAGE_BYTES  # a commit also writes pages without blobs
         if self._unlogged < CHECKPOINT_BYTES:
             return
         self._unlogged = 0
-        with contextlib.suppress(JournalFull):  # the log grows until there is room again
+        with contextlib.suppress(JournalFull):  # the log grows until there is space again
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Copy the log into the database, and begin the log anew in its place.
+        """Copy the log into the database, then restart the log.
 
-        The first commit after a checkpoint begins it anew, so one is made: else the log would go on
-        lying over a database that is ahead of what a torn log still tells, for as long as nobody
-        writes, and a start would find pages of two times.
+        SQLite restarts the log at the first commit after a checkpoint, so this commits once.
+        Otherwise the old log stays while nothing is written: if it were torn then, a start would
+        apply its first pages to a newer database and mix pages of two points in time.
         """
         try:
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
@@ -495,10 +507,13 @@ class SqliteJournal:
 
 
 def _locked(directory: Path, lock: FileLock) -> JournalLocked:
-    """What to say of a journal that somebody else has."""
-    if lock.acquire(blocking=False, shared=True):  # so nobody has it alone
+    """The error for a journal that another process has locked."""
+    if lock.acquire(blocking=False, shared=True):  # then no process holds it exclusively
         lock.release()
-        return JournalLookedAt(f"others look at the journal in {directory} (lock: {lock.path})")
+        return JournalLookedAt(
+            f"the journal in {directory} is being read by another process, such as `headrace "
+            f"verify` (lock: {lock.path}); wait until it has finished"
+        )
     return JournalLocked(
         f"the journal in {directory} is open in process {lock.holder()} (lock: {lock.path}); stop "
         "that process or choose another directory"

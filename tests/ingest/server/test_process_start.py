@@ -172,7 +172,9 @@ def test_a_start_waits_for_those_who_look(root: Path) -> None:
     with starting(root) as start:
         assert start.stdout is not None
         assert start.stderr is not None
-        assert "this start waits: others look at the journal" in start.stderr.readline()
+        line = start.stderr.readline()
+        assert "this start waits: the journal in" in line
+        assert "is being read by another process" in line
         looking.release()
         assert '"address"' in start.stdout.readline()
         start.send_signal(signal.SIGTERM)
@@ -226,7 +228,7 @@ def test_a_start_does_not_wait_for_ever(root: Path, monkeypatch: pytest.MonkeyPa
     stores_under(root).journal.close()
     looking = FileLock(root / "journal" / "lock")
     assert looking.acquire(shared=True)
-    with pytest.raises(JournalLocked, match="others look at the journal"):
+    with pytest.raises(JournalLocked, match="is being read by another process"):
         stores_under(root)
     looking.release()
     stores_under(root).journal.close()
