@@ -1,8 +1,8 @@
-"""Admission, before every route: which hosts are meant, which pages may call, and who calls.
+"""Admission of requests, before every route: checks of Host, Origin and token.
 
-A browser on this machine can be made to send requests to a collector by any page that it shows.
-Two headers tell: `Host` names what the browser believes to talk to (a page whose name was bound
-anew to our address gives itself away), and `Origin` names the page. Programs send no Origin.
+Any web page can make a browser on this machine send requests to a collector. Two headers show it:
+`Host` is the name that the browser connected to (which exposes DNS rebinding), and `Origin` is the
+page's origin. Programs send no Origin.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from ingest.protocol.errors import Refusal
 __all__ = ["Admission", "Hosts", "audit", "host_of"]
 
 _audit = logging.getLogger("headrace.audit")
-_audit.setLevel(logging.INFO)  # what may not be missing is not a matter of verbosity
+_audit.setLevel(logging.INFO)  # audit lines are written at any --log-level
 
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]+)?")
 _NAME = re.compile(r"(?:[a-z0-9_-]+\.)*[a-z0-9_-]+")
-"""Labels of letters, digits and hyphens; some private networks have underscores in them."""
+"""Labels of letters, digits, hyphens, and underscores, which some private networks use."""
 
 _MET = 16
-"""Of so many headers that were right it is remembered that they were."""
+"""How many valid Host headers are cached."""
 
 AUDIT_RATE = 10.0
-"""Refusals told in the log a second at most; those beyond are counted."""
+"""Audit lines of refusals per second, at most; further refusals are only counted."""
 
 
 def audit(event: str, **fields: Any) -> None:
-    """One line for whoever looks later: the event and its fields as JSON. Never a secret."""
+    """Write one audit line: the event and its fields as JSON, with secrets masked."""
     _audit.info("%s", masked(msgspec.json.encode({"audit": event, **fields}).decode()))
 
 
 class Hosts:
-    """The names by which a collector may be called: its own, loopback's, and those allowed.
+    """The hosts by which a collector may be addressed: its own, loopback, and `allowed`.
 
-    Bound to every address (`0.0.0.0`, `::`), any address is its own; a name has to be allowed.
-    `allowed` are names for which `host_of` has an answer.
+    A collector that is bound to every address (`0.0.0.0`, `::`) accepts any IP address; other names
+    must be in `allowed`.
     """
 
     def __init__(self, bound: str, allowed: Iterable[str] = ()) -> None:
@@ -76,13 +76,13 @@ class Hosts:
         return self._any_address or address.is_loopback or str(address) in self._names
 
     def check(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Raise Refusal: 400 for headers that are there twice, 403 for a foreign Host or Origin."""
+        """Raise Refusal: 400 for repeated headers, 403 for an unknown Host or a foreign Origin."""
         host = _only(headers, b"host")
         if host is None or not self.known(host):
             raise Refusal(
                 "forbidden",
                 f"Host: expected a name of this collector, got {host or ''!r:.80}; "
-                "a name that is meant is told by --allow-host",
+                "start it with --allow-host to accept another name",
             )
         origin = _only(headers, b"origin")
         if origin is not None:
@@ -96,15 +96,15 @@ class Hosts:
 
 
 def _name(host: str) -> str | None:
-    """The host of a `Host` header, lower case, without port and brackets; None if it is none."""
+    """The host of a `Host` header, lower case, without port and brackets; None if invalid."""
     found = _HOST.fullmatch(host)
     return None if found is None else host_of(found[1])
 
 
 def host_of(text: str) -> str | None:
-    """A name, or an address with or without brackets, as it is compared: None if it is neither.
+    """Normalise a host name or an IP address (with or without brackets), given without a port.
 
-    Lower case, without brackets and the dot at the end. There is no port in it.
+    The result is lower case, without brackets and without a final dot; None if `text` is neither.
     """
     name = text.lower().removesuffix(".")
     if _NAME.fullmatch(name):
@@ -128,7 +128,10 @@ def _only(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str | None:
 
 
 class Admission:
-    """Lets a request in or refuses it, before its body is read."""
+    """Admits or refuses a request before its body is read.
+
+    `book` has the tokens, `clock` gives seconds that never jump, `wall` seconds since the epoch.
+    """
 
     def __init__(
         self,
@@ -145,7 +148,7 @@ class Admission:
         self.refused = 0
 
     def __call__(self, scope: MutableMapping[str, Any], needed: frozenset[str]) -> Caller:
-        """The caller of an ASGI scope, who has one of the scopes that the route needs.
+        """The caller of a request (an ASGI scope), checked for one of the `needed` token scopes.
 
         Raises Refusal: 400, 401, 403, 429.
         """
@@ -170,10 +173,10 @@ class Admission:
         except Refusal:
             if needed:
                 raise
-            return NOBODY  # a probe whose token has ended is not about the collector's health
+            return NOBODY  # a health probe must not fail because its token has expired
 
     def tell(self, scope: MutableMapping[str, Any], refusal: Refusal) -> None:
-        """An audit line of who may not, but no flood of them."""
+        """Write an audit line for a refused request, at a limited rate."""
         self.refused += 1
         untold = self._lines.take(self._clock())
         if untold is None:

@@ -1,10 +1,10 @@
-"""`keys/tokens.json`: the tokens of one root, written by `headrace token`, followed by collectors.
+"""`keys/tokens.json`: the tokens of one root, written by `headrace token`, read by collectors.
 
-The file holds no secret that a client could send, yet is for its owner alone, as is its folder. It
-is replaced in one step under a lock, so that several commands and a running collector meet no half
-of it. A revoked token stays in it: a file without tokens would open a loopback collector to all.
+The file has no secrets that a client could send; even so, it and its folder are readable only by
+their owner. It is replaced atomically under a lock. Revoked tokens stay in it, because a collector
+on loopback admits everybody if there are no tokens.
 
-`keys/redaction.key` makes the pseudonyms of one root, and of no other.
+`keys/redaction.key` is the key of the pseudonyms in this root.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _decode = msgspec.json.Decoder(_Document).decode
 
 
 def keys_folder(root: Path) -> Path:
-    """`keys/` under a root, made if need be, for its owner alone."""
+    """`keys/` under a root, created if it is missing, with mode 0700."""
     folder = root / "keys"
     make_directory(folder)
     folder.chmod(0o700)
@@ -48,7 +48,7 @@ def keys_folder(root: Path) -> Path:
 
 
 def load_tokens(root: Path) -> list[Token]:
-    """The tokens of a root, the oldest first; none without a file. Raises TokenError, OSError."""
+    """The tokens of a root, oldest first; empty without a file. Raises TokenError, OSError."""
     try:
         return _read(root)
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def load_tokens(root: Path) -> list[Token]:
 
 
 def _read(root: Path) -> list[Token]:
-    """The tokens of a file that is there. Raises TokenError, OSError."""
+    """The tokens of the file, which must exist. Raises TokenError, OSError."""
     path = root / "keys" / "tokens.json"
     data = path.read_bytes()
     try:
@@ -66,7 +66,7 @@ def _read(root: Path) -> list[Token]:
     if document.version != 1:
         raise TokenError(f"{path}: expected version 1, got {document.version}")
     if len({token.id for token in document.tokens}) != len(document.tokens):
-        raise TokenError(f"{path}: expected each id once")
+        raise TokenError(f"{path}: expected each token id once, got a repeated one")
     return document.tokens
 
 
@@ -80,15 +80,16 @@ def create_token(
     open_episodes: int | None = None,
     wall: Callable[[], float] = time.time,
 ) -> tuple[Token, str]:
-    """Make a token; it and the text that a client sends, which is nowhere kept.
+    """Create a token and store it; return it and the text that a client sends.
 
-    `lives` is in seconds. Names of live tokens are unique, and none is the id of another: what is
-    revoked by either is one token. Raises TokenError.
+    The text is not stored. `lives` is in seconds, `rate` in events per second, `open_episodes` a
+    number; None: no limit. A live token's name is unique and differs from all ids, so that a name
+    or an id identifies one token. Raises TokenError.
     """
     secret = secrets.token_urlsafe(SECRET_BYTES)
     created = int(wall())
     if lives is not None and not 1.0 <= lives < 1e10:
-        raise TokenError(f"token {name}: expected it to live for a second or more, got {lives}")
+        raise TokenError(f"token {name}: expected a lifetime of 1 second or more, got {lives}")
     token = Token(
         id=secrets.token_hex(4),
         name=name,
@@ -103,15 +104,18 @@ def create_token(
         tokens = load_tokens(root)
         for known in tokens:
             if known.name == name and known.state(created) == "live":
-                raise TokenError(f"token {name}: there is one of that name: revoke it first")
+                raise TokenError(f"token {name}: a live token has this name: revoke it first")
             if known.id == name:
-                raise TokenError(f"token {name}: it is the id of {known.name}: choose another")
+                raise TokenError(f"token {name}: it is the id of {known.name}: choose another name")
         _save(root, [*tokens, token])
     return token, bearer(token.id, secret)
 
 
 def revoke_token(root: Path, which: str, *, wall: Callable[[], float] = time.time) -> Token:
-    """Revoke a token, by its id or else its name. Revoking twice is once. Raises TokenError."""
+    """Revoke a token by its id or its name, and return it. Raises TokenError if there is none.
+
+    Revoking a revoked token changes nothing.
+    """
     if not (root / "keys").is_dir():
         raise TokenError(f"token {which!r:.80}: there are no tokens under {root}")
     with FileLock(root / "keys" / "lock"):
@@ -141,10 +145,10 @@ class TokenFile(msgspec.Struct):
     seen: tuple[int, int, int] | None = None
 
     def changed(self) -> list[Token] | None:
-        """The tokens, if the file is another one than at the last call; None if it is the same.
+        """The tokens if the file has changed since the last call, else None.
 
-        A file that is gone is no reason to let anybody in: what was known stays, also when it goes
-        between the look and the reading. Raises TokenError, OSError.
+        None too if the file is missing: the known tokens stay valid, and nobody else is admitted.
+        Raises TokenError, and OSError (also if the file is removed during the call).
         """
         if self.root is None:
             return None
@@ -164,35 +168,35 @@ KEY_BYTES = 32
 
 
 def redaction_key(root: Path, policies: Iterable[PolicyDeclaration]) -> bytes:
-    """The key of a root, made once a policy hashes a field. Raises DeclarationError, OSError.
+    """The redaction key of a root, created when a policy first hashes a field.
 
-    Whoever has it can find out whose pseudonym is whose; whoever loses it cannot make the same
-    pseudonyms again.
+    With the key, the values behind pseudonyms can be found by trying; without it, the same
+    pseudonyms cannot be made again. Raises DeclarationError, OSError.
     """
     path = root / "keys" / "redaction.key"
     if not path.exists():
         if not any("hash" in policy.redact.values() for policy in policies):
-            return secrets.token_bytes(KEY_BYTES)  # of which no use is made
+            return secrets.token_bytes(KEY_BYTES)  # not used
         _make(keys_folder(root) / path.name)
     return kept_key(root)
 
 
 def kept_key(root: Path) -> bytes:
-    """The key of a root that has one; nothing is made. Raises DeclarationError, OSError."""
+    """The existing redaction key of a root. Raises DeclarationError, OSError."""
     path = root / "keys" / "redaction.key"
     if not path.exists():
-        raise DeclarationError(f"{path}: expected a key, found none: nothing was hashed here yet")
+        raise DeclarationError(f"{path}: expected a key, got no file: nothing was hashed here yet")
     try:
         key = bytes.fromhex(path.read_text())
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise DeclarationError(f"{path}: expected {2 * KEY_BYTES} hex digits")
+        raise DeclarationError(f"{path}: expected {2 * KEY_BYTES} hex digits, got another content")
     return key
 
 
 def _make(path: Path) -> None:
-    """Write a new key in one step; another process may have been first."""
+    """Create the key file atomically, unless another process has created it first."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         write_synced(temporary, secrets.token_hex(KEY_BYTES).encode() + b"\n", private=True)

@@ -1,12 +1,11 @@
-"""Who may: bearer tokens, their scopes, and how much each may send. Time is an argument.
+"""Bearer tokens: their scopes, and the rate at which each may send.
 
-A token reads `hr_<id>_<secret>`. The id is public: it names the token in files, logs and errors.
-The secret is 256 random bits, and only its SHA-256 is kept. A slow password hash would buy nothing:
-it makes guessing dear where secrets are few, and 2^256 cannot be guessed at any speed, while every
-request would pay for it.
+A token has the form `hr_<id>_<secret>`. The id is public and names the token in files, logs and
+errors. The secret is 256 random bits, and only its SHA-256 is stored. A slow password hash would
+not help, because 2^256 values cannot be guessed at any speed, and it would slow down each request.
 
-`wall` is in seconds since the epoch (when a token expires), `now` in seconds of a clock that never
-jumps (how fast one may send).
+`wall` is in seconds since the epoch (for expiry), `now` in seconds of a monotonic clock (for
+rates).
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from ingest.protocol.errors import IngestError, Refusal
 
 LOG, ACT, READ, PUBLISH, ADMIN = "log", "act", "weights:read", "weights:publish", "admin"
 SCOPES = (LOG, ACT, READ, PUBLISH, ADMIN)
-"""Log episodes; get actions, and send decisions; read weights; publish them; all the rest."""
+"""Log episodes; get actions and send decisions; read weights; publish weights; everything else."""
 LEDGER = "ledger"
-"""No token's scope, and named to nobody: where there are no tokens, callers of this machine may ask
-for the ledger, and for nothing else that is an admin's."""
+"""A scope that no token can have: without tokens, callers on this machine may read the ledger, but
+use no other route of an admin."""
 
 ANY = frozenset(SCOPES)
 LOGGING, ACTING, EITHER = frozenset({LOG}), frozenset({ACT}), frozenset({LOG, ACT})
 READING, PUBLISHING, ADMINISTERING = frozenset({READ}), frozenset({PUBLISH}), frozenset({ADMIN})
 COUNTING = frozenset({ADMIN, LEDGER})
 NOBODY_NEEDED: frozenset[str] = frozenset()
-"""Scopes that a route asks for, one of which is enough. The last is open to everybody."""
+"""Sets of scopes that routes require; one of a set is enough. The last one requires no token."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"[0-9a-f]{8}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_BAR = "(?:_|%(?:25)*5f)"  # as it is, or escaped for an address as often as it was pasted
+_BAR = "(?:_|%(?:25)*5f)"  # an underscore, percent-encoded any number of times
 _SENT = re.compile(
     rf"(hr{_BAR}[0-9a-f]{{8}}){_BAR}[a-z0-9_%-]+|\b([0-9a-f]{{8}}){_BAR}[a-z0-9_%-]{{40,}}", re.I
 )
@@ -46,14 +45,14 @@ _NOTHING = "0" * 64
 
 
 class TokenError(IngestError, ValueError):
-    """A token cannot be made, found or read: what was expected, what came."""
+    """A token cannot be made, found or read; the text says what was expected."""
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A token as it is kept. Times are in seconds since the epoch.
+    """A stored token. Times are in seconds since the epoch; `sha256` is that of the secret.
 
-    `rate`: events a second (a request without events counts as one). `open_episodes`: how many of
-    its episodes may be open at once. None: no limit of its own.
+    `rate`: events per second (a request without events counts as one). `open_episodes`: how many of
+    its episodes may be open at once. None: no limit. Raises TokenError for invalid fields.
     """
 
     id: str
@@ -79,9 +78,15 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
                 f"{', '.join(unknown) or 'none'}"
             )
         if not (_ID.fullmatch(self.id) and _DIGEST.fullmatch(self.sha256)):
-            raise TokenError(f"token {self.name}: expected an id and a SHA-256 in hex")
+            raise TokenError(
+                f"token {self.name}: expected an id of 8 hex digits and a SHA-256 of 64 hex "
+                "digits, got other texts"
+            )
         if self.rate is not None and not 0.0 < self.rate < 1e9:
-            raise TokenError(f"token {self.name}: rate: expected > 0, got {self.rate}")
+            raise TokenError(
+                f"token {self.name}: rate: expected > 0 and < 1e9 events per second, got "
+                f"{self.rate}"
+            )
         if self.open_episodes is not None and self.open_episodes < 1:
             raise TokenError(
                 f"token {self.name}: open episodes: expected >= 1, got {self.open_episodes}"
@@ -95,26 +100,26 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def hashed(secret: str) -> str:
-    """What is kept of a secret; see the module for why this is enough."""
+    """The SHA-256 of a secret, as 64 hex digits."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def bearer(token_id: str, secret: str) -> str:
-    """The text that a client sends."""
+    """The token as a client sends it."""
     return f"hr_{token_id}_{secret}"
 
 
 def masked(text: str) -> str:
-    """A text without the secrets in it: a token's place is a header, but people paste."""
+    """A text with the secrets of tokens replaced, because people paste tokens into addresses."""
     return _SENT.sub(lambda found: f"{found[1] or found[2]}_***", text)
 
 
 @dataclass
 class Allowance:
-    """How fast a token may send: a level that rises by `rate` a second, up to one second's worth.
+    """A token bucket: its level rises by `rate` per second, up to the larger of `rate` and 1.
 
-    A request is let in while the level is not below zero, and then charged for its events: a large
-    batch is taken whole, and what follows waits for it.
+    A request is admitted while the level is 1 or more, and then charged for its events. So a large
+    batch is admitted as a whole, and later requests wait.
     """
 
     rate: float
@@ -125,7 +130,7 @@ class Allowance:
         self.level = max(1.0, self.rate)
 
     def wait(self, now: float) -> float:
-        """Seconds until a request is let in; 0 for now."""
+        """Seconds until a request is admitted; 0 if it is admitted now."""
         risen = self.level + (now - self.since) * self.rate
         self.level, self.since = min(max(1.0, self.rate), risen), now
         return max(0.0, (1.0 - self.level) / self.rate) if self.level < 1.0 else 0.0
@@ -136,7 +141,7 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who makes a request: a token's id ("" for nobody in particular), scopes, and limits."""
+    """Who makes a request: a token's id ("" without a token), scopes, and limits."""
 
     token_id: str = ""
     scopes: frozenset[str] = frozenset()
@@ -145,11 +150,11 @@ class Caller:
     book: TokenBook | None = field(default=None, repr=False, compare=False)
 
     def may(self, needed: frozenset[str]) -> bool:
-        """Whether one of the scopes is there, or none is needed."""
+        """Whether the caller has one of the scopes, or none is needed."""
         return not needed or bool(self.scopes & needed)
 
     def require(self, needed: frozenset[str], what: str) -> None:
-        """Raise Refusal (403) unless `may`."""
+        """Raise Refusal (403) unless `may(needed)`; `what` names the request in its text."""
         if not self.may(needed):
             raise Refusal(
                 "forbidden",
@@ -159,23 +164,23 @@ class Caller:
             )
 
     def require_live(self, wall: float) -> None:
-        """Raise Refusal (401) if the token was revoked or has expired since it was let in."""
+        """Raise Refusal (401) if the token was revoked or has expired since the request began."""
         if self.book is not None:
             self.book.require_live(self.token_id, wall)
 
     def charge(self, events: int) -> None:
-        """Count a request's events against the rate; the request itself counted as one."""
+        """Count a request's events against the rate; one was counted at its admission."""
         if self.allowance is not None and events > 1:
             self.allowance.charge(events - 1)
 
 
 NOBODY = Caller()
 LOCAL = Caller(scopes=frozenset({LOG, ACT, READ, LEDGER}))
-"""A caller without a token where none is asked for: it may log and act, and publish nothing."""
+"""A caller of a collector without tokens: it may log, act and read weights, but not publish."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What became of a token between two readings of its file: `created` or `revoked`."""
+    """A change of a token between two readings of its file; `what`: `created` or `revoked`."""
 
     what: str
     token_id: str
@@ -183,7 +188,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class TokenBook:
-    """The tokens that a collector knows. Once there is one, no caller is let in without."""
+    """The tokens that a collector knows. With at least one, every caller needs a token."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, Token] = {}
@@ -191,14 +196,15 @@ class TokenBook:
 
     @property
     def required(self) -> bool:
-        """Whether a token was ever made: also when all are revoked, nobody gets in without."""
+        """Whether callers need a token: there is one, possibly revoked."""
         return bool(self._tokens)
 
     def live(self, wall: float) -> list[Token]:
         return [token for token in self._tokens.values() if token.state(wall) == "live"]
 
     def replace(self, tokens: Iterable[Token], now: float) -> list[Change]:
-        """Know these tokens from now on; what changed. What a token has spent stays spent."""
+        """Use these tokens from now on, and return the changes. Unchanged tokens keep their rate's
+        level."""
         before, self._tokens = self._tokens, {token.id: token for token in tokens}
         changes: list[Change] = []
         callers: dict[str, Caller] = {}
@@ -219,22 +225,28 @@ class TokenBook:
         return changes
 
     def caller(self, authorization: bytes | None, wall: float) -> Caller:
-        """The caller of an `Authorization` header. Raises Refusal (401), which says nothing of it.
+        """The caller of an `Authorization` header. Raises Refusal (401), without its content.
 
-        What is looked up is the public id; the secret is compared in constant time, against
-        nothing when there is no such id.
+        Tokens are found by their public id. The secret is compared in constant time, against a
+        dummy if the id is unknown.
         """
         if authorization is None:
-            raise Refusal("unauthorized", "expected a token: Authorization: Bearer hr_...")
+            raise Refusal(
+                "unauthorized", "expected a token: Authorization: Bearer hr_..., got no such header"
+            )
         kind, _, text = authorization.decode("latin-1").partition(" ")
         parts = text.strip().split("_", 2)
         if kind.lower() != "bearer" or len(parts) != 3 or parts[0] != "hr":
-            raise Refusal("unauthorized", "expected Authorization: Bearer hr_<id>_<secret>")
+            raise Refusal(
+                "unauthorized", "expected Authorization: Bearer hr_<id>_<secret>, got another form"
+            )
         token = self._tokens.get(parts[1])
         known = token.sha256 if token is not None else _NOTHING
         same = hmac.compare_digest(hashed(parts[2]), known)
         if token is None or not same:
-            raise Refusal("unauthorized", "the token is not known")
+            raise Refusal(
+                "unauthorized", "expected a token of this collector, got one that is not known"
+            )
         self.require_live(token.id, wall)
         return self._callers[token.id]
 
@@ -242,10 +254,11 @@ class TokenBook:
         """Raise Refusal (401) unless there is such a token, neither revoked nor expired."""
         token = self._tokens.get(token_id)
         if token is None:
-            raise Refusal("unauthorized", "the token is not known", token_id=token_id)
+            text = "expected a token of this collector, got one that is not known"
+            raise Refusal("unauthorized", text, token_id=token_id)
         state = token.state(wall)
         if state != "live":
-            text = f"token {token.name} ({token.id}) is {state}"
+            text = f"expected a live token, but token {token.name} ({token.id}) is {state}"
             raise Refusal("unauthorized", text, token_id=token.id)
 
     def _caller(self, token: Token, now: float) -> Caller:
@@ -255,7 +268,7 @@ class TokenBook:
 
 
 def require_allowance(caller: Caller, now: float) -> None:
-    """Raise Refusal (429) while the caller has sent more than its rate allows; count one event."""
+    """Count one event; raise Refusal (429) if the caller's rate does not allow it yet."""
     allowance = caller.allowance
     if allowance is None:
         return
@@ -263,7 +276,7 @@ def require_allowance(caller: Caller, now: float) -> None:
     if wait > 0.0:
         raise Refusal(
             "busy",
-            f"token {caller.token_id} may send {allowance.rate:g} events a second",
+            f"token {caller.token_id}: expected at most {allowance.rate:g} events per second",
             retry_after=wait,
         )
     allowance.charge(1)

@@ -1,9 +1,9 @@
-"""Tracks: what an episode of several agents is to a collector.
+"""Tracks: how a collector handles an episode of several agents.
 
-An agent's run through an episode is a *track*: it is started, numbered, judged, cut, sealed and
-counted like an episode of its own, in the stream of its own policy. Its name is the pair
-(episode id, agent id), which no episode of one agent has, whatever either is called. `Whole` is
-what the tracks of one episode have in common.
+An agent's run through an episode is a *track*. A track is started, numbered, judged, cut, sealed
+and counted like an episode, in the stream of its own policy. Its name is the pair (episode id,
+agent id), so it never equals the name of an episode with one agent. `Whole` is the state that the
+tracks of one episode share.
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Name: TypeAlias = str | tuple[str, str]
-"""An episode of one agent by its id, or a track."""
+"""The id of an episode with one agent, or (episode id, agent id) of a track."""
 
 
 UNSAMPLED = "unsampled:"
-"""Begins the id of an episode that its client left out of its sample: nothing of it is logged."""
+"""Prefix of the id of an episode that its client does not sample: nothing of it is logged."""
 
 
 def name_of(event: Any) -> Name:
-    """The name of what has `episode_id` and `agent_id`: an event, a call, an answer."""
+    """The name of an event, a call or an answer: anything with `episode_id` and `agent_id`."""
     agent: str | None = event.agent_id
     episode: str = event.episode_id
     return episode if agent is None else (episode, agent)
 
 
 def name_in(episode_id: str, agent_id: str | None) -> Name:
-    """The name of an agent's track, or of the episode without one."""
+    """The name of an agent's track, or of the episode if `agent_id` is None."""
     return episode_id if agent_id is None else (episode_id, agent_id)
 
 
 def label(name: Name) -> str:
-    """A name as messages say it."""
+    """A name as text for messages."""
     return name if isinstance(name, str) else f"{name[0]}, agent {name[1]}"
 
 
 def label_of(event: Any) -> str:
-    """The name of an event as messages say it."""
+    """The name of an event as text for messages."""
     return label(name_of(event))
 
 
 @dataclass
 class Whole:
-    """An episode of several agents: its client instance, who is in it, how it stands.
+    """An episode of several agents: its client instance, its agents, its state.
 
-    `ended` are agents whose tracks are over, as far as they are remembered, and `acted` those of
-    all that took a step. `agents` is how many of these there are in all once an end has told it,
-    `stopped` the agent whose track was abandoned or broken, and the whole episode with it. `seen`
-    is the running time of the latest event. `arms` is what each policy's first track was assigned
-    to by a canary: those that join it are of the same arm, whatever is on by then.
+    `open` are the agents with open tracks, `ended` those whose tracks have ended and are still
+    remembered, `acted` all that took a step. `agents` is the number of agents that acted, once an
+    end has given it (-1 before). `stopped` is the agent whose track was abandoned or broken, which
+    ended the whole episode. `seen` is the running time of the latest event, in seconds. `arms` maps
+    a policy to the canary arm of its first track; later tracks of the policy get the same arm.
     """
 
     instance: str
@@ -63,10 +63,10 @@ class Whole:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every agent that it ever had is known, so that no other may join."""
+        """Whether all agents of the episode are known, so that no other can join."""
         return 0 <= self.agents <= len(self.open) + len(self.ended)
 
     @property
     def has_all_acted(self) -> bool:
-        """Whether as many agents acted as an end told, so that no other may begin to."""
+        """Whether all agents that an end announced have acted, so that no other can begin to."""
         return 0 <= self.agents <= len(self.acted)

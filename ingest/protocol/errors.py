@@ -1,18 +1,18 @@
-"""Errors of the edge.
+"""Errors of clients and the collector.
 
 IngestError
-├── Refusal           what a server answers: a code, an HTTP status, and where it went wrong
-├── ClientError       what PolicyClient raises when the collector cannot be used
+├── Refusal           a rejected request or event: a code, an HTTP status, the place in the request
+├── ClientError       PolicyClient cannot use the collector
 │   ├── CollectorUnavailable   no answer in time; nothing queued is lost
-│   └── BufferFull             the bounded queue is full and the policy says raise
-├── ServingStopped    the program behind an ExternalEnv, or its worker, has gone
+│   └── BufferFull             the bounded queue is full, and the client is set to raise
+├── ServingStopped    the program behind an ExternalEnv, or its worker, has ended
 ├── TokenError        (ingest.access.tokens) a token cannot be made, found or read
-├── ImportFailed      a log cannot be imported: the file, its columns, or what was asked for
-├── ServeError        (ingest.server.listening) the collector cannot start: what to change
-└── CollectorFailed   the collector must stop: the journal can no longer be trusted
+├── ImportFailed      a log cannot be imported: the file, its columns, or the options
+├── ServeError        (ingest.server.listening) the collector cannot start; says what to change
+└── CollectorFailed   the journal failed: the collector must stop and replay it
 
-Refusals of a caller's own call also reach users of PolicyClient as ValueError, with the texts of
-the API that Headrace succeeds ("Episode X not found.").
+A Refusal is also a ValueError, which users of PolicyClient expect for a wrong call ("Episode X not
+found.").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ingest.protocol.agent_names import label, name_in
 
 
 class IngestError(Exception):
-    """Root of the errors of this package."""
+    """The root of this package's errors."""
 
 
 STATUS = {
@@ -56,21 +56,21 @@ STATUS = {
     "no_version": 503,
     "disk_full": 507,
 }
-"""Every code of the wire protocol and its HTTP status."""
+"""The HTTP status of each error code of the wire protocol."""
 
 
 MESSAGE_CHARACTERS, PATH_CHARACTERS = 1_000, 200
-"""What a refusal says is kept, logged and sent, and may be made of what came: so long at most."""
+"""Upper bounds of a refusal's texts, which are stored, logged and sent, and may quote a request."""
 
 
 @dataclass(eq=False)
 class Refusal(IngestError, ValueError):
-    """One refused request or event.
+    """A refused request or event.
 
-    `path` says where in the request (`$.events[3].obs`; for an event that a client logged, `obs`),
-    `agent_id` which track of an episode of several agents it is about, `expected_seq` what a gap or
-    conflict expected, `retry_after` is in seconds. `token_id` is the rejected caller's token, for
-    the audit line; no answer contains it.
+    `code` is a key of `STATUS`. `path` is the place in the request (`$.events[3].obs`; for an event
+    that a client logged, `obs`), `agent_id` the track in an episode of several agents,
+    `expected_seq` the sequence number that was expected at a gap or conflict; `retry_after` is in
+    seconds. `token_id` is the rejected caller's token, for the audit line; it is not sent.
     """
 
     code: str
@@ -86,7 +86,7 @@ class Refusal(IngestError, ValueError):
         self.message = _cut(self.message, MESSAGE_CHARACTERS)
         if self.path is not None:
             self.path = _cut(self.path, PATH_CHARACTERS)
-        self.args = (self.code, self.message, self.path)  # an exception keeps what it was made of
+        self.args = (self.code, self.message, self.path)  # `args` would keep the uncut texts
 
     @property
     def status(self) -> int:
@@ -94,11 +94,11 @@ class Refusal(IngestError, ValueError):
 
     @property
     def breaks_episode(self) -> bool:
-        """Whether this refusal is for an event's content, which closes a batch-logged episode."""
+        """Whether an event's content was refused; an episode sent in batches is then broken."""
         return self.status in (400, 422)
 
     def to_json(self) -> dict[str, Any]:
-        """The one JSON shape of an error, with the fields that are known."""
+        """The error as JSON: `ErrorBody` without the fields that are None."""
         fields = {
             "code": self.code,
             "message": self.message,
@@ -119,14 +119,14 @@ def _cut(text: str, characters: int) -> str:
 
 
 class ClientError(IngestError):
-    """The collector cannot be used as requested."""
+    """The collector cannot be used as requested; the text says why."""
 
 
 class CollectorUnavailable(ClientError, ConnectionError):
     """No usable answer from the collector in time.
 
-    `maybe_applied` is False when the request certainly had no effect: no connection was made, or
-    the collector said that it would not take it now. `retry_after` is in seconds.
+    `maybe_applied` is False if the request certainly had no effect: no connection was made, or the
+    collector rejected the request for the moment. `retry_after` is in seconds.
     """
 
     def __init__(
@@ -138,19 +138,19 @@ class CollectorUnavailable(ClientError, ConnectionError):
 
 
 class BufferFull(ClientError):
-    """More events wait for the collector than the client may hold."""
+    """The client's queue of events is full."""
 
 
 class ServingStopped(IngestError):
-    """The program behind an ExternalEnv has gone, or the worker that served it."""
+    """The program behind an ExternalEnv, or the worker that served it, has ended."""
 
 
 class ImportFailed(IngestError):
-    """A log cannot be imported: its file, its columns, or what was asked for."""
+    """A log cannot be imported because of its file, its columns or the options."""
 
 
 class CollectorFailed(IngestError):
-    """The journal failed in a way that only a restart and a replay can mend."""
+    """The journal failed: the collector must be restarted, and replays the journal then."""
 
 
 def not_found(episode_id: str, agent_id: str | None = None) -> Refusal:

@@ -1,30 +1,31 @@
-"""Wire protocol v1: what travels between clients and the collector.
+"""Wire protocol v1: the messages between clients and the collector.
 
-Each message is one msgspec struct: the declaration is the schema, the validation and the encoding,
-for JSON and for msgpack alike. Unknown fields are refused: a misspelt field must not lose data
-silently. A field may be added to v1 only with a default.
+Each message is one msgspec struct, which is its schema, validation and encoding, both for JSON and
+for msgpack. Unknown fields are refused, so that a misspelt field does not lose data silently. A
+field may be added to v1 only with a default.
 
 Values (`obs`, `action`) are nested lists, numbers, strings and mappings, or
 `{"dtype", "shape", "data"}`; in msgpack also the raw bytes of a value's canonical encoding
-(storage.spaces.codec). Where a space declares names, a string is a name and an integer its code;
-replies to get_action say names.
+(storage.spaces.codec). If a space declares names, a string is a name and an integer its code;
+replies to get_action use names.
 
 In a single call (`POST /v1/episodes/{id}/log_action`, ...) the path names the episode; in a batch
 each event does.
 
-`agent_id` names an agent of an episode that has several: each agent's events are a track of their
-own, with its own start and sequence numbers (ingest.protocol.agent_names). `env_t` is then the step
-of the environment that an action belongs to, the same number for agents that act together; it grows
-from one action of an agent to its next. Without an `agent_id` the episode has one agent.
+Fields of several messages:
 
-`decided` names the decision that the open step was acted with: an event that follows a get_action
-repeats what its reply called `decision`.
-
-`schema_id` says which declaration a client has encoded by. A start names it for its whole episode,
-which is judged by that declaration; another event names it where its start could not. Without it
-values are those of today's declaration.
-
-Pure: bytes in, structs out.
+- `seq` numbers the events of an episode or track from 0, without gaps.
+- `ts` is the client's time in microseconds since the epoch.
+- `agent_id` names an agent of an episode with several agents. Each agent's events are a track, with
+  its own start and sequence numbers (ingest.protocol.agent_names). Without it the episode has one
+  agent.
+- `env_t` is the step of the environment that an agent's action belongs to. Agents that act together
+  have the same number; it grows from one action of an agent to the next.
+- `decided` is the `decision` of the reply to the latest get_action, repeated by the events after
+  it: the decision that the open step was acted with.
+- `schema_id` names the declaration by which a client has encoded the values. A start gives it for
+  its whole episode; another event gives it if its start could not. Without it the values are read
+  by the current declaration.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 MAX_EVENTS = 10_000
 MAX_DEPTH = 32
-"""Lists and objects within each other, in an info: what any reader of its JSON can take."""
+"""The maximum nesting of lists and objects in an info, so that any JSON parser can read it."""
 
 Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 OptionalId: TypeAlias = Annotated[str, Meta(max_length=256)]
@@ -56,9 +57,9 @@ Cause: TypeAlias = Literal["client_dropped", "client_invalid"]
 
 
 class Start(Struct, tag="start", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Start an episode. `start` numbers the starts of one client instance, densely from 0.
+    """Start an episode. `start` numbers the starts of one client instance, from 0.
 
-    A number is one episode's for good. Gaps are allowed, up to 1,000 ranges of numbers in all.
+    A number is never reused. Gaps are allowed, up to 1,000 ranges of numbers per instance.
     """
 
     episode_id: OptionalId = ""
@@ -75,11 +76,12 @@ class Start(Struct, tag="start", forbid_unknown_fields=True, omit_defaults=True,
 class LogAction(
     Struct, tag="log_action", forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """An action that the caller chose, with the observation it was chosen on.
+    """An action that the caller chose, with the observation it was chosen for.
 
-    `reward` and `info` are what `log_returns` said of this step before the event was sent; null:
-    nothing.
-    `replayed`: it comes from an import, not from the program that acted.
+    `action_logp` is the logarithm of the propensity, `action_prob` the propensity itself; null:
+    unknown. `pass_prob` is the share of steps that the client logs. `reward` (a sum) and `info` are
+    from the `log_returns` calls that came before the event was sent. `replayed`: the event comes
+    from an import, not from the program that acted.
     """
 
     episode_id: OptionalId = ""
@@ -103,11 +105,12 @@ class LogAction(
 class Decision(
     Struct, tag="decision", forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """An action that a published policy chose: `get_action` in local mode, or a lost reply.
+    """An action that a published policy chose: a local get_action, or a reply that was lost.
 
-    `action_logp` is null where the action has no density: the mode of a continuous distribution.
-    `answered`: the collector itself chose it in an answer to get_action, and the client acted on
-    it; it takes the place of what a collector that has lost that answer would tell.
+    `action_logp` is null if the action has no density (the mode of a continuous distribution).
+    `action_dist_inputs` are the distribution's parameters, in canonical bytes. `answered`: the
+    collector chose the action in a reply to get_action and the client acted on it; the event
+    restores the decision if the collector has lost it.
     """
 
     episode_id: OptionalId = ""
@@ -131,7 +134,10 @@ class Decision(
 class LogReturns(
     Struct, tag="log_returns", forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """A reward for the last action, or for step `step` with its own key `reward_id`."""
+    """A reward for the last action, or for step `step`.
+
+    `reward_id` identifies a reward for a named step, so that a repetition counts once.
+    """
 
     episode_id: OptionalId = ""
     seq: Count | None = None
@@ -145,17 +151,17 @@ class LogReturns(
 
     @property
     def grows(self) -> bool:
-        """Whether its episode has to keep more for it than a sum."""
+        """Whether the episode must store more for this event than a sum of rewards."""
         return self.info is not None or self.step is not None
 
 
 class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """The end of an episode or of a track; the final observation may be absent.
 
-    `agents`: the whole episode ends with this track, and had so many agents in all that acted.
-    All ends that tell it tell the same number.
-    `broken`: the episode, with all its tracks, is over as broken at its last step, because the
-    client had no room for the next one, or because that did not fit.
+    `truncated`: it was cut off, not ended by the environment. `agents`: the whole episode ends, and
+    this number of its agents acted; all ends that give it must agree. `broken`: the episode with
+    all its tracks ends as broken at its last step, because the client had to drop the next step
+    (`client_dropped`) or the next step was invalid (`client_invalid`).
     """
 
     episode_id: OptionalId = ""
@@ -173,9 +179,10 @@ class End(Struct, tag="end", forbid_unknown_fields=True, omit_defaults=True, kw_
 class GetAction(
     Struct, tag="get_action", forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """Ask the live policy for an action on `obs`.
+    """Ask the live version for an action on `obs`.
 
-    `policy_id` is for a request that records nothing: whose policy acts.
+    `explore=False` asks for the most probable action. `policy_id` names the policy in a request
+    that records nothing; otherwise the episode's policy acts.
     """
 
     episode_id: OptionalId = ""
@@ -204,14 +211,14 @@ FIELDS = (
     "end.schema_id",
     "get_action.schema_id",
 )
-"""Fields that came after the first release of this protocol, by message: `/v1/spec` lists them, and
-a client sends one only to a collector that does. `weights.canary` is the collector's own."""
+"""Fields that were added to this protocol later, as `message.field`. `/v1/spec` lists them, and a
+client sends one only to a collector that lists it. `weights.canary` is sent by the collector."""
 
 Event: TypeAlias = Start | LogAction | Decision | LogReturns | End
 
 
 class Dropped(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What a client instance has not logged so far, for want of room."""
+    """Episodes and steps that a client instance has dropped so far, because its queue was full."""
 
     episodes: Count = 0
     steps: Count = 0
@@ -220,7 +227,7 @@ class Dropped(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tr
 class Batch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """`POST /v1/events`: events of one client instance, in order.
 
-    `dropped` are totals of the instance, so that a repetition counts once.
+    `dropped` are totals of the instance, so that a repeated batch does not count them twice.
     """
 
     instance: Id | None = None
@@ -246,13 +253,13 @@ class LoneEvent(Struct, kw_only=True):
 class ActionBatch(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """`POST /v1/actions`: pending events of the episodes, then the observations to act on.
 
-    With `durable` the reply leaves when all of it is on disk. Without, it leaves at once: the
-    caller numbers its events, keeps them and the decisions until `durable_seq` reaches them, and
-    sends what a killed collector has lost again. `wait`: seconds that the caller waits at most for
-    a newer version while its policy is held.
+    With `durable` the reply is sent when everything is on disk. Without it the reply is sent at
+    once: the caller numbers its events, keeps them and the decisions until `durable_seq` reaches
+    them, and sends them again if the collector was killed and lost them. `wait`: how many seconds
+    the request may wait for a newer version while its policy is held by flow control.
 
-    Without `record` nothing is recorded, no event comes along, and the episodes need not be known:
-    each answer has all that the caller needs to send the decision itself, once it acts on it.
+    Without `record` nothing is recorded, there are no events, and the episodes may be unknown. Each
+    reply then has everything that a `decision` event needs, which the caller sends when it acts.
     """
 
     instance: Id | None = None
@@ -270,7 +277,7 @@ class Register(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
 
 
 class Registered(Struct, omit_defaults=True, kw_only=True):
-    """The instance to name in batches, and the starts that are already known under it."""
+    """The instance to name in batches, and the ranges of starts that it has already used."""
 
     instance: str
     starts: list[tuple[int, int]] = []
@@ -278,7 +285,7 @@ class Registered(Struct, omit_defaults=True, kw_only=True):
 
 
 class StartReply(Struct, omit_defaults=True, kw_only=True):
-    """The answer to the single call that starts an episode."""
+    """The reply to the single call that starts an episode."""
 
     episode_id: str
     agent_id: str | None = None
@@ -293,7 +300,7 @@ class ItemError(Struct, omit_defaults=True, kw_only=True):
 
     @classmethod
     def of(cls, index: int, refusal: Refusal) -> ItemError:
-        """The refusal of an event, with its place in the batch."""
+        """A refusal of an event, with the event's place in the batch."""
         document = refusal.to_json()
         place = document.get("path")
         document["path"] = f"$.events[{index}]" + (f".{place}" if place else "")
@@ -301,14 +308,13 @@ class ItemError(Struct, omit_defaults=True, kw_only=True):
 
 
 class EventsReply(Struct, omit_defaults=True, kw_only=True):
-    """The answer to a batch: everything not refused is on disk when `durable` is true.
+    """The reply to a batch. With `durable`, every event that was not refused is on disk.
 
-    Of a batch `refused` names every refused event. Of an import it names refused episodes by their
-    first refused row, a hundred at most; where there are more, `refused_count` says how many in
-    all. `refused_by` counts all of an import's rows that do not
-    fit, by column and reason. `hold` names policies whose live version has acted enough steps, and
-    that version: clients wait for a newer one before they act on. `redeclared`: an episode began
-    here by an earlier declaration of its policy; ask for today's before the next.
+    `refused` lists every refused event of a batch. For an import it lists up to a hundred refused
+    episodes by their first refused row; `refused_count` is their number if there are more.
+    `refused_by` counts an import's invalid rows by column and reason. `hold` maps policies to live
+    versions that have acted enough steps: clients wait for a newer version. `redeclared`: an
+    episode of the batch started with an earlier declaration; get the current one before the next.
     """
 
     durable: bool
@@ -322,12 +328,12 @@ class EventsReply(Struct, omit_defaults=True, kw_only=True):
 
 
 class ActionReply(Struct, omit_defaults=True, kw_only=True):
-    """One action of the live policy, or the error of that item.
+    """One action of the live version, or the error of that item.
 
-    In a reply that leaves at once: events of the episode up to `durable_seq` are on disk;
-    `decision` names the decision, `stored` is the action and `action_dist_inputs` its distribution
-    in canonical bytes, for the `decision` event that a lost answer needs. `hold`: the version acted
-    with has its steps, and no newer one came in time.
+    In a reply that is sent at once (`durable` false), the events of the episode up to `durable_seq`
+    are on disk; `decision` names the decision. `stored` is the action and `action_dist_inputs` its
+    distribution, both in canonical bytes, for a `decision` event. `hold`: the version that acted
+    has enough steps, and no newer one came in time.
     """
 
     episode_id: str
@@ -345,7 +351,7 @@ class ActionReply(Struct, omit_defaults=True, kw_only=True):
 
 
 class ActionsReply(Struct, omit_defaults=True, kw_only=True):
-    """The answer to an ActionBatch, item by item."""
+    """The reply to an ActionBatch, item by item."""
 
     durable: bool
     actions: list[ActionReply]
@@ -354,7 +360,7 @@ class ActionsReply(Struct, omit_defaults=True, kw_only=True):
 
 
 class TrackState(Struct, omit_defaults=True, kw_only=True):
-    """How far one agent of an episode is, in the words of EpisodeState."""
+    """The state of one agent's track; the fields are those of EpisodeState."""
 
     state: str
     next_seq: int
@@ -364,10 +370,10 @@ class TrackState(Struct, omit_defaults=True, kw_only=True):
 
 
 class EpisodeState(Struct, omit_defaults=True, kw_only=True):
-    """How far an episode is: `open` with its steps and policy, or how it ended and why.
+    """The state of an episode: `open` with its steps and policy, or how it ended (`cause`: why).
 
-    Of an episode of several agents, `agents` tells each one's track as far as it is remembered, and
-    `state` is `open` as long as one of them is, or as others may join.
+    In an episode of several agents, `agents` has the tracks that are still remembered, and `state`
+    is `open` while one of them is open or others can join.
     """
 
     episode_id: str
@@ -380,7 +386,7 @@ class EpisodeState(Struct, omit_defaults=True, kw_only=True):
 
 
 class ErrorBody(Struct, omit_defaults=True, kw_only=True):
-    """Why a request was refused: a code, what was expected and what came, and where."""
+    """Why a request was refused: a code, the expected and the actual value, and the place."""
 
     code: str
     message: str
@@ -392,16 +398,16 @@ class ErrorBody(Struct, omit_defaults=True, kw_only=True):
 
 
 class ErrorReply(Struct, kw_only=True):
-    """The one shape of every error."""
+    """The body of every error reply."""
 
     error: ErrorBody
 
 
 class Publish(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """`POST /v1/policies/{id}/versions`: trained weights, to be live as version `version`.
+    """`POST /v1/policies/{id}/versions`: publish trained weights as version `version`.
 
-    `weights` is a safetensors file, `sha256` the hex digest of its bytes, `spec` the policy's;
-    `lineage` the ordinals trained on, by stream. The number must be the next one.
+    `version` must be the next number. `weights` is a safetensors file, `sha256` the hex digest of
+    its bytes, `spec` the policy's spec. `lineage` maps streams to ranges of ordinals trained on.
     """
 
     version: Annotated[int, Meta(ge=1, le=2**53)]
@@ -415,10 +421,10 @@ class Publish(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tr
 
 
 class Rollback(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """`POST /v1/policies/{id}/rollback`: back to version `to`, or to what was live before.
+    """`POST /v1/policies/{id}/rollback`: make version `to`, or the previous one, live again.
 
-    `generation` is what the caller saw to be live: a request that is repeated rolls back once.
-    `why` is for whoever asks what pins the policy.
+    `generation` is the live generation that the caller saw, so that a repeated request rolls back
+    once. `why` is stored as the reason of the pin.
     """
 
     generation: Annotated[int, Meta(ge=1, le=2**53)]
@@ -427,11 +433,11 @@ class Rollback(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
 
 
 class Resume(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """`POST /v1/policies/{id}/resume`: end what a rollback pinned. Repeated, it changes nothing."""
+    """`POST /v1/policies/{id}/resume`: end the pin of a rollback. A repetition changes nothing."""
 
 
 class NowLive(Struct, omit_defaults=True, kw_only=True):
-    """What is live from here on. `served`: the collector that answers serves it; `why` not."""
+    """The live version. `served`: the collector that replies serves it; `why` says why not."""
 
     version: int
     generation: int
@@ -440,10 +446,11 @@ class NowLive(Struct, omit_defaults=True, kw_only=True):
 
 
 class Serving(Struct, kw_only=True):
-    """`GET /v1/policies/{id}/served`: what is live, and what each registered collector serves.
+    """`GET /v1/policies/{id}/served`: the live version, and the version of each collector.
 
-    `pinned` is `{by, when, why}` while a rollback holds, `restored` says that the weights are an
-    older copy than what was published. `collectors` are the records under `served/`, as at rest.
+    `pinned` is `{by, when, why}` while a rollback holds. `restored` is a text if the weights were
+    restored from a copy older than the last publication. `collectors` are the documents under
+    `served/`.
     """
 
     live: NowLive | None
@@ -453,9 +460,9 @@ class Serving(Struct, kw_only=True):
 
 
 class Versions(Struct, kw_only=True):
-    """What is published of a policy: manifests as they are at rest, by number.
+    """The published versions of a policy: their stored manifests, by number.
 
-    `next` is the number that the next version gets.
+    `next` is the number of the next version.
     """
 
     live: NowLive | None
@@ -468,7 +475,7 @@ class Versions(Struct, kw_only=True):
 
 
 class LedgerPlan(Struct, kw_only=True):
-    """Ordinals that were given and have no recorded shard yet, and the steps behind them."""
+    """Ordinals `first` to `last` of a plan without a recorded shard; `steps` is their number."""
 
     plan_id: int
     stream: str
@@ -491,7 +498,10 @@ class LedgerRecord(Struct, kw_only=True):
 
 
 class JournalLedger(Struct, kw_only=True):
-    """`GET /v1/ledger`: where every acknowledged step is, at one moment. Counts are steps."""
+    """`GET /v1/ledger`: where every acknowledged step is, at one point in time.
+
+    `accepted`, `waiting_steps`, `open_steps` and `open_episodes` count steps.
+    """
 
     collector_id: str
     accepted: int
@@ -500,8 +510,8 @@ class JournalLedger(Struct, kw_only=True):
     open_episodes: dict[str, int]
     damage: list[str]
     plans: list[LedgerPlan] = []
-    next_ordinals: dict[str, int] = {}  # of each stream, behind its plans
-    waiting_ordinals: dict[str, int] = {}  # behind the parts that wait for a plan, too
+    next_ordinals: dict[str, int] = {}  # of each stream, after its plans
+    waiting_ordinals: dict[str, int] = {}  # after the parts that wait for a plan, too
 
 
 class LedgerPage(Struct, kw_only=True):
@@ -525,10 +535,10 @@ _DECODERS: dict[str, dict[Any, Any]] = {
 
 
 def decode(body: bytes, content_type: str, kind: type[M]) -> M:
-    """The message of a body.
+    """Decode a request's body as a message of type `kind`.
 
     Raises Refusal: 415 for another content type, 400 for a body that is not JSON or msgpack, 422
-    for one that is but does not fit the message; the text says where.
+    for one that does not match the message; the text says where.
     """
     decoders = _DECODERS.get(content_type)
     if decoders is None:
@@ -542,13 +552,13 @@ def decode(body: bytes, content_type: str, kind: type[M]) -> M:
         raise Refusal("invalid", text, path.rstrip("`") or "$") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         name = "JSON" if content_type == JSON else "msgpack"
-        half = ", or holds half of a surrogate pair" if b"\\ud" in body.lower() else ""
+        half = ", or it contains half of a surrogate pair" if b"\\ud" in body.lower() else ""
         raise Refusal("malformed", f"expected {name}: {error}{half}", "$") from error
     return message
 
 
 def require_shallow(info: Any) -> None:
-    """Raise ValueError for an info with more than MAX_DEPTH lists and objects within each other."""
+    """Raise ValueError if lists and objects of an info are nested more than MAX_DEPTH deep."""
     level = [info]
     for _ in range(MAX_DEPTH):
         level = [
@@ -568,18 +578,18 @@ _MSGPACK_LISTS = frozenset([*range(0x90, 0xA0), 0xDC, 0xDD])
 _MSGPACK_RAW = frozenset([*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB])
 _LENGTH_BYTES = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 _LEVELS = 6  # batch, events, event, value, part of it, {"dtype", "shape", "data"}
-_PART_BYTES = {True: 256, False: 32}  # lists and objects of shorter parts are not taken apart
+_PART_BYTES = {True: 256, False: 32}  # lists and objects of shorter parts are bounded as bytes
 
 _list_parts = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _map_parts = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def count_containers(body: bytes, content_type: str, enough: int) -> int:
-    """At least how many lists and objects a body opens, exactly only up to `enough`.
+    """An upper bound of the number of lists and objects in a body; counting may stop at `enough`.
 
-    Each takes some 70 bytes of memory, and a msgpack body opens one with a single byte. Brackets in
-    the strings of JSON count too, and so do bytes that look like an opening where msgpack has many
-    short values; those within long raw values and strings of msgpack do not.
+    Each takes some 70 bytes of memory once decoded, and only one byte of a msgpack body. The bound
+    includes brackets in the strings of JSON, and bytes of short msgpack values that look like the
+    beginning of a list or object; it excludes the content of long msgpack strings and raw values.
     """
     if content_type == JSON:
         return body.count(b"[") + body.count(b"{")
@@ -587,7 +597,7 @@ def count_containers(body: bytes, content_type: str, enough: int) -> int:
 
 
 def _containers(value: bytes | msgspec.Raw, enough: int, levels: int) -> int:
-    """Containers of a msgpack value. One with long parts is taken apart, so many levels deep."""
+    """The bound for a msgpack value; one with long parts is examined, up to `levels` deep."""
     view = memoryview(value)
     if not view or view[0] in _MSGPACK_RAW:
         return 0
@@ -623,5 +633,5 @@ def _openings(body: bytes) -> int:
 
 
 def encode(message: Any, content_type: str) -> bytes:
-    """A message as JSON (bytes become base64) or msgpack."""
+    """Encode a message as JSON (bytes become base64) or msgpack."""
     return _encode_msgpack(message) if content_type == MSGPACK else _encode_json(message)

@@ -1,7 +1,7 @@
-"""Published weights as they travel: what the collector answers and what a client takes up.
+"""The message with published weights that a collector sends to clients.
 
-A client loads it with its transport, a collector without: what starts again in a hurry imports no
-HTTP client.
+It is separate from the client's transport, so that a collector starts without importing an HTTP
+client.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from ingest.protocol.errors import Refusal
 
 
 class PublishedCanary(msgspec.Struct):
-    """A version that acts in a share of the episodes, by `storage.experience.hashed.is_canary`."""
+    """A version that acts in a share of the episodes.
+
+    `share` is in 0 to 1; `storage.experience.hashed.is_canary` selects the episodes.
+    """
 
     manifest: dict[str, Any]
     weights: bytes
@@ -22,9 +25,10 @@ class PublishedCanary(msgspec.Struct):
 
 
 class Published(msgspec.Struct):
-    """`GET /v1/policies/{id}/weights`: a version, its place in the order, its bytes.
+    """`GET /v1/policies/{id}/weights`: the live version.
 
-    `canary` is there while one is on.
+    `weights` are the bytes of its safetensors file; `generation` rises with every change of the
+    live version. `canary` is None while there is none.
     """
 
     manifest: dict[str, Any]
@@ -34,28 +38,28 @@ class Published(msgspec.Struct):
 
 
 def other_spaces(policy_id: str) -> Refusal:
-    """The refusal where an episode outlived the declaration that it began under."""
+    """The refusal for an episode whose declaration was replaced after its start."""
     return Refusal(
         "no_version",
-        f"policy {policy_id!r} is not declared any more with the spaces that this episode began "
-        "with: no version of it can act here; log_action, or go on in a new episode",
+        f"policy {policy_id!r} is no longer declared with the spaces that this episode began "
+        "with, so no version can act in it; use log_action, or start a new episode",
     )
 
 
 def not_finite(policy_id: str, version: int) -> Refusal:
-    """The refusal of an observation that is legal, and too large for a network's numbers."""
+    """The refusal of a valid observation on which the network's numbers overflow."""
     return Refusal(
         "invalid",
-        f"policy {policy_id!r}, version {version}: expected an observation on which it gives "
-        "finite numbers, got one that overflows",
+        f"policy {policy_id!r}, version {version}: expected an observation for which the network's "
+        "outputs are finite, got one that overflows",
         "obs",
     )
 
 
 def no_version(policy_id: str) -> Refusal:
-    """The refusal where nothing is live yet."""
+    """The refusal while no version is live."""
     return Refusal(
         "no_version",
-        f"policy {policy_id!r} has no published version yet: publish one, or log_action",
+        f"policy {policy_id!r} has no published version yet: publish one, or use log_action",
         retry_after=1.0,
     )

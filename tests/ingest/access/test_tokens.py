@@ -175,7 +175,7 @@ def test_too_fast_is_429_with_the_seconds_to_wait() -> None:
     caller = book(token(rate=10.0)).caller(GOOD, 200.0)
     require_allowance(caller, 0.0)
     caller.charge(30)
-    with pytest.raises(Refusal, match="10 events a second") as refused:
+    with pytest.raises(Refusal, match="10 events per second") as refused:
         require_allowance(caller, 0.0)
     assert refused.value.status == 429
     assert refused.value.retry_after == pytest.approx(2.1)
@@ -227,7 +227,7 @@ def test_several_live_at_once_and_a_name_is_used_again(tmp_path: Path) -> None:
     """Rotation: make the next, move over, revoke the last; the record of it stays."""
     first, _ = create_token(tmp_path, "web", ["log"])
     second, text = create_token(tmp_path, "web-2", ["log"])
-    with pytest.raises(TokenError, match="there is one of that name"):
+    with pytest.raises(TokenError, match="a live token has this name"):
         create_token(tmp_path, "web", ["log"])
     assert revoke_token(tmp_path, "web").id == first.id
     assert revoke_token(tmp_path, first.id).revoked is not None

@@ -187,7 +187,7 @@ def test_a_version_of_other_spaces_does_not_act_in_an_episode(collector: Collect
         publish(collector.root, 2, other)
         collector.restart()
         assert client.update_policy_weights() == 2
-        with pytest.raises(Refusal, match="not declared any more with the spaces") as caught:
+        with pytest.raises(Refusal, match="no longer declared with the spaces") as caught:
             client.get_action(episode, OBS)
         assert caught.value.code == "no_version"
         client.log_action(episode, OBS, 1)
