@@ -1,14 +1,14 @@
-"""Canaries: a candidate acts in a share of the episodes, and what they earn is compared.
+"""Canaries: a candidate acts in a share of the episodes, and the returns of both arms are compared.
 
-start = start_canary(root, "default", digest, 0.1)       # how many episodes a verdict will need
-found = judge_canary(root, "default")                    # as often as one likes
-promote(root, "default")                                 # if it is better
+    start = start_canary(root, "default", digest, 0.1)   # how many episodes a verdict needs
+    found = judge_canary(root, "default")                # may be repeated at any time
+    promote(root, "default")                             # if the canary is better
 
-Episodes are compared as their collector assigned them when they started, which stands in the tags
-of their rows: only those that started while both arms were open, with the same share. Each counts
-once it has an age, the same for all, with what it earned by then; one that was abandoned or broke
-counts with the policy's default reward. Agents of one episode that the policy acts for are one
-episode: its value is the sum of what they earned, and it failed if one of them did.
+The collector assigns an episode to an arm when it starts, and stores the arm in the tags of its
+rows. Only episodes are compared that started while both arms were open, with the same share. Each
+counts at the same age, with its return up to then; an abandoned or broken one counts with the
+policy's default reward. If the policy acts for several agents of an episode, the episode's return
+is the sum over these agents, and it failed if the track of one of them failed.
 """
 
 from __future__ import annotations
@@ -53,35 +53,36 @@ RECEIVED, VERSION, ENDED = "received_ts", "policy_version", "ended"
 _COLUMNS = (EPS_ID, REWARDS, AGENT_ID, ENDED, RECEIVED, VERSION)
 FAILED = ("abandoned", "broken")
 RELATIVE_EFFECT = 0.1
-"""Of the live version's mean return: the difference for which the size needed is told."""
+"""The difference that the planned number of episodes can show, as a share of the mean return."""
 RECENT = 10_000
-"""Episodes of the live version by which it is told, the latest."""
-_SEVERAL = -2  # versions acted first steps of one episode
+"""The number of latest episodes from which the mean return is taken."""
+_SEVERAL = -2  # instead of a version: several versions acted in first steps of one episode
 
 
 @dataclass(frozen=True, eq=False)
 class Arms:
     """The episodes of a canary's generation that are old enough, in the order of their starts."""
 
-    returns: FloatArray  # (n,)
+    returns: FloatArray  # (n,) at the age
     in_canary: BoolArray  # (n,) as assigned
     failed: BoolArray  # (n,) abandoned or broken
-    steps: IntArray  # (n,)
-    crossed: int  # episodes whose first step another version acted than the one assigned
+    steps: IntArray  # (n,) up to the age
+    crossed: int  # episodes in which another version than the assigned one acted first
     young: int  # episodes that do not count yet
-    waiting: int  # those of them that are old enough, and wait for later steps in the shards
-    incomplete: int  # those without a first step: it was erased, or its shard is damaged
-    open: int  # old enough and not over: counted with what they earned by then
+    waiting: int  # those of them that have reached the age, and wait for later steps in the shards
+    incomplete: int  # episodes without a first step: it was erased, or its shard is damaged
+    open: int  # episodes that have reached the age and not ended
 
 
 def read_arms(
     root: Path | str, declaration: PolicyDeclaration, live: Live, *, age: float, now: float
 ) -> Arms:
-    """The episodes that started under this generation. `age` in seconds since their first step.
+    """Read the episodes that started in the generation of `live`.
 
-    One counts once a step that arrived `counts_after(declaration, age)` seconds after it is in a
-    shard: all that it earned by its age is there then. Those that are older by the clock, `now` in
-    seconds since the epoch, and are still to wait for such a step, are `waiting`.
+    They are compared at `age` seconds after their first step. An episode counts once a step that
+    arrived `counts_after(declaration, age)` seconds after its first one is in a shard: then all
+    that it earned by its age is there, too. Episodes that are older by the clock (`now`, seconds
+    since the epoch) and still wait for such a step are `waiting`.
     """
     found = [
         _episodes(root, declaration, f"{live.generation}:{version}")
@@ -119,7 +120,7 @@ def counts_after(declaration: PolicyDeclaration, age: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Steps (S,) by episode, agent and t."""
+    """Columns (S,) of steps, sorted by episode, agent and t."""
 
     episode: IntArray  # numbered from 0
     agent: IntArray
@@ -130,14 +131,14 @@ class _Rows:
     ended: IntArray  # an index of `_ENDINGS`
 
 
-_ENDINGS = ("None", *FAILED)  # of a row where its track goes on; any other ending is the next one
+_ENDINGS = ("None", *FAILED)  # "None": the track goes on; other endings have the next number
 _GOES_ON, _OVER = 0, len(_ENDINGS)
 
 
 def _batches(
     root: Path | str, declaration: PolicyDeclaration, arm: str | None
 ) -> Iterator[SampleBatch]:
-    """The rows of one arm; with None those of every episode."""
+    """The rows of one arm; those of all episodes if `arm` is None."""
     with ShardReader(
         root,
         policy_id=declaration.policy_id,
@@ -150,7 +151,7 @@ def _batches(
 
 
 def _episodes(root: Path | str, declaration: PolicyDeclaration, arm: str) -> _Rows:
-    """The rows of one arm, as numbers: about 60 bytes a step."""
+    """The rows of one arm as numbers, about 60 bytes per step."""
     episodes, agents = _Numbers(), _Numbers()
     found: list[tuple[npt.NDArray[Any], ...]] = [(np.empty(0, np.int64),) * 7]
     for batch in _batches(root, declaration, arm):
@@ -175,12 +176,12 @@ def _episodes(root: Path | str, declaration: PolicyDeclaration, arm: str) -> _Ro
 
 
 def _names(batch: SampleBatch) -> npt.NDArray[np.str_]:
-    """Of each row its episode: the tracks of several agents have one id."""
+    """(rows,) the name of each row's episode, which all tracks of an episode share."""
     return np.char.add(batch[STREAM].astype(str), batch[EPS_ID].astype(str))
 
 
 class _Numbers:
-    """Numbers names from 0 on, as they come."""
+    """Numbers names from 0, in the order of their first occurrence."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
@@ -192,7 +193,7 @@ class _Numbers:
 
 
 def _firsts(*keys: IntArray) -> IntArray:
-    """Where a run of equal keys begins."""
+    """The indices at which runs of equal keys begin."""
     first = np.ones(len(keys[0]), np.bool_)
     first[1:] = np.any([np.diff(key) != 0 for key in keys], axis=0)
     return np.flatnonzero(first)
@@ -206,7 +207,7 @@ def _aged(
     sealed_by: float,
     now: float,
 ) -> dict[str, Any]:
-    """What the episodes of one arm had earned at that age, and those that are too young."""
+    """The fields of `Arms` for the episodes of one arm, and the number of those too young."""
     if not rows.t.size:
         none, no = np.empty(0, np.int64), np.empty(0, np.bool_)
         numbers = dict.fromkeys(("starts", "returns", "steps", "versions"), none)
@@ -252,19 +253,22 @@ def judge_canary(
     error: float = 0.05,
     clock: Callable[[], float] = time.time,
 ) -> Document:
-    """What the episodes of the canary that is on say of it.
+    """Compare the running canary with the live version, by their episodes.
 
-    `age`: seconds after its start at which an episode is counted, the same at every look; default:
-    twice the policy's episode time-out and its reward window, so that one that fell silent within
-    a time-out of its start is known to be abandoned. Gives `verdict` and what
-    `ArmsComparison.to_dict` does, and what was left out: `young` episodes, of which `waiting` are
-    old enough by the `clock` (seconds since the epoch). Raises WeightsNotFound when no canary is
-    on, ValueError for an age below the reward window.
+    `age`: seconds after its start at which an episode is counted; use the same at every look. The
+    default is twice the policy's episode timeout plus its reward window: then an episode whose last
+    event came within a timeout of its start is known to be abandoned. `error` bounds the
+    probability that an equal canary is called better or worse. `clock`: seconds since the epoch.
+
+    Returns a dict with the fields of `ArmsComparison.to_dict` (`verdict`, ...), the two versions,
+    and the numbers of episodes that were left out: `young` ones, of which `waiting` are old enough
+    by the clock. Raises WeightsNotFound if no canary is running, and ValueError for an age that is
+    not above the reward window.
     """
     store = WeightStore(root, policy_id)
     live = store.live()
     if live is None or live.canary_version is None:
-        text = "no canary is on; `headrace publish --canary` starts one"
+        text = "expected a running canary, got none; `headrace publish --canary` starts one"
         raise WeightsNotFound(f"{policy_id}: {text}")
     declaration = _declared(root, policy_id)
     window = declaration.reward_window
@@ -321,7 +325,7 @@ def _compared(
 
 
 def _limits(declaration: PolicyDeclaration, steps: IntArray) -> tuple[float, float] | None:
-    """Of a return: known where a step's are, and an episode is one step."""
+    """The limits of a return. Known if a step's limits are declared and episodes have one step."""
     known = declaration.reward_range
     if known is None or not (steps <= 1).all():
         return None
@@ -331,19 +335,20 @@ def _limits(declaration: PolicyDeclaration, steps: IntArray) -> tuple[float, flo
 def _declared(root: Path | str, policy_id: str) -> PolicyDeclaration:
     declaration = load_declarations(Path(root)).get(policy_id)
     if declaration is None:
-        raise ValueError(f"{root}: expected a policy file of {policy_id!r}, there is none")
+        raise ValueError(f"{root}: expected a file policies/{policy_id}.json, got none")
     return declaration
 
 
 def start_canary(
     root: Path | str, policy_id: str, candidate: str, share: float, *, error: float = 0.05
 ) -> Document:
-    """Let a candidate act in a share of the episodes, and tell about how many a verdict needs.
+    """Let a candidate (a digest) act in a `share` (0 to 1) of the episodes.
 
-    `needed` is the number of episodes, of both arms, for a difference of `effect`: a tenth of what
-    live episodes returned lately, or any where those are few; both are None where too few are known
-    at all. Raises what
-    `WeightStore.start_canary` does.
+    Returns a dict. Its `needed` is the estimated number of episodes, of both arms, that can show a
+    difference of `effect`: a tenth of the mean return of the `recent` latest episodes. They are
+    the live version's, or all versions' if it has fewer than 30; with fewer than 30 of all, both
+    are None. Raises ValueError if the policy is not declared, and the errors of
+    `WeightStore.start_canary`.
     """
     store, declaration = WeightStore(root, policy_id), _declared(root, policy_id)
     digest = store.candidate(candidate).digest
@@ -366,7 +371,7 @@ def _needed(
 ) -> Mapping[str, Any]:
     known = {"needed": None, "effect": None, "recent": 0}
     recent, lengths = _recent(root, declaration, live.version)
-    if len(recent) < 30:  # it was published lately: what others earned is the best guess
+    if len(recent) < 30:  # it is new: use the returns of earlier versions
         recent, lengths = _recent(root, declaration, None)
     if len(recent) < 30 or not recent.std() > 0:
         return {**known, "recent": len(recent)}
@@ -380,8 +385,10 @@ def _needed(
 def _recent(
     root: Path | str, declaration: PolicyDeclaration, version: int | None
 ) -> tuple[FloatArray, IntArray]:
-    """(returns, steps) of the latest episodes, of all versions or of one; no more than twice as
-    many are held."""
+    """(returns, steps) of the latest `RECENT` episodes, of one version or of all (None).
+
+    At most twice as many are in memory.
+    """
     held: dict[str, list[float]] = {}  # name -> start, return, steps
     for batch in _batches(root, declaration, None):
         names, places = np.unique(_names(batch), return_inverse=True)
@@ -396,7 +403,7 @@ def _recent(
         for name, start, value, count in zip(
             names.tolist(), starts.tolist(), returns.tolist(), steps.tolist(), strict=True
         ):
-            if start != none or name in held:  # else the version's part in it is not its begin
+            if start != none or name in held:  # else another version acted at its start
                 one = held.setdefault(name, [start, 0.0, 0])
                 one[1], one[2] = one[1] + value, one[2] + count
         if len(held) > 2 * RECENT:
@@ -411,10 +418,11 @@ def _latest(held: Mapping[str, list[float]]) -> list[tuple[str, list[float]]]:
 
 
 def promote(root: Path | str, policy_id: str, *, gated: bool = True, **settings: Any) -> Document:
-    """Make the canary live in all episodes, if its own say that it is better; record why.
+    """Make the canary the live version if `judge_canary` finds it better, and record the decision.
 
-    Gives what `judge_canary` does, `promoted`, `version`, `generation` and `decision`, the file.
-    Without the gate the verdict is recorded and does not decide. Raises WeightsNotFound.
+    `settings` are those of `judge_canary`. With `gated=False` the verdict is recorded, but does not
+    decide. Returns the result of `judge_canary` with `promoted`, `version`, `generation` and
+    `decision` (a file). Raises the errors of `judge_canary`, and GenerationConflict.
     """
     store = WeightStore(root, policy_id)
     found = judge_canary(root, policy_id, **settings)

@@ -1,12 +1,12 @@
-"""A follower's checkpoints: the latest one, and the one before it for when that is damaged.
+"""A follower's checkpoints: the latest one, and the previous one in case that is damaged.
 
     checkpoints/follow.{fence}.safetensors           the latest of the lease with that number
-    checkpoints/follow.{fence}.before.safetensors    the one before
-    checkpoints/*.damaged-{n}                        set aside, for people
+    checkpoints/follow.{fence}.before.safetensors    the previous one
+    checkpoints/*.damaged-{n}                        unusable files, kept for examination
 
-A lease's holder (storage.weights.lease) writes files of its own alone: an orphan that wakes up
-after its lease cannot put an old state in the place of a new one. Each is written under another
-name, synced, and renamed; then the folder is synced.
+The holder of a lease (storage.weights.lease) writes only files with the lease's number, so a
+process that has lost its lease cannot overwrite a newer checkpoint. Each file is written under
+another name, synced, and renamed; then the folder is synced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["CHECKPOINT", "CheckpointFiles"]
 log = logging.getLogger("headrace.trainer")
 
 CHECKPOINT = "follow.safetensors"
-"""What a follower's candidates say that they come from, whichever of the files it is."""
+"""The name of the checkpoint in a follower's candidates, the same for all of its files."""
 
 _NAME = re.compile(r"follow(?:\.(?P<fence>\d+))?(?P<before>\.before)?\.safetensors")
 
@@ -43,7 +43,7 @@ class CheckpointFiles:
         self.loaded = self.latest  # which one `load` took
 
     def found(self) -> list[Path]:
-        """All that may be gone on from, the latest first."""
+        """The checkpoint files, latest first."""
         known = []
         for path in self._folder.glob("follow*.safetensors"):
             if match := _NAME.fullmatch(path.name):
@@ -51,9 +51,9 @@ class CheckpointFiles:
         return [path for _, _, path in sorted(known)]
 
     def save(self, learner: Learner, document: Mapping[str, Any]) -> None:
-        """Keep a learner and a document that goes with it; durable when it returns.
+        """Save a learner and a document with it; durable on return.
 
-        Raises OSError; the latest checkpoint is then as it was.
+        Raises OSError; the latest checkpoint is then unchanged.
         """
         make_directory(self._folder)
         rotates = self.latest.exists()
@@ -61,9 +61,9 @@ class CheckpointFiles:
             temporary = self._folder / f".{self._before.name}.{secrets.token_hex(6)}.tmp"
             os.link(self.latest, temporary)
             os.replace(temporary, self._before)
-            temporary.unlink(missing_ok=True)  # both were one file already: then nothing moved
+            temporary.unlink(missing_ok=True)  # still there if both names were one file already
         learner.save(self.latest, reader_state=document)
-        if rotates:  # two of our own are there: nobody falls back to those of earlier leases
+        if rotates:  # this lease has two checkpoints: those of earlier leases are not needed
             for path in self.found():
                 if path not in (self.latest, self._before) and not self._is_later(path):
                     path.unlink(missing_ok=True)
@@ -73,9 +73,10 @@ class CheckpointFiles:
         return match is not None and int(match["fence"] or 0) > self._fence
 
     def load(self, learner: Learner) -> dict[str, Any] | None:
-        """Bring a learner to the latest checkpoint that is whole; its document, None without one.
+        """Load the latest intact checkpoint into a learner; return its document, or None.
 
-        A damaged one is set aside. Raises OSError, and ValueError for one of another learner.
+        Damaged ones are set aside. Raises OSError, and ValueError for a checkpoint of a learner
+        with other settings.
         """
         for path in self.found():
             try:
@@ -86,11 +87,11 @@ class CheckpointFiles:
             if document is not None:
                 self.loaded = path
                 return document
-            self.set_aside(path, "it holds no reader's position")
+            self.set_aside(path, "expected the position of a reader in it, got none")
         return None
 
     def set_aside(self, path: Path, why: str) -> None:
-        """Rename a checkpoint that cannot be used, and say so."""
+        """Rename a checkpoint that cannot be used, and log `why`."""
         number = 1
         while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
             number += 1
@@ -99,7 +100,7 @@ class CheckpointFiles:
         log.error("a checkpoint cannot be used and is set aside as %s: %s", aside, why)
 
     def forget(self) -> None:
-        """Remove all: a job that starts over must not fall back to them."""
+        """Remove all checkpoints, so that a job that starts over does not fall back to them."""
         for path in self.found():
             path.unlink(missing_ok=True)
         if self._folder.is_dir():

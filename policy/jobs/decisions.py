@@ -1,12 +1,12 @@
-"""What was decided about candidates, and why: one file a decision, for people and for later looks.
+"""Decisions about candidates, with their reasons: one file per decision.
 
     record(root, {"policy_id": "default", "candidate": digest, "verdict": "better", ...})
-    load_decisions(root, "default").known           # documents, the oldest first
+    load_decisions(root, "default").known           # documents, oldest first
 
     decisions/{policy_id}/{microseconds}-{candidate12}.json
 
-A bound holds for one look at a candidate, and an error for one candidate: how often these episodes
-were asked before stands here and nowhere else.
+The confidence of a verdict depends on how many looks at a candidate, and how many candidates, the
+same episodes have served before. Only these files have these numbers.
 """
 
 from __future__ import annotations
@@ -33,23 +33,27 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the files say, the oldest first, and which of them cannot be read."""
+    """The documents of all decisions, oldest first, and the files that cannot be read."""
 
     known: tuple[Document, ...]
     damaged: Mapping[str, str]  # path -> why
 
 
 class Earlier(NamedTuple):
-    """What was asked of the same episodes before."""
+    """How often the same episodes have been used before."""
 
-    looks: int  # at the same candidate, on other numbers of episodes
-    others: int  # other candidates
+    looks: int  # for the same candidate, with other numbers of episodes
+    others: int  # for other candidates (the number of candidates)
 
 
 def record(
     root: Path | str, decision: Mapping[str, Any], *, clock: Callable[[], float] = time.time
 ) -> Path:
-    """Write a decision down; its file. `clock` gives seconds since the epoch."""
+    """Write a decision to a new file, and return its path.
+
+    `decision` has at least `policy_id` and `candidate`. `clock` gives seconds since the epoch.
+    Raises OSError.
+    """
     decided = int(clock() * 1_000_000)
     document = {"format": FORMAT_VERSION, "decided": decided, **decision}
     folder = Path(root) / FOLDER / check_policy_id(str(decision["policy_id"]))
@@ -60,7 +64,7 @@ def record(
 
 
 def load_decisions(root: Path | str, policy_id: str) -> Decisions:
-    """All decisions about a policy's candidates under a root."""
+    """Read all decisions about a policy's candidates under a root."""
     known: list[Document] = []
     damaged: dict[str, str] = {}
     for path in sorted((Path(root) / FOLDER / check_policy_id(policy_id)).glob("[0-9]*.json")):
@@ -76,9 +80,10 @@ def load_decisions(root: Path | str, policy_id: str) -> Decisions:
 
 
 def earlier_of(known: Sequence[Document], candidate: str, rows: Rows, episodes: int) -> Earlier:
-    """What the decisions on overlapping rows were about: this candidate, or others.
+    """Count the earlier looks and candidates in decisions on overlapping rows.
 
-    Asking again about the same episodes is no other look: the answer is the same.
+    `rows` and `episodes` are those of the new judgement. A repetition with the same number of
+    episodes is not another look, because its result is the same.
     """
     overlapping = [one for one in known if _overlap(one.get("rows") or {}, rows)]
     own = {one["episodes"] for one in overlapping if one["candidate"] == candidate} - {episodes}

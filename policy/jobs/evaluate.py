@@ -1,17 +1,17 @@
-"""The evaluation job: what would these weights have earned, and are they better than what is live?
+"""The evaluation job: estimate the return of weights, and compare them with the live version.
 
     result = evaluate("run", "default", digest, reward_range=(0.0, 1.0))
     result.judgement.verdict, result.judgement.reasons   # "cannot tell", ("... 24,000 more ...",)
     for estimate in result.target:
         print(estimate.name, estimate.value, estimate.interval, estimate.ess)
-    result.behaviour.value                        # what the logging policy earned
+    result.behaviour.value                        # the mean return of the logging policy
 
-policy.jobs.report has what comes out: `EvaluationResult`, the gate for publishing, a plot.
+`EvaluationResult` and its plot are in policy.jobs.report.
 
-By default it judges by the episodes that training held out, and by whole ones alone: what is left
-out is counted by reason. The bars are the live version and the logging policy, over the same
-episodes, none of which the candidate or the live version was trained on. What a policy would have
-done is what its action rule says.
+By default it judges by complete episodes that were held out of training; others are counted by
+reason. The bars are the live version and the logging policy, over the same episodes, none of which
+the candidate or the live version was trained on. A policy's probabilities are those of its action
+rule.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ _NEEDS_MODEL = frozenset({"dm", "dr", "sndr", "switch_dr", "dr_os"})
 _NO_DENSITY = "greedy actions have no density in a continuous space"
 
 RETURN_ROWS = 1 << 18
-"""Between two requests to return freed memory to the operating system; each takes some ms."""
+"""Rows between two requests to return freed memory to the operating system; each takes some ms."""
 LEAST_ESS = 30.0
-"""Effective episodes that an estimate needs for an interval: of one, WIS is sure of its return."""
+"""The effective sample size that an estimate needs for an interval. With few effective episodes an
+interval is too narrow: with one, WIS equals its return."""
 MOST_LOST = 0.05
 MOST_WITHOUT_PROPENSITY = 0.5
 
@@ -94,24 +95,26 @@ def evaluate(
     retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
 ) -> EvaluationResult:
-    """Judge a candidate (digest) or version (number) by the shards under `root`.
+    """Judge weights by the shards under `root`.
 
-    Without `weights`: the live version, against the logging policy alone. `manifest` (stream ->
-    ordinal ranges): nothing else is read. `store` is where the weights lie, if not under `root`.
-    `evaluation_share` and `cluster` default to what the weights say that their training reserved;
-    with a cluster the values of its tag are the sample, and an episode's value is that of their
-    mean. `since` and `until` (microseconds of the client's ts) choose episodes by their begin.
-    `schema_id` is read in place of the schema that the policy is declared with; rows have to fit
-    the spaces of the weights.
-    `reward_range` are a step's limits, by default those that the policy's file declares, and never
-    from the log: with them the verdict holds at every sample size, without it is approximate.
-    `earlier` are decisions (policy.jobs.decisions), so that several looks are known; `alpha_budget`
-    is spent over all candidates on overlapping rows, the k-th of which gets 6 / (pi k)^2 of it.
+    - `weights`: a candidate (digest) or version (number); None: the live version, compared with the
+      logging policy only. `store`: the folder of the weights, by default under `root`.
+    - `split`: the episodes that training held out, or "all". `evaluation_share` and `cluster`: how
+      training reserved them; default: as recorded with the weights. With a cluster ("tag:NAME") the
+      sampling units are the tag's values; each has the mean of its episodes' returns.
+    - `since`, `until`: only episodes that began in this period (microseconds of the client's `ts`).
+      `manifest`: only these ordinals (stream -> inclusive ranges). `schema_id`: instead of the
+      declared schema. `retry_for`: seconds for which an unreadable shard is tried again.
+    - `reward_range`: the limits of a step's reward, by default the declared ones, never the log's.
+      Without limits the verdict is approximate. `gamma` discounts rewards; `confidence` is that of
+      the two-sided intervals; `min_ess` is the effective sample size that a verdict needs.
+    - `earlier`: decisions (policy.jobs.decisions), to count earlier looks. `alpha_budget`: the
+      error of all candidates on overlapping rows together; the k-th gets 6 / (pi k)^2 of it.
+    - `estimators`, `interval`, `folds`, `seed`: for the estimates, which do not decide. One with an
+      effective sample size below 30 has an infinite interval.
 
-    `estimators` inform and decide nothing; `interval` and `folds` are theirs. An estimate with
-    fewer than 30 effective episodes has an interval without ends. A log that says nothing gives a
-    result too, whose verdict says what is missing. Raises EvaluationError when nothing is live and
-    no weights are named, ValueError for unknown names.
+    Without usable episodes, the verdict says what is missing. Raises EvaluationError if no weights
+    are named and none are live, ValueError for invalid arguments and for spaces that do not fit.
     """
     informing = _Estimating(gamma, confidence, interval, seed, folds)
     limits = reward_range or _declared_range(root, policy_id)
@@ -150,7 +153,7 @@ def evaluate(
 def _judged(
     log: JudgedLog, live: _Loaded | None, rules: Rules, judgement: Judgement
 ) -> dict[str, Any]:
-    """The fields of a result that say what was judged, by what, and how it came out."""
+    """The fields of a result with the judgement, its rules and its data."""
     return {
         "gamma": rules.gamma,
         "confidence": rules.confidence,
@@ -166,7 +169,7 @@ def _judged(
 
 
 def _declared_range(root: Path | str, policy_id: str) -> tuple[float, float] | None:
-    """What the policy's file promises of a step's reward."""
+    """The limits of a step's reward in the policy's declaration, or None."""
     declaration = load_declarations(Path(root)).get(policy_id)
     return None if declaration is None else declaration.reward_range
 
@@ -177,7 +180,10 @@ def _with_earlier(rules: Rules, before: Earlier, budget: float | None, *, in_ord
 
 
 def _spent(budget: float, number: int) -> float:
-    """The confidence of the n-th candidate's interval, so that all errors add up to the budget."""
+    """The confidence of the n-th candidate's interval, so that all errors sum to the budget.
+
+    The sum of 6 / (pi n)^2 over all n is 1 (the Basel problem).
+    """
     if not 0 < budget < 1:
         raise ValueError(f"alpha_budget: expected a probability in (0, 1), got {budget}")
     return 1 - 2 * budget * 6 / (math.pi * number) ** 2
@@ -188,22 +194,24 @@ def _spent(budget: float, number: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Loaded:
-    """Weights that can be asked, and what they were trained on."""
+    """Weights as a policy that acts, and the data that they were trained on."""
 
     name: str | int  # digest or version
     policy: NumpyPolicy
     reserve: Reserve
     lineage: Lineage
-    candidate: str  # the digest of what they came from
+    candidate: str  # the digest of the candidate that they came from
     version: int | None
 
 
 def _load(store: WeightFolder, weights: str | int | None) -> _Loaded:
-    """A candidate, a version, or without a name what is live."""
+    """Load a candidate or a version; the live version if `weights` is None."""
     if weights is None:
         live = store.live()
         if live is None:
-            raise EvaluationError(f"policy {store.policy_id!r}: nothing is live; name the weights")
+            raise EvaluationError(
+                f"policy {store.policy_id!r}: expected a live version, got none; name the weights"
+            )
         weights = live.version
     found: Candidate | Manifest
     if isinstance(weights, int):
@@ -219,19 +227,19 @@ def _load(store: WeightFolder, weights: str | int | None) -> _Loaded:
 
 
 def _reserve(metrics: Mapping[str, Any]) -> Reserve:
-    """What a training kept for its judge."""
+    """The episodes that the training of these weights reserved."""
     share = metrics.get("evaluation_share", HELD_OUT)
     return Reserve(float(share), str(metrics.get("cluster", "")))
 
 
 def _load_both(store: WeightFolder, weights: str | int | None) -> tuple[_Loaded, _Loaded | None]:
-    """What is judged, and the live version that is a bar."""
+    """The weights to judge, and the live version as a bar (see `_live_bar`)."""
     loaded = _load(store, weights)
     return loaded, _live_bar(store, loaded)
 
 
 def _live_bar(store: WeightFolder, judged: _Loaded) -> _Loaded | None:
-    """The live version, unless there is none, or it is what is judged."""
+    """The live version; None if there is none or if it is the one to judge."""
     live = store.live()
     if live is None or live.version == judged.version:
         return None
@@ -243,9 +251,9 @@ def _live_bar(store: WeightFolder, judged: _Loaded) -> _Loaded | None:
 
 
 class _Gathered:
-    """Reads a log once: evidence of it, a sample for the estimates, and what is left out.
+    """Reads a log once, for the judgement's sums and for a sample for the estimates.
 
-    Blocks are prepared, and policies asked, by several threads; the sums are in order.
+    Several threads prepare blocks and compute probabilities; sums are added in the log's order.
     """
 
     def __init__(
@@ -262,11 +270,14 @@ class _Gathered:
         if self._bar is not None and live is not None:
             names.insert(0, f"live version {live.version}")
         self._evidence = Evidence(names, rules, scratch.column)
-        self._certain = self._kept = 0.0  # steps of probability 1; the candidate's share of them
+        self._certain = self._kept = 0.0  # steps of propensity 1; the candidate's expected matches
         self.sample = Sample()
 
     def read(self, batches: Iterable[SampleBatch]) -> None:
-        """Freed blocks of many sizes leave gaps in the heap, so that it would grow with the log."""
+        """Read all batches.
+
+        Freed blocks of many sizes fragment the heap, so freed memory is returned from time to time.
+        """
         rows = 0
         for block, candidate, bar, kept in ahead(self._asked, batches):
             rows += block.steps.count
@@ -289,7 +300,7 @@ class _Gathered:
     def _asked(
         self, batch: SampleBatch
     ) -> tuple[JudgedBlock, TargetPolicy | None, TargetPolicy | None, float]:
-        """(block, the candidate, the live version, the candidate's share of certain steps)."""
+        """(block, candidate, live version, the candidate's expected matches of certain steps)."""
         block, policy, kept = self._log.prepared(batch), self._policy, 0.0
         if not policy.spec.has_propensity:
             return block, None, None, 0.0
@@ -322,7 +333,7 @@ class _Gathered:
 def _comparable(
     spec: PolicySpec, live: _Loaded | None
 ) -> tuple[list[Diagnostic], NumpyPolicy | None]:
-    """(why there is nothing to compare, the live policy if it is a bar)."""
+    """(checks that fail if the policies cannot be compared, the live policy if it is a bar)."""
     told = []
     if not spec.has_propensity:
         told.append(at_most("no_density", 1, 0, f"the candidate's {_NO_DENSITY}: use a canary"))
@@ -355,7 +366,7 @@ def _target(policy: NumpyPolicy, block: JudgedBlock) -> TargetPolicy:
 
 
 def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
-    """Checks of what was left out before anything was estimated."""
+    """Checks of the episodes that were left out before the judgement."""
     trained = log.excluded.get("in_lineage", 0)
     whom = "the candidate" if live is None else f"the candidate or live version {live.version}"
     sentence = f"{trained} episodes left out: {whom} was trained on them"
@@ -363,14 +374,15 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     found = [at_most("in_lineage", trained, None, sentence)]
     if not log.reserve.share or (trained and none):
         sentence = "nothing was reserved: train with --evaluation-share, or use a canary"
-        found.append(at_most("nothing_reserved", 1, 0, sentence, "training sees what it is given"))
+        source = "an episode that was trained on cannot be judged by"
+        found.append(at_most("nothing_reserved", 1, 0, sentence, source))
     seen = sum(log.excluded.values()) - trained + log.episodes
     lost = log.excluded.get("abandoned", 0) + log.excluded.get("broken", 0)
     share = lost / max(1, seen)
-    sentence = f"{lost} episodes ({share:.1%}) were abandoned or broken: nobody saw their end"
+    sentence = f"{lost} episodes ({share:.1%}) were abandoned or broken, so their end is unknown"
     if share > MOST_LOST:
-        sentence += "; mend what ends them, or use a canary, which counts them"
-    source = "chosen here: such a loss, if it depends on the action, moves a value as much"
+        sentence += "; fix the cause, or use a canary, which counts them"
+    source = "chosen here: if the loss depends on the action, the estimate's bias is as large"
     found.append(at_most("lost_episodes", share, MOST_LOST, sentence, source))
     found.append(_dropped_check(log))
     unknown = log.excluded.get("no_propensity", 0)
@@ -378,50 +390,51 @@ def _counted(log: JudgedLog, live: _Loaded | None) -> list[Diagnostic]:
     sentence = f"{unknown} episodes ({share:.1%}) without a propensity"
     if unknown:
         sentence += ": log actions with action_prob or action_logp"
-    source = "chosen here: more than half of the log would not be judged by"
+    source = "chosen here: at least half of the log is to be judged by"
     found.append(at_most("no_propensity", share, MOST_WITHOUT_PROPENSITY, sentence, source))
     found.append(_sampled_check(log))
     if none:
         sentence = f"no episodes to judge by, log more of them: {log.left_out()}"
-        found.append(at_most("no_episodes", 1, 0, sentence, "nothing says nothing"))
+        found.append(at_most("no_episodes", 1, 0, sentence, "an empty log has no evidence"))
     return found
 
 
 def _dropped_check(log: JudgedLog) -> Diagnostic:
-    """What clients told that they did not log, beside all that the shards hold."""
+    """Check the share of steps that clients dropped, as they reported it."""
     steps, episodes = log.dropped.steps, log.dropped.episodes
     share = steps / max(1, steps + log.shard_rows)
     sentence = f"{steps} steps ({share:.1%}) of {episodes} episodes were dropped by full clients"
     if share > MOST_LOST:
-        sentence += "; mend what fills their queues, then judge by later episodes (--since)"
-    source = "chosen here, as lost_episodes: a full client is busy, which may go with rewards"
+        sentence += "; fix what fills their queues, then judge by later episodes (--since)"
+    source = "chosen here, as lost_episodes: a full queue means high load, which may affect rewards"
     return at_most("client_dropped", share, MOST_LOST, sentence, source)
 
 
 def _sampled_check(log: JudgedLog) -> Diagnostic:
-    """Logging that kept some episodes: by pass_prob, which may differ from episode to episode."""
+    """Check sampled logging: `pass_prob` must not differ between episodes of one unit."""
     sentence = f"{log.sampled} episodes whose logging was sampled"
     if log.torn:
-        sentence += f": a value of {log.reserve.cluster} has several, logged by different chances"
+        sentence += f": a value of {log.reserve.cluster} has several with different pass_prob"
         sentence += "; judge without --cluster, or use a canary"
-    source = "the mean of a unit needs all its episodes, or as many of each kind"
+    source = "a unit's mean is biased if its episodes are logged with different probabilities"
     return at_most("sampled_log", log.sampled, 0 if log.torn else None, sentence, source)
 
 
 def _certain_check(log: JudgedLog, apart: float) -> Diagnostic:
-    """Steps of probability 1: where the candidate does something else, nobody knows what follows.
+    """Check steps with propensity 1, after which the return of other actions is unknown.
 
-    `apart` is how often it does; the value is that times the share of the log's episodes.
+    `apart` is the probability that the candidate chooses another action there. The check's value is
+    `apart` times the share of episodes with such steps.
     """
     episodes = log.excluded.get("certain", 0)
     share = episodes / max(1, log.candidates)
     sentence = f"{episodes} episodes ({share:.1%}) with steps of probability 1 are left out"
     if episodes:
         sentence += (
-            f"; there the candidate does something else in {apart:.0%} of steps: log with "
+            f"; the candidate chooses another action in {apart:.0%} of these steps: log with "
             "exploration, or use a canary"
         )
-    source = "as unsupported_near: the candidate's share where nothing else was possible"
+    source = "as unsupported_near: the candidate's probability of actions that were impossible"
     return at_most("certain", share * apart, MOST_LOST, sentence, source)
 
 
@@ -439,12 +452,12 @@ class _Estimating:
     def __post_init__(self) -> None:
         if self.interval not in ("student", "bootstrap"):
             raise ValueError(f"interval: expected student or bootstrap, got {self.interval!r}")
-        self._interval()  # refuses a confidence outside (0, 1)
+        self._interval()  # raises ValueError for a confidence outside (0, 1)
 
     def found(
         self, policy: NumpyPolicy, sample: Sample, log: JudgedLog, names: Sequence[str] | None
     ) -> dict[str, Any]:
-        """The fields of a result that inform."""
+        """The fields of a result that are for information."""
         names = _fitting(policy.spec, log) if names is None else names
         taken = sample.taken(log.excluded)
         target, unavailable = self.all(policy, taken, names)
@@ -511,7 +524,7 @@ class _Estimating:
 
 
 def _episodes(log: Taken, policy: NumpyPolicy, fitted: CrossFitted | None = None) -> Episodes:
-    """The log with the target policy's logp, if it has one, and q and v of a fitted model."""
+    """The log with the target policy's log probabilities, if any, and a fitted model's q and v."""
     actions = columns_of(policy.spec.action, "actions", log.steps)
     known = policy.spec.has_propensity
     return Episodes.from_flat(

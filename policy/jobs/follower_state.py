@@ -1,13 +1,13 @@
-"""What a follower leaves behind, and how it finds its way back to where it was.
+"""The stored state of a follower: candidates, checkpoints, versions, and how it resumes from them.
 
-After an update: the weights as a candidate; then a checkpoint with the learner, the reader's
-position, the rows not trained on and the candidate's digest; then, once that is durable, the
-version. So no version is live whose checkpoint could be missing, and a start after a kill publishes
-what its checkpoint says and the kill kept from going live.
+After an update it stores the weights as a candidate; then a checkpoint with the learner, the
+reader's position, the rows not trained on and the candidate's digest; and once that is durable, it
+publishes the version. So every live version has a checkpoint, and a start after a kill publishes
+the candidate of its checkpoint if that is not live yet.
 
-All that a follower publishes expects the generation that it saw, and carries the number of its
-lease. When somebody else published or rolled back in between, it goes on from what is live, or
-ends. While a rollback pins the policy, candidates are kept and nothing is published.
+Each publication names the generation that the follower expects and the number of its lease. If
+another process has published or rolled back meanwhile, the follower continues from the live
+weights, or ends. While a rollback pins the policy, it stores candidates and publishes nothing.
 """
 
 from __future__ import annotations
@@ -43,16 +43,21 @@ log = logging.getLogger("headrace.trainer")
 OnConflict: TypeAlias = Literal["reload", "end"]
 _ANEW = "`headrace train --follow --no-resume` (resume=False in a program)"
 SUPERSEDED = "superseded"
-"""Rows whose training is not in the weights any more: others were made live in their place."""
+"""The reason for rows whose training was lost, because other weights were made live instead."""
 
 
 class OutOfTurn(Exception):
-    """Somebody else published or rolled back, and the job was to end then."""
+    """Another process published or rolled back, and the job is set to end then."""
 
 
 @dataclass(frozen=True)
 class FollowerStateSettings:
-    """What to leave behind. `checkpoint_every`: updates, while nothing is published."""
+    """What a follower stores.
+
+    `checkpoint_every`: the number of updates between checkpoints while nothing is published, and
+    between removals of versions. `keep_versions`: how many versions stay. `on_conflict`: continue
+    from the live weights ("reload") or end the job ("end"). `reserve`: the episodes not trained on.
+    """
 
     publish: bool
     checkpoint_every: int
@@ -71,8 +76,8 @@ class FollowerStateSettings:
 class FollowerState:
     """The checkpoints, candidates and versions of one follower.
 
-    `conflicts` counts what others made live meanwhile; `pinned` is whether a rollback holds;
-    `spoiled` are the rows of shards that were left out by the last update.
+    `conflicts` counts versions that others made live meanwhile; `pinned` is whether a rollback
+    holds; `spoiled` is the number of rows in unreadable shards, as of the last update.
     """
 
     def __init__(
@@ -92,7 +97,7 @@ class FollowerState:
         self.publishes = settings.publish
         self.conflicts, self.pinned, self.spoiled = 0, False, 0
         self._chain = secrets.token_hex(6)
-        self._generation = 0  # that was live when this job looked last
+        self._generation = 0  # the live generation that this job saw last
         self._saved_at = -1  # updates
         self._not_read: dict[str, int] = {}  # by readers of earlier runs
         self._claimed: dict[str, int] = {}  # with `_not_read`, as of the position
@@ -101,7 +106,7 @@ class FollowerState:
     # where to go on
 
     def begin(self, *, resume: bool) -> None:
-        """Find where to go on, and see to it that a version is live."""
+        """Resume from a checkpoint or the live weights, or start; publish if nothing is live."""
         live = self._live()
         document = self._retrying.do("reading the checkpoint", self._load) if resume else None
         if document is not None:
@@ -118,7 +123,7 @@ class FollowerState:
         self._answer_restore()
 
     def _load(self) -> dict[str, Any] | None:
-        """The document of the latest checkpoint that can be used, by learner and by reader."""
+        """The document of the latest checkpoint that both the learner and the reader accept."""
         while (document := self._files.load(self._learner)) is not None:
             position = document["position"]
             try:
@@ -130,7 +135,7 @@ class FollowerState:
         return None
 
     def _take_up(self, document: dict[str, Any], live: Live | None) -> None:
-        """Go on from a checkpoint, and publish what it was to be followed by."""
+        """Continue from a checkpoint, and publish its candidate if that is not live yet."""
         self._note_position()
         self._chain = document.get("chain", self._chain)
         self._generation = document.get("generation", live.generation if live else 0)
@@ -148,11 +153,11 @@ class FollowerState:
             self._meet(live, document.get("candidate"))
 
     def _meet(self, live: Live, candidate: str | None) -> None:
-        """Hold what is live against what the checkpoint says."""
+        """Compare the live version with the checkpoint, and act on the difference."""
         manifest = self._retrying.do("reading what is live", partial(self._manifest, live))
         if live.generation == self._generation:
             self._took(live)
-            if candidate is not None:  # killed before it went live
+            if candidate is not None:  # the job was killed before the candidate went live
                 self._publish_again(candidate)
         elif manifest is not None and manifest.candidate == candidate:
             self._took(live)
@@ -171,16 +176,16 @@ class FollowerState:
             self._go_live(candidate)
 
     def _is_ours(self, manifest: Manifest) -> bool:
-        """Whether a version is from a later checkpoint of this chain than the one that is left."""
+        """Whether a version is from this chain, after the checkpoint that was loaded."""
         metrics = manifest.metrics
         later = metrics.get("update", -1) > self._learner.counts.updates
         return bool(manifest.copy_of is None and metrics.get("chain") == self._chain and later)
 
     def _leave_chain(self, manifest: Manifest | None) -> None:
-        """Mark the versions whose checkpoints are lost, from the latest on backwards."""
+        """Mark the versions whose checkpoints are lost as off the chain, latest first."""
         updates = self._learner.counts.updates
         while manifest is not None and self._is_ours(manifest):
-            why = f"its checkpoint is lost: the trainer went on from update {updates}"
+            why = f"its checkpoint is lost: the trainer continued from update {updates}"
             self._mark(manifest.version, why)
             parent = manifest.parent
             try:
@@ -194,10 +199,10 @@ class FollowerState:
         log.error("version %d is off the chain: %s", version, why)
 
     def _go_on_from(self, live: Live) -> None:
-        """No checkpoint is left: the weights of what is live, or of the latest version before it
-        that is whole, and the rows behind them."""
+        """Continue without a checkpoint, from the weights and lineage of the live version, or of
+        the latest intact version before it."""
         learner = self._learner
-        log.warning("no checkpoint: going on from what is live; the optimizer begins anew")
+        log.warning("no checkpoint: continuing from the live weights with a new optimizer state")
         manifest = self._take_whole(live)
         untrained = self._retrying.do(
             "reading what is live", partial(self._store.untrained, manifest.version)
@@ -212,7 +217,7 @@ class FollowerState:
             learner.counts.updates = self._saved_at = update
 
     def _take_whole(self, live: Live) -> Manifest:
-        """Take the weights of the latest version that can be read; its manifest."""
+        """Load the latest intact version, up to the live one; return its manifest."""
         numbers = self._retrying.do("reading what is live", self._store.versions)
         for number in reversed([number for number in numbers if number <= live.version]):
             try:
@@ -220,38 +225,38 @@ class FollowerState:
             except (WeightsDamaged, WeightsNotFound) as error:
                 self._mark(number, f"it is damaged, and so is its checkpoint: {error}")
                 continue
-            log.warning("going on from version %d", number)
+            log.warning("continuing from version %d", number)
             self._took(live)
             return manifest
         raise WeightsDamaged(
-            f"{self._store.directory}: expected version {live.version}, which is live, or one "
-            f"before it to be whole; {_ANEW} begins anew"
+            f"{self._store.directory}: expected the live version {live.version}, or an earlier "
+            f"one, to be intact, but all are damaged; {_ANEW} starts with new weights"
         )
 
     def _take_weights(self, version: int) -> Manifest:
-        """A version's weights and lineage. Raises WeightsDamaged, WeightsNotFound."""
+        """Load a version's weights and lineage. Raises WeightsDamaged, WeightsNotFound."""
         policy, store = self._learner.policy, self._store
         read = self._retrying.do
         manifest, weights = read("reading what is live", partial(store.load, version))
         if manifest.spec != policy.spec.to_json():
             raise ValueError(
-                f"{store.directory}: expected version {version} to be of this policy's spec, got "
-                f"another; pass its spec, or {_ANEW} to replace it"
+                f"{store.directory}: expected version {version} to have this policy's spec, got "
+                f"another spec; pass that one, or use {_ANEW} to replace the version"
             )
         ranges = read("reading what is live", partial(store.lineage, version))
         self._learner.go_on_from(weights, {name: one.to_json() for name, one in ranges.items()})
         policy.filter = Policy(policy.spec, filter_state=manifest.filter_state).filter
         return manifest
 
-    # what is left behind
+    # storing
 
     def note_live(self) -> None:
-        """Before an update: where others publish, a step's lag counts from what they made live."""
+        """Before an update: if others publish, the policy lag counts from their live version."""
         if not self.publishes and (others := self._live()) is not None:
             self._learner.policy.version = others.version
 
     def leave(self, metrics: Mapping[str, Any]) -> None:
-        """After an update: keep it, and make it live."""
+        """After an update: store the weights, and publish them if this follower publishes."""
         self._note_position()
         self.spoiled = self._reader.stats.spoiled
         updates, every = self._learner.counts.updates, self._settings.checkpoint_every
@@ -263,17 +268,17 @@ class FollowerState:
         if live:
             self._go_live(candidate)
         if updates % every == 0:
-            mine = CHECKPOINT if self.publishes else None  # else they are the result
+            mine = CHECKPOINT if self.publishes else None  # candidates are kept as the job's result
             prune = partial(self._store.prune, self._settings.keep_versions, checkpoint=mine)
             self._retrying.do("removing old versions", prune)
 
     def end(self) -> None:
-        """Save what was learned since the last checkpoint: rows gathered since are read again."""
+        """Save the updates since the last checkpoint. Rows gathered since are read again."""
         if self._learner.counts.updates > max(self._saved_at, 0):
             self._save(self._retrying.do("keeping a candidate", partial(self._add, {})))
 
     def _note_position(self) -> None:
-        """The reader's position as of the last update: what was gathered since is not in it."""
+        """Note the reader's position as of this update, without rows gathered later."""
         self._position = self._reader.state_dict()
         now = Counter(self._not_read)
         stats = self._reader.stats
@@ -325,15 +330,15 @@ class FollowerState:
         self._retrying.do("writing the checkpoint", save)
         self._saved_at = self._learner.counts.updates
 
-    # what is live
+    # the live version
 
     def is_live(self, version: int) -> bool:
-        """Whether that is the version which clients act with."""
+        """Whether clients act with `version`."""
         live = self._live()
         return live is not None and live.version == version
 
     def is_refused(self) -> bool:
-        """Whether a collector has looked at what is live, and refused it."""
+        """Whether a collector refuses to serve the live version."""
         live = self._live()
         return live is not None and any(
             record.wanted_generation == live.generation and record.why is not None
@@ -341,8 +346,10 @@ class FollowerState:
         )
 
     def _answer_restore(self) -> None:
-        """Where a backup was put back, collectors serve a later version than what is live: they
-        take up nothing before the next one."""
+        """Publish at once after a backup was restored.
+
+        Collectors then serve a later version than the live one, and change only to a newer one.
+        """
         if self.publishes and self._retrying.do("reading what is live", self._is_restored):
             log.warning("%s", self._store.restored)
             self.leave({})
@@ -359,7 +366,7 @@ class FollowerState:
         self.pinned = live.hold is not None
 
     def _go_live(self, candidate: str) -> None:
-        """Publish; if that cannot be, because somebody else acted meanwhile, follow them."""
+        """Publish a candidate; if another process has changed the live version, follow that."""
         while True:
             publish = partial(
                 self._store.publish,
@@ -376,8 +383,8 @@ class FollowerState:
                     return self._lost_race(live)
                 self._took(live)
                 if live.hold is not None:
-                    return log.warning("%s; candidates are kept", error)
-            except WeightsNotFound as error:  # the store was put back from a backup this moment
+                    return log.warning("%s; candidates are stored until then", error)
+            except WeightsNotFound as error:  # the store was restored from a backup meanwhile
                 log.warning("%s", error)
                 live = self._live()
                 if live is not None and live.generation != self._generation:
@@ -385,7 +392,7 @@ class FollowerState:
                 return self.leave({})
 
     def _still_pinned(self) -> bool:
-        """Whether the rollback that was met holds; asked again before each update is kept."""
+        """Whether the rollback that was seen still holds."""
         if self.pinned:
             live = self._live()
             self.pinned = live is not None and live.hold is not None
@@ -394,27 +401,27 @@ class FollowerState:
         return self.pinned
 
     def _lost_race(self, live: Live | None) -> None:
-        """Somebody else's version is live: go on from it, or end."""
+        """Another process's version is live: continue from it, or end."""
         self.conflicts += 1
         if live is None:
             self._generation = 0
-            return log.warning("nothing is live any more: the next update is published")
-        text = "version %d was made live by somebody else (generation %d, expected %d)"
+            return log.warning("no version is live any more: the next update will be published")
+        text = "version %d was made live by another process (generation %d, expected %d)"
         log.warning(text, live.version, live.generation, self._generation)
         if self._settings.on_conflict == "end":
             raise OutOfTurn(
-                f"{self._store.policy_id}: version {live.version} was made live by somebody else"
+                f"{self._store.policy_id}: version {live.version} was made live by another process"
             )
         self._reload(live)
         return None
 
     def _reload(self, live: Live) -> None:
-        """Take the live weights. What was trained into others counts as superseded."""
+        """Load the live weights. Rows that were trained into other weights count as superseded."""
         counts, before = self._learner.counts, self._learner.lineage
         try:
             manifest = self._take_weights(live.version)
         except (WeightsDamaged, WeightsNotFound) as error:
-            log.error("what is live cannot be read, and is replaced by the next update: %s", error)
+            log.error("the live version cannot be read; the next update replaces it: %s", error)
             return self._took(live)
         self._took(live)
         known = self._store.untrained(live.version)
@@ -425,7 +432,7 @@ class FollowerState:
         if superseded:
             counts.excluded[SUPERSEDED] = counts.excluded.get(SUPERSEDED, 0) + superseded
             counts.rows_trained -= superseded
-        log.warning("going on from version %d; %d rows are superseded", live.version, superseded)
+        log.warning("continuing from version %d; %d rows are superseded", live.version, superseded)
         self._save(None)
         return self._answer_restore()
 
@@ -437,7 +444,7 @@ class FollowerState:
 
 
 def _rows_kept(manifest: Manifest, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-    """How many rows of ours are behind a version: all that it says, if each of them was ours."""
+    """How many of our rows a version was trained on: its number, if all of its rows are ours."""
     rows = manifest.metrics.get("rows_trained")
     ours = not len(Ledger(after).without(Ledger(before)))
     return rows if ours and isinstance(rows, int) else 0

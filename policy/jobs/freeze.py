@@ -1,12 +1,12 @@
-"""The data set of a training run, frozen: which ordinals of which streams, under one name.
+"""Manifests: the fixed data set of a training run, as ordinals of streams.
 
     frozen = freeze("run", "default")
     frozen.path                  # run/manifests/{hash16}.json
     train("run", "default", manifest=frozen.streams)
 
-A log grows while it is learned from; a manifest does not. Its hash covers the schema and the
-ordinals and nothing else, so that freezing the same shards twice, or after compaction, gives the
-same file, and whatever is keyed by it (policy.runs) is done once.
+A log grows during training; a manifest does not. Its hash covers only the schema and the ordinals.
+So freezing the same data again gives the same file, even if it is in other shards, and jobs on it
+are done once (policy.jobs.run_once).
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ class ManifestError(ValueError):
 
 
 class NothingToFreeze(ValueError):
-    """There is no shard of the policy; the text says where was looked."""
+    """There is no shard of the policy; the text names the folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
-    """A frozen data set. Ranges are inclusive; rows and parts are those that the footers state.
+    """A frozen data set. Ranges of ordinals are inclusive.
 
-    `rows` and `parts` cover the whole shards, of which a policy may share the schema with others.
+    `rows` and `parts` are the sums of the shards' footers; they include rows of other policies with
+    the same schema.
     """
 
     path: Path
@@ -63,12 +64,12 @@ class Frozen:
     rows: int
     parts: int
     created: int  # microseconds since the epoch
-    unchanged: bool = False  # the file was there already
+    unchanged: bool = False  # the file existed already
     skipped: Mapping[str, str] = field(default_factory=dict)  # damaged shard -> why
-    other_schemas: int = 0  # rows of the policy that have another schema
+    other_schemas: int = 0  # rows of the policy with another schema
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types for strict JSON; `manifest` is the file."""
+        """The fields as plain types for strict JSON; `manifest` is the path."""
         return {
             "manifest": str(self.path),
             "hash": self.hash,
@@ -91,14 +92,14 @@ def freeze(
     retry_for: float = RETRY_FOR,
     clock: Callable[[], float] = time.time,
 ) -> Frozen:
-    """Write down every ordinal at rest of a policy's schema, as `manifests/{hash16}.json`.
+    """Write the ordinals of all shards with a policy's schema to `manifests/{hash16}.json`.
 
-    `schema_id` takes the place of the declared one. Only whole shards count: one gets its name when
-    it is complete, synced and checked. A shard whose footer makes no sense is left out and named in
-    `skipped`; one that cannot be read is tried again for `retry_for` seconds. `other_schemas`
-    counts the policy's rows of other schemas. `clock` gives seconds since the epoch. Raises
-    NothingToFreeze, ReaderError for what could not be read, and ValueError when several schemas
-    are there and the policy is not declared.
+    `schema_id` replaces the declared schema. A shard with a damaged footer is left out and named in
+    `skipped`; one that cannot be read is tried again for `retry_for` seconds. `clock` gives seconds
+    since the epoch.
+
+    Raises NothingToFreeze, ReaderError if shards could not be read, and ValueError if there are
+    several schemas and the policy is not declared.
     """
     root = Path(root)
     frozen = _at_rest(root, check_policy_id(policy_id), schema_id, retry_for)
@@ -121,7 +122,7 @@ def freeze(
 
 
 def load_frozen(path: Path | str) -> Frozen:
-    """The data set of a manifest file. Raises FileNotFoundError, ManifestError."""
+    """Read a manifest file. Raises FileNotFoundError, ManifestError."""
     path = Path(path)
     try:
         document = json.loads(path.read_bytes())
@@ -135,7 +136,7 @@ def load_frozen(path: Path | str) -> Frozen:
 
 
 def _at_rest(root: Path, policy_id: str, schema_id: str | None, retry_for: float) -> Frozen:
-    """What the shards hold now. One that vanishes was replaced since the scan: scan again."""
+    """The data set of the current shards. If one was replaced since the scan, scan again."""
     for _ in range(SCANS - 1):
         with contextlib.suppress(FileNotFoundError):
             return _scan(root, policy_id, schema_id, retry_for)
@@ -164,9 +165,9 @@ def _schema_of(root: Path, policy_id: str, shards: list[ShardFile]) -> str:
 
 
 def _account(shards: list[ShardFile], root: Path, schema_id: str, retry_for: float) -> Frozen:
-    """What the footers of `shards` add up to; a file that another one covers adds nothing.
+    """Sum the footers of `shards`; a file whose ordinals other files have adds nothing.
 
-    Raises FileNotFoundError when a shard is gone.
+    Raises FileNotFoundError if a shard is missing.
     """
     streams: dict[str, RangeSet] = {}
     skipped: dict[str, str] = {}

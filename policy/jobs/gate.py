@@ -1,10 +1,10 @@
-"""Judging a candidate and publishing it through the gate; on a frozen data set, each done once.
+"""Judge a candidate and publish it through the gate; on a frozen data set, each is done once.
 
-decided = publish("run", "default", digest, Gate(reward_range=(0.0, 1.0)))
-decided["published"], decided["gate"]["verdict"], decided["gate"]["reasons"]
+    decided = publish("run", "default", digest, Gate(reward_range=(0.0, 1.0)))
+    decided["published"], decided["gate"]["verdict"], decided["gate"]["reasons"]
 
-The gate lets a candidate pass that is better than the live version and than the logging policy.
-Every decision is written down (policy.jobs.decisions), one without a gate too.
+A candidate passes the gate if it is better than the live version and the logging policy. Every
+decision is recorded (policy.jobs.decisions), also one without a gate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from storage.reading.retries import RETRY_FOR
 
 
 class Numbered(Protocol):
-    """What is live now."""
+    """The numbers of the live version."""
 
     @property
     def version(self) -> int: ...
@@ -37,20 +37,20 @@ class Numbered(Protocol):
 
 
 MakeLive: TypeAlias = Callable[[WeightStore, str], Numbered]
-"""Makes a store's candidate, by its digest, the live version: here or elsewhere."""
+"""Publishes a store's candidate (its digest), in this root or through a collector."""
 
 __all__ = ["WITHOUT_EXPLORATION", "Gate", "evaluate_logs", "evaluate_once", "publish"]
 
 
 WITHOUT_EXPLORATION = (
-    "it acts without exploring, so that its log says nothing of what other actions earn: the next "
-    "candidate can then only be judged by a canary"
+    "it acts without exploration, so its log has no rewards of other actions: the next candidate "
+    "can only be judged by a canary"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """What a candidate is judged by; `policy.jobs.evaluate.evaluate` says what each means."""
+    """The settings of a judgement; see `policy.jobs.evaluate.evaluate`."""
 
     min_ess: float = 100.0
     confidence: float = 0.95
@@ -72,11 +72,11 @@ def evaluate_once(
     on_progress: Progress = no_progress,
     **settings: Any,
 ) -> Document:
-    """`policy.jobs.evaluate.evaluate` of a candidate on a frozen data set, unless it was done.
+    """Judge a candidate on a frozen data set, unless that is recorded already.
 
-    `settings` are those of `evaluate`, plain values all. Gives `weights` (the
-    whole digest), `logs` (the one result as plain types), `manifest` and `unchanged`. Raises
-    DataIncomplete.
+    `settings` are arguments of `policy.jobs.evaluate.evaluate`, plain values only. Returns a dict
+    with `weights` (the full digest), `logs` (a list with the result as plain types), `manifest` and
+    `unchanged`. Raises DataIncomplete, and the errors of `evaluate`.
     """
     candidate = WeightStore(root, policy_id).candidate(candidate).digest
     key = {"policy_id": policy_id, "candidate": candidate, **settings}
@@ -111,11 +111,12 @@ def evaluate_logs(
     on_progress: Progress = no_progress,
     **settings: Any,
 ) -> Document:
-    """Judge weights by the log under `root`, and by all episodes of the `others`: one table.
+    """Judge weights by the log under `root`, and by all episodes of the logs `others` (roots).
 
-    Gives `weights`, `logs` (an evaluation each, as plain types) and `plot`, the PNG that was asked
-    for. With a manifest file it is `evaluate_once`, which takes neither others nor a plot. Raises
-    ValueError for settings that do not fit each other, and what `evaluate` raises.
+    `settings` are arguments of `policy.jobs.evaluate.evaluate`. Returns a dict with `weights`,
+    `logs` (one result per log, as plain types) and `plot` (the path of a PNG, or None). With a
+    manifest file it calls `evaluate_once`, without other logs or a plot. Raises ValueError for
+    settings that exclude each other, and the errors of `evaluate`.
     """
     if manifest is not None:
         if others or plot or not isinstance(weights, str):
@@ -157,15 +158,18 @@ def publish(
     on_progress: Progress = no_progress,
     make_live: MakeLive = WeightStore.publish,
 ) -> Document:
-    """Make a candidate live if it is better; without `settings` there is no gate.
+    """Publish a candidate if the gate finds it better; `settings=None`: without a gate.
 
-    Gives `published`, `candidate`, its `action_rule`, `notes` on what follows from that, `gate`
-    (None without one, or when the candidate is live already), `decision` (the file that keeps it),
-    and of what is live now `version` and `generation` (None when refused). With a frozen data set
-    the candidate is judged by that alone, and the decision is kept: a late retry neither brings
-    back a version that another one has followed, nor asks again; `manifest` and `unchanged` stand
-    in the answer. `make_live` publishes elsewhere than in the root. Raises ValueError for settings
-    that do not fit, DataIncomplete, GenerationConflict.
+    Returns a dict: `published`, `candidate` (the full digest), its `action_rule`, `notes` on that,
+    `gate` (the judgement; None without a gate, or if the candidate is live already), `decision`
+    (the path of the recorded decision), and the live `version` and `generation` (None if it was not
+    published). `make_live` publishes; by default in this root.
+
+    With a frozen data set, the candidate is judged only by that, and the decision is recorded: a
+    late retry returns it, without judging again and without making an older version live again. The
+    dict then also has `manifest` and `unchanged`.
+
+    Raises ValueError for invalid settings, DataIncomplete, and GenerationConflict.
     """
     store = WeightStore(root, policy_id)
     found = store.candidate(candidate)
@@ -200,7 +204,7 @@ def _is_live(store: WeightStore, candidate: str) -> bool:
 
 
 def _kept(decided: Document | None, settings: Gate | None) -> Document:
-    """What a decision's file says of the judgement; without one `verdict` is None."""
+    """The judgement as a decision records it; `verdict` is None without one."""
     if decided is None:
         why = "without a gate" if settings is None else "it is live already"
         return {"verdict": None, "reasons": [why], "rows": {}, "episodes": 0}
@@ -215,7 +219,7 @@ def _judge(
     frozen: Frozen | None,
     on_progress: Progress,
 ) -> Document:
-    """The evaluation's document, less what is of the whole decision."""
+    """The evaluation as plain types, without the fields that the decision has itself."""
     result = evaluate(
         root,
         store.policy_id,
@@ -233,7 +237,7 @@ def _judge(
 
 
 def _still_numbered(store: WeightStore, known: Document) -> bool:
-    """Whether the version of a decision exists; a refusal stands by itself."""
+    """Whether the version of a decision still exists; always true if nothing was published."""
     if not known["published"]:
         return True
     try:

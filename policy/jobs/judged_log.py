@@ -1,13 +1,12 @@
-"""The episodes that a candidate is judged by, read from shards block by block, and why the others
-are not.
+"""The episodes that a candidate is judged by, read from shards in blocks; others are counted.
 
     log = JudgedLog(spec, Reserve(0.3), trained_on=[lineage, ...])
     for block in log.blocks(root, policy_id, ...):   # whole episodes with propensities
         ...
-    log.excluded                                     # reason -> episodes, when all are read
+    log.excluded                                     # reason -> episodes, once all are read
 
-Episodes stand in the order of their ordinals: in one stream, what was judged before comes before
-what is new, as a bound needs that is looked at several times.
+Episodes are in the order of their ordinals. So in one stream, episodes of an earlier look come
+before new ones, as an interval for several looks requires.
 """
 
 from __future__ import annotations
@@ -51,23 +50,22 @@ PASS_PROB = "pass_prob"
 _COLUMNS = (EPS_ID, "obs", "actions", REWARDS, ACTION_LOGP, AGENT_ID, "ended", PASS_PROB)
 
 CERTAIN_LOGP = -1e-12
-"""Above it a propensity is 1: the logging policy did not choose, and no other action was possible.
-"""
+"""Above it the propensity counts as 1: the logging policy could not choose another action."""
 BLOCK_ROWS = 1 << 16
 BLOCK_CELLS = 1 << 22  # numbers of a block's observations
 
 
 @dataclass(frozen=True, eq=False)
 class JudgedBlock:
-    """Whole episodes with propensities: their steps one behind the other, S in all."""
+    """n complete episodes with propensities; their S steps follow each other."""
 
     steps: SampleBatch
     flat: npt.NDArray[np.float32]  # (S, D) observations
     lengths: IntArray  # (n,)
-    names: list[str]  # (n,) of the unit that each episode is of
-    certain: SampleBatch  # the steps of probability 1, which are left out with their episodes
+    names: list[str]  # (n,) the name of each episode's unit
+    certain: SampleBatch  # steps with propensity 1; their episodes are left out
     certain_flat: npt.NDArray[np.float32]
-    excluded: Mapping[str, int]  # why -> episodes
+    excluded: Mapping[str, int]  # reason -> episodes
 
     @property
     def starts(self) -> IntArray:
@@ -75,31 +73,31 @@ class JudgedBlock:
 
     @property
     def pass_prob(self) -> npt.NDArray[np.float64]:
-        """(n,) that an episode was logged."""
+        """(n,) the probability that each episode was logged."""
         return np.asarray(self.steps[PASS_PROB], np.float64)[self.starts]
 
 
 class JudgedLog:
-    """Which episodes are judged by, and what was counted of all of them when they are read."""
+    """Selects the episodes to judge by, and counts all episodes while they are read."""
 
     def __init__(self, spec: PolicySpec, reserve: Reserve, trained_on: Sequence[Lineage]) -> None:
-        """`trained_on`: lineages of policies; none of their episodes is judged by."""
+        """`trained_on`: lineages of policies, whose episodes are left out."""
         self.reserve, self._spec, self._trained_on = reserve, spec, trained_on
-        self.episodes = self.candidates = 0  # judged by; with those that have certain steps
-        self.excluded: Counter[str] = Counter()  # why -> episodes
-        self.not_read: dict[str, int] = {}  # why -> steps
-        self.skipped: dict[str, str] = {}  # damaged shard -> why
-        self.rows: dict[str, list[int]] = {}  # stream -> first and last ordinal that is judged by
-        self.shard_rows = 0  # steps of all episodes in the shards, judged by or not
-        self.dropped = Lost(0, 0)  # what clients did not log, as they told this root's collectors
+        self.episodes = self.candidates = 0  # judged by; these and those with certain steps
+        self.excluded: Counter[str] = Counter()  # reason -> episodes
+        self.not_read: dict[str, int] = {}  # reason -> steps
+        self.skipped: dict[str, str] = {}  # damaged shard -> reason
+        self.rows: dict[str, list[int]] = {}  # stream -> first and last ordinal judged by
+        self.shard_rows = 0  # steps of all episodes in the shards
+        self.dropped = Lost(0, 0)  # dropped by clients, as they reported it to the collectors
         self.one_step = True
-        self.sampled = 0  # episodes of which logging kept only some like them
-        self._chances = (1.0, 0.0)  # the least and the largest pass_prob
+        self.sampled = 0  # episodes with pass_prob < 1
+        self._chances = (1.0, 0.0)  # the smallest and the largest pass_prob
         self._units: dict[str, int] = {}
 
     @property
     def torn(self) -> bool:
-        """Whether a unit has several episodes, and they were logged by different chances."""
+        """Whether episodes have different pass_prob, and a unit has several episodes."""
         several = self._chances[0] < self._chances[1]
         return several and bool(self._units) and len(self._units) < self.episodes
 
@@ -115,7 +113,10 @@ class JudgedLog:
         retry_for: float,
         on_progress: Progress,
     ) -> Iterator[SampleBatch]:
-        """Whole episodes as they were logged; `prepared` and `note` make something of them."""
+        """Read batches of logged episodes; pass each to `prepared`, then its result to `note`.
+
+        The arguments are those of `policy.jobs.evaluate.evaluate`.
+        """
         rows = 0
         self.dropped = dropped_steps(Path(root))
         size = self._spec.flattener.size
@@ -156,7 +157,7 @@ class JudgedLog:
         self.shard_rows = rows + sum(self.not_read.values())
 
     def prepared(self, steps: SampleBatch) -> JudgedBlock:
-        """What is judged by of a batch; several threads may ask at a time."""
+        """Select the episodes to judge by from a batch. Safe to call from several threads."""
         spec = self._spec
         steps, lengths, excluded = _usable(steps, _lengths(steps), self._trained_on)
         certain = np.zeros(steps.count, np.bool_)
@@ -177,7 +178,7 @@ class JudgedLog:
         )
 
     def note(self, block: JudgedBlock) -> IntArray | None:
-        """Count a block; the number (n,) of each episode's unit, None where each is its own."""
+        """Count a block. Returns the number of each episode's unit (n,), or None without units."""
         self.episodes += len(block.lengths)
         self.excluded.update(block.excluded)
         self.candidates += len(block.lengths) + block.excluded.get("certain", 0)
@@ -201,7 +202,7 @@ class JudgedLog:
         return np.array([known.setdefault(name, len(known)) for name in block.names], np.int64)
 
     def left_out(self) -> str:
-        """What was not used, in words."""
+        """The counts of what was not used, as text."""
         counts = [f"{why}: {n} episodes" for why, n in self.excluded.items() if n]
         counts += [f"{why}: {n} steps" for why, n in self.not_read.items() if n]
         return ", ".join([*counts, *self.skipped.values()]) or "none were found"
@@ -212,7 +213,7 @@ def _flat(spec: PolicySpec, steps: SampleBatch) -> npt.NDArray[np.float32]:
 
 
 def _lengths(steps: SampleBatch) -> IntArray:
-    """(n,) rows of each episode, or of each agent's track; they stand one behind the other."""
+    """(n,) the number of rows of each episode or track; the rows of one follow each other."""
     begins = np.zeros(steps.count, np.bool_)
     begins[:1] = True
     for name in (STREAM, EPISODE_ORDINAL, AGENT_ID):
@@ -223,7 +224,7 @@ def _lengths(steps: SampleBatch) -> IntArray:
 def _usable(
     steps: SampleBatch, lengths: npt.NDArray[np.int64], trained_on: Sequence[Lineage]
 ) -> tuple[SampleBatch, npt.NDArray[np.int64], dict[str, int]]:
-    """The episodes that estimators can use, and why the others cannot be: one reason each."""
+    """(steps, lengths) of the usable episodes, and the number of others by their first reason."""
     last = np.cumsum(lengths) - 1
     first = last - lengths + 1
     ended, t = steps["ended"][last], steps[T]
@@ -248,7 +249,7 @@ def _usable(
 def _without(
     steps: SampleBatch, lengths: npt.NDArray[np.int64], leave: npt.NDArray[np.bool_]
 ) -> tuple[SampleBatch, npt.NDArray[np.int64], int]:
-    """Less the episodes in `leave` (n,), and how many they were."""
+    """(steps, lengths) without the episodes marked in `leave` (n,), and the number of these."""
     if not leave.any():
         return steps, lengths, 0
     return steps.take(np.repeat(~leave, lengths)), lengths[~leave], int(leave.sum())
@@ -267,7 +268,7 @@ def _trained(steps: SampleBatch, lineages: Sequence[Lineage]) -> npt.NDArray[np.
 
 
 def _any(marked: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """(n,) episodes with a marked step."""
+    """(n,) whether any step of the episode is marked (S,)."""
     if not lengths.size:
         return np.zeros(0, np.bool_)
     return np.logical_or.reduceat(marked, np.cumsum(lengths) - lengths)

@@ -1,13 +1,13 @@
-"""A bounded sample of the judged episodes, for the estimates that inform, and work done ahead.
+"""A bounded sample of the judged episodes for the estimates, and work done ahead by threads.
 
     sample = Sample()
     for block, target in ahead(work, batches):
         sample.add(block, units)
     sample.taken(excluded).steps          # all episodes, or a share of them by a hash of the unit
 
-What decides reads every episode once and keeps sums (policy.ope.judgement). The estimates want
-theirs at once, some of them again and again: beyond `SAMPLE_CELLS` numbers they get half of the
-units, then half of those, ..., and each says from how many episodes it is.
+The judgement reads every episode once and keeps sums (policy.ope.judgement). The estimates need
+their episodes in memory: above `SAMPLE_CELLS` numbers they get half of the units, then half of
+these, and so on. Each estimate reports the number of its episodes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MOST_THREADS = 8
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """Whole episodes, those of one unit together: steps one behind the other, S in all."""
+    """n complete episodes, sorted by unit; their S steps follow each other."""
 
     steps: SampleBatch
     flat: npt.NDArray[np.float32]  # (S, D)
@@ -61,14 +61,14 @@ class Taken:
 
 
 class Sample:
-    """Gathers blocks, and lets go of units when they are too many."""
+    """Collects blocks, and drops half of the units whenever there are too many."""
 
     def __init__(self) -> None:
         self._held: list[tuple[Taken, npt.NDArray[np.float64]]] = []  # with a hash of each episode
         self._share, self._cells, self._episodes = 1.0, 0, 0
 
     def add(self, block: JudgedBlock, units: IntArray | None) -> None:
-        """`units` (n,) number the episodes' units; without them each is its own."""
+        """Add a block. `units` (n,) are the numbers of the episodes' units; None: no units."""
         n = len(block.lengths)
         if not n:
             return
@@ -85,7 +85,7 @@ class Sample:
                 self._hold(taken, fractions)
 
     def taken(self, excluded: Mapping[str, int]) -> Taken | None:
-        """All that is held; None when that is nothing."""
+        """The sample; None if it is empty. `excluded` (reason -> episodes) is passed through."""
         if not self._held:
             return None
         lengths = np.concatenate([one.lengths for one, _ in self._held])
@@ -123,7 +123,7 @@ _KEPT = ("actions", REWARDS, ACTION_LOGP, "ended", PASS_PROB, ORDINAL)
 
 
 def ahead(work: Callable[[Given], Made], items: Iterable[Given]) -> Iterator[Made]:
-    """What `work` makes of each item, in order; some threads are ahead of the caller."""
+    """Yield `work(item)` of each item, in order. Threads compute a few items ahead."""
     threads = min(MOST_THREADS, os.cpu_count() or 1)
     waiting: deque[Future[Made]] = deque()
     with ThreadPoolExecutor(threads, "headrace-judge") as pool:

@@ -1,9 +1,8 @@
-"""What lies under a root, as one plain document: data over time, versions, decisions.
+"""The content of a root as one dict: data over time, versions, decisions.
 
-overview(root, "default")["data"]["bars"]      # [{"hour", "version", "source", "steps", ...}]
+    overview(root, "default")["data"]["bars"]      # [{"hour", "version", "source", "steps", ...}]
 
-For `headrace report`, which draws it. Reading streams: memory grows with hours and versions, not
-with rows.
+`headrace report` draws it. Memory grows with the number of hours and versions, not with rows.
 """
 
 from __future__ import annotations
@@ -39,11 +38,12 @@ def overview(
     retry_for: float = 60.0,
     on_progress: Progress = no_progress,
 ) -> Document:
-    """What is at rest of a policy. Times are microseconds since the epoch.
+    """Read the data, versions and decisions of a policy. Times are microseconds since the epoch.
 
     `data` has `bars` (steps, summed rewards and ended episodes by hour of arrival, version and
-    source), `steps`, `skipped` shards, and `why` there is none. `live`, `served`, `versions` with
-    their metrics, `damaged` files and `decisions`, the oldest first, stand beside it.
+    source), `steps`, `skipped` shards, and `why` (the error, if the shards cannot be read). The
+    other keys are `live`, `served`, `versions` with their metrics, `damaged` files, and
+    `decisions`, oldest first. `retry_for`: seconds for which an unreadable shard is tried again.
     """
     store = WeightFolder(root, policy_id)
     try:

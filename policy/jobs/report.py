@@ -1,4 +1,4 @@
-"""What an evaluation found, and a picture of it.
+"""The result of an evaluation, and a plot of it.
 
 result.judgement.verdict                    # "better", "worse" or "cannot tell"
 plot_intervals([result, other], Path("intervals.png"))
@@ -26,7 +26,7 @@ __all__ = [
 Split: TypeAlias = Literal["held_out", "all"]
 
 HELD_OUT = 0.3
-"""The share of episodes that training leaves to evaluation unless told otherwise."""
+"""The share of episodes that training reserves for evaluation by default."""
 
 
 class EvaluationError(ValueError):
@@ -35,32 +35,32 @@ class EvaluationError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """What was found. Values are returns per episode, discounted by `gamma`."""
+    """The result of `evaluate`. Values are returns per episode, discounted by `gamma`."""
 
     policy_id: str
     weights: str | int  # candidate digest or version
     label: str  # for tables and plots
     split: Split
     evaluation_share: float  # of episodes or clusters, that training reserved
-    cluster: str  # what is judged as one: "" an episode, "tag:NAME" a tag's value
-    since: int | None  # microseconds: episodes that began then, and before `until`
+    cluster: str  # the sampling unit: "" an episode, "tag:NAME" a value of the tag
+    since: int | None  # microseconds: only episodes that began from then on, before `until`
     until: int | None
     gamma: float
     confidence: float
     reward_range: tuple[float, float] | None  # of a step's reward
     live: int | None  # the live version that was a bar
-    looks: int  # earlier ones at these weights, on fewer of these episodes
+    looks: int  # earlier judgements of these weights, on fewer of these episodes
     others: int  # other candidates that were judged on overlapping rows
     judgement: Judgement  # better, worse, or cannot tell, and what is missing
     episodes: int  # used
     rows: Mapping[str, Sequence[int]]  # stream -> first and last ordinal used
-    excluded: Mapping[str, int]  # why -> episodes not used
-    not_read: Mapping[str, int]  # why -> steps of the shards that are none of this evaluation
-    skipped: Mapping[str, str]  # damaged shard -> why
-    # What informs, and decides nothing
-    target: tuple[Estimate, ...] = ()  # of the weights, one an estimator
+    excluded: Mapping[str, int]  # reason -> episodes not used
+    not_read: Mapping[str, int]  # reason -> steps in the shards that do not belong here
+    skipped: Mapping[str, str]  # damaged shard -> reason
+    # For information; these do not decide.
+    target: tuple[Estimate, ...] = ()  # of the weights, one per estimator
     behaviour: Estimate | None = None  # of the logging policy, if there are episodes
-    unavailable: Mapping[str, str] = field(default_factory=dict)  # estimator -> why there is none
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # estimator -> why it is missing
 
     @property
     def ess(self) -> float:
@@ -69,9 +69,9 @@ class EvaluationResult:
         return min(weighing, default=0.0)
 
     def estimate(self, name: str | None = None) -> Estimate:
-        """The estimate of that name; by default dr, else the self-normalised one, else the first.
+        """The estimate called `name`; by default dr, else a self-normalised one, else the first.
 
-        Raises KeyError with the names that exist.
+        Raises KeyError, with the existing names.
         """
         found = {one.name: one for one in self.target}
         if name is None:
@@ -81,7 +81,7 @@ class EvaluationResult:
         return found[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types for strict JSON; a number that is not finite becomes None."""
+        """The fields as plain types for strict JSON; numbers that are not finite become None."""
         return {
             "policy_id": self.policy_id,
             "weights": self.weights,
@@ -114,9 +114,10 @@ class EvaluationResult:
 
 
 def plot_intervals(results: Sequence[EvaluationResult], path: Path) -> None:
-    """Write a PNG of all estimates with their intervals, the logging policies' too.
+    """Write a PNG of all estimates with their intervals, including the logging policies'.
 
-    One colour a result. Needs matplotlib (the [train] extra).
+    Each result has its colour. Needs matplotlib (the [train] extra). Raises ValueError without
+    results, and OSError.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  [train] extra
     from matplotlib.figure import Figure  # noqa: PLC0415  [train] extra
@@ -136,7 +137,7 @@ def plot_intervals(results: Sequence[EvaluationResult], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for y, (_, estimate, colour) in enumerate(bars):
-        if np.isfinite(estimate.interval).all():  # one without end would hide the others
+        if np.isfinite(estimate.interval).all():  # an infinite one cannot be drawn
             axes.plot(estimate.interval, [y, y], color=colour, linewidth=2)
         axes.plot([estimate.value], [y], "o", color=colour)
     axes.set_yticks(range(len(bars)), [text for text, _, _ in bars])

@@ -1,4 +1,4 @@
-"""Waiting out what passes: a full disk, a file system that does not answer right now."""
+"""Retries of operations that fail for a while, as on a full disk."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Stopped(Exception):
 
 
 class Retrying:
-    """Repeats what fails with OSError, with back-off and without end, until `stop()`.
+    """Repeats operations that fail with OSError, with back-off and without a limit, until `stop()`.
 
-    `look` is called while it waits; it may raise. `waiting` says for what, None while nothing does.
+    `look` is called while it waits, and may raise. `waiting` describes the current wait, else None.
     """
 
     def __init__(self, stop: Callable[[], bool], look: Callable[[], None] = lambda: None) -> None:
@@ -35,7 +35,10 @@ class Retrying:
         self.waiting: str | None = None
 
     def do(self, what: str, action: Callable[[], T]) -> T:
-        """What `action` gives once it works. Raises Stopped, and what says nothing of a disk."""
+        """Call `action` until it succeeds, and return its result.
+
+        `what` names it in messages. Raises Stopped, and errors that are not the file system's.
+        """
         backoff = Backoff()
         while True:
             try:
@@ -45,10 +48,10 @@ class Retrying:
                     raise
                 self.waiting = f"{what}: {error}"
                 seconds = backoff.failed()
-                log.warning("%s; tried again in %.1f s", self.waiting, seconds)
+                log.warning("%s; trying again in %.1f s", self.waiting, seconds)
             else:
                 if self.waiting is not None:
-                    log.warning("%s: done, after %d tries that failed", what, backoff.tries)
+                    log.warning("%s: succeeded after %d failures", what, backoff.tries)
                 self.waiting = None
                 return result
             self._wait(seconds)
@@ -63,7 +66,7 @@ class Retrying:
 
 
 def _passes(error: Exception) -> bool:
-    """Whether an error tells of the file system alone."""
+    """Whether an error is the file system's, so that a retry may succeed."""
     if isinstance(error, OSError):
         return True
     return type(error) is WeightStoreError and isinstance(error.__cause__, OSError)

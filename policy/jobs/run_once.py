@@ -1,9 +1,9 @@
-"""Jobs on a frozen data set, each done once: what a scheduler may retry at will.
+"""Jobs on a frozen data set, each done once, so that a scheduler can retry them.
 
-Beside its manifest every job keeps a record, `{hash}.{job}-{key}.json`, written when it succeeded;
-the key covers all that its result depends on. A job holds a lock while it works, which the kernel
-drops when the process dies: of two that run at once the second waits, finds the record, and does
-nothing.
+A job that succeeds writes a record next to the manifest, `{hash}.{job}-{key}.json`; the key covers
+all inputs of its result. A job holds a file lock while it works. If two run at the same time, the
+second one waits, finds the record, and does nothing. The kernel releases the lock of a process that
+dies.
 
     frozen = freeze("run")
     trained = train_once("run", "default", BanditConfig(), frozen, seed=7)
@@ -28,7 +28,7 @@ Document: TypeAlias = dict[str, Any]
 
 
 class DataIncomplete(ValueError):
-    """Shards of the manifest could not be read; the text names them."""
+    """Shards of a manifest could not be read; the text names them."""
 
 
 def once(
@@ -38,10 +38,11 @@ def once(
     work: Callable[[], Document],
     holds: Callable[[Document], bool] = lambda known: True,
 ) -> Document:
-    """The record of a job, or what `work` gives, recorded; with `manifest` and `unchanged`.
+    """Return the record of a job if there is one; else call `work` and record its result.
 
-    `key` is all that the result depends on beside the data; `holds` says whether a record's effect
-    is still there.
+    `key` has all inputs of the result other than the data. `holds` says whether the effect of a
+    record still exists; if not, the job is done again. The returned dict also has `manifest` (the
+    hash) and `unchanged` (whether it was recorded before).
     """
     name = f"{frozen.hash}.{job}-{sha256(canonical(dict(key), job))[:HASH_DIGITS]}"
     folder = frozen.path.parent
@@ -57,7 +58,7 @@ def once(
 
 
 def _read(path: Path) -> Document | None:
-    """A record; None when there is none, or one that is no record (it is then made anew)."""
+    """Read a record; None if there is none or it is invalid (the job is then done again)."""
     try:
         document = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -66,7 +67,10 @@ def _read(path: Path) -> Document | None:
 
 
 def require_all(frozen: Frozen, skipped: Mapping[str, str]) -> None:
-    """Raises DataIncomplete when a shard (name -> why) was left out."""
+    """Raise DataIncomplete if shards were skipped (name -> reason)."""
     if skipped:
         listed = "; ".join(f"{name}: {why}" for name, why in skipped.items())
-        raise DataIncomplete(f"manifest {frozen.hash}: shards could not be read: {listed}")
+        raise DataIncomplete(
+            f"manifest {frozen.hash}: expected all of its shards, but some could not be read: "
+            f"{listed}"
+        )

@@ -1,8 +1,7 @@
-"""Which schema a job reads of a policy whose spaces were changed, and what it leaves out for that.
+"""The schema that a job reads, for policies whose spaces have changed.
 
-A job reads one schema: the one that is asked for, else that of the spaces which the policy is
-declared with. Its rows have to fit the spaces that are learned or judged. What is left out for that
-is counted.
+A job reads one schema: the given one, else the policy's declared one. Its rows must fit the spaces
+of the weights that are trained or judged. Rows of other schemas are left out and counted.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ OTHER_POLICY: Reason = "other_policy"
 
 
 def schema_to_read(root: Path | str, policy_id: str, asked: str | None = None) -> str | None:
-    """The schema that is asked for, else the declared one; None where there is neither."""
+    """`asked` if it is given, else the declared schema; None if there is neither."""
     declared = load_declarations(root).get(policy_id)
     return asked if asked is not None or declared is None else declared.schema_id
 
 
 def in_other_schemas(root: Path | str, policy_id: str, read: str | None) -> Counter[Reason]:
-    """Rows in shards of other schemas than `read`, by why they are left out: OTHER_SCHEMA those of
-    the policy, OTHER_POLICY the rest.
+    """Count the rows in shards of other schemas than `read`.
 
-    What cannot be read now is not counted.
+    The policy's rows count as OTHER_SCHEMA, others as OTHER_POLICY. Shards that cannot be read are
+    not counted.
     """
     rows: Counter[Reason] = Counter()
     if read is None:
@@ -60,11 +59,10 @@ def in_other_schemas(root: Path | str, policy_id: str, read: str | None) -> Coun
 
 
 def require_fit(stored: tuple[Space, Space], wanted: tuple[Space, Space]) -> None:
-    """Raise ValueError unless rows of the spaces `stored` are rows of those `wanted`: (observation,
-    action) each.
+    """Raise ValueError unless rows of the `stored` spaces fit the `wanted` ones.
 
-    Columns are of the same type and shape, choices among the wanted ones, and names have the same
-    codes; the bounds of numbers may differ.
+    Both are (observation, action). Columns must have the same type and shape, choices must be among
+    the wanted ones, and names must have the same codes; the bounds of numbers may differ.
     """
     if stored == wanted:
         return
@@ -81,13 +79,13 @@ def require_fit(stored: tuple[Space, Space], wanted: tuple[Space, Space]) -> Non
                 )
         if found:
             raise ValueError(
-                f"schema {schema_id(*stored)}: {what}: expected no {', '.join(found)}, which "
-                f"schema {schema_id(*wanted)} has not"
+                f"schema {schema_id(*stored)}: {what}: expected only the parts of schema "
+                f"{schema_id(*wanted)}, got {', '.join(found)} too"
             )
 
 
 def _fits(old: Any, new: Any) -> bool:
-    """Whether a leaf's values are values of another leaf."""
+    """Whether the values of a leaf are also values of another leaf."""
     if type(old.space) is not type(new.space):
         return False
     if old.is_text or (old.dtype, old.shape) != (new.dtype, new.shape):

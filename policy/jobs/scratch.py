@@ -1,10 +1,10 @@
-"""Columns of numbers on disk, for as long as a job needs them: the twin of `MemoryColumn`.
+"""Temporary columns of numbers on disk, with the interface of `MemoryColumn`.
 
-with Scratch() as scratch:
-    column = scratch.column()
+    with Scratch() as scratch:
+        column = scratch.column()
 
-A file has no name once it is open, so that nothing is left of a killed job. Written and read a
-block at a time; what the system caches of it, it takes back when memory is short.
+The files have no names once they are open, so a killed job leaves nothing behind. They are written
+and read in blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCK = 1 << 17  # numbers: 1 MB
 
 
 class DiskColumn:
-    """Numbers in a file of its own, which goes with the column."""
+    """A column of float64 in a temporary file, which is removed with the column."""
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
@@ -51,7 +51,7 @@ class DiskColumn:
 
 
 class Scratch:
-    """The files of one job, gone with it. Raises OSError where there is no room."""
+    """The temporary columns of one job. Writing raises OSError if the disk is full."""
 
     def __init__(self) -> None:
         self._columns: weakref.WeakSet[DiskColumn] = weakref.WeakSet()

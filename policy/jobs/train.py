@@ -4,9 +4,9 @@
     result.candidate           # digest of weights/default/candidates/{digest}
     result.rows_trained, result.excluded
 
-A fixed share of the episodes is reserved (storage.reading.shard_reader.Reserve): the same ones
-today and next week, for policy.jobs.evaluate to judge by. The same shards, settings and seed give
-the same candidate.
+A fixed share of the episodes is reserved for policy.jobs.evaluate
+(storage.reading.shard_reader.Reserve), the same ones in every run. The same shards, settings and
+seed give the same candidate.
 """
 
 from __future__ import annotations
@@ -71,36 +71,38 @@ ALGORITHMS: Mapping[str, AlgorithmConfig] = {
     "dr": BanditConfig(objective="dr"),
     "cql": CQLConfig(),
 }
-"""Algorithms by the names that a command line offers, with their default settings."""
+"""The algorithms of the command line by name, with their default settings."""
 
 
 class NothingToTrainOn(ValueError):
-    """No row could be learned from; the text says how many were left out, and why."""
+    """There are no rows to train on; the text says how many were left out, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a training run did. Rows are steps: read = trained + excluded; beside those stand the
-    held-out ones, and those of the same shards that were not for this training."""
+    """The result of a training run. Rows are steps: read = trained + excluded.
+
+    `rows_held_out` and `not_read` are further rows of the same shards.
+    """
 
     candidate: str
     policy_id: str
     algorithm: str
     seed: int
-    evaluation_share: float  # of episodes, or of clusters, that were reserved
+    evaluation_share: float  # the reserved share of the episodes or clusters
     cluster: str
-    action_rule: Mapping[str, Any]  # by which the candidate acts
+    action_rule: Mapping[str, Any]  # of the candidate
     rows_read: int
     rows_trained: int
     rows_held_out: int
-    excluded: Mapping[str, int] = field(default_factory=dict)  # why -> rows
-    not_read: Mapping[str, int] = field(default_factory=dict)  # e.g. another policy's -> rows
+    excluded: Mapping[str, int] = field(default_factory=dict)  # reason -> rows
+    not_read: Mapping[str, int] = field(default_factory=dict)  # reason -> rows, as other_policy
     lineage: Mapping[str, list[list[int]]] = field(default_factory=dict)  # stream -> ordinals
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the last update
-    skipped: Mapping[str, str] = field(default_factory=dict)  # damaged shard -> why
+    skipped: Mapping[str, str] = field(default_factory=dict)  # damaged shard -> reason
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types for strict JSON."""
+        """The fields as plain types for strict JSON."""
         return {**asdict(self), "metrics": finite(self.metrics)}
 
 
@@ -125,23 +127,26 @@ def train(
     retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
 ) -> TrainResult:
-    """Train a policy on the shards under `root` and keep it as a candidate of its weight store.
+    """Train a policy on the shards under `root`, and store the weights as a candidate.
 
-    `spec` defaults to the declared one, or to a default module between the declared (or stored)
-    spaces; `action_rule` to the spec's (see `acting_spec`). `epochs` overrides the algorithm's.
-    `evaluation_share` of the episodes are left to evaluation; with `cluster` "tag:NAME" that share
-    of the tag's values, each with all its episodes. `manifest` (stream -> ordinal ranges) reads
-    nothing else, `since` and `until` (microseconds of the client's ts) what began then. Of several
-    schemas that a policy has rows of, the declared one is read, or `schema_id`, whose rows have to
-    fit the spec; `not_read` counts those of the others. Rows are
-    learned from in blocks of at most `block_rows`, in the order of their ordinals, so that memory
-    is bounded; one block sees the whole log. `checkpoint` keeps the learner's state and the
-    reader's position. `threads` are torch's: more than one fights with a collector on the
-    same machine. A shard that cannot be read is tried again for `retry_for` seconds; a damaged one
-    is left out and named in `skipped`.
+    - `algorithm` defaults to `BanditConfig()`; `epochs` overrides its number of epochs.
+    - `spec` defaults to the declared one, or to a default network between the declared (or stored)
+      spaces. `action_rule` defaults to the spec's (see `acting_spec`).
+    - `evaluation_share`: the share of the episodes that is reserved for evaluation. With `cluster`
+      "tag:NAME" it is the share of the tag's values, each with all its episodes.
+    - `since` and `until`: only episodes that began in this period, in microseconds of the client's
+      `ts`. `manifest`: read only these ordinals (stream -> inclusive ranges).
+    - `schema_id`: read this schema instead of the declared one. Its rows must fit the spec;
+      `not_read` counts the rows of other schemas.
+    - `block_rows`: rows are trained on in blocks of at most this size, in the order of their
+      ordinals, which bounds memory. A log that fits in one block is trained on as a whole.
+    - `checkpoint`: a file for the learner's state and the reader's position.
+    - `threads`: torch's threads; more than one slows down a collector on the same machine.
+    - `retry_for`: seconds for which an unreadable shard is tried again. A damaged one is left out
+      and named in `skipped`.
 
     Raises NothingToTrainOn, ValueError for settings, spaces or shards that do not fit, and
-    ReaderError, which names the shards, when they cannot be read.
+    ReaderError, which names the shards, if they cannot be read.
     """
     torch.set_num_threads(threads)
     config = _configured(algorithm, epochs)
@@ -177,7 +182,7 @@ def _configured(algorithm: AlgorithmConfig | None, epochs: int | None) -> Algori
 
 
 def declared_spec(root: Path, policy_id: str) -> PolicySpec | None:
-    """The spec in `policies/{id}.json`, or a default module between its spaces."""
+    """The spec in `policies/{id}.json`, or a default network between its spaces; None without."""
     declaration = load_declarations(root).get(policy_id)
     if declaration is None:
         return None
@@ -188,15 +193,18 @@ def declared_spec(root: Path, policy_id: str) -> PolicySpec | None:
 
 def _stored_spec(reader: ShardReader) -> PolicySpec:
     if reader.spaces is None:
-        raise NothingToTrainOn("expected shards that name their spaces, got no rows")
+        raise NothingToTrainOn("expected rows in shards that name their spaces, got none")
     return PolicySpec(*reader.spaces)
 
 
 def acting_spec(
     spec: PolicySpec, config: AlgorithmConfig, action_rule: ActionRule | None = None
 ) -> PolicySpec:
-    """The spec with the rule that is asked for; else its own, or where that is the default, the
-    one that the algorithm's config names: what learns action values is not sampled from."""
+    """The spec with `action_rule`; without one, with its own rule.
+
+    If its own is the default (sampling), the algorithm's default replaces it, because values of
+    actions cannot be sampled from.
+    """
     own = spec.action_rule if spec.action_rule != SAMPLE else default_rule(config)
     return replace(spec, action_rule=own if action_rule is None else action_rule)
 
@@ -235,7 +243,7 @@ def _reader(
 
 
 def _blocks(reader: ShardReader, block_rows: int, on_progress: Progress) -> Iterator[SampleBatch]:
-    """Batches of up to `block_rows`, each in the order of its streams and ordinals."""
+    """Yield batches of about `block_rows`, each sorted by streams and ordinals."""
     held: list[SampleBatch] = []
     rows = read = 0
     for batch in reader:
@@ -250,7 +258,7 @@ def _blocks(reader: ShardReader, block_rows: int, on_progress: Progress) -> Iter
 
 
 def _ordered(batches: list[SampleBatch]) -> SampleBatch:
-    """One batch whose order does not depend on how the rows came to lie in shards."""
+    """One batch in an order that does not depend on the division into shards."""
     batch = concat_samples(batches)
     streams = np.unique(batch[STREAM].astype(str), return_inverse=True)[1]
     return batch.take(np.lexsort((batch[T], batch[ORDINAL], batch[EPISODE_ORDINAL], streams)))
@@ -285,7 +293,7 @@ def _result(
 
 
 def _keep(learner: Learner, result: TrainResult, root: Path | str, checkpoint: Path | None) -> str:
-    """Add the candidate; its metrics say how it was made, so that evaluation can hold out alike."""
+    """Store the candidate. Its metrics have the reserved share, which evaluation needs."""
     policy = learner.policy
     return WeightStore(root, result.policy_id).add_candidate(
         policy.get_weights(),
@@ -311,7 +319,7 @@ def _why_nothing(policy_id: str, learner: Learner | None, reader: ShardReader) -
     if not (reader.stats.shards or reader.stats.excluded_shards or any(counts.values())):
         return (
             f"policy {policy_id!r}: expected rows to learn from, found no shard yet. An episode is "
-            "in one seconds after its end, or after its reward window; `headrace ls` counts them"
+            "in a shard seconds after its end or its reward window; `headrace ls` counts them"
         )
     left_out = ", ".join(f"{why}: {rows}" for why, rows in counts.items() if rows) or "none"
     bad = (
@@ -345,10 +353,11 @@ def train_once(
     retry_for: float = RETRY_FOR,
     on_progress: Progress = no_progress,
 ) -> Document:
-    """`policy.jobs.train.train` on a frozen data set, unless its candidate is there already.
+    """Train on a frozen data set, unless the same training is recorded and its candidate exists.
 
-    Gives the result as plain types, with `manifest` (the hash) and `unchanged`. Raises
-    DataIncomplete, after training but before it is recorded, when a shard was skipped.
+    The arguments are those of `train`. Returns `TrainResult.to_dict` with `manifest` (the hash) and
+    `unchanged`. Raises DataIncomplete if a shard was skipped (the training is then not recorded),
+    and the errors of `train`.
     """
     config = algorithm if epochs is None else replace(algorithm, epochs=epochs)
     declaration = load_declarations(Path(root)).get(policy_id)

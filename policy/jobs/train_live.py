@@ -1,20 +1,20 @@
-"""The training job of live, on-policy clients: follows the shards and publishes after each update.
+"""On-policy training from live clients: follow the shards, and publish after each update.
 
     follow("run", "default", PPOConfig(), stop=lambda: return_is_high_enough)
 
-The initial weights are published before the first row is read, so that clients can act. From then
-on an update is made as soon as `steps_per_update` fresh steps of a client's own policy have been
-read, and its weights go live at once. Rows that the algorithm can't use (an abandoned episode's
-last one) count towards that number, because a collector that holds its clients counted them too.
-When the collector says that it holds them (storage.declarations.held_policies), an update is made
-with what can be read: a damaged shard must not stop learning. Where no collector says anything, it
-is made once a shard was left out and nothing came for a while.
+The initial weights are published before the first row is read, so that clients can act. Then an
+update is made whenever `steps_per_update` on-policy steps have been read, and its weights go live
+at once. Rows that the algorithm cannot use (such as an abandoned episode's last one) count too,
+because the collector's flow control also counts them. If a collector reports that it holds its
+clients (storage.declarations.held_policies), the update uses the rows that can be read: a damaged
+shard must not stop the training. Without such a report, this happens when a shard was left out and
+no row has come for some time.
 
-A checkpoint holds weights, optimizer, schedules, random state, counts, lineage and the reader's
-position in one file, and is durable before its version goes live (policy.jobs.follower_state):
-after a kill the job goes on from it, and no row is trained on twice in what its weights have behind
-them. One follower of a policy runs at a time, by a lease (storage.weights.lease). What the file
-system refuses for now, as on a full disk, is tried again without end.
+A checkpoint is one file with weights, optimizer, schedules, random state, counts, lineage and the
+reader's position. It is durable before its version goes live (policy.jobs.follower_state). After a
+kill the job resumes from it, and no row is trained on twice in the same chain of weights. A lease
+(storage.weights.lease) allows one follower per policy. Operations that the file system refuses, as
+on a full disk, are tried again without a limit.
 """
 
 from __future__ import annotations
@@ -57,27 +57,30 @@ __all__ = ["FollowResult", "follow", "set_flow_control"]
 log = logging.getLogger("headrace.trainer")
 
 KEEP_VERSIONS = 32
-_WAIT = 0.1  # s, how often `stop` is asked while nothing arrives
-_REFUSED_SECONDS = 5.0  # from an update to the next one, while a collector does not take up ours
-_QUIET_SECONDS = 10.0  # without a row since a shard was left out: whoever waits for it waits for us
-_OWN = ("_at", ROW)  # columns that no algorithm knows
+_WAIT = 0.1  # seconds between calls of `stop` while nothing arrives
+_REFUSED_SECONDS = 5.0  # between updates while a collector does not serve the latest version
+_QUIET_SECONDS = 10.0  # without new rows after a shard was left out, before an update is made
+_OWN = ("_at", ROW)  # columns of this module, removed before training
 
 Metrics = dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FollowResult:
-    """What the job has behind it, over all resumed runs; rows are steps."""
+    """The result of `follow`, over all resumed runs unless a comment says otherwise.
+
+    Rows are steps.
+    """
 
     policy_id: str
-    version: int  # live at the end, -1: none
+    version: int  # live at the end; -1: none
     updates: int
     rows_read: int
     rows_trained: int
-    excluded: Mapping[str, int] = field(default_factory=dict)  # why -> rows
-    excluded_shards: Mapping[str, str] = field(default_factory=dict)  # path -> why, in this run
-    retrying: Mapping[str, str] = field(default_factory=dict)  # path -> what it failed with last
-    conflicts: int = 0  # times that somebody else made another version live meanwhile, in this run
+    excluded: Mapping[str, int] = field(default_factory=dict)  # reason -> rows
+    excluded_shards: Mapping[str, str] = field(default_factory=dict)  # path -> reason, in this run
+    retrying: Mapping[str, str] = field(default_factory=dict)  # path -> the latest error
+    conflicts: int = 0  # versions that other processes made live, in this run
     ended: str = "stopped"  # or "conflict"
 
 
@@ -104,28 +107,29 @@ def follow(
     on_conflict: OnConflict = "reload",
     lease_wait: float = 0.0,
 ) -> FollowResult:
-    """Train on what clients do, until `stop()`, which is asked between reads.
+    """Train on clients' steps as they arrive, until `stop()`, which is called between reads.
 
-    `config` defaults to `PPOConfig()`, `spec` to the declared one. Rows that lag behind the live
-    version by more than `max_lag` are left out as "stale". An update takes `steps_per_update` fresh
-    steps, or fewer when a collector holds the policy and nothing more can be read.
+    - `config` defaults to `PPOConfig()`, `spec` to the declared one.
+    - `steps_per_update`: the on-policy steps of an update. It has fewer if a collector holds the
+      policy and nothing more can be read.
+    - `max_lag`: rows whose policy lag is larger are left out as "stale".
+    - `evaluation_share` and `cluster`: as in `policy.jobs.train.train`. Rows of reserved episodes
+      count towards an update, but are left out as "reserved". By default none are reserved, because
+      versions go live without a judgement.
+    - `publish`: without it (and while a rollback pins the policy), a candidate is stored every
+      `checkpoint_every` updates and nothing goes live.
+    - `checkpoint_dir` defaults to `weights/{id}/checkpoints`. With `resume`, the job continues from
+      the latest intact checkpoint; if there is none, from the live weights.
+    - `keep_versions`: every `checkpoint_every` updates, older versions than these are removed.
+    - `on_update` is called with the algorithm's metrics and `update`, `version`, `rows`,
+      `rows_trained`, `seconds`, `publish_seconds`, `policy_lag_mean` and `policy_lag_max` (in
+      versions; nan: unknown). `tensorboard`: a folder for event files with the same metrics.
+    - `threads`: torch's threads.
+    - `on_conflict`: if another process publishes or rolls back, continue from its weights
+      ("reload") or end ("end").
+    - `lease_wait`: seconds to wait until another follower ends.
 
-    `evaluation_share` of the episodes (see `policy.jobs.train.train`) count towards an update, and
-    are left out of it as "reserved"; none by default, because on-policy versions go live unjudged.
-
-    Checkpoints lie under `checkpoint_dir` (default `weights/{id}/checkpoints`). With `resume`, the
-    job goes on from the latest that is whole; without one, from the weights that are live. Every
-    `checkpoint_every` updates versions beyond the newest `keep_versions` are removed. Without
-    `publish`, and while a rollback pins the policy, a candidate is kept so often and none is live.
-
-    `lease_wait` is how many seconds to wait for another follower's end. When somebody else
-    publishes or rolls back, the job goes on from those weights, or ends: `on_conflict`.
-    `tensorboard` is a directory for its event files. `threads` are torch's.
-
-    `on_update` gets the algorithm's metrics and `update, version, rows, rows_trained, seconds,
-    publish_seconds, policy_lag_mean, policy_lag_max`: versions behind the live one (nan: unknown).
-
-    Raises ValueError for what does not fit, LeaseHeld while another follower trains the policy.
+    Raises ValueError for invalid arguments, LeaseHeld while another follower trains the policy.
     """
     torch.set_num_threads(threads)
     reserve = Reserve(evaluation_share, cluster)
@@ -163,7 +167,7 @@ def _run(
     *,
     resume: bool,
 ) -> str:
-    """Update until `stop()` or a conflict that ends it; which of them it was."""
+    """Update until `stop()`, or until a conflict ends the job; return "stopped" or "conflict"."""
     try:
         state.begin(resume=resume)
         while not stop():
@@ -177,12 +181,12 @@ def _run(
         log.warning("ended: %s", conflict)
         return "conflict"
     except Stopped as waited:
-        log.warning("stopped while something was waited for, and not saved: %s", waited)
+        log.warning("stopped during a retry, without a checkpoint: %s", waited)
     return "stopped"
 
 
 def _lease(store: WeightStore, wait: float, stop: Callable[[], bool]) -> Lease:
-    """The policy's lease, which only one follower has at a time. Raises LeaseHeld."""
+    """Take the policy's lease, which only one follower has at a time. Raises LeaseHeld."""
     take = partial(Lease.take, store.directory, wait=wait, stop=stop)
     return Retrying(stop).do("taking the lease", take)
 
@@ -194,9 +198,9 @@ def set_flow_control(
     steps_per_version: int | None,
     max_policy_lag: int | None,
 ) -> None:
-    """Write into `policies/{id}.json` when its collector holds clients; None switches it off.
+    """Set the flow control of a policy in `policies/{id}.json`; None switches a limit off.
 
-    Raises ValueError when the policy is not declared.
+    Raises ValueError if the policy is not declared.
     """
     declared = load_declarations(Path(root)).get(policy_id)
     if declared is None:
@@ -208,7 +212,7 @@ def set_flow_control(
 
 @dataclass(frozen=True)
 class _Settings:
-    """When an update is made, and of what."""
+    """When an update is made, and which rows it uses."""
 
     steps_per_update: int
     max_lag: int | None
@@ -222,7 +226,7 @@ class _Settings:
 
 
 class _Follower:
-    """The loop: rows gathered for the next update, and when that is due."""
+    """Gathers rows for the next update, and decides when it is due."""
 
     def __init__(
         self,
@@ -242,11 +246,11 @@ class _Follower:
         self._gathered: list[SampleBatch] = []
         self._left_out: Counter[str] = Counter()
         self._fresh = 0
-        self._came = time.monotonic()  # the latest of them
+        self._came = time.monotonic()  # the latest on-policy row
 
     def advance(self, timeout: float) -> Metrics | None:
-        """Read what is there, waiting `timeout` seconds; the metrics if that made an update."""
-        # no more than the next update takes: the rest stays in the reader, whose position names it
+        """Read a batch, waiting up to `timeout` seconds; return metrics if an update was made."""
+        # No more rows than the next update needs: others stay in the reader and its position.
         self._reader.batch_size = self._settings.steps_per_update - self._fresh
         batch = self._reader.next(timeout)
         if batch.count:
@@ -268,18 +272,18 @@ class _Follower:
         self._gathered.append(used)
         own = {"stale": int(stale.sum()), "reserved": int(reserved.sum())}
         self._left_out.update({**left_out, **{why: n for why, n in own.items() if n}})
-        self._fresh += int(mine.sum())  # as the collector counts, which holds clients by it
+        self._fresh += int(mine.sum())  # the collector's flow control counts the same rows
         if mine.any():
             self._came = time.monotonic()
 
     def _due(self) -> bool:
-        """Whether clients wait for a version, and all that can be read for it was read.
+        """Whether clients wait for a version, and every readable row for it has been read.
 
-        Rows that were counted and cannot be read (damaged, vanished, left out) are not waited for.
-        What was closed by then is in shards when the collector says that it holds.
+        Rows that were counted but cannot be read (damaged, vanished, left out) are not waited for.
+        The steps that the collector has counted are in shards when it reports that it holds.
         """
         if (self._state.pinned or not self._state.publishes) and not self._gathered:
-            return False  # whoever publishes lets clients go on; a pin holds nobody
+            return False  # an update would not release clients: another process publishes
         held = self._held()
         if held is not None and not self._is_waited_for(held):
             return False
@@ -287,10 +291,11 @@ class _Follower:
             return False
         if not self._reader.caught_up():
             return False
-        why = f"version {held} is held" if held is not None else "shards are left out, no row comes"
+        held_text = f"clients of version {held} are held"
+        why = held_text if held is not None else "shards are left out and no new rows come"
         log.warning(
-            "%s and everything that can be read was read: updating with %d of %d steps; left out "
-            "so far: %s; tried again: %d shards",
+            "%s, and everything that can be read was read: updating with %d of %d steps; left out "
+            "so far: %s; shards to try again: %d",
             why,
             self._fresh,
             self._settings.steps_per_update,
@@ -300,10 +305,10 @@ class _Follower:
         return True
 
     def _is_waited_for(self, held: int) -> bool:
-        """Whether clients of that version wait for our next one.
+        """Whether clients of version `held` wait for this job's next version.
 
-        Those of a version before ours are about to get ours, unless their collector refuses it; one
-        that is later and not live is of weights that a backup took the place of.
+        Clients of an earlier version will get the current one, unless their collector refuses it. A
+        later version that is not live belongs to weights that a restored backup has replaced.
         """
         mine = self._learner.policy.version
         if held == mine or (held > mine and self._state.is_live(held)):
@@ -313,7 +318,7 @@ class _Follower:
         return held > mine or self._state.is_refused()
 
     def _is_quiet(self) -> bool:
-        """Whether no row of clients that act has come for long, and some were left out."""
+        """Whether rows were left out, and no on-policy row has come for `_QUIET_SECONDS`."""
         spoiled = self._reader.stats.spoiled > self._state.spoiled
         return spoiled and time.monotonic() - self._came >= _QUIET_SECONDS
 
@@ -325,7 +330,7 @@ class _Follower:
         self._state.note_live()
         lag = self._lag(used)
         metrics = {**self._learner.learn(used, left_out), **lag}
-        if metrics["rows"] < used.count:  # taken back
+        if metrics["rows"] < used.count:  # the update was undone
             self._state.untrained.read(read, np.zeros(read.count, np.bool_))
         learned = time.perf_counter()
         counts = self._learner.counts
@@ -340,7 +345,7 @@ class _Follower:
         }
 
     def _stale(self, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """(N,) acted on by a version that is too old, or not known."""
+        """(N,) whether the acting version is too old or unknown."""
         if self._settings.max_lag is None:
             return np.zeros(len(versions), np.bool_)
         oldest = max(0, self._learner.policy.version - self._settings.max_lag)
@@ -355,10 +360,10 @@ class _Follower:
             "policy_lag_max": float(lag.max()) if known else float("nan"),
         }
 
-    # what it says
+    # reporting
 
     def status(self) -> dict[str, Any]:
-        """For the lease's record, which the collector's metrics show."""
+        """The status in the lease's record, which the collector's metrics show."""
         counts, stats = self._learner.counts, self._reader.stats
         return {
             "version": self._learner.policy.version,
@@ -405,13 +410,13 @@ def _reader(
         mode="fragments",
         batch_size=settings.steps_per_update,
         follow=True,
-        eager=True,  # an update may be due with fewer rows than it takes
+        eager=True,  # an update may be due with fewer rows than `batch_size`
         columns=tuple(dict.fromkeys(columns)),
     )
 
 
 def _event_log(folder: Path | None, stack: ExitStack) -> Callable[[Metrics], None]:
-    """Writes metrics over `rows_trained` as TensorBoard reads them; nothing without a folder."""
+    """A function that writes metrics over `rows_trained` for TensorBoard, if there is a folder."""
     if folder is None:
         return lambda metrics: None
     try:

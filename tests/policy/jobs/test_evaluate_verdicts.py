@@ -290,7 +290,7 @@ def test_what_clients_dropped_is_counted(tmp_path: Path) -> None:
         (check,) = (one for one in found.diagnostics if one.name == "client_dropped")
         assert (found.verdict, check.passed) == (verdict, verdict == "better")
         assert check.sentence.startswith(f"{steps} steps (")
-        assert ("mend what fills their queues" in check.sentence) == (not check.passed)
+        assert ("fix what fills their queues" in check.sentence) == (not check.passed)
 
 
 def test_nothing_reserved_cannot_be_judged(tmp_path: Path) -> None:

@@ -73,7 +73,9 @@ def test_with_no_version_left_the_error_says_how_to_begin_anew(root: Path) -> No
     lose_checkpoints(root)
     for number in (1, 2, 3):
         flip(version(root, number) / "manifest.json")
-    with pytest.raises(WeightsDamaged, match=r"train --follow --no-resume.* begins anew"):
+    with pytest.raises(
+        WeightsDamaged, match=r"train --follow --no-resume.* starts with new weights"
+    ):
         run(root, 1)
     result, _ = run(root, 1, resume=False)
     assert result.version == 5  # 4 are the new initial weights

@@ -182,7 +182,7 @@ def test_another_spec_than_the_live_one_is_refused(root):
     with pytest.raises(ValueError, match="another spec and PPOConfig"):
         follow(root, "default", CONFIG, stop=lambda: True, spec=other)
     shutil.rmtree(root / "weights" / "default" / "checkpoints")
-    with pytest.raises(ValueError, match="another; pass its spec"):
+    with pytest.raises(ValueError, match="another spec; pass that one"):
         follow(root, "default", CONFIG, stop=lambda: True, spec=other)
 
 
