@@ -1,9 +1,9 @@
-"""`journal/address`: where the collector of a root serves, and whether it still does.
+"""`journal/address`: the address of a root's collector, and whether that collector is running.
 
-The collector keeps a lock on the file itself from the moment it serves. The kernel drops that lock
-when the process dies, nobody but collectors takes it, and only the owner of the root may open the
-file: so a locked file was written by the collector that lives now. An address without that proof is
-not to be asked, and gets no token: whoever likes may listen on a dead collector's port.
+A serving collector holds a lock on the file. The kernel releases the lock when the process dies,
+only collectors take it, and only the owner of the root can open the file. So a locked file was
+written by the running collector. An address without a lock must not be called or sent a token:
+another program may listen on the port of a collector that has ended.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.server")
 
 ADDRESS = "address"
-"""The file beside the journal. Its lines: the address; the network in which it means that."""
+"""The file's name. Its lines are the address, and the network namespace where it is valid."""
 
 _HERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
 def say_address(directory: Path, address: str) -> FileLock | None:
-    """Say in a journal's directory where its collector serves, until the lock is released.
+    """Write a collector's address to its journal's directory; it is valid while the lock is held.
 
-    None, and a warning, when it cannot be said, as on a full disk: that stops no collector.
+    Returns None after logging a warning if the file cannot be written; the collector runs anyway.
     """
     try:
         return _say(directory, address)
     except OSError as error:
-        log.warning("nobody can look up where this serves: %s", error)
+        log.warning("this collector's address cannot be written to its root: %s", error)
         return None
 
 
 def forget_address(directory: Path) -> None:
-    """Take away what the collector before said. Nothing proves it any more, should it stay."""
-    with contextlib.suppress(OSError):  # a folder in its place stops no collector
+    """Remove the previous collector's address. If that fails, the file is unlocked and invalid."""
+    with contextlib.suppress(OSError):  # as when there is a folder of that name
         (directory / ADDRESS).unlink()
 
 
 def _say(directory: Path, address: str) -> FileLock:
-    """In a new file, which takes the place of the old: nobody who looks at that is in the way."""
+    """Write and lock a new file, then rename it over the old one, which readers may have open."""
     path = directory / ADDRESS
     temporary = path.with_name(f".{ADDRESS}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
@@ -66,7 +66,7 @@ def _say(directory: Path, address: str) -> FileLock:
 
 
 class LiveAddress:
-    """An address, and whether the collector that said so still lives."""
+    """An address, and whether the collector that wrote it is still running."""
 
     def __init__(self, fd: int, address: str) -> None:
         self._fd = fd
@@ -74,7 +74,7 @@ class LiveAddress:
 
     @classmethod
     def of(cls, directory: Path) -> LiveAddress | None:
-        """What a living collector says in a journal's directory; None when nothing proves it."""
+        """The address in a journal's directory; None unless its collector is running."""
         try:
             fd = os.open(directory / ADDRESS, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -82,7 +82,7 @@ class LiveAddress:
         live = cls(fd, "")
         with contextlib.suppress(OSError, UnicodeDecodeError):
             address, _, network = os.pread(fd, 4096, 0).decode().strip().partition("\n")
-            private = os.fstat(fd).st_mode & 0o077 == 0  # who may open it may also lock it
+            private = os.fstat(fd).st_mode & 0o077 == 0  # otherwise others could lock the file
             if private and network == _network() and live.holds():
                 live.address = _called_here(address)
                 return live
@@ -90,7 +90,7 @@ class LiveAddress:
         return None
 
     def holds(self) -> bool:
-        """Whether the collector that wrote the file is alive at this moment."""
+        """Whether the collector that wrote the file is running now."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -99,11 +99,11 @@ class LiveAddress:
         return False
 
     def private(self) -> bool:
-        """Whether what is sent there can be read by nobody on the way."""
+        """Whether requests to the address cannot be read on the way: https, or loopback."""
         return _parsed(self.address).scheme == "https" or self.loopback()
 
     def loopback(self) -> bool:
-        """Whether what is sent there does not leave this machine."""
+        """Whether requests to the address stay on this machine."""
         host = _parsed(self.address).host or ""
         return host == "[::1]" or host.startswith("127.")
 
@@ -112,24 +112,24 @@ class LiveAddress:
 
 
 def _called_here(address: str) -> str:
-    """An address that can be called: one bound to every address is so by loopback."""
+    """The address to call: loopback for a collector that is bound to every address."""
     url = _parsed(address)
     host = url.host or ""
     return f"{url.scheme}://{_HERE.get(host, host)}:{url.port}"
 
 
 def _parsed(address: str) -> Url:
-    """An address as the client that will call it reads it."""
-    # lazy: the collector itself says where it is, and loads no client
+    """Parse an address as the HTTP client does."""
+    # imported here because collectors write the file and do not need the client
     from urllib3.util import parse_url  # noqa: PLC0415
 
     return parse_url(address)
 
 
 def _network() -> str:
-    """What tells this machine's network, since it was started, from that of any container."""
+    """An id of the network namespace, which differs between a machine and its containers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return socket.gethostname()

@@ -1,16 +1,17 @@
-"""A journal that came from a backup: what shards hold already is not put into shards again.
+"""Journals restored from a backup: steps that are in shards already are not written again.
 
-The collector that lived on after the backup sealed what the backup still holds, and more. Shards
-behind the ends of its streams tell a restored journal. Then, in one transaction:
+After a backup, the collector continued and sealed the backup's steps and later ones. Shards with
+ordinals after the ends of the journal's streams show that it was restored. Then, in one
+transaction:
 
-* it takes a new collector id, so that no ordinal is given twice;
-* the shards that it does not know of become records of its own, and their steps count;
-* a part that waits here and lies in a shard is marked as stored (`Stored`): no shard is written;
-* an open episode is cut as it was cut in the shards; where they hold all that is known of it here,
-  or more, it ends: as it ended there, else as broken;
-* every other episode of those shards is remembered as over, so that its id is not begun again.
+* the journal takes a new collector id, so that no ordinal is used twice;
+* shards that it has no record of get records, and their steps are counted;
+* a waiting part that is in a shard is marked as stored (`Stored`), and not written again;
+* an open episode is cut as in the shards; if these contain all its known steps or more, it ends
+  as it ended there, otherwise as broken;
+* other episodes of those shards are remembered as ended, so that their ids are not reused.
 
-A step is known by its episode, its agent, its `t` and the microsecond in which it was received.
+A step is identified by its episode, agent, `t`, and the microsecond in which it was received.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ CAUSE = "the journal was restored from a backup that is older than this episode'
 
 
 class Shelf(Protocol):
-    """The shards beside a journal."""
+    """The shards under a journal's root."""
 
     def ends(self, collector_ids: set[str]) -> Mapping[str, int]:
-        """stream -> the ordinal after its last shard, of these collectors' streams."""
+        """stream -> the ordinal after its last shard, for the streams of these collectors."""
 
     def later(
         self, known: Mapping[str, int], since: int
@@ -60,22 +61,22 @@ class Shelf(Protocol):
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """What came of a restored journal: its ids, what was taken up, what was not doubled."""
+    """The result for a restored journal: its ids, the added shards, the steps not written again."""
 
     previous_id: str
     collector_id: str
-    shards: int  # taken up
-    steps: int  # in them
+    shards: int  # added
+    steps: int  # in these shards
     kept_back: int  # steps of the backup that are in shards
-    over: int  # episodes that were open in the backup, and are over
+    over: int  # episodes that were open in the backup and have ended
 
 
 def notice_restore(
     journal: Journal, policies: Mapping[str, PolicyDeclaration], shelf: Shelf, *, received: int
 ) -> Restored | None:
-    """Bring a journal that is older than its shards up to them; None for any other journal.
+    """Update a journal that is older than its shards; return None for any other journal.
 
-    `received` is now, in microseconds since the epoch.
+    `received` is the current time in microseconds since the epoch.
     """
     streams = journal.streams()
     former = journal.state(FORMER_ID).get(FORMER_ID)
@@ -91,8 +92,8 @@ def notice_restore(
     restored = _Restoring(journal, recovered, found).run(previous, ends, received)
     log.error(
         "the journal is older than its shards (%s): it was restored from a backup. Collector %s "
-        "goes on as %s; %s shards with %s steps are taken up, %s steps of the backup are in them "
-        "and not written again, %s open episodes are over",
+        "continues as %s; %s shards with %s steps are added, %s steps of the backup are in them "
+        "and not written again, %s open episodes have ended",
         ", ".join(f"{name} up to {end - 1}" for name, end in sorted(beyond.items())),
         previous,
         restored.collector_id,
@@ -105,7 +106,7 @@ def notice_restore(
 
 
 def _oldest(recovered: Recovered, now: int) -> int:
-    """When the oldest step came that the journal holds and no plan names."""
+    """When the oldest step was received that is in the journal and in no plan."""
     assembler = recovered.assembler
     held = (*assembler.episodes.values(), *assembler.closing.values())
     times = [episode.received[0] for episode in held if episode.received]
@@ -116,7 +117,7 @@ def _oldest(recovered: Recovered, now: int) -> int:
 
 
 class _Restoring(msgspec.Struct):
-    """One restored journal, from its replayed state to the transaction that brings it up."""
+    """One restored journal: compares its replayed state with the shards, then updates it."""
 
     journal: Journal
     recovered: Recovered
@@ -128,7 +129,7 @@ class _Restoring(msgspec.Struct):
     ended: int = 0  # episodes of the backup whose last part is in a shard
 
     def run(self, previous: str, ends: Mapping[str, int], received: int) -> Restored:
-        """Compare, then commit."""
+        """Compare the state with the shards, then commit the difference."""
         for shard in self.found:
             for part in shard.parts:
                 self.parts[_name_of(part)].append(part)
@@ -151,10 +152,10 @@ class _Restoring(msgspec.Struct):
         )
         return Restored(previous, fresh, len(self.found), steps, kept_back, self.over)
 
-    # --- what is there already -------------------------------------------------------------
+    # --- comparing with shards -------------------------------------------------------------
 
     def _keep_back_waiting(self) -> None:
-        """Parts that wait for a plan: sealed again from the same rows, they came out the same."""
+        """Mark waiting parts that are in shards; replayed from the same rows, they are equal."""
         for item in self.recovered.waiting:
             part = item.part
             if part is None:
@@ -169,7 +170,7 @@ class _Restoring(msgspec.Struct):
                     break
 
     def _bring_up(self, episode: OpenEpisode) -> None:
-        """Cut and end an open episode as it was in shards."""
+        """Cut and end an open episode as in the shards."""
         there = self.parts[episode.started.name]
         while (one := self._next(episode, there)) is not None:
             there.remove(one)
@@ -180,12 +181,12 @@ class _Restoring(msgspec.Struct):
                 return self._keep_back()
             self._apply(Cut(episode.started.key, episode.part, one.steps))
             self._keep_back()
-        if there and episode.ended is None:  # its id was begun again, so it was over
+        if there and episode.ended is None:  # its id was reused, so the episode had ended
             self._end(episode, "broken")
         return None
 
     def _next(self, episode: OpenEpisode, there: Sequence[FoundPart]) -> FoundPart | None:
-        """The part in shards that begins where the episode stands here, if there is one."""
+        """The part in the shards that begins at the episode's current step, if there is one."""
         at = (episode.part, episode.t0)
         return next(
             (one for one in there if (one.part, one.t0) == at and _same_steps(episode, one)),
@@ -193,7 +194,7 @@ class _Restoring(msgspec.Struct):
         )
 
     def _ending(self, episode: OpenEpisode, there: list[FoundPart]) -> str | None:
-        """How the rest of an episode, which shards alone know, ended; None when it did not."""
+        """How an episode ended in the parts that only the shards have; None if it did not."""
         t = episode.t_next
         for one in sorted(there, key=lambda one: one.t0):
             if one.part > episode.part and one.t0 >= t and one.ended is not None:
@@ -201,7 +202,7 @@ class _Restoring(msgspec.Struct):
         return None
 
     def _break_rests(self) -> None:
-        """With one agent's track all of an episode is over."""
+        """End the other tracks of episodes in which one agent's track is abandoned or broken."""
         assembler = self.recovered.assembler
         for name, whole in list(assembler.wholes.items()):
             if whole.stopped is not None and whole.open:
@@ -211,7 +212,7 @@ class _Restoring(msgspec.Struct):
 
     def _end(self, episode: OpenEpisode, how: str) -> None:
         key = episode.started.key
-        if episode.ended is not None:  # its windows would have closed it
+        if episode.ended is not None:  # it only waits for its reward windows
             self._apply(Cut(key, episode.part, episode.steps))
             return
         self.over += 1
@@ -219,17 +220,17 @@ class _Restoring(msgspec.Struct):
         self._apply(Ended(key, episode.next_seq, how, None, cause))
 
     def _apply(self, event: Event) -> None:
-        """One more event of the history: what a replay will find in the new row."""
+        """Apply an event, and add it to the new row for replays."""
         assembler, blob = self.recovered.assembler, encode_event(event)
         row, now = self.journal.last_row + 1, assembler.running
         assembler.apply(event, blob, row=row, received=0, now=now)
         self.encoded.append(blob)
 
     def _keep_back(self) -> None:
-        """What was sealed by the latest event lies in a shard."""
+        """Mark the parts that the latest event has sealed as stored."""
         self.stored.append(self.recovered.assembler.sealed[-1])
 
-    # --- what is written down --------------------------------------------------------------
+    # --- the transaction -------------------------------------------------------------------
 
     def _records(self) -> list[ShardRecord]:
         first = self.journal.next_plan_id()
@@ -240,14 +241,14 @@ class _Restoring(msgspec.Struct):
         ]
 
     def _state(self, accepted: int, kept_back: int) -> dict[str, bytes]:
-        """Counts, the ids that are taken, and whose stream the first parts of episodes are in."""
+        """State entries: counts, the used ids, and the streams of episodes' first parts."""
         totals, infos = self.recovered.totals, [shard.info for shard in self.found]
         ended = sum(part.ended is not None for shard in self.found for part in shard.parts)
         totals.steps = accepted
         totals.rows += sum(info.rows for info in infos)
         totals.parts += sum(info.parts for info in infos)
         totals.shards += len(infos)
-        totals.episodes += ended - self.ended  # those are counted when they are let go
+        totals.episodes += ended - self.ended  # `self.ended` are counted when they are released
         totals.restored += kept_back
         put: dict[str, bytes] = {}
         over = self._over(self.recovered.assembler)
@@ -261,7 +262,7 @@ class _Restoring(msgspec.Struct):
         return put
 
     def _over(self, assembler: EpisodeAssembler) -> list[Finished]:
-        """The episodes that only shards know: their ids are taken."""
+        """The episodes that are only in shards, as ended ones: their ids are used."""
         over: dict[Name, Finished] = {}
         for name, parts in self.parts.items():
             if parts and name not in assembler.episodes and name not in assembler.finished:
@@ -277,9 +278,9 @@ def _name_of(part: FoundPart) -> Name:
 
 
 def _same_steps(episode: OpenEpisode, part: FoundPart) -> bool:
-    """Whether a part holds the very steps that are buffered here, as far as both go.
+    """Whether a part and the buffered steps agree, up to the shorter of the two.
 
-    The open step alone may have been decided anew since; then its place says that it is the same.
+    The open step may have a newer decision; it is identified by its position only.
     """
     common = min(part.steps, episode.steps)
     if common == episode.steps and episode.ended is None:

@@ -1,12 +1,12 @@
-"""The collector: the shell around the assembler, without HTTP.
+"""The collector without HTTP: it connects the assembler with the journal and the shard writer.
 
     accept -> assembler (in memory) -> journal row -> group commit -> acknowledgement
     ended or cut parts -> plan (ordinals, durable) -> writer process -> record (rows dropped)
 
-Everything here runs on one event loop. The journal has its own thread (`Committer`), so has the
-waiting for the writer process (`Sealer`); both report back onto the loop. The state in memory runs
-ahead of the disk (`LoopJournal`); nothing is acknowledged before its row is durable, and when a
-write fails the state is thrown away and rebuilt from the journal.
+Everything here runs on one event loop. Two threads report to it: `Committer` writes the journal,
+`Sealer` waits for the writer process. The state in memory is ahead of the disk (`LoopJournal`).
+Nothing is acknowledged before its row is durable; if a write fails, the state is discarded and
+rebuilt from the journal.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ log = logging.getLogger("headrace.collector")
 T = TypeVar("T")
 
 CHECK_TOGETHER = 32
-"""From so many events on, validating a batch's values at once is cheaper than one by one."""
+"""From this number of events, validating a batch's values at once is faster than one by one."""
 
 _GROWING = (wire.Start, wire.LogAction, wire.Decision)
 
 REWARDS_SHARE = 1.25
-"""Of the memory for open episodes, until which plain rewards are taken."""
+"""Plain rewards are accepted until open episodes exceed their memory limit by this factor."""
 
 TICK_SECONDS = 0.1
 TIMEOUT_CHECK_SECONDS = 1.0
 
 
 class OpenRow:
-    """One journal row in the making: what is applied to the assembler, at one time, in this order.
+    """A journal row under construction: events, applied to the assembler in order, at one time.
 
-    A replay of the row does the same to an assembler that stands where this one stood.
+    A replay of the row has the same effect on an assembler in the same state.
     """
 
     __slots__ = ("_assembler", "_stats", "_tell_broken", "encoded", "now", "number", "received")
@@ -84,7 +84,7 @@ class OpenRow:
         self.encoded: list[bytes] = []
 
     def apply(self, event: Event, blob: bytes | None = None) -> None:
-        """Apply an event, whose encoding may be known, and the cut that it may call for."""
+        """Apply an event (`blob` is its encoding, if known), then cut the episode if it is due."""
         assembler, now = self._assembler, self.now
         blob = encode_event(event) if blob is None else blob
         assembler.apply(event, blob, row=self.number, received=self.received, now=now)
@@ -97,7 +97,7 @@ class OpenRow:
             self.apply(cut)
 
     def break_episode(self, name: Name, cause: str) -> None:
-        """End an episode, of all agents, as broken."""
+        """End an episode, with the tracks of all agents, as broken."""
         for ended in self._assembler.break_episode(name, cause):
             self._tell_broken(name, cause)
             self.apply(ended)
@@ -107,25 +107,24 @@ class OpenRow:
 
 
 class Collector:
-    """Takes events, a journal row at a time, and hands what they complete to the sealing.
+    """Accepts events as journal rows, and passes completed parts on to be sealed.
 
-    Its parts: `journal` knows which rows are durable and whether the journal can be used, `sealing`
-    what waits for its shard, `sealer` the shard writer's thread, `flow` which policies are held.
-    `assembler`, `keys` and `sealing` are of one state of the journal, and replaced together when it
-    is read back: after an `await` they may be others.
+    `journal` has the durable rows and the state of the journal, `sealing` the parts that wait for a
+    shard, `sealer` the shard writer's thread, `flow` the held policies. `assembler`, `keys` and
+    `sealing` belong to one state of the journal and are replaced together when that is read back,
+    so they may be other objects after an `await`.
 
     Args:
-        journal: open, of this collector alone from here on.
+        journal: open; only this collector may use it from now on.
         writer: not started yet.
-        arm: `arm(policy_id, episode_id)` is the arm of a canary that an episode is assigned to, ""
-            where none is on.
-        tap: gets parts as soon as they are durable.
-        durable: what replies say of what they acknowledge: False for a journal in memory.
-        redaction_key: makes the pseudonyms of redacted fields.
-        max_pending: bytes of parts that may wait for a shard; beyond them events get 429.
-        max_open: bytes that open episodes may hold; beyond them events get 429.
-        retry_seconds: for so long nothing is taken after a full disk.
-        loop: where the threads report; default: the running one.
+        arm: `arm(policy_id, episode_id)` returns the canary arm of an episode, "" without a canary.
+        tap: receives parts as soon as they are durable.
+        durable: the `durable` field of replies; False for a journal in memory.
+        redaction_key: the key of the pseudonyms of redacted fields.
+        max_pending: bytes of parts that may wait for a shard; above it, events get 429.
+        max_open: bytes that open episodes may use; above it, events get 429.
+        retry_seconds: seconds without accepting events after the disk was full.
+        loop: the event loop that the threads report to; default: the running one.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class Collector:
         self._take_up(recovered)
 
     def _declare(self, journal: Journal) -> None:
-        """Keep the declarations in the journal. When they are known no disk is needed to start."""
+        """Store the declarations in the journal, unless it has them: most starts write nothing."""
         known = journal.state(POLICY)
         fresh = dict(policies_state(self.policies).items() - known.items())
         if fresh:
@@ -186,16 +185,17 @@ class Collector:
     # --- life ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the journal and writer threads and finish what an earlier run had planned."""
+        """Start the journal's and the writer's thread, and complete the plans of earlier runs."""
         self.journal.committer.start()
         self.sealer.start()
         self._resume()
         self._ticker = asyncio.ensure_future(self._tick_forever())
 
     async def drain(self, timeout: float = 3.0) -> None:
-        """Refuse new events, seal what has ended, wait for its shards, close the journal.
+        """Refuse new events, seal ended episodes, wait for their shards, close the journal.
 
-        When the journal has failed nobody waits: no shard can be recorded any more.
+        It waits up to `timeout` seconds, and not at all if the journal has failed, because no shard
+        can be recorded then.
         """
         self.draining = True
         if self._ticker is not None:
@@ -209,11 +209,11 @@ class Collector:
             await self._until(lambda: not self.sealing.in_flight or failed(), deadline)
         sealer.stop()
         if failed() or not await self._until(lambda: not sealer.running, deadline):
-            if not failed():  # else that is the cause, and the writer may be well
+            if not failed():  # a failed journal is another cause
                 log.warning("the shard writer does not answer: killed; its plan is kept")
             sealer.kill()
             await self._until(lambda: not sealer.running)
-        await asyncio.sleep(0)  # a last shard's record is submitted before the journal closes
+        await asyncio.sleep(0)  # lets the last shard's record be submitted first
         if journal.is_usable:
             self.sealing.settle(all_rows=True)
         journal.committer.stop()
@@ -221,19 +221,19 @@ class Collector:
         journal.fail(CollectorFailed("the collector was stopped"))
 
     async def _until(self, done: Callable[[], bool], deadline: float = math.inf) -> bool:
-        """Wait without a thread of our own: at interpreter exit none can be started."""
+        """Poll instead of using a thread: none can be started while the interpreter exits."""
         while not done() and self._clock() < deadline:
             await asyncio.sleep(0.01)
         return done()
 
     @property
     def now(self) -> float:
-        """Seconds that the collector has been running, over its journal's whole life."""
+        """The running time: seconds that collectors have run on this journal, in total."""
         return self._clock() - self._began
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much waits for the shard writer that nothing more is taken."""
+        """Whether no events are accepted because too many bytes wait for the shard writer."""
         return self.sealing.pending_bytes > self._max_pending
 
     # --- accepting -------------------------------------------------------------------------
@@ -246,12 +246,12 @@ class Collector:
         caller: Caller = NOBODY,
         given: Given | None = None,
     ) -> tuple[wire.EventsReply, int]:
-        """Judge and apply a batch; answers the reply, to be sent once the row is durable.
+        """Judge and apply a batch; return the reply and the row that must be durable before it.
 
-        A refused event names itself in the reply. Unless `single`, one that is refused for its
-        content closes its episode as broken, if its client instance started that. `caller` owns
-        the episodes that start; `given` is the key of a batch of one. Raises Refusal when nothing
-        can be accepted now.
+        The reply names refused events. Unless `single`, an event that is refused for its content
+        ends its episode as broken, if the batch's client instance started the episode. `caller`
+        owns the episodes that start; `given` is the Idempotency-Key of a batch with one event.
+        Raises Refusal if nothing can be accepted now.
         """
         if self.known(given) is not None:
             self.stats.duplicates += 1
@@ -262,7 +262,7 @@ class Collector:
     def accept_slice(
         self, batch: wire.Batch, first: int, caller: Caller
     ) -> tuple[wire.EventsReply, int]:
-        """`accept` for the events from `first` on of a batch that there was room for."""
+        """`accept` for events of a batch from index `first`, after `require_room` for all."""
         self._require_open()
         return self._accept(batch, first=first, caller=caller)
 
@@ -292,18 +292,22 @@ class Collector:
 
     @property
     def silent_seconds(self) -> float | None:
-        """Since the last event was taken; None where none was since the start."""
+        """Seconds since the last event was accepted; None if there was none since the start."""
         return None if self._last_event is None else self._clock() - self._last_event
 
     def known(self, given: Given | None) -> Keyed | None:
-        """A key that came before. Raises Refusal: with other content, or when nothing is taken."""
+        """The earlier request with this key, if any.
+
+        Raises Refusal if it had another content, or if nothing can be accepted now.
+        """
         self._require_open()
         return None if given is None else self.keys.find(given)
 
     def compose(self, fill: Callable[[OpenRow], None]) -> int:
-        """One journal row of what `fill` applies to it.
+        """Submit a journal row with the events that `fill` applies to it.
 
-        Answers the row that the answer waits for. Raises Refusal when nothing can be accepted.
+        Returns the row that must be durable before the reply is sent. Raises Refusal if nothing can
+        be accepted now.
         """
         self._require_open()
         _, waits_for = self._composed(fill)
@@ -311,12 +315,12 @@ class Collector:
         return waits_for
 
     def _composed(self, fill: Callable[[OpenRow], T]) -> tuple[T, int]:
-        """What `fill` answers, and the row that an acknowledgement of what it applied waits for."""
+        """The result of `fill`, and the row that must be durable before the acknowledgement."""
         row = self._row()
         try:
             return fill(row), self._submit(row)
         except Exception:
-            # Some of it may be applied already, and none of it is in the journal.
+            # Some events may be applied already, but none is in the journal.
             log.exception("events cannot be applied; rebuilding from the journal")
             self.journal.rebuild(Refusal("busy", "the state is being rebuilt", retry_after=1.0))
             raise
@@ -326,9 +330,9 @@ class Collector:
         return OpenRow(self.assembler, self.stats, self.tell_broken, number, self._wall(), now)
 
     def _submit(self, row: OpenRow, *, ticks: bool = False) -> int:
-        """Submit a row; answers the row that an acknowledgement waits for.
+        """Submit a row; return the row that must be durable before an acknowledgement.
 
-        `ticks`: one without events too, which says how long the collector has been running.
+        `ticks`: submit it even without events, to store the running time.
         """
         if not (row.encoded or ticks):
             return self.journal.submitted_row
@@ -339,21 +343,21 @@ class Collector:
         return number
 
     def drop_staged(self, key: int) -> None:
-        """Forget the pieces of an episode whose import stopped, unless it is over."""
+        """Drop the pieces of an episode whose import stopped, unless the episode has ended."""
         self.sealing.idle_rows += self.assembler.drop_staged(key)
 
     def tell_broken(self, name: Name, cause: str) -> None:
-        """Count an episode that was broken, and tell the log of it, within its rate."""
+        """Count a broken episode, and log it at a limited rate."""
         self.stats.broken += 1
         self._broken.tell(name, cause, self.now)
 
     @property
     def is_full(self) -> bool:
-        """Whether open episodes, and those in their reward windows, fill their memory."""
+        """Whether open episodes, and those in reward windows, have reached their memory limit."""
         return self.assembler.open_bytes > self._max_open
 
     def _arm_of(self, started: Started) -> str:
-        """What a canary assigns a start to: an agent that joins, to what its episode was."""
+        """The canary arm of a start; an agent that joins gets its episode's arm."""
         whole = self.assembler.wholes.get(started.episode_id)
         known = None if whole is None else whole.arms.get(started.policy_id)
         return self._arm(started.policy_id, started.episode_id) if known is None else known
@@ -367,7 +371,7 @@ class Collector:
         single: bool,
         caller: Caller,
     ) -> None:
-        """Apply the events that may be applied, and tell in the reply what became of each."""
+        """Apply the events that are not refused, and fill in the reply."""
         assembler, judge, stats, now = self.assembler, self.judge, self.stats, row.now
         many = len(batch.events) >= CHECK_TOGETHER
         values = judge.check_values(batch) if many else {}
@@ -403,7 +407,7 @@ class Collector:
         stats.duplicates += reply.duplicates
 
     def _hold(self, reply: wire.EventsReply, row: OpenRow) -> list[str]:
-        """Tell which policies are held; those that are so for the first time are cut at once."""
+        """Set the held policies in the reply; cut the episodes of newly held ones at once."""
         flow = self.flow
         if not flow.active:
             return []
@@ -416,9 +420,9 @@ class Collector:
     def register(
         self, request: wire.Register, owner: str = "", content: tuple[bytes, int] | None = None
     ) -> tuple[wire.Registered, int]:
-        """Register a client instance, or find the import of that name of that token again.
+        """Register a client instance, or find the token's earlier import of the same name.
 
-        `content` is what a bulk import's key stands for from now on: (digest, rows).
+        `content` is that of a bulk import, which its key will stand for: (digest, rows).
         """
         self._require_open()
         secret = secrets.token_hex(8)
@@ -449,10 +453,11 @@ class Collector:
             )
 
     def require_room(self, batch: wire.Batch) -> None:
-        """Refuse what makes open episodes larger while they fill their memory.
+        """Refuse events that make open episodes larger while these are at their memory limit.
 
-        Ends may come, with any rewards in the same batch; for a while also rewards alone, which a
-        client may have to send ahead of an end, and of which little is kept beside a sum.
+        Ends are accepted, with rewards in the same batch. Up to `REWARDS_SHARE` of the limit,
+        rewards alone are accepted too: clients may have to send them before an end, and most are
+        stored only as a sum.
         """
         if not self.is_full:
             return
@@ -465,13 +470,13 @@ class Collector:
             else isinstance(event, _GROWING)
             for event in batch.events
         ):
-            text = f"open episodes hold {held} bytes, at most {self._max_open} are set aside"
+            text = f"expected open episodes of at most {self._max_open} bytes, got {held} bytes"
             raise Refusal("busy", text, retry_after=1.0)
 
     # --- one state of the journal ----------------------------------------------------------
 
     def _take_up(self, recovered: Recovered) -> None:
-        """Continue from a journal's state."""
+        """Use the state that was read from the journal."""
         self.assembler = recovered.assembler
         self.judge = Judge(self.assembler, self.redactor)
         if self.flow.active:
@@ -490,16 +495,16 @@ class Collector:
         )
 
     def _offer(self, tap: Tap, stream: str, canonical_json: str, parts: list[Part]) -> None:
-        """Parts go to the tap once the row that sealed them, the latest one, is on disk."""
+        """Offer parts to the tap once the row that sealed them (the latest row) is on disk."""
 
         def told(lost: Exception | None) -> None:
-            if lost is None:  # else they come again, as far as the journal holds them
+            if lost is None:  # otherwise a replay offers them again, if the journal has them
                 tap.offer(stream, canonical_json, parts)
 
         self.journal.tell(self.journal.submitted_row, told)
 
     def _resume(self) -> None:
-        """Go on with what was planned, waiting or torn when the state was taken up."""
+        """Continue with open plans, waiting parts and incomplete episodes of the read state."""
         self.sealing.resume(self.now)
         row = self._row()
         for name in self.assembler.torn_episodes():
@@ -519,7 +524,7 @@ class Collector:
                 self.journal.call(self.tick)
 
     def tick(self) -> None:
-        """What time calls for: time-outs, cuts, shards that waited long enough."""
+        """Apply everything that is due: timeouts, cuts, and plans of shards."""
         now = self.now
         if now - self._last_timeout_check >= TIMEOUT_CHECK_SECONDS:
             self._last_timeout_check = now

@@ -1,9 +1,9 @@
-"""Tells who trains, without a connection, that clients wait: `flow/{policy_id}.json`.
+"""`flow/{policy_id}.json`: tells trainers, through a file, that clients wait for a version.
 
-The collector counts the steps that it closed; a trainer counts those that it read. The difference,
-a shard that is damaged or gone, is never made up. So the collector says, in a file beside the
-shards (storage.declarations.held_policies), when a policy is held and all its steps are in shards:
-what cannot be read of them by then does not come.
+The collector counts the steps that it closed, a trainer those that it read. They differ for good if
+a shard is damaged or missing. So the collector writes a file (storage.declarations.held_policies)
+when a policy is held and all its steps are in shards: a trainer need not wait for steps that it
+cannot read by then.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ AGAIN_SECONDS = 1.0
 
 
 class FlowControlFile:
-    """Keeps the files of one root's policies as flow control has it; one task, and one thread.
+    """Writes the files of one root's policies as flow control changes.
 
-    A root that does not answer must not stop the event loop: the thread writes, and nobody waits
-    for it.
+    A task on the event loop notes the changes. A thread writes them, because a file system that
+    hangs must not block the event loop; nothing waits for the thread.
     """
 
     def __init__(self, collector: Collector, root: Path) -> None:
@@ -42,7 +42,7 @@ class FlowControlFile:
         self._changes: queue.SimpleQueue[tuple[str, int | None]] = queue.SimpleQueue()
 
     async def follow(self) -> None:
-        """Look at flow control until cancelled."""
+        """Note changes of flow control until cancelled."""
         if not self._policies:
             await asyncio.Event().wait()
         threading.Thread(target=self._write, name="headrace-held", daemon=True).start()
@@ -51,7 +51,7 @@ class FlowControlFile:
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Note what changed; what an earlier collector said is taken back at the first look."""
+        """Note the changes since the last call; the first call also resets older files."""
         held = self._collector.flow.held()
         for name, schema_id in self._policies.items():
             version = held.get(name)
@@ -62,8 +62,11 @@ class FlowControlFile:
                 self._changes.put((name, version))
 
     def _write(self) -> None:
-        """Have the files say what was noted last. What cannot be written is tried again, and told
-        once; what somebody removed or put back from a backup is written again."""
+        """Make the files equal to the latest notes.
+
+        A file that cannot be written is tried again and logged once. A file that was removed or
+        restored from a backup is written again.
+        """
         said: dict[str, int | None] = {}
         told = False
         while True:
@@ -77,7 +80,8 @@ class FlowControlFile:
                     say_held(self._root, name, version)
                 except OSError as error:
                     if not told:
-                        log.warning("policy %s: its trainer cannot be told: %s", name, error)
+                        text = "policy %s: flow control cannot be written for its trainer: %s"
+                        log.warning(text, name, error)
                     told = True
                 else:
                     told = False

@@ -1,13 +1,12 @@
-"""The journal's two sides: the thread that commits, and the event loop that runs ahead of it.
+"""Group commit: a thread commits journal rows, and the event loop waits for them.
 
-`Committer` is the one thread that writes the journal. Whatever was submitted while a sync ran goes
-into the next transaction, so that one sync serves all that waited for it; there is no timer.
-`LoopJournal` is what the event loop knows of it: the rows that were submitted, those on disk,
-who waits for one, and what happens when a write fails.
+`Committer` is the only thread that writes the journal. Everything submitted during a sync goes into
+the next transaction, so one sync serves all waiting requests; there is no timer. `LoopJournal` is
+the event loop's side: the submitted rows, the durable ones, the waiting requests, and the reaction
+to a failed write.
 
-After a failed write everything submitted before the failure was noticed is dropped: each submission
-carries the *epoch* it was made in, and a new epoch begins with reading the state back from the
-journal.
+Each submission belongs to an *epoch*. After a failed write, all submissions of the epoch that are
+not durable are dropped, and a new epoch begins with reading the state back from the journal.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Notify = Callable[..., Any]
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """What changes together, beside rows."""
+    """Changes of the journal other than rows, made in one transaction; see `Journal.commit`."""
 
     plan: Plan | None = None
     record: ShardRecord | None = None
@@ -48,7 +47,7 @@ class Transaction(msgspec.Struct, frozen=True):
 class Task(msgspec.Struct, frozen=True):
     """One submission: a row, a transaction, or a job to run between transactions.
 
-    `done` gets the job's result, or None, through `notify`.
+    `done` is called through `notify` with the job's result, or None.
     """
 
     epoch: int
@@ -59,11 +58,11 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Committer:
-    """Owns the journal from `start` to `close`.
+    """The thread that uses the journal from `start` until it has stopped.
 
-    `on_durable(row)` tells that all rows up to it are on disk; `on_full(error)` that the disk is
-    full and the epoch is over; `on_failed(error)` that the journal can no longer be used. All three
-    run through `notify`.
+    It calls, through `notify`: `on_durable(row)` when all rows up to `row` are on disk;
+    `on_full(error)` when the disk is full and the epoch has ended; `on_failed(error)` when the
+    journal can no longer be used.
     """
 
     def __init__(
@@ -83,13 +82,13 @@ class Committer:
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="headrace-journal", daemon=True)
         self._broken_epoch = -1
-        self.latency = Histogram()  # of commits of rows
+        self.latency = Histogram()  # seconds of commits of rows
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, task: Task) -> None:
-        """Have a task done after all that were submitted before it."""
+        """Queue a task; tasks are done in the order of their submission."""
         self._tasks.put(task)
 
     @property
@@ -99,7 +98,7 @@ class Committer:
     def stop(self) -> None:
         """Commit what was submitted, then close the journal.
 
-        Returns at once; `running` is False when it is done.
+        Returns at once; `running` becomes False when it is done.
         """
         self._tasks.put(None)
         if self._thread.ident is None:
@@ -109,13 +108,13 @@ class Committer:
         try:
             while self._commit_next():
                 continue
-        except Exception as error:  # whatever it is, the journal's state is no longer known
+        except Exception as error:  # after any error the journal's state is unknown
             self._notify(self._on_failed, error)
         finally:
             self._journal.close()
 
     def _commit_next(self) -> bool:
-        """Commit what waits; False when that was the last. Who waits for it holds no rows."""
+        """Commit the waiting tasks; False after the last. While it waits it refers to no rows."""
         group = [self._tasks.get()]
         while not self._tasks.empty():
             group.append(self._tasks.get())
@@ -137,7 +136,7 @@ class Committer:
             self._rows(rows, group[-1].epoch)
 
     def _rows(self, rows: list[tuple[int, bytes]], epoch: int) -> bool:
-        """Commit rows; answers whether the epoch still stands."""
+        """Commit rows; return False if their epoch has ended, as with a full disk."""
         if epoch <= self._broken_epoch:
             return False
         if not rows:
@@ -177,13 +176,14 @@ class Committer:
 
 
 class LoopJournal:
-    """The journal as the event loop sees it: what is submitted is on disk later, in that order.
+    """The event loop's side of the journal: submissions become durable later, in order.
 
-    Rows up to `durable_row` are on disk; whoever waits for a later one gets one answer, that it is
-    or why it will not be. When the disk is full, or the state in memory is wrong (`rebuild`), the
-    epoch ends: what is not durable is dropped, and nothing `guard`ed in that epoch runs any more.
-    Until `take_up` has got what the journal holds, as `recover` reads it in the journal's thread,
-    events are refused with `rebuilding`. A `failure` is for good.
+    Rows up to `durable_row` are on disk. A caller that waits for a later row gets one result: it is
+    durable, or the reason why it will not be. If the disk is full, or the state in memory is wrong
+    (`rebuild`), the epoch ends: rows that are not durable are dropped, and functions `guard`ed in
+    that epoch do nothing from then on. Then `recover` reads the journal in its thread, and
+    `take_up` gets the result; until then events are refused with `rebuilding`. A `failure` is
+    permanent.
     """
 
     def __init__(
@@ -214,37 +214,37 @@ class LoopJournal:
 
     @property
     def is_usable(self) -> bool:
-        """Whether anything that is submitted now may become durable."""
+        """Whether submissions can become durable: no failure, and no rebuilding."""
         return self.rebuilding is None and self.failure is None
 
     # --- submitting --------------------------------------------------------------------------
 
     def append(self, blob: bytes) -> int:
-        """Submit a row; answers its number, which `durable_row` will reach."""
+        """Submit a row; return its number, which `durable_row` will reach."""
         self.submitted_row += 1
         self.committer.submit(Task(self.epoch, row=(self.submitted_row, blob)))
         return self.submitted_row
 
     def transact(self, change: Transaction, then: Callable[[], None]) -> None:
-        """Submit a change; `then` runs once it is durable, unless the epoch ended before."""
+        """Submit a change; `then` is called once it is durable, unless the epoch ends first."""
         done = self.guard(lambda _: then())
         self.committer.submit(Task(self.epoch, transaction=change, done=done))
 
     async def ask(self, job: Callable[[Journal], T]) -> T:
-        """Run a short job on the journal, after all that was submitted so far."""
+        """Run a short job on the journal's thread, after earlier submissions; return its result."""
         if self.failure is not None:
             raise CollectorFailed(str(self.failure))
         answer: asyncio.Future[T] = self._loop.create_future()
 
         def tell(found: T) -> None:
-            if not answer.done():  # nobody waits any more
+            if not answer.done():  # otherwise the caller has stopped waiting
                 answer.set_result(found)
 
         self.committer.submit(Task(self.epoch, job=job, done=tell))
         return await answer
 
     def guard(self, function: Callable[[T], None]) -> Callable[[T], None]:
-        """The function as long as this epoch lasts; nothing from then on."""
+        """Wrap a function so that it does nothing after the current epoch."""
         epoch = self.epoch
 
         def run(value: T) -> None:
@@ -258,17 +258,17 @@ class LoopJournal:
     async def durable(self, row: int) -> None:
         """Wait until journal row `row` is on disk.
 
-        Raises Refusal (disk_full) when it will not be, CollectorFailed when the journal is gone.
+        Raises Refusal (disk_full) if it will not be, CollectorFailed if the journal has failed.
         """
         if self.failure is not None or row > self.durable_row:
             await self.when_durable(row)
 
     def when_durable(self, row: int) -> asyncio.Future[None]:
-        """The same as a future, which hears from here on what becomes of the row."""
+        """`durable` as a future, which is completed even if nobody awaits it yet."""
         future = self._loop.create_future()
 
         def told(lost: Exception | None) -> None:
-            if future.done():  # nobody waits any more
+            if future.done():  # the caller has stopped waiting
                 return
             if lost is None:
                 future.set_result(None)
@@ -279,7 +279,7 @@ class LoopJournal:
         return future
 
     def tell(self, row: int, told: Callable[[Exception | None], None]) -> None:
-        """Call `told` with None once a row is on disk, or with the error when it will not be."""
+        """Call `told` with None once a row is on disk, or with the error if it will not be."""
         if self.failure is not None:
             told(CollectorFailed(str(self.failure)))
         elif row <= self.durable_row:
@@ -295,11 +295,11 @@ class LoopJournal:
             self._loop.call_soon_threadsafe(self.call, function, *args)
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
-        """What the threads report must not get lost in an error: then the collector is over."""
+        """Call a function that a thread reports with; an error in it stops the collector."""
         try:
             function(*args)
         except Exception as error:
-            log.exception("the collector cannot go on")
+            log.exception("an internal error: the collector stops")
             self.fail(error)
 
     def _on_durable(self, row: int) -> None:
@@ -309,12 +309,15 @@ class LoopJournal:
             waiting.popleft()[1](None)
 
     def _on_full(self, error: Exception) -> None:
-        log.error("journal: %s; refusing events until there is room", error)
+        log.error("journal: %s; refusing events until there is space", error)
         self._lose(disk_full())
         self.rebuild(disk_full(), after=self._retry_seconds)
 
     def rebuild(self, meanwhile: Refusal, *, after: float = 0.0) -> None:
-        """Throw the state away and read it back from the journal; requests hear `meanwhile`."""
+        """Discard the state, and read it back from the journal after `after` seconds.
+
+        Until then requests are refused with `meanwhile`.
+        """
         self.rebuilding = meanwhile
         self.rebuilds += 1
         self.epoch += 1
@@ -327,7 +330,7 @@ class LoopJournal:
         self._take_up(recovered)
 
     def fail(self, error: Exception) -> None:
-        """Nothing that waits becomes durable any more, nor anything that comes."""
+        """Mark the journal as failed: nothing becomes durable from now on."""
         if self.failure is None:
             self.failure = error
         self._lose(CollectorFailed(str(error)))

@@ -1,11 +1,10 @@
-"""What a running collector says of its journal: the ledger that `verify` compares with the shards.
+"""The account of a running collector's journal, which `verify` compares with the shards.
 
-    GET /v1/ledger                     the sums at one moment, the plans, where streams end
-    GET /v1/ledger/records?after=ID    recorded shards by plan id, a page at a time
+    GET /v1/ledger                     sums at one point in time, the plans, the ends of streams
+    GET /v1/ledger/records?after=ID    recorded shards by plan id, in pages
 
-The moment is one turn of the event loop. What memory holds then is counted at once; the journal is
-read by its own thread after everything that was submitted until then, and before anything later, so
-that both speak of the same history.
+The point in time is one turn of the event loop. The state in memory is counted in it. The journal's
+thread reads the journal after all earlier submissions and before all later ones, so both agree.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ANSWER_SECONDS = 20.0
 
 
 async def ledger(collector: Collector) -> wire.JournalLedger:
-    """The account of this moment. Raises Refusal when the journal does not answer."""
+    """The account at this moment. Raises Refusal (429) if the journal does not answer in time."""
     assembler, sealing = collector.assembler, collector.sealing
     held = (*assembler.episodes.values(), *assembler.closing.values())
     steps = dict(sealing.unrecorded)
@@ -53,7 +52,10 @@ async def ledger(collector: Collector) -> wire.JournalLedger:
 
 
 async def records(collector: Collector, after: int) -> wire.LedgerPage:
-    """Recorded shards whose plan comes behind `after`; `last` is where the next page begins."""
+    """A page of recorded shards with plan ids greater than `after`.
+
+    `last` is the `after` of the next page. Raises Refusal as `ledger` does.
+    """
     page = await _ask(collector, lambda journal: list(islice(journal.shards(after=after), PAGE)))
     rows = [
         wire.LedgerRecord(
@@ -80,15 +82,16 @@ async def _ask(collector: Collector, job: Any) -> Any:
         async with asyncio.timeout(ANSWER_SECONDS):
             return await collector.journal.ask(job)
     except TimeoutError as error:
-        raise Refusal("busy", "the journal does not answer now", retry_after=1.0) from error
+        text = f"the journal has not answered for {ANSWER_SECONDS:g} seconds"
+        raise Refusal("busy", text, retry_after=1.0) from error
 
 
 def damage_texts(damage: DamageReport) -> list[str]:
-    """What was found broken in a journal, in words."""
+    """The damage of a journal as texts, one per kind."""
     texts = {
         "rows were acknowledged and are missing at its end": damage.missing_rows,
         "rows are missing inside it": damage.lost_rows,
-        "rows do not fit their checksum": damage.damaged_rows,
+        "rows do not match their checksum": damage.damaged_rows,
     }
     told = [f"{count} {text}" for text, count in texts.items() if count]
     if damage.set_aside is not None:

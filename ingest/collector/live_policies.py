@@ -1,9 +1,10 @@
 """The live policies inside the collector.
 
-`LivePolicies` follows each policy's weight store and evaluates the live version with numpy. A
-thread of its own looks at the files and gives the event loop what it found.
+`LivePolicies` follows each policy's weight store, and acts with the live version through numpy. A
+thread reads the files and passes new versions to the event loop.
 
-What evaluates a version is loaded with the first one: a collector that only logs is ready sooner.
+The modules of `policy` are imported with the first version, so that a collector that only logs
+starts faster.
 """
 
 # ruff: noqa: PLC0415 - `policy` is imported only where a policy is served
@@ -48,13 +49,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FOLLOW_SECONDS = 0.005
-"""How often live.json is looked at: a stat of a microsecond, which works on every file system."""
+"""Seconds between checks of live.json: a stat takes a microsecond and works on all file systems."""
 LOOK_SECONDS = 0.5
-"""How long what is not about weights waits for a look at them; then it says what is known."""
+"""Seconds that requests wait for a check of the weights; then they use the known version."""
 WEIGHTS_SECONDS = 5.0
-"""How long a request for weights waits for it: the first look loads what evaluates a policy."""
+"""Seconds that requests for weights wait for a check; the first one imports the modules."""
 PLAUSIBLE = 10_000_000
-"""So many generations may have been lost to a backup; a client that claims more is not believed."""
+"""A restored backup may lack this many generations; a client's claim of more is ignored."""
 
 _ETAG = re.compile(
     r'"(?P<store>[0-9a-f]+)-(?P<generation>[0-9]{1,15})(-(?P<version>[0-9]{1,15}))?"'
@@ -62,7 +63,7 @@ _ETAG = re.compile(
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One action: stored and sent forms in canonical bytes and as a value, and how it was drawn."""
+    """One action, in stored form (canonical bytes) and as sent, and how it was drawn."""
 
     action: bytes
     action_env: Any
@@ -72,7 +73,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class _Live(msgspec.Struct):
-    """One policy. `served` and `standing` are replaced whole, by the thread's news."""
+    """One policy. The thread's results replace `served` and `standing` as whole objects."""
 
     store: WeightFolder | MemoryWeightStore
     schema_id: str
@@ -81,7 +82,7 @@ class _Live(msgspec.Struct):
     follower: WeightFollower[NumpyPolicy]
     served: LoadedPolicy[NumpyPolicy] | None = None
     standing: Standing = Standing()
-    is_looked_at: bool = False  # what is known of its files is no guess
+    is_looked_at: bool = False  # its files have been checked once
     changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     @property
@@ -91,7 +92,7 @@ class _Live(msgspec.Struct):
 
 @dataclass
 class LivePolicies:
-    """The live version of every declared policy under one root; without one, in memory."""
+    """The live version of every declared policy: under one root, or in memory without a root."""
 
     root: Path | None
     policies: Mapping[str, PolicyDeclaration]
@@ -120,14 +121,14 @@ class LivePolicies:
     # the thread
 
     def start(self, collector_id: str) -> None:
-        """Follow what is published from here on, on a thread, until `close`."""
+        """Follow publications on a thread, until `close`."""
         self._thread = WeightsThread(self._look, FOLLOW_SECONDS)
         for live in self._live.values():
             live.follower.collector_id = collector_id
         self._thread.start()
 
     def refresh(self) -> None:
-        """Take up newly published versions now, in this thread: where nothing was started."""
+        """Load newly published versions now, in the calling thread; only without `start`."""
         self._look()
 
     def _look(self) -> None:
@@ -145,7 +146,7 @@ class LivePolicies:
             self._thread.tell(lambda: _take_up(live, served, standing))
 
     async def look(self, seconds: float = LOOK_SECONDS) -> None:
-        """Take up newly published versions now; a folder that hangs is not waited for longer."""
+        """Load newly published versions now; wait at most `seconds` if the folder hangs."""
         thread = self._thread
         if thread is None:
             self.refresh()
@@ -154,20 +155,20 @@ class LivePolicies:
                 await thread.ask(self._look, seconds)
 
     async def look_for_first(self, policies: Collection[str]) -> None:
-        """`look` where one of them has no version: it may have been published this moment."""
+        """`look` if one of the policies has no version, because one may just be published."""
         found = (self._live.get(name) for name in policies)
         if any(live is not None and live.served is None for live in found):
             await self.look()
 
     async def ask(self, policy_id: str, job: Callable[[WeightFolder], T]) -> T:
-        """The result of a job on a policy's files; what it changed is taken up by then.
+        """Run a job on a policy's files, load what it changed, and return its result.
 
-        Raises what the job raises, Refusal where nothing is on disk or the folder hangs.
+        Raises the job's errors, and Refusal if there is no root or the folder hangs.
         """
         live = self._live[policy_id]
         store, thread = live.store, self._thread
         if not isinstance(store, WeightFolder) or thread is None:
-            raise Refusal("no_route", "this collector keeps nothing on disk")
+            raise Refusal("no_route", "this collector has no root: it runs in memory")
 
         def run() -> T:
             try:
@@ -178,7 +179,7 @@ class LivePolicies:
         return await thread.ask(run)
 
     def own_record(self, policy_id: str) -> Served:
-        """What this collector serves, as it registers it. For jobs: it reads files."""
+        """This collector's record of the served version. It reads files: call it in jobs only."""
         return self._live[policy_id].follower.record()
 
     async def version_of(self, policy_id: str, number: int) -> tuple[Manifest, bytes]:
@@ -189,12 +190,12 @@ class LivePolicies:
         return await self._thread.ask(lambda: store.read(number))
 
     async def changed(self, policy_id: str) -> None:
-        """Wait for the next generation of a policy, or for `close`."""
+        """Wait until a policy's generation changes, or until `close`."""
         if not self.closing:
             await self._live[policy_id].changed.wait()
 
     def close(self) -> None:
-        """Let everybody go who waits for a version, and end the thread."""
+        """Release all waiters for versions, and end the thread."""
         self.closing = True
         for live in self._live.values():
             live.changed.set()
@@ -207,17 +208,17 @@ class LivePolicies:
             live.follower.register(seconds=0.0)
 
     async def ended(self) -> None:
-        """Wait until the thread has ended, unless what it reads hangs."""
+        """Wait until the thread has ended, for a short time if it hangs."""
         if self._thread is not None:
             await self._thread.ended()
 
     @property
     def busy_seconds(self) -> float:
-        """For how long one look at `weights/` has been taking."""
+        """Seconds that the current access to `weights/` has taken; 0 without one."""
         return 0.0 if self._thread is None else self._thread.busy_seconds
 
     def note_seen(self, policy_id: str, etag: str) -> None:
-        """A client has a later generation than is wanted here: `weights/` is an older copy."""
+        """Note a client's etag: with a later generation than `live.json`, that is an old copy."""
         live = self._live[policy_id]
         seen = _ETAG.fullmatch(etag)
         if seen is None or live.served is None or self._thread is None:
@@ -230,8 +231,10 @@ class LivePolicies:
     # canaries
 
     def arm(self, policy_id: str, episode_id: str) -> str:
-        """What an episode that starts now is assigned to (storage.experience.hashed.ARM); "" while
-        no canary is on."""
+        """The canary arm of an episode that starts now (storage.experience.hashed.ARM).
+
+        "" without a canary.
+        """
         served = self._live[policy_id].served
         if served is None or served.canary is None:
             return ""
@@ -239,7 +242,7 @@ class LivePolicies:
         return f"{served.generation}:{served.canary_version if canary else served.version}"
 
     def in_canary(self, policy_id: str, arm: str) -> bool:
-        """Whether the canary acts for an episode of this arm: it ends when the canary does."""
+        """Whether the canary acts in episodes of this arm; False once the canary has ended."""
         live = self._live.get(policy_id)
         served = None if live is None else live.served
         return (
@@ -249,7 +252,7 @@ class LivePolicies:
         )
 
     def roles(self, policy_id: str) -> dict[str, int | None]:
-        """The versions that are `live`, that were so before it (`previous`), and the `canary`."""
+        """The versions in the roles `live`, `previous` (live before it) and `canary`."""
         served = self._live[policy_id].served
         if served is None:
             return {"live": None, "previous": None, "canary": None}
@@ -259,10 +262,10 @@ class LivePolicies:
             "canary": None if served.canary is None else served.canary_version,
         }
 
-    # what is live
+    # the live version
 
     def nothing_served(self, policy_id: str) -> Refusal:
-        """The refusal where no version is here: `busy` until the files were looked at once."""
+        """The refusal while no version is served: `busy` before the first check of the files."""
         if self._live[policy_id].is_looked_at:
             return no_version(policy_id)
         text = f"policy {policy_id!r}: its weights are still being read"
@@ -272,41 +275,40 @@ class LivePolicies:
         return self._live[policy_id].store
 
     def standing(self, policy_id: str) -> Standing:
-        """What is wanted, and what keeps it from being served."""
+        """The wanted version, and the reason if it is not served."""
         return self._live[policy_id].standing
 
     def pinned(self, policy_id: str) -> Pin | None:
-        """What keeps a trainer from publishing this policy."""
+        """The pin of a rollback, during which nothing can be published; None without one."""
         wanted = self._live[policy_id].standing.wanted
         return None if wanted is None else wanted.hold
 
     def followed_version(self, policy_id: str) -> int | None:
-        """The live version, None where nothing is live or no newer one will come: it is pinned."""
+        """The live version; None if there is none, or if a pin prevents newer ones."""
         return None if self.pinned(policy_id) is not None else self.version(policy_id)
 
     def etag(self, policy_id: str) -> str | None:
-        """Names the live generation, None when nothing is published."""
+        """The live generation's etag; None if nothing is served."""
         served = self._live[policy_id].served
         return None if served is None else served.etag
 
     def published(self, policy_id: str) -> Published | None:
-        """The live version as clients get it."""
+        """The live version as it is sent to clients; None if nothing is served."""
         served = self._live[policy_id].served
         return None if served is None else served.published
 
     def version(self, policy_id: str) -> int | None:
-        """The live version, None when nothing is published."""
+        """The number of the live version; None if nothing is served."""
         policy = self._live[policy_id].policy
         return None if policy is None else policy.version
 
     def generation(self, policy_id: str) -> int:
-        """The live generation, -1 when nothing is published."""
+        """The live generation; -1 if nothing is served."""
         served = self._live[policy_id].served
         return -1 if served is None else served.generation
 
     def sent(self, codec: Codec, action: bytes) -> Any:
-        """A stored action as it goes to a client: Box values clipped to their bounds, names for
-        their codes."""
+        """A stored action in the form for clients: Box values clipped, names instead of codes."""
         from policy.inference.preprocessors import assemble
 
         columns = {
@@ -326,11 +328,11 @@ class LivePolicies:
         *,
         canary: bool = False,
     ) -> list[Choice | Refusal]:
-        """Actions for encoded observations of a schema, one forward for all; of the `canary`, if
-        one is on.
+        """Choose actions for encoded observations of a schema, in one forward pass.
 
-        In place of an action stands the Refusal (422) of an observation that overflows. Raises
-        Refusal: 503 `no_version` while nothing is published that acts in these spaces.
+        With `canary` the canary acts, if there is one. The result has a Refusal (422) instead of an
+        action for an observation that overflows. Raises Refusal (503 `no_version`) if no version
+        can act in these spaces.
         """
         live = self._live.get(policy_id)
         if live is None or live.schema_id != schema_id:
@@ -381,14 +383,14 @@ class LivePolicies:
 
 
 def _check(declared_schema: str, candidate: Candidate, weights: Weights) -> None:
-    """Raise WeightsRefused unless one can act with these weights in the declared spaces."""
+    """Raise WeightsRefused unless the weights can act in the declared spaces."""
     from policy.inference.weight_store import require_usable
 
     require_usable(candidate, weights, declared_schema)
 
 
 def check_specs(policies: Mapping[str, PolicyDeclaration]) -> None:
-    """Raises DeclarationError for a declared `spec` that no policy could act by."""
+    """Raise DeclarationError for a declared `spec` that is invalid."""
     for policy in policies.values():
         if policy.spec is not None:
             from policy.inference.spec import PolicySpec
@@ -401,7 +403,7 @@ def check_specs(policies: Mapping[str, PolicyDeclaration]) -> None:
 
 
 def _loaded(declared_schema: str, manifest: Manifest, data: bytes) -> NumpyPolicy:
-    """What acts with a version. Raises WeightsDamaged, WeightsRefused."""
+    """The policy of a version's weights. Raises WeightsDamaged, WeightsRefused."""
     from policy.inference.weight_store import require_usable
 
     weights = decode_weights(data, manifest.digests[WEIGHTS_FILE])
@@ -411,7 +413,7 @@ def _loaded(declared_schema: str, manifest: Manifest, data: bytes) -> NumpyPolic
 
 
 def _take_up(live: _Live, served: LoadedPolicy[NumpyPolicy] | None, standing: Standing) -> None:
-    """On the event loop: what the thread has found."""
+    """Set the thread's results, on the event loop."""
     live.standing, live.is_looked_at = standing, True
     if served is not live.served:
         live.served = served

@@ -1,8 +1,8 @@
-"""A tap: who wants parts as soon as they are durable, without waiting for their shard.
+"""Taps: they receive parts as soon as these are durable, before their shards are written.
 
-A part's ordinal is its place among the parts of its stream in the order of the journal's rows. So
-it is known when the part is sealed, a replay gives it the same one, and it is durable as soon as
-the row that sealed the part is: that is when the collector offers it.
+A part's ordinal is its position among its stream's parts, in the order of the journal's rows. So it
+is known when the part is sealed, and a replay gives the same one. The collector offers the part
+when the row that sealed it is durable.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from storage.experience.episode import Part
 
 
 class Tap(Protocol):
-    """Gets every durable part, with its ordinals, at least once; called on the collector's loop."""
+    """Receives every durable part with its ordinal, at least once, on the collector's loop."""
 
     @property
     def full(self) -> bool:
-        """Whether no more events may be taken until somebody has read."""
+        """Whether the collector must not accept events until parts have been read."""
 
     def offer(self, stream: str, canonical_json: str, parts: Sequence[Part]) -> None:
-        """Parts of consecutive ordinals that a restart would find again, until they are written."""
+        """Receive parts with consecutive ordinals. After a restart, parts come again until they are
+        in shards."""
 
     def written(self, stream: str, first: int, last: int) -> None:
-        """The shard of these ordinals is in its place."""
+        """Note that the shard with these ordinals is written."""
 
 
 class Taps:
-    """Several taps as one; each passes by what is not for it."""
+    """Several taps as one. Each ignores the streams that are not its own."""
 
     def __init__(self, taps: Iterable[Tap]) -> None:
         self._taps = tuple(taps)

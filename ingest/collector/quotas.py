@@ -1,5 +1,4 @@
-"""Whose an episode is: the token that it was started with, and how many a token may have open;
-and which arm of a canary's split it belongs to."""
+"""The owner (a token) and the canary arm of an episode that starts, and quotas of open episodes."""
 
 from __future__ import annotations
 
@@ -18,16 +17,16 @@ def owned(
     open_of: Mapping[str, int],
     arm: str = "",
 ) -> tuple[Started, bytes]:
-    """A start with its owner and its `arm`, and its encoding. `open_of`: token id -> its open
-    episodes.
+    """Add owner and `arm` to a start; return it and its encoding.
 
-    Raises Refusal when the owner's open episodes are too many.
+    `open_of` maps token ids to their numbers of open episodes. Raises Refusal (429) if the owner
+    has too many.
     """
     quota, there = caller.open_episodes, open_of[caller.token_id]
     if quota is not None and there >= quota:
         raise Refusal(
             "busy",
-            f"token {caller.token_id} may have {quota} open episodes, and has {there}",
+            f"token {caller.token_id}: expected at most {quota} open episodes, got {there} already",
             None,
             started.episode_id,
             retry_after=1.0,

@@ -1,8 +1,8 @@
-"""What a collector knows when it starts, read back from its journal, and how it is put there.
+"""Recovery of a collector's state from its journal, and how the state is stored there.
 
-Small things that must outlive the rows they came from are journal state: ended episodes, the cuts
-of open ones, the start numbers of client instances, the count of accepted steps. `recover` joins
-them with the rows that still exist, and answers the assembler as it stood at the last commit.
+The journal's key-value state has what must outlive the rows that it came from: ended episodes, the
+cuts of open ones, the start numbers of client instances, the count of accepted steps. `recover`
+combines it with the rows that still exist, and returns the assembler as of the last commit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOST = {
     INSTANCE: "{} client instances are gone",
     CARRY: "{} cuts of open episodes are gone: steps of theirs may be sealed again, or lost",
 }
-"""What has to be in the state, by the beginning of its key, and what to say when some is not."""
+"""The counted entries of the state by the prefix of their keys, and the texts if some are lost."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_finished = msgspec.msgpack.Decoder(list[Finished]).decode
@@ -50,23 +50,23 @@ _decode_parts = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 
 
 class Totals(msgspec.Struct):
-    """Counts over the journal's whole life, as of the latest recorded shard."""
+    """Totals of all collectors on this journal, as of the latest recorded shard."""
 
     steps: int = 0  # accepted
     rows: int = 0  # written to shards
     parts: int = 0
     shards: int = 0
     restored: int = 0  # steps of a backup that were found in shards
-    episodes: int = 0  # ended, and recorded
-    empty: int = 0  # of them without a step
-    kept: dict[str, int] = msgspec.field(default_factory=dict)  # entries of the state, by name
+    episodes: int = 0  # ended and recorded
+    empty: int = 0  # of these, without steps
+    kept: dict[str, int] = msgspec.field(default_factory=dict)  # entries of the state, by prefix
 
 
 _decode_totals = msgspec.json.Decoder(Totals).decode
 
 
 class Recovered(msgspec.Struct):
-    """The assembler as of the last commit, and the parts that wait for a shard."""
+    """The result of `recover`: the assembler as of the last commit, and parts without a shard."""
 
     assembler: EpisodeAssembler
     planned: list[tuple[Plan, list[Sealed]]] = msgspec.field(default_factory=list)
@@ -76,18 +76,18 @@ class Recovered(msgspec.Struct):
     carried: list[str] = msgspec.field(default_factory=list)  # state keys of the cuts
     episode_ordinals: dict[int, dict[str, int]] = msgspec.field(default_factory=dict)  # see Sealing
     totals: Totals = msgspec.field(default_factory=Totals)
-    lost: dict[str, int] = msgspec.field(default_factory=dict)  # entries of the state that are gone
+    lost: dict[str, int] = msgspec.field(default_factory=dict)  # missing entries by prefix
     next_plan: int = 0
     collector_id: str = ""
     last_row: int = 0
-    last_received: int = 0  # when the latest row came, 0 when there is none
+    last_received: int = 0  # when the latest row was received; 0 without rows
     ordinals: dict[str, int] = msgspec.field(default_factory=dict)
     damage: DamageReport = msgspec.field(default_factory=DamageReport)
     keys: KeyBook = msgspec.field(default_factory=KeyBook)
 
 
 def plan_blob(parts: Sequence[Sealed]) -> bytes:
-    """Which parts a plan means, in the order of their ordinals."""
+    """A plan's blob: its parts, in the order of their ordinals."""
     return _encode([(sealed.key, sealed.number) for sealed in parts])
 
 
@@ -97,10 +97,10 @@ def recover(
     limits: Limits | None = None,
     now: float | None = None,
 ) -> Recovered:
-    """Replay the journal. `policies` are today's declarations.
+    """Replay the journal. `policies` are the current declarations.
 
-    Time-outs begin anew at `now`, by default the running time that the journal knows; reward
-    windows go on.
+    `now` is the running time in seconds, by default the one stored in the journal. Timeouts start
+    again at `now`; reward windows continue.
     """
     state = journal.state()
     past = [_declaration(blob) for key, blob in state.items() if key.startswith(POLICY)]
@@ -133,7 +133,7 @@ def recover(
         found.last_received = max(found.last_received, row.received)
         if stored:
             _mark_stored(assembler, stored, number)
-    for key in list(assembler.staged):  # whose import was killed: a repetition begins it anew
+    for key in list(assembler.staged):  # their imports were killed; a repetition starts over
         assembler.drop_staged(key)
     found.idle_rows = [number for number in numbers if number not in assembler.needed]
     assembler.steps = steps
@@ -150,9 +150,9 @@ def recover(
 
 
 def _lost(state: Mapping[str, bytes], totals: Totals) -> dict[str, int]:
-    """Entries of the state that were counted when it was written, and are not there.
+    """Missing entries of the state, by prefix: fewer than were counted when it was written.
 
-    A checksum tells that an entry is another one, and nothing of one that is gone.
+    Checksums detect changed entries, but not missing ones.
     """
     found = {name: sum(key.startswith(name) for key in state) for name in _LOST}
     expected = totals.kept
@@ -163,7 +163,7 @@ def _lost(state: Mapping[str, bytes], totals: Totals) -> dict[str, int]:
 
 
 def _restore(found: Recovered, state: Mapping[str, bytes]) -> None:
-    """What the journal's state says, before any row is replayed."""
+    """Restore the assembler from the key-value state, before rows are replayed."""
     assembler = found.assembler
     instances = [
         (key.removeprefix(INSTANCE), json.loads(blob))
@@ -198,7 +198,7 @@ def _restore(found: Recovered, state: Mapping[str, bytes]) -> None:
 
 
 def _mark_stored(assembler: EpisodeAssembler, stored: set[tuple[int, int]], row: int) -> None:
-    """Note which sealed parts need no shard of their own; they need the row that says so."""
+    """Mark sealed parts that are in shards already; each needs `row`, which says so."""
     for at, item in enumerate(assembler.sealed):
         if (item.key, item.number) in stored:
             rows = item.rows if row in item.rows else (*item.rows, row)
@@ -208,9 +208,9 @@ def _mark_stored(assembler: EpisodeAssembler, stored: set[tuple[int, int]], row:
 
 
 def _match_plans(journal: Journal, assembler: EpisodeAssembler, found: Recovered) -> None:
-    """Give each plan without a record the parts that it names; the rest waits for a plan.
+    """Assign the sealed parts to the open plans that name them; others wait for a plan.
 
-    A part that cannot be made again (its rows are damaged) leaves a gap in its plan's ordinals.
+    A part whose rows are damaged leaves a gap in its plan's ordinals.
     """
     sealed: dict[tuple[int, int], Sealed] = {
         (item.key, item.number): item for item in assembler.sealed
@@ -228,7 +228,7 @@ def _declaration(blob: bytes) -> PolicyDeclaration:
 
 
 def policies_state(policies: Mapping[str, PolicyDeclaration]) -> dict[str, bytes]:
-    """The declarations in force, so that episodes outlive a change of their policy's file."""
+    """The declarations as state entries, so that episodes can continue after a file changes."""
     return {
         f"{POLICY}{policy.policy_id}:{policy.schema_id}": json.dumps(policy.to_json()).encode()
         for policy in policies.values()
@@ -236,7 +236,7 @@ def policies_state(policies: Mapping[str, PolicyDeclaration]) -> dict[str, bytes
 
 
 def assembler_state(assembler: EpisodeAssembler, totals: Totals) -> dict[str, bytes]:
-    """What changes with every recorded shard: ended keys, counters, touched instances."""
+    """The state entries that change with a recorded shard: keys, totals, changed instances."""
     instances = assembler.instances
     counters = {
         "instances": instances.next_number,
@@ -260,7 +260,7 @@ def assembler_state(assembler: EpisodeAssembler, totals: Totals) -> dict[str, by
                 "owner": known.owner,
                 "receipt": known.receipt and [known.receipt.digest.hex(), known.receipt.rows],
             }
-            put[INSTANCE + name] = msgspec.json.encode(document)  # with many ranges json takes long
+            put[INSTANCE + name] = msgspec.json.encode(document)  # `json` is slow for many ranges
     instances.touched.clear()
     return put
 

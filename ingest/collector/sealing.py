@@ -1,13 +1,13 @@
-"""From sealed parts to recorded shards: the two-step sealing.
+"""From sealed parts to recorded shards, in two transactions.
 
     add: ordinals -> (stream is large or old enough) -> plan: durable -> writer -> record: durable,
     rows dropped
 
-A part gets its ordinal when it is sealed, waits here until its stream is planned, and is forgotten
-once its shard is recorded. Its ordinal is its place among the parts of its stream in the order of
-the journal's rows, so that a replay before the plan gives the same one. All of it runs on the
-collector's loop. Changes of the journal go through `transact(change, then)`, which runs `then` once
-the change is durable, unless the state was rebuilt in between.
+A part gets its ordinal when it is sealed, waits here until its stream is planned, and is released
+once its shard is recorded. The ordinal is the part's position among its stream's parts in the order
+of the journal's rows, so a replay before the plan gives the same one. All of this runs on the
+collector's event loop. `transact(change, then)` changes the journal and calls `then` once the
+change is durable, unless the state was rebuilt in between.
 """
 
 from __future__ import annotations
@@ -43,38 +43,38 @@ from storage.journal.sqlite_journal import Plan, ShardRecord
 log = logging.getLogger("headrace.collector")
 
 MAX_IDLE_ROWS = 64
-"""So many journal rows that nothing needs may wait for the next record."""
+"""The number of unneeded journal rows above which they are dropped without waiting for a record."""
 
 MOST_WAITING = 16_000_000
-"""So many bytes of parts, over all streams, do not wait to become larger shards."""
+"""Bytes of waiting parts of all streams above which parts do not wait for larger shards."""
 
 PART_BYTES = 1_400
-"""What a part takes in memory beside its columns, about: all that a part of one step takes."""
+"""The approximate memory of a part without its columns, in bytes."""
 
 
 class _Ready(msgspec.Struct):
-    """Parts of one stream that wait for a plan, from ordinal `first`; `rule` says how long."""
+    """Parts of one stream that wait for a plan, from ordinal `first`; `rule` has the limits."""
 
     rule: PolicyDeclaration
     schema_id: str
     since: float
     first: int
-    told: int = 0  # how many of the parts were handed to `fresh`
+    told: int = 0  # how many of the parts were passed to `fresh`
     parts: list[Sealed] = msgspec.field(default_factory=list)
     nbytes: int = 0  # of columns
 
     @property
     def held(self) -> int:
-        """Bytes in memory, about."""
+        """The approximate memory in bytes."""
         return self.nbytes + PART_BYTES * len(self.parts)
 
 
 class Sealing:
-    """The parts on their way to shards, as of one state of the journal.
+    """The parts without a recorded shard, for one state of the journal.
 
-    A rebuilt collector makes a new one: what the old one still waits for is `guard`ed away.
-    `fresh(stream, canonical_json, parts)` is told of parts that got their ordinals, and
-    `written(stream, first, last)` of shards.
+    When the state is rebuilt, the collector makes a new one, and `guard` disables the callbacks of
+    the old one. `fresh(stream, canonical_json, parts)` is called with parts that got their
+    ordinals, `written(stream, first, last)` with written shards.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Sealing:
 
     @property
     def pending_bytes(self) -> int:
-        """What parts that wait for a plan or for their shard hold in memory, about."""
+        """The approximate memory of parts that wait for a plan or their shard, in bytes."""
         return self._in_flight_bytes + sum(ready.held for ready in self._ready.values())
 
     @property
@@ -125,19 +125,19 @@ class Sealing:
 
     @property
     def next_ordinals(self) -> dict[str, int]:
-        """Stream -> the ordinal that its next part gets."""
+        """stream -> the ordinal of its next part."""
         return dict(self._ordinals)
 
     def written(self, schema_id: str) -> bool:
-        """Whether all parts of a schema that were sealed are in shards that readers see."""
+        """Whether all sealed parts of a schema are in shards that readers can see."""
         streams = {*self._ready, *(name for name, plans in self._unwritten.items() if plans)}
         return not any(stream.rpartition("-")[2] == schema_id for stream in streams)
 
     def resume(self, now: float) -> None:
-        """Write what was planned and not recorded, queue what was sealed and not planned."""
+        """Write the shards of open plans, and queue sealed parts without a plan."""
         for plan, found in self._planned:
             rule = self._rule(found)
-            if rule is not None:  # else nothing of it can be made again: the journal was damaged
+            if rule is not None:  # otherwise none of its parts is left: the journal was damaged
                 owner = owner_of(plan.stream)
                 sealed = [self._numbered(x, plan.first + i, owner) for i, x in enumerate(found)]
                 self._count(1, _size(sealed))
@@ -153,7 +153,7 @@ class Sealing:
     # --- planning --------------------------------------------------------------------------
 
     def add(self, now: float) -> None:
-        """Sort what the assembler sealed by stream; plan a stream that is large enough."""
+        """Queue the assembler's sealed parts by stream; plan a stream that is large enough."""
         sealed, self._assembler.sealed = self._assembler.sealed, []
         for item in sealed:
             if item.stored:
@@ -171,7 +171,7 @@ class Sealing:
             self.plan_all()
 
     def _tell(self, stream: str, rule: PolicyDeclaration, sealed: list[Sealed]) -> None:
-        """Tell of parts that have their ordinals now."""
+        """Pass parts that have their ordinals to `fresh`."""
         if self._fresh is None:
             return
         parts = [item.part for item in sealed if item.part is not None]
@@ -191,10 +191,10 @@ class Sealing:
         ready.nbytes += part.nbytes
 
     def _numbered(self, item: Sealed, ordinal: int, owner: str) -> Sealed:
-        """With its part's ordinals; the rows of a damaged journal may not make the part again.
+        """Add the ordinals to a sealed part, unless its rows are damaged.
 
-        An episode that goes on in the streams of another `owner`, after a restore, has a first part
-        there too: readers join parts by stream and first ordinal.
+        Readers join parts by stream and first ordinal. So an episode that continues in the stream
+        of another `owner` (after a restore) has a first part there too.
         """
         if item.part is None:
             return item
@@ -203,7 +203,7 @@ class Sealing:
         return msgspec.structs.replace(item, part=part)
 
     def plan_due(self, now: float) -> None:
-        """Plan the streams whose first part has waited long enough."""
+        """Plan the streams whose oldest part has waited long enough."""
         for stream, ready in list(self._ready.items()):
             if now - ready.since >= ready.rule.seal_seconds:
                 self._plan(stream)
@@ -213,9 +213,9 @@ class Sealing:
             self._plan(stream)
 
     def _plan(self, stream: str) -> None:
-        """Write the ordinals of a stream's waiting parts down, durably; then write the parts."""
+        """Make a plan of a stream's waiting parts durable, then have its shard written."""
         if self._stored:
-            return  # parts of an episode are recorded in their order
+            return  # an episode's parts are recorded in order
         ready = self._ready.pop(stream)
         first, last = ready.first, ready.first + len(ready.parts) - 1
         plan = Plan(self._next_plan, stream, ready.schema_id, first, last, plan_blob(ready.parts))
@@ -234,17 +234,17 @@ class Sealing:
         return self._assembler.policies.schemas[part.policy_id, part.schema_id].declaration
 
     def _write(self, plan: Plan, sealed: list[Sealed], rule: PolicyDeclaration) -> None:
-        """Hand a durable plan to the writer."""
+        """Pass a durable plan to the writer."""
         parts = [item.part for item in sealed if item.part is not None]
         done = self._guard(lambda shard: self._written(plan, sealed, shard))
         self._sealer.submit(SealJob(plan, rule.canonical_spaces, parts, done))
 
     def _written(self, plan: Plan, sealed: list[Sealed], shard: WrittenShard) -> None:
-        """Record a shard and drop the rows that nothing needs any more."""
+        """Record a shard, and drop the rows that are no longer needed."""
         parts = [item.part for item in sealed if item.part is not None]
         steps = sum(part.steps for part in parts)
         if shard.rows != steps and len(parts) == len(sealed):
-            # one that an earlier start wrote, of rows that have been damaged since
+            # An earlier start wrote the shard, and rows of it have been damaged since.
             text = "shard %s counts: it has %d rows, and what the journal still holds makes %d"
             log.error(text, shard.path, shard.rows, steps)
         record = ShardRecord(
@@ -268,14 +268,14 @@ class Sealing:
         self._settle_stored()
 
     def _settle_stored(self) -> None:
-        """Let go of what a restored journal found in shards, once all earlier parts are there."""
+        """Release parts that were in shards at a restore, once earlier parts are recorded."""
         if self._stored and not self.unrecorded:
             stored, self._stored = self._stored, []
             self._count(1, 0)
             self._record(stored, None, 0)
 
     def settle(self, *, all_rows: bool = False) -> None:
-        """Record episodes without steps, and drop rows that nothing needs once they are many."""
+        """Record episodes without steps, and drop unneeded rows if there are many (or all)."""
         if self._empty or len(self.idle_rows) > MAX_IDLE_ROWS or (self.idle_rows and all_rows):
             empty, self._empty = self._empty, []
             self.totals.empty += len(empty)
@@ -283,7 +283,7 @@ class Sealing:
             self._record(empty, None, 0)
 
     def _record(self, sealed: list[Sealed], record: ShardRecord | None, nbytes: int) -> None:
-        """One transaction: the shard, the rows that it frees, and what outlives them."""
+        """Commit in one transaction: the shard, the rows to drop, and the state that remains."""
         assembler = self._assembler
         free, self.idle_rows = self.idle_rows, []
         put: dict[str, bytes] = {}
@@ -307,7 +307,7 @@ class Sealing:
         self._transact(change, lambda: self._count(-1, -nbytes))
 
     def _kept(self) -> dict[str, int]:
-        """How many entries the journal's state has from here on; those lost once are lost still."""
+        """The numbers of entries in the journal's state by prefix, including lost entries."""
         kept = {
             TOTALS: 1,
             DONE: 1,
@@ -320,7 +320,7 @@ class Sealing:
         return {name: count + self._lost.get(name, 0) for name, count in kept.items()}
 
     def _carry(self, item: Sealed, owner: str, put: dict[str, bytes], delete: list[str]) -> None:
-        """Note where an episode that goes on was cut; forget it once the episode is over."""
+        """Store where an open episode was cut; delete this once the episode has ended."""
         key = f"{CARRY}{item.key}"
         if item.carry is not None:
             first = self._episode_ordinals.get(item.key, {}).get(owner, -1)
@@ -335,7 +335,7 @@ class Sealing:
             self._episode_ordinals.pop(item.key, None)
 
     def _remember(self, name: str, count: int) -> list[str]:
-        """Count ended episodes that are written down; answers the state keys beyond the limit."""
+        """Count stored ended episodes; return the state keys of those above the limit."""
         self._next_finished += 1
         self._finished.append((name, count))
         self._remembered += count

@@ -1,5 +1,7 @@
-"""A long batch, taken in slices: the journal writes one while the next is judged, and other callers
-of the event loop have their turns in between."""
+"""Long batches in slices: the journal writes one while the next is judged.
+
+Between slices the event loop serves other requests.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import Refusal
 
 SLICE_BYTES = 1_000_000
-"""Some 5 ms of the event loop."""
+"""The size of a slice, for about 5 ms of the event loop."""
 
 
 class _Slice(msgspec.Struct, frozen=True):
@@ -25,12 +27,13 @@ class _Slice(msgspec.Struct, frozen=True):
 async def take(
     collector: Collector, batch: wire.Batch, size: int, caller: Caller
 ) -> wire.EventsReply:
-    """Accept a batch that came in `size` bytes; the answer is of what is durable.
+    """Accept a batch of `size` bytes, and return a reply once all its accepted events are durable.
 
-    A slice that cannot be taken, or does not become durable, is refused event by event, and all
-    that follows it with it. When the collector throws its state away, the next slice finds it
-    rebuilding: that takes more turns of the event loop than the one between two slices. Raises
-    Refusal when nothing was taken, CollectorFailed.
+    If a slice cannot be accepted or does not become durable, the reply refuses each of its events
+    and all later ones. A rebuild of the collector's state takes more than one turn of the event
+    loop, so the next slice always notices it.
+
+    Raises Refusal if no slice was accepted, and CollectorFailed.
     """
     each = max(1, len(batch.events) * SLICE_BYTES // max(size, SLICE_BYTES))
     if len(batch.events) <= each:

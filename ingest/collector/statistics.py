@@ -1,4 +1,4 @@
-"""What a collector has done since it started."""
+"""Counters of a collector, and the steps that its clients dropped."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ log = logging.getLogger("headrace.collector")
 
 _WRITE_SECONDS = 1.0
 
-_INSTANCES = 10_000  # of so many it is known what they have told
+_INSTANCES = 10_000  # client instances whose totals are remembered
 
 
 class CollectorStats(msgspec.Struct):
-    """Counts since this collector started; `steps` is over the journal's whole life."""
+    """Counts since this collector started, except `steps`: the total of the journal."""
 
     accepted: int = 0
     duplicates: int = 0
-    unsampled: int = 0  # rewards for episodes that their client left out of its sample
+    unsampled: int = 0  # rewards for episodes that their client does not sample
     refused: int = 0
     broken: int = 0
     abandoned: int = 0
@@ -37,7 +37,7 @@ class CollectorStats(msgspec.Struct):
 
 
 class DroppedByClients:
-    """What clients had no room for and did not log, as they tell it: totals of an instance."""
+    """Steps and episodes that clients dropped, from the totals that client instances report."""
 
     def __init__(self) -> None:
         self.episodes = 0
@@ -45,7 +45,7 @@ class DroppedByClients:
         self._told: OrderedDict[str, Dropped] = OrderedDict()
 
     def note(self, instance: str, told: Dropped) -> None:
-        """Add what is new of an instance's totals; the same again adds nothing."""
+        """Add the increase of an instance's totals; a repeated report adds nothing."""
         known = self._told.pop(instance, Dropped())
         self.episodes += max(0, told.episodes - known.episodes)
         self.steps += max(0, told.steps - known.steps)
@@ -54,21 +54,21 @@ class DroppedByClients:
             self._told.popitem(last=False)
 
     def by_instance(self) -> dict[str, Lost]:
-        """Of the last instances that dropped anything."""
+        """The totals of the latest instances that dropped anything."""
         told = self._told.items()
         return {name: Lost(one.episodes, one.steps) for name, one in told if one != Dropped()}
 
     def restore(self, told: Mapping[str, Lost]) -> None:
-        """Take up what was known before a restart."""
+        """Restore the totals from before a restart."""
         for name, one in told.items():
             self.note(name, Dropped(episodes=one.episodes, steps=one.steps))
 
 
 class DroppedRecord:
-    """Keeps the file of what clients dropped, by which a judge knows how much is missing.
+    """Writes the file with the numbers of dropped steps, which judgements read.
 
-    A root that does not answer must not stop the event loop: a thread writes, and nobody waits
-    for it.
+    A thread writes it, because a file system that hangs must not block the event loop; nothing
+    waits for the thread.
     """
 
     def __init__(self, dropped: DroppedByClients, root: Path, name: Callable[[], str]) -> None:
@@ -76,7 +76,7 @@ class DroppedRecord:
         self._changes: queue.SimpleQueue[dict[str, Lost] | None] = queue.SimpleQueue()
 
     async def follow(self) -> None:
-        """Note what changes, until cancelled."""
+        """Have changes written until cancelled."""
         self._dropped.restore(read_dropped(self._root, self._name()))
         threading.Thread(target=self._write, name="headrace-dropped", daemon=True).start()
         said = self._dropped.by_instance()
@@ -94,4 +94,4 @@ class DroppedRecord:
             try:
                 say_dropped(self._root, self._name(), told)
             except OSError as error:
-                log.warning("what clients dropped cannot be noted: %s", error)
+                log.warning("the number of steps that clients dropped cannot be written: %s", error)

@@ -1,4 +1,4 @@
-"""Where a collector keeps things: under a root directory, or in memory and nowhere else."""
+"""A collector's stores: under a root, or only in memory."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.server")
 
 LOCK_SECONDS, LOOK_SECONDS = 10.0, 0.05
-"""How long a start waits for those who look at its journal (`verify` and `ls` copy it), and how
-often it tries."""
+"""Seconds that a start waits for readers of its journal (`verify` and `ls` copy it), and seconds
+between tries."""
 
 
 class Stores(msgspec.Struct, frozen=True):
-    """What a collector writes to and acts with. `durable`: whether it outlives the process."""
+    """The stores of a collector. `durable`: whether they outlive the process."""
 
     policies: Mapping[str, PolicyDeclaration]
     journal: Journal
@@ -48,10 +48,10 @@ class Stores(msgspec.Struct, frozen=True):
 
 
 def stores_under(root: Path, compression: str = "zstd") -> Stores:
-    """The stores of a root directory.
+    """Open the stores under a root.
 
-    It waits a few seconds for those who look at the journal, and not at all for a collector. Raises
-    DeclarationError, JournalLocked, StorageError, OSError.
+    If other processes read the journal, it waits for up to `LOCK_SECONDS`; if a collector has it
+    open, it fails at once. Raises DeclarationError, JournalLocked, StorageError, OSError.
     """
     policies = load_declarations(root)
     check_specs(policies)
@@ -69,18 +69,18 @@ def stores_under(root: Path, compression: str = "zstd") -> Stores:
 
 
 def _opened(directory: Path) -> SqliteJournal:
-    """The journal. JournalLocked says where the collector that has it serves."""
+    """Open the journal. JournalLocked has the address of the collector that has it open."""
     try:
         journal = _once_unseen(directory)
     except JournalLocked as error:
         where = _served_at(directory)
         raise JournalLocked(f"{error}{where}") from error
-    forget_address(directory)  # of the one before: this one does not serve yet
+    forget_address(directory)  # the previous collector's; this one has no address yet
     return journal
 
 
 def _once_unseen(directory: Path) -> SqliteJournal:
-    """The journal, as soon as nobody looks at it."""
+    """Open the journal as soon as no other process reads it."""
     until, told = time.monotonic() + LOCK_SECONDS, False
     while True:
         try:
@@ -103,14 +103,14 @@ def _served_at(directory: Path) -> str:
 
 
 def stores_in_memory(policies: Mapping[str, PolicyDeclaration]) -> Stores:
-    """Stores that leave nothing behind. Parts are for a tap: there is no shard to read later."""
+    """Stores in memory. Parts go only to a tap: there are no shards."""
     journal = MemoryJournal(keep_records=False)
     live, key = LivePolicies(None, policies), secrets.token_bytes(KEY_BYTES)
     return Stores(policies, journal, _NoShards(), live, durable=False, redaction_key=key)
 
 
 class _NoShards:
-    """A writer for parts that a tap keeps: what the journal holds of them can go at once."""
+    """A writer without shards, so that the journal drops parts at once; a tap has them."""
 
     def start(self) -> None: ...
     def check(self) -> None: ...
@@ -124,12 +124,12 @@ class _NoShards:
 
 
 class ShardFolder(msgspec.Struct, frozen=True):
-    """The shards under a root, as a journal that may have been restored looks at them."""
+    """The shards under a root, for the comparison with a journal that may have been restored."""
 
     directory: Path
 
     def ends(self, collector_ids: set[str]) -> Mapping[str, int]:
-        """By the names of the files alone: this happens at every start."""
+        """Uses only the names of the files, because this runs at every start."""
         found: dict[str, int] = {}
         for collector_id in collector_ids:
             found.update(next_ordinals(self.directory, collector_id))
@@ -138,7 +138,7 @@ class ShardFolder(msgspec.Struct, frozen=True):
     def later(
         self, known: Mapping[str, int], since: int
     ) -> tuple[Sequence[FoundShard], Mapping[str, int]]:
-        """Read what the journal does not know of."""
+        """Read the shards that the journal has no record of."""
         from storage.shards.unrecorded_shards import later_shards  # noqa: PLC0415  Arrow, and rarely needed
 
         return later_shards(self.directory, known, since)

@@ -1,7 +1,7 @@
-"""What trainers say of themselves, for the metrics: their leases, read beside the event loop.
+"""The trainers' status for the metrics, read from their leases by a thread.
 
 A trainer reports in its lease's record (storage.weights.lease): rows trained on and left out, and
-shards that it tries again. It may run anywhere; the record is under the same root.
+shards that it tries again. It can run on any machine with access to the root.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOOK_SECONDS = 2.0
 
 
 class TrainerWatch:
-    """The latest lease of every policy under a root; a thread reads, which nobody waits for."""
+    """The latest lease of every policy under a root, read by a thread that nothing waits for."""
 
     def __init__(self, root: Path, policies: Iterable[str]) -> None:
         self._folders = {name: root / "weights" / name for name in policies}
@@ -33,7 +33,7 @@ class TrainerWatch:
         self._troubled: set[str] = set()
 
     async def follow(self) -> None:
-        """Read until this is cancelled: a program may host one collector after the other."""
+        """Read until cancelled; the thread ends then, too."""
         over = threading.Event()
         name = "headrace-trainers"
         threading.Thread(target=self._read, args=(over,), name=name, daemon=True).start()
@@ -43,7 +43,7 @@ class TrainerWatch:
             over.set()
 
     def status(self) -> dict[str, tuple[bool, dict[str, Any]]]:
-        """policy -> (whether its trainer lives, what it said last), of those that were trained."""
+        """policy -> (whether its trainer is alive, its latest report), for trained policies."""
         now = time.time()
         return {name: (now < one.expires, dict(one.status)) for name, one in self._leases.items()}
 
@@ -52,7 +52,7 @@ class TrainerWatch:
         return dict(self._off_chain)
 
     def look(self) -> None:
-        """Read each lease once, and which versions are marked."""
+        """Read each lease and the marks of versions, once."""
         for name, folder in self._folders.items():
             try:
                 lease = current_lease(folder)

@@ -1,9 +1,8 @@
-"""What was played with each version: returns, rewards and propensities, as sums.
+"""Returns, rewards and propensities by version, as sums for the metrics.
 
-`VersionMetrics` counts parts as the shard writer's thread hands them over, so that the event loop
-pays for nothing. Sums start anew with the collector. Of each policy the versions acted with last
-are known, and at a scrape only those that have a role are shown: the series do not grow with the
-versions.
+`VersionMetrics` counts parts on the shard writer's thread, not on the event loop. Sums start at
+zero with each start of the collector. The latest `VERSIONS` versions of each policy are kept; a
+scrape shows only those with a role, so the number of series does not grow with the versions.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ import numpy.typing as npt
 from storage.experience.episode import Part
 
 VERSIONS = 16
-"""Of each policy, so many are known: the live one, the one before, a canary, and late ones."""
+"""Versions kept per policy: the live one, the previous one, a canary, and some that act late."""
 OPEN = 10_000
-"""Episodes in several parts whose return is being added up; the oldest are forgotten."""
+"""The maximum number of incomplete episodes whose returns are summed; the oldest are dropped."""
 
 MEASURES = ("episode_return", "step_reward", "action_propensity")
 
 
 class Moments(msgspec.Struct, frozen=True):
-    """n numbers, their sum and the sum of their squares."""
+    """The number n of values, their sum, and the sum of their squares."""
 
     n: int = 0
     sum: float = 0.0
@@ -39,7 +38,7 @@ class Moments(msgspec.Struct, frozen=True):
 
     @property
     def variance(self) -> float:
-        """Of one of them, n - 1 in the denominator; nan for fewer than two."""
+        """The sample variance (denominator n - 1); nan for fewer than two values."""
         if self.n < 2:
             return float("nan")
         return max(0.0, self.squares - self.sum**2 / self.n) / (self.n - 1)
@@ -53,7 +52,7 @@ class Moments(msgspec.Struct, frozen=True):
 
 
 class VersionMetrics:
-    """Moments by policy, version and measure. One thread notes, any may look."""
+    """Moments by policy, version and measure. One thread calls `note`; any may call `of`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -94,9 +93,9 @@ class VersionMetrics:
                 self._add(policy_id, version, "episode_return", np.array(returns))
 
     def _go_on(self, stream: str, part: Part, version: int, earned: float) -> tuple[int, float]:
-        """(version of the episode's first step, its return so far); -1 where that is not known.
+        """(version of the episode's first step, its return so far); version -1 if it is unknown.
 
-        An episode counts for the version that it began with, as the arms of a canary do.
+        An episode counts for the version of its first step, as in a canary's arms.
         """
         if part.part == 0 and part.ended is not None:
             return version, earned
@@ -120,7 +119,7 @@ class VersionMetrics:
             known.popitem(last=False)
 
     def of(self, policy_id: str, version: int | None) -> dict[str, Moments]:
-        """Each measure of a version, zeros where nothing was played with it."""
+        """measure -> moments of a version; zeros if it has not acted."""
         with self._lock:
             versions = self._found.get(policy_id, OrderedDict())
             known = versions.get(-1 if version is None else version, {})

@@ -1,11 +1,11 @@
-"""What a collector makes of one policy's published weights: served, or refused with the reason.
+"""Follows one policy's published weights, and serves them or refuses them with a reason.
 
-`WeightFollower` looks at `live.json`, takes up what is newer, and registers what it serves under
-`weights/{policy}/served/`. It runs on the thread for weights and shares nothing with the event
-loop: `served` and `standing` are frozen values, which the loop is given.
+`WeightFollower` reads `live.json`, loads newer versions, and registers the served version under
+`weights/{policy}/served/`. It runs on the thread for weights. The event loop receives its results
+`served` and `standing`, which are immutable.
 
-What cannot be taken up is tried again, from 0.1 to 30 seconds later, for as long as it is live: a
-folder that is being restored, or a disk that fails for a second, ends nothing.
+A live version that cannot be loaded is tried again after 0.1 to 30 seconds, as during the restore
+of a folder or a short disk failure.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ P = TypeVar("P")
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What is wanted of a policy: what live.json said last, and what keeps it from being served.
+    """The wanted version (the latest content of live.json), and the reason if it is not served.
 
-    `refused`: how often published weights were refused: `older` than those that are served,
-    `unusable`, or `unreadable` for now.
+    `refused`: how often published weights were refused, by kind: `older` than the served ones,
+    `unusable`, or `unreadable` at the time.
     """
 
     wanted: Live | None = None
@@ -50,29 +50,29 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class LoadedPolicy(msgspec.Struct, Generic[P], frozen=True):
-    """What is served: a policy that acts, and the same as clients get it."""
+    """The served version: a policy that acts, and the message for clients."""
 
     policy: P
     published: Published
     store_id: str
     generation: int
     version: int
-    canary: P | None = None  # what acts in `share` of the episodes
+    canary: P | None = None  # acts in `share` of the episodes
     canary_version: int = -1
     share: float = 0.0
 
     @property
     def etag(self) -> str:
-        """Names the generation to clients, who send it back: see `LivePolicies.note_seen`."""
+        """The generation's id for clients, which send it back; see `LivePolicies.note_seen`."""
         return f'"{self.store_id}-{self.generation}-{self.version}"'
 
 
 class _OlderError(Exception):
-    """What is live comes before what is served."""
+    """The live version is older than the served one."""
 
 
 class WeightFollower(Generic[P]):
-    """Follows one store. `load` makes of a version what acts; it raises for what cannot."""
+    """Follows one store. `load` makes a policy of a version, or raises an error."""
 
     def __init__(
         self,
@@ -90,18 +90,18 @@ class WeightFollower(Generic[P]):
         self._stamp: Hashable = None
         self._again_at, self._again = float("inf"), AGAIN_SECONDS
         self._renew_at = float("-inf")
-        self._unwritten: str | None = None  # why the latest record could not be written
-        self._versions: RangeSet | None = None  # all that were served, once they are known
+        self._unwritten: str | None = None  # the error of the latest record's write
+        self._versions: RangeSet | None = None  # the served versions, once they are read
         self._refused: dict[str, str] = {}
 
     def look(self) -> bool:
-        """Take up what is new; whether `served` or `standing` changed."""
+        """Load a newer version; return whether `served` or `standing` has changed."""
         stamp, now = self._store.stamp(), self._monotonic()
         if stamp == self._stamp and now < self._again_at:
             return False
         if stamp != self._stamp:
             self._again = AGAIN_SECONDS
-            self._renew_at = float("-inf")  # also of a folder that was put back from a backup
+            self._renew_at = float("-inf")  # also after a restored backup
         self._stamp, self._again_at = stamp, float("inf")
         before = self.served, self.standing
         self._read(now)
@@ -125,7 +125,7 @@ class WeightFollower(Generic[P]):
             why, kind = str(error), "unreadable"
         except (StorageError, ValueError) as error:
             why, kind = str(error), "unusable"
-        except Exception as error:  # following goes on, for this policy and the others
+        except Exception as error:  # following continues, for all policies
             log.exception("policy %s: the published weights cannot be used", self._policy_id)
             why, kind = repr(error), "unusable"
         refused = dict(self.standing.refused)
@@ -135,11 +135,11 @@ class WeightFollower(Generic[P]):
                 refused[kind] += 1
                 self._say(wanted, why, kind)
         elif self.standing.why is not None:
-            log.warning("policy %s: what is published is served again", self._policy_id)
+            log.warning("policy %s: the published version is served again", self._policy_id)
         self.standing = Standing(wanted, why, refused)
 
     def _wanted(self) -> Live | None:
-        """What is live; where that had to be recovered it is written anew, if that can be."""
+        """The live version; if it had to be recovered, live.json is rewritten if possible."""
         store = self._store
         if isinstance(store, WeightFolder) and store.pointer_damage():
             with contextlib.suppress(StorageError, OSError):
@@ -147,7 +147,7 @@ class WeightFollower(Generic[P]):
         return store.live()
 
     def _take(self, wanted: Live) -> None:
-        """Serve what is wanted. Raises what keeps it from being served."""
+        """Serve the wanted version. Raises an error if it cannot be served."""
         served = self.served
         if served and (served.generation, served.version) == (wanted.generation, wanted.version):
             return
@@ -163,7 +163,7 @@ class WeightFollower(Generic[P]):
             try:
                 fresh = self._with_canary(fresh, wanted.canary_version, wanted.canary_share)
             except Exception:
-                if served is None:  # what is live is served all the same, as the generation before
+                if served is None:  # serve the live version, as the previous generation
                     published.generation -= 1
                     self.served = msgspec.structs.replace(fresh, generation=wanted.generation - 1)
                 raise
@@ -172,7 +172,7 @@ class WeightFollower(Generic[P]):
         self._refused.pop(str(wanted.version), None)
 
     def _with_canary(self, served: LoadedPolicy[P], version: int, share: float) -> LoadedPolicy[P]:
-        """Raises what keeps a canary from being served: then its generation is not served."""
+        """Add a canary. Raises an error if it cannot be served; then its generation is not."""
         manifest, weights = self._store.read(version)
         canary = self._load(manifest, weights)
         served.published.canary = PublishedCanary(manifest.to_json(), weights, share)
@@ -183,9 +183,9 @@ class WeightFollower(Generic[P]):
             return
         self.note_seen(served.version, served.generation)
         raise _OlderError(
-            f"generation {wanted.generation} (version {wanted.version}) is not newer than "
-            f"generation {served.generation} (version {served.version}), which is served: the "
-            "weights were restored from a backup; what is published next goes on after both"
+            f"expected a newer generation than {served.generation} (version {served.version}), "
+            f"which is served, got {wanted.generation} (version {wanted.version}): the weights "
+            "were restored from a backup; the next publication gets a number after both"
         )
 
     def _say(self, wanted: Live | None, why: str, kind: str) -> None:
@@ -194,7 +194,7 @@ class WeightFollower(Generic[P]):
         )
         if wanted is not None and kind == "unusable":
             newest = wanted.version if wanted.canary_version is None else wanted.canary_version
-            self._refused[str(newest)] = why  # what is live was served before its canary
+            self._refused[str(newest)] = why  # the live version was served before the canary
             for version in list(self._refused)[:-MOST_REFUSALS]:
                 del self._refused[version]
 
@@ -203,13 +203,15 @@ class WeightFollower(Generic[P]):
         return self._store.policy_id
 
     def note_seen(self, version: int, generation: int) -> None:
-        """Have numbers go on after those that were seen here, or by a client."""
+        """Make later publications use numbers after those seen here or by a client."""
         if not isinstance(self._store, WeightFolder):
             return
         try:
             self._store.note_seen(version, generation)
         except (StorageError, OSError) as error:
-            log.warning("policy %s: what was seen cannot be kept: %s", self._policy_id, error)
+            log.warning(
+                "policy %s: the highest seen numbers cannot be stored: %s", self._policy_id, error
+            )
             return
         told = self._store.restored
         if told is not None:
@@ -218,7 +220,7 @@ class WeightFollower(Generic[P]):
     # registering
 
     def register(self, *, seconds: float = REGISTERED_SECONDS) -> None:
-        """Say under the store what is served, when it is new or due; with 0 seconds: no longer."""
+        """Write the record of the served version if it is new or due; `seconds=0` withdraws it."""
         store, now = self._store, self._monotonic()
         if not isinstance(store, WeightFolder) or (now < self._renew_at and seconds):
             return
@@ -230,8 +232,8 @@ class WeightFollower(Generic[P]):
         except OSError as error:
             if str(error) != self._unwritten:
                 log.warning(
-                    "policy %s: this collector cannot register what it serves, so that who "
-                    "publishes under the root has to ask it: %s",
+                    "policy %s: this collector cannot register the version that it serves, so "
+                    "publishers under the root must ask it: %s",
                     self._policy_id,
                     error,
                 )
@@ -240,7 +242,7 @@ class WeightFollower(Generic[P]):
             self._unwritten = None
 
     def record(self, seconds: float = REGISTERED_SECONDS) -> Served:
-        """What is served, refused and wanted, valid for so long."""
+        """The record of the served, refused and wanted versions, valid for `seconds`."""
         served, wanted = self.served, self.standing.wanted
         versions = self._known_versions()
         return Served(
@@ -256,7 +258,7 @@ class WeightFollower(Generic[P]):
         )
 
     def _known_versions(self) -> RangeSet:
-        """What this collector served, also before its latest start."""
+        """The versions that this collector has served, also before its latest start."""
         if self._versions is None:
             self._versions = RangeSet()
             if isinstance(self._store, WeightFolder) and self.collector_id:

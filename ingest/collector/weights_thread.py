@@ -1,9 +1,9 @@
-"""The one thread of a collector that touches `weights/`.
+"""The only thread of a collector that accesses `weights/`.
 
-A network file system may hang in any call, even in a stat, and cannot be interrupted. So nothing
-under `weights/` is read or written on the event loop, nor in a pool whose threads are joined at
-exit: this thread is a daemon, nobody waits for its end without a bound, and what hangs in it stops
-neither logging nor a start nor SIGTERM.
+A network file system can hang in any call, even in a stat, and cannot be interrupted. So nothing
+under `weights/` is accessed on the event loop or in a pool whose threads are joined at exit. This
+thread is a daemon, and waits for it are bounded: if it hangs, logging, starts and SIGTERM still
+work.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ log = logging.getLogger("headrace.collector")
 T = TypeVar("T")
 
 ASK_SECONDS = 30.0
-"""How long a request waits for a job; then it gets 429, and the job may still be done."""
+"""Seconds that a request waits for a job; then it gets 429, and the job may still be done."""
 END_SECONDS = 0.5
-"""How long a collector that ends waits for the thread."""
+"""Seconds that a collector that ends waits for the thread."""
 
 
 class WeightsThread:
-    """Runs jobs in order, and `tick` every `interval` seconds while there are none."""
+    """Runs jobs in order, and calls `tick` every `interval` seconds while there are none."""
 
     def __init__(self, tick: Callable[[], None], interval: float) -> None:
         self._tick, self._interval = tick, interval
@@ -40,48 +40,50 @@ class WeightsThread:
         self._stopped = False
 
     def start(self) -> None:
-        """Begin; the event loop that runs now is where `tell` and `ask` answer."""
+        """Start; `tell` and `ask` use the event loop that is running now."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the jobs that wait. Returns at once."""
+        """End after the queued jobs. Returns at once."""
         self._stopped = True
         self._jobs.put(None)
 
     async def ended(self) -> None:
-        """Wait until the thread has ended, and not long."""
+        """Wait until the thread has ended, for at most `END_SECONDS`."""
         until = time.monotonic() + END_SECONDS
         while self._thread.is_alive() and time.monotonic() < until:
             await asyncio.sleep(0.005)
 
     @property
     def busy_seconds(self) -> float:
-        """For how long it has been at what it does now: many seconds say that `weights/` hangs."""
+        """Seconds since the current job began: many of them mean that `weights/` hangs."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run a job after those that wait."""
+        """Queue a job."""
         self._jobs.put(job)
 
     def tell(self, function: Callable[[], None]) -> None:
         """Run a function on the event loop, from this thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody hears it any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function)
 
     async def ask(self, job: Callable[[], T], seconds: float = ASK_SECONDS) -> T:
-        """The result of a job. Raises what it raises, and Refusal: busy when it takes longer,
-        draining after `stop`."""
-        if self._stopped:  # a long poll that was let go, and comes again
-            raise Refusal("draining", "the collector ends", retry_after=1.0)
+        """Run a job, and return its result.
+
+        Raises the job's errors, and Refusal: `busy` after `seconds`, `draining` after `stop`.
+        """
+        if self._stopped:  # as for a long poll that was released and comes again
+            raise Refusal("draining", "the collector is shutting down", retry_after=1.0)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def run() -> None:
             try:
                 found = job()
             except Exception as error:
-                failure = error  # the name of the clause is gone when the loop comes to it
+                failure = error  # `error` is unbound when the loop runs the lambda
                 self.tell(lambda: None if answer.done() else answer.set_exception(failure))
             else:
                 self.tell(lambda: None if answer.done() else answer.set_result(found))
@@ -90,7 +92,7 @@ class WeightsThread:
         try:
             return await asyncio.wait_for(answer, seconds)
         except TimeoutError:
-            text = "the folder of weights does not answer; what was asked may still be done"
+            text = "the folder of weights does not answer; the request may still be carried out"
             raise Refusal("busy", text, retry_after=2.0) from None
 
     def _run(self) -> None:
@@ -105,5 +107,5 @@ class WeightsThread:
             try:
                 job()
             except Exception:
-                log.exception("following the weights failed, and goes on")
+                log.exception("an error while following the weights; following continues")
             self._busy_since = None

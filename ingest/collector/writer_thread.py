@@ -1,9 +1,9 @@
-"""The thread that hands planned parts to the shard writer and waits for their shard.
+"""The thread that passes planned parts to the shard writer and waits for their shards.
 
-It knows no state: it gets a plan with its parts and answers the written shard. A writer process
-that died is started again and the same plan is written once more; the writer adopts a shard that it
-finds complete. A disk that is full, or any other failed write, is tried again until it works. Only
-a root that is not at its place any more ends the collector: nothing that is written then is its.
+It has no state: it gets a plan with its parts and reports the written shard. A writer process that
+died is started again, and writes the same plan again; a complete shard that exists is used. Failed
+writes, as on a full disk, are tried again until they succeed. Only a root that is no longer at its
+path stops the collector, because files written then are not part of the root.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = logging.getLogger("headrace.collector")
 
 RETRY_SECONDS = 0.5
 CHECK_SECONDS = 1.0
-"""So often a writer without work looks whether its folders are still in their places."""
+"""Seconds between an idle writer's checks that its folders are still at their paths."""
 
 
 class WrittenShard(Protocol):
-    """What the collector records of a shard."""
+    """The properties of a shard that the collector records."""
 
     @property
     def path(self) -> Path: ...
@@ -44,7 +44,7 @@ class WrittenShard(Protocol):
 class Writer(Protocol):
     """Writes one shard per call; `start` may be called again after a failure.
 
-    `write` and `check` raise FolderMoved when a shard would not be where its journal is.
+    `write` and `check` raise FolderMoved if the shard folder is no longer under the journal's root.
     """
 
     def start(self) -> None: ...
@@ -55,7 +55,7 @@ class Writer(Protocol):
 
 
 class SealJob(msgspec.Struct, frozen=True):
-    """A durable plan, the parts that it covers (with ordinals), and the spaces they are in."""
+    """A durable plan, its parts (with ordinals), and their spaces as canonical JSON."""
 
     plan: Plan
     canonical_json: str
@@ -64,9 +64,9 @@ class SealJob(msgspec.Struct, frozen=True):
 
 
 class Sealer:
-    """Runs one writer. `failures` counts writes that had to be tried again.
+    """Runs one writer. `failures` counts failed writes, which are tried again.
 
-    `on_moved(error)` tells, through `notify`, that nothing more can be written;
+    `on_moved(error)` is called through `notify` when nothing more can be written;
     `on_written(stream, parts)` is called in this thread.
     """
 
@@ -98,15 +98,15 @@ class Sealer:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Finish what was submitted, unless it fails: then it waits for the next start.
+        """Finish the submitted jobs. Failed ones are done after the next start of a collector.
 
-        Returns at once; `running` is False when it is done.
+        Returns at once; `running` becomes False when it is done.
         """
         self._closing.set()
         self._jobs.put(None)
 
     def kill(self) -> None:
-        """Give up on the writer, as on one that does not answer: its plan is durable."""
+        """Kill a writer that does not answer. No data is lost: its plan is durable."""
         self._writer.kill()
 
     def _run(self) -> None:
@@ -120,15 +120,15 @@ class Sealer:
             self._writer.close()
 
     def _seal_next(self) -> bool:
-        """Seal the next job; False when that was the last, or waits for the next start.
+        """Seal the next job; False after the last one, or if it must wait for the next start.
 
-        Who waits for a job holds none: its parts are megabytes.
+        While it waits it refers to no job, because parts can be megabytes.
         """
         job = self._next()
         return job is not None and self._seal(job)
 
     def _next(self) -> SealJob | None:
-        """The next job; None when there will be none. Raises FolderMoved."""
+        """The next job; None after the last one. Raises FolderMoved."""
         while True:
             try:
                 return self._jobs.get(timeout=CHECK_SECONDS)
@@ -136,7 +136,7 @@ class Sealer:
                 self._try(self._writer.check)
 
     def _seal(self, job: SealJob) -> bool:
-        """Write a plan's shard, then tell; answers False when it waits for the next start."""
+        """Write and report a plan's shard; return False if it must wait for the next start."""
         shard = self._write(job)
         if shard is not None:
             self._on_written(job.plan.stream, job.parts)
@@ -149,7 +149,7 @@ class Sealer:
                 return self._writer.write(job.plan.stream, job.canonical_json, job.parts)
             except FolderMoved:
                 raise
-            except Exception as error:  # nothing may end this thread: shards would just stop
+            except Exception as error:  # any error: without this thread no shard is written
                 self.failures += 1
                 self.last_error = repr(error)
                 unknown = not isinstance(error, (StorageError, OSError))

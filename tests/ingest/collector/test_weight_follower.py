@@ -129,7 +129,8 @@ def test_an_older_generation_is_refused_and_the_next_one_is_not(
     assert follower.look()
     assert acting(follower) == "policy 3"
     assert follower.standing.refused["older"] == 1
-    assert "generation 1 (version 1) is not newer than generation 3" in str(follower.standing.why)
+    assert "newer generation than 3 (version 3)" in str(follower.standing.why)
+    assert "got 1 (version 1)" in str(follower.standing.why)
     assert "not served (older)" in caplog.text
     assert store.publish(add(store, 4.0)) == Live(generation=4, version=4)
     assert follower.look()
@@ -203,7 +204,7 @@ def test_a_folder_that_takes_no_record_is_said_once(
     for _ in range(5):
         follower.register()
         times.seconds += REGISTERED_SECONDS
-    assert caplog.text.count("cannot register what it serves") == 1
+    assert caplog.text.count("cannot register the version that it serves") == 1
     assert acting(follower) == "policy 1"
 
 

@@ -120,7 +120,7 @@ def test_who_asks_after_the_end_of_the_thread_is_not_kept_waiting() -> None:
         thread.start()
         thread.stop()
         await thread.ended()
-        with pytest.raises(Refusal, match="the collector ends"):
+        with pytest.raises(Refusal, match="the collector is shutting down"):
             await thread.ask(int, 3600.0)
 
     asyncio.run(asyncio.wait_for(scene(), 60.0))

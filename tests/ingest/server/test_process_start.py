@@ -148,13 +148,13 @@ def test_a_root_that_is_taken_is_status_3(root: Path, program: str) -> None:
 
 
 def test_a_folder_in_the_place_of_the_address_stops_no_start(root: Path, tmp_path: Path) -> None:
-    """It is told that nobody can look up where this serves; all else works."""
+    """It is told that this collector's address cannot be written; all else works."""
     (root / "journal" / "address" / "inside").mkdir(parents=True)
     log = tmp_path / "log"
     with CollectorProcess(root, log=log) as collector:
         assert collector.get("/healthz")[0] == 200
         assert collector.stop() == 0
-    assert "nobody can look up where this serves" in log.read_text()
+    assert "this collector's address cannot be written" in log.read_text()
 
 
 def test_a_port_that_is_taken_is_status_3(root: Path) -> None:

@@ -365,7 +365,7 @@ def test_a_running_collector_tells_of_past_and_present_damage(root: Path) -> Non
         assert account.live
         told = "; ".join(account.damage)
     assert "damaged-1: up to 3" in told
-    assert "do not fit their checksum" in told
+    assert "do not match their checksum" in told
 
 
 def test_a_forgotten_record_is_found(root: Path) -> None:
