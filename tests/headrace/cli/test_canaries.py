@@ -10,7 +10,7 @@ from headrace.cli.canaries import share_of, size_of
 from policy.inference.weight_store import WeightStore
 from policy.networks.policy import Policy
 from tests.collector_process import CollectorProcess, declare
-from tests.headrace.command import answer, headrace, refused
+from tests.headrace.command import answer, headrace, process, refused
 from tests.ingest.client.test_local_inference import SPEC, publish
 
 
@@ -22,20 +22,20 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
     weights = Policy(SPEC, seed=2).get_weights()
     digest = store.add_candidate(weights, spec=SPEC.to_json(), metrics={}, lineage={})
     at_root = ("--root", tmp_path, "--json")
-    with CollectorProcess(tmp_path) as process:
-        paused = answer(headrace("pause", "--why", "a canary", *at_root))
+    with CollectorProcess(tmp_path) as collector:
+        paused = answer(process("pause", "--why", "a canary", *at_root))
         assert paused["pinned"]["why"] == "a canary"
         started = answer(headrace("publish", digest, "--canary", "10%", *at_root))
         assert (started["canary"], started["share"], started["needed"]) == (2, 0.1, None)
         assert started["served"]["state"] == "served"
         answer(headrace("resume", *at_root))
         assert refused(headrace("publish", digest, "--no-gate", *at_root), "a canary", status=1)
-        asked = headrace("canary", *at_root)
+        asked = process("canary", *at_root)
         assert (asked.returncode, answer(asked)["verdict"]) == (4, "cannot tell")
         shown = headrace("canary", "--root", tmp_path).stdout
         assert "Version 2 in 0.1" in shown
         assert "Not compared yet: 0 episodes that are too recent, and 0 that wait" in shown
-        refusal = headrace("promote", *at_root)
+        refusal = process("promote", *at_root)
         assert (refusal.returncode, answer(refusal)["promoted"]) == (4, False)
         assert "cannot tell" in refusal.stderr
         ended = answer(headrace("rollback", *at_root))
@@ -44,7 +44,7 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         answer(headrace("publish", digest, "--canary", "0.5", *at_root))
         promoted = answer(headrace("promote", "--no-gate", *at_root))
         assert (promoted["version"], promoted["served"]["state"]) == (2, "served")
-        assert process.stop() == 0
+        assert collector.stop() == 0
     assert refused(headrace("promote", "--root", tmp_path), "no canary is on")
     listed = headrace("decisions", "--root", tmp_path)
     assert listed.stdout.count("cannot tell") == 2, listed.stdout

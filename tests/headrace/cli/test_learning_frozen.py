@@ -2,9 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,26 +12,16 @@ from storage.experience.episode import Part
 from storage.shards.shard import ShardWriter
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
+from tests.headrace.command import answer as one_line
+from tests.headrace.command import headrace, process
 
-HEADRACE = Path(sys.executable).with_name("headrace")
 SPACES = Box((1,)), Discrete(2)
-
-
-def headrace(*words, **env):
-    return subprocess.run(
-        [HEADRACE, *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **env},
-    )
 
 
 def answer(*words):
     told = headrace(*words, "--json")
     assert told.returncode == 0, told.stderr
-    assert len(told.stdout.splitlines()) == 1
-    return json.loads(told.stdout)
+    return one_line(told)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +116,7 @@ def test_people_read_the_same_in_words(root):
 def test_what_does_not_fit_is_told(words, expected, tmp_path):
     """Status 2 and one line."""
     (tmp_path / "shards").mkdir()
-    told = headrace(*words, HEADRACE_ROOT=str(tmp_path))
+    told = headrace(*words, env={"HEADRACE_ROOT": str(tmp_path)})
     assert told.returncode == 2
     assert expected in told.stderr
     assert "Traceback" not in told.stderr
@@ -138,7 +125,7 @@ def test_what_does_not_fit_is_told(words, expected, tmp_path):
 def test_a_command_whose_parent_is_gone_does_nothing(root):
     """HEADRACE_PARENT names the process that starts it; another one means that that one died."""
     words = ("versions", "--root", root, "--json")
-    assert headrace(*words, HEADRACE_PARENT=str(os.getpid())).returncode == 0
-    orphan = headrace(*words, HEADRACE_PARENT="1")
+    assert process(*words, env={"HEADRACE_PARENT": str(os.getpid())}).returncode == 0
+    orphan = process(*words, env={"HEADRACE_PARENT": "1"})
     assert (orphan.returncode, orphan.stdout) == (1, "")
     assert "parent" in orphan.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
-from tests.headrace.command import headrace, refused
+from tests.headrace.command import process, refused
 from tests.storage.reading.test_shard_reader import ACTION, OBS, part, write
 
 SOURCE = Path(__file__).parents[2] / "storage" / "reading" / "failing_opens.c"
@@ -40,5 +40,5 @@ def test_freeze_gives_up_and_names_the_file(root: Path, failing: dict[str, str])
     Path(failing["FAILING_OPENS"]).write_text(f"{errno.EIO}\n{path.name}")
     words = ["freeze", "--root", root, "--retry-for", 0.3]
     told = (str(path), os.strerror(errno.EIO), "gave up after 0.3 s")
-    assert refused(headrace(*words, env=failing), *told)
+    assert refused(process(*words, env=failing), *told)
     assert not list(root.glob("manifests/*.json"))

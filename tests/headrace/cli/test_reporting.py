@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.headrace.command import answer, headrace, refused
+from tests.headrace.command import answer, headrace, process, refused
 from tests.policy.jobs.test_canary import EQUAL, Traffic
 
 
 def test_a_report_is_one_file(tmp_path: Path) -> None:
     Traffic(tmp_path).log(20, EQUAL)
     output = tmp_path / "out" / "report.html"
-    done = answer(headrace("report", "--root", tmp_path, "-o", output, "--json"))
+    done = answer(process("report", "--root", tmp_path, "-o", output, "--json"))
     assert done == {
         "output": str(output),
         "bytes": output.stat().st_size,
