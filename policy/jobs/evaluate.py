@@ -31,8 +31,8 @@ from policy.inference.spec import PolicySpec
 from policy.jobs.decisions import Document, Earlier, earlier_of
 from policy.jobs.judged_log import JudgedBlock, JudgedLog, Lineage
 from policy.jobs.judged_sample import Sample, Taken, ahead
-from policy.jobs.report import HELD_OUT, EvaluationError, EvaluationResult, Split
-from policy.jobs.schemas import require_fit
+from policy.jobs.report import EvaluationError, EvaluationResult, Split
+from policy.jobs.schemas import HELD_OUT, require_fit
 from policy.jobs.scratch import Scratch
 from policy.ope.cross_fitting import CrossFitted, cross_fit
 from policy.ope.diagnostics import Diagnostic, at_most

@@ -17,16 +17,12 @@ from policy.ope.estimators import Estimate
 from policy.ope.judgement import Judgement
 
 __all__ = [
-    "HELD_OUT",
     "EvaluationError",
     "EvaluationResult",
     "plot_intervals",
 ]
 
 Split: TypeAlias = Literal["held_out", "all"]
-
-HELD_OUT = 0.3
-"""The share of episodes that training reserves for evaluation by default."""
 
 
 class EvaluationError(ValueError):

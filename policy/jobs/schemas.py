@@ -1,7 +1,8 @@
 """The schema that a job reads, for policies whose spaces have changed.
 
 A job reads one schema: the given one, else the policy's declared one. Its rows must fit the spaces
-of the weights that are trained or judged. Rows of other schemas are left out and counted.
+of the weights that are trained or judged. Rows of other schemas are left out and counted. Of the
+episodes of that schema, training and evaluation read different ones.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from storage.shards.shard import rows_of_policy
 from storage.spaces.descriptors import Discrete, MultiDiscrete, Space, schema_id
 from storage.spaces.leaves import bounds_of, describe, leaves
 
-__all__ = ["OTHER_SCHEMA", "in_other_schemas", "require_fit", "schema_to_read"]
+__all__ = ["HELD_OUT", "OTHER_SCHEMA", "in_other_schemas", "require_fit", "schema_to_read"]
 
 OTHER_SCHEMA: Reason = "other_schema"
 OTHER_POLICY: Reason = "other_policy"
+HELD_OUT = 0.3
+"""The share of episodes that training reserves for evaluation by default."""
 
 
 def schema_to_read(root: Path | str, policy_id: str, asked: str | None = None) -> str | None:

@@ -29,9 +29,8 @@ from policy.inference.action_rule import SAMPLE, ActionRule
 from policy.inference.spec import PolicySpec
 from policy.inference.weight_store import WeightStore
 from policy.jobs.freeze import Frozen
-from policy.jobs.report import HELD_OUT
 from policy.jobs.run_once import Document, once, require_all
-from policy.jobs.schemas import in_other_schemas, require_fit, schema_to_read
+from policy.jobs.schemas import HELD_OUT, in_other_schemas, require_fit, schema_to_read
 from policy.networks.policy import Policy
 from policy.progress import Progress, no_progress
 from storage.declarations.policy_files import load_declarations
