@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -14,9 +13,6 @@ from storage.experience.sample_batch import SampleBatch
 from storage.shards.shard import ShardWriter
 from storage.spaces.codec import Codec
 from storage.spaces.descriptors import Box, Discrete, canonical_json, schema_id
-
-# As every job of ours does when it starts: torch's threads fight with whatever else runs here.
-torch.set_num_threads(1)
 
 OBSERVATION, ACTION = Box((2,)), Discrete(3, 1)
 STREAM = f"0123456789ab-{schema_id(OBSERVATION, ACTION)}"
