@@ -1,4 +1,4 @@
-"""One rank of a data-parallel group: learns 100 times from its half of each batch; then, in a
+"""One rank of a data-parallel group: learns 20 times from its half of each batch; then, in a
 second group, from batches of two policies that do not fit those of the other rank."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from policy.worker.rollout_worker import RolloutWorker
 from storage.experience.multi_agent_batch import MultiAgentBatch
 from tests.policy.toy_envs import CountEnv
 
-UPDATES = 100
+UPDATES = 20
 
 
 def make(seed):
@@ -23,7 +23,7 @@ def make(seed):
 
 
 def batches():
-    """The same 100 batches of 32 rows for whoever asks."""
+    """The same batches of 32 rows for whoever asks."""
     source = make(99)
     rows = [source.sample() for _ in range(4)]
     rng = np.random.default_rng(0)

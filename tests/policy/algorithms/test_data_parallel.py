@@ -17,7 +17,7 @@ MODULE = "tests.policy.data_parallel_rank"
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What two ranks wrote: 100 updates together, then one with different counts; of two policies;
+    """What two ranks wrote: 20 updates together, then one with different counts; of two policies;
     with other policies trained."""
     folder = tmp_path_factory.mktemp("ranks")
     urls = [f"tcp://127.0.0.1:{find_free_port()}" for _ in range(3)]
@@ -36,7 +36,7 @@ def ranks(tmp_path_factory):
 
 
 def test_two_ranks_equal_one_process_on_the_joined_batch(ranks):
-    """Whatever weights the ranks began with: after 100 updates both have those of a single process
+    """Whatever weights the ranks began with: after 20 updates both have those of a single process
     that began as rank 0 and learned from the joined batches, to 1e-6.
 
     Row: setup_torch_data_parallel(url, world_rank, world_size, backend)

@@ -202,5 +202,5 @@ def test_a_policy_that_acts_otherwise_than_it_learns_is_refused():
 
 
 def test_it_learns_cartpole():
-    """From about 20 a return to 195 and more within 20,000 steps; a wrong sign never gets there."""
-    assert any(point.mean_return >= 195 for point in learn(1, 20_000))
+    """From about 20 a return to 100 and more within 10,000 steps; a wrong sign never gets there."""
+    assert any(point.mean_return >= 100 for point in learn(1, 10_000))

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch._dynamo  # noqa: F401  a second that the first optimizer of a process takes
 
 from policy.algorithms.ppo import PPO, PPOConfig
 from policy.jobs import train_live

@@ -110,6 +110,7 @@ def test_what_a_kill_kept_from_going_live_is_published_at_the_start(
     assert len(claimed(root, 2)) == 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("planted", "place", "symptoms"),
     [

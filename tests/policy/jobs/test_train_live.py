@@ -263,6 +263,7 @@ follow(root, "default", RecordingConfig(epochs=1), steps_per_update=100, checkpo
 """
 
 
+@pytest.mark.long
 def test_through_kills_each_row_is_trained_on_exactly_once(root, tmp_path):
     """SIGKILL in the middle of an update, after one that was not saved, and after one that was.
 

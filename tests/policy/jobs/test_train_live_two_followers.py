@@ -94,6 +94,7 @@ def test_an_orphan_that_wakes_up_publishes_nothing(
     assert rows_by_version(root) == [*before, before[-1] + 100]
 
 
+@pytest.mark.long
 def test_a_lease_without_fencing_is_caught(
     root: Path, orphans: Followers, retries: Followers
 ) -> None:

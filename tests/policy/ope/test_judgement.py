@@ -12,7 +12,7 @@ from policy.ope.judgement import Bar, Judged, Rules, TargetPolicy, judge
 from tests.judge.cases import equal_or_worse, power, users
 from tests.judge.tally import Tally, tallied, too_often_refused
 
-REPETITIONS = 200
+REPETITIONS = 100
 SHORT = (
     "binary .5 equal, 1,000, log",
     "binary .5 equal, 1,000, rival",
