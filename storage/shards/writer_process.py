@@ -159,6 +159,7 @@ class WriterProcess:
         if owner is not None:
             self._options += ["--owner", owner]
         self._child: subprocess.Popen[bytes] | None = None
+        self._asked = False
 
     @property
     def pid(self) -> int | None:
@@ -169,6 +170,7 @@ class WriterProcess:
         """Start the child unless it runs; returns at once. Raises WriterDied if it cannot."""
         if self._child is not None:
             return
+        self._asked = False
         command = [sys.executable, *self.program, "write-shards"]
         command += ["--directory", str(self.directory), "--parent", str(os.getpid())]
         try:
@@ -215,6 +217,7 @@ class WriterProcess:
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:
             raise WriterDied("the shard writer has no pipes")
+        self._asked = True
         try:
             write_message(child.stdin, frames)
             answer = read_message(child.stdout)
@@ -244,9 +247,12 @@ class WriterProcess:
             child.kill()
 
     def close(self) -> None:
-        """Let the child finish and leave, for good. No error when it is gone already."""
+        """Let the child finish and leave, for good; one that was never asked is killed, which may
+        still load its modules. No error when it is gone already."""
         child, self._child = self._child, None
         if child is not None:
+            if not self._asked:
+                child.kill()
             drop_pipes(child)
             child.wait()
         self._anchor.close()

@@ -278,6 +278,16 @@ def test_close_lets_the_child_leave(tmp_path: Path) -> None:
     assert ends(pid)
 
 
+def test_close_does_not_wait_for_a_child_that_was_never_asked(tmp_path: Path) -> None:
+    """It may still load its modules, and has nothing to finish."""
+    process = WriterProcess(tmp_path)
+    process.start()
+    child = process._child
+    assert child is not None
+    process.close()
+    assert child.returncode == -signal.SIGKILL
+
+
 def test_ctrl_c_in_the_terminal_does_not_reach_the_child(writer: WriterProcess) -> None:
     """Law: SIGINT goes to the whole group, and the parent decides when its writer ends."""
     assert writer.write(STREAM, CANONICAL, [make_part(0)]).rows == 3
