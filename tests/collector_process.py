@@ -21,6 +21,7 @@ from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
 from storage.spaces.descriptors import parse_space
 from tests.closing import Closing
+from tests.collector_template import Forked, template
 
 READY_SECONDS = 30
 DRAIN_SECONDS = 60.0
@@ -43,7 +44,8 @@ def declare(
 class CollectorProcess(Closing):
     """`python -m ingest collect` on a root; `kill` is SIGKILL, `stop` is SIGTERM.
 
-    `program` is what runs in place of `-m ingest`; `options` are further options of `collect`; `ca`
+    `program` is what runs in place of `-m ingest`; without it and `env` the process is forked from
+    one that has its modules loaded. `options` are further options of `collect`; `ca`
     is what `request` trusts; `log` takes what the process writes to stderr. With `supervise` the
     process that serves is the child of `process`, and `kill_serving` has it followed by another.
     """
@@ -54,7 +56,7 @@ class CollectorProcess(Closing):
         *,
         port: int = 0,
         env: Mapping[str, str] | None = None,
-        program: Sequence[str] = ("-m", INGEST),
+        program: Sequence[str] | None = None,
         options: Sequence[str] = (),
         ca: Path | None = None,
         log: Path | None = None,
@@ -67,30 +69,33 @@ class CollectorProcess(Closing):
         self._options = ["--limit", f"drain_seconds={drain_seconds}", *options]
         self._log = log
         self._program = program
-        self._env = {**os.environ, **(env or {})}
+        self._env = env
         self._pool = urllib3.PoolManager(
             retries=False, timeout=20.0, ca_certs=None if ca is None else str(ca)
         )
         self.process = self._spawn()
 
-    def _spawn(self) -> subprocess.Popen[str]:
-        command = [sys.executable, *self._program, "collect", "--root", str(self.root)]
-        command += ["--port", str(self.port), *self._options]
-        command += ["--supervise"] if self.supervise else []
+    def _spawn(self) -> subprocess.Popen[str] | Forked:
+        words = ["collect", "--root", str(self.root), "--port", str(self.port), *self._options]
+        words += ["--supervise"] if self.supervise else []
         with contextlib.ExitStack() as files:
-            told = None if self._log is None else files.enter_context(self._log.open("a"))
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=told,
-                text=True,
-                env=self._env,
-                cwd=Path(__file__).parent.parent,
-            )
+            told = 2 if self._log is None else files.enter_context(self._log.open("a")).fileno()
+            process: subprocess.Popen[str] | Forked
+            if self._program is None and self._env is None:
+                process = template().fork(words, told)
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, *(self._program or ("-m", INGEST)), *words],
+                    stdout=subprocess.PIPE,
+                    stderr=told,
+                    text=True,
+                    env={**os.environ, **(self._env or {})},
+                    cwd=Path(__file__).parent.parent,
+                )
         self._hear(process)
         return process
 
-    def _hear(self, process: subprocess.Popen[str]) -> None:
+    def _hear(self, process: subprocess.Popen[str] | Forked) -> None:
         """Wait until it says that it is ready."""
         if process.stdout is None:
             raise RuntimeError("the collector has no output")

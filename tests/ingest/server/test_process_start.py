@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from storage.errors import JournalLocked
 from storage.spaces.descriptors import Box, Discrete
 from storage.system.files import FileLock
 from tests.collector_process import CollectorProcess, declare
+from tests.collector_template import template
 from tests.headrace.command import ROOT, headrace, refused
 
 PROGRAMS = ("headrace", "ingest")
@@ -51,13 +53,27 @@ def collect(
         if descriptors is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
-    command = [sys.executable, "-m", program, "collect", "--root", str(root), "--port", "0"]
-    command += options
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=few, timeout=60
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr
+    words = ["collect", "--root", str(root), "--port", "0", *options]
+    if program == "ingest" and descriptors is None:
+        with tempfile.TemporaryFile("w+") as told:
+            process = template().fork(words, told.fileno())
+            status = process.wait(60)
+            process.stdout.close()
+            told.seek(0)
+            said = told.read()
+    else:
+        done = subprocess.run(
+            [sys.executable, "-m", program, *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=few,
+            timeout=60,
+        )
+        status, said = done.returncode, done.stderr
+    assert "Traceback" not in said
+    return status, said
 
 
 @contextlib.contextmanager

@@ -1,0 +1,156 @@
+"""A process that has loaded the collector's modules, and forks a collector whenever it is asked.
+
+To load them is half of what a collector's start costs, and the tests start hundreds. What is forked
+is what `collect --supervise` forks, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+_MOST_BYTES = 100_000
+
+
+class Forked:
+    """A collector that was forked, as `subprocess.Popen` would show it."""
+
+    def __init__(self, pid: int, stdout: TextIO, ended: int) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._ended = ended
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0.0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        with self._lock:
+            if self.returncode is None:
+                if not select.select([self._ended], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired("collect", timeout or 0.0)
+                self.returncode = int(os.read(self._ended, 16))
+                os.close(self._ended)
+            return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class Template:
+    """The process that forks; ends with the one that started it."""
+
+    def __init__(self) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            cwd=Path(__file__).parents[1],
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+
+    def fork(self, arguments: Sequence[str], stderr: int) -> Forked:
+        """Run `python -m ingest` with these arguments, the environment and umask of now."""
+        os.umask(umask := os.umask(0o077))
+        job = json.dumps([arguments, umask, dict(os.environ)]).encode()
+        out, theirs = os.pipe()
+        ended, told = os.pipe()
+        with self._lock:
+            socket.send_fds(self._link, [job], [theirs, stderr, told])
+            pid = int(self._link.recv(16))
+        os.close(theirs)
+        os.close(told)
+        return Forked(pid, os.fdopen(out), ended)
+
+    def close(self) -> None:
+        self._link.close()
+        self._process.wait()
+
+
+@functools.cache
+def template() -> Template:
+    """The one of this process."""
+    made = Template()
+    atexit.register(made.close)
+    return made
+
+
+def main(link: int) -> int:
+    """Fork until the other side closes the link; answers the exit status, also of each child."""
+    from storage.system.startup import loading, use_one_blas_thread  # noqa: PLC0415 - as below
+
+    use_one_blas_thread()
+    with loading():
+        # lazy: what it imports comes after the line above, and never into the tests' own process
+        from ingest.server.collect import run  # noqa: PLC0415
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, it is for the tests
+    asked = socket.socket(fileno=link)
+    ready = select.poll()
+    ready.register(link, select.POLLIN)
+    running: dict[int, tuple[int, int]] = {}  # by their pidfds: pid, and where the end is told
+    while True:
+        for found, _ in ready.poll():
+            if found in running:
+                ready.unregister(found)
+                os.close(found)
+                _tell_end(*running.pop(found))
+                continue
+            job, files, _, _ = socket.recv_fds(asked, _MOST_BYTES, 3)
+            if not job:
+                return 0
+            if (pid := os.fork()) == 0:
+                asked.detach()
+                return run(_as_asked(job, files))
+            asked.send(str(pid).encode())
+            os.close(files[0])
+            os.close(files[1])
+            running[pidfd := os.pidfd_open(pid)] = pid, files[2]
+            ready.register(pidfd, select.POLLIN)
+
+
+def _as_asked(job: bytes, files: Sequence[int]) -> list[str]:
+    """Take the output and no other file, the umask, the environment; answers the arguments."""
+    os.dup2(files[0], 1)
+    os.dup2(files[1], 2)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    arguments: list[str]
+    arguments, umask, environment = json.loads(job)
+    os.umask(umask)
+    os.environ.clear()
+    os.environ.update(environment)
+    return arguments
+
+
+def _tell_end(pid: int, told: int) -> None:
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(BrokenPipeError), os.fdopen(told, "wb", buffering=0) as file:
+        file.write(str(code).encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
