@@ -24,7 +24,7 @@ from storage.spaces.descriptors import parse_space
 from tests.ingest.episodes.test_assembler import WatchedShell
 
 WINDOW, TIMEOUT = 50.0, 100.0
-EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "300"))  # `make faults` tries 2,000
+EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "150"))  # `make faults` tries 2,000
 BEGINNINGS = [(None,), ("b",), *[(DEFAULT_AGENT, "b")] * 4]  # None: an episode of one agent
 OVER = {"terminated": "completed"}
 

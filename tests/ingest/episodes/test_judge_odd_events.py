@@ -31,7 +31,7 @@ from tests.ingest.episodes.test_assembler import RECEIVED, WatchedShell
 from tests.ingest.simulated_collector import MemoryShelf, MemoryWriter
 
 WINDOW, TIMEOUT = 50.0, 100.0
-EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "300"))  # `make faults` tries 2,000
+EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "150"))  # `make faults` tries 2,000
 
 
 def declared(policy_id: str, **rules: Any) -> PolicyDeclaration:

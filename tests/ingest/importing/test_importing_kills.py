@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from storage.declarations.declaration import PolicyDeclaration
 from storage.declarations.policy_files import save_declaration
@@ -51,6 +52,7 @@ def ended(client: subprocess.Popen[bytes]) -> None:
         client.stdout.close()
 
 
+@pytest.mark.long
 def test_kills_within_an_import_lose_and_double_nothing(tmp_path: Path) -> None:
     """Each kill comes after more of the log has arrived; at the end every row is there once."""
     declare(tmp_path, observation="box:1", action="discrete:80")
@@ -106,7 +108,7 @@ def test_a_killed_import_goes_on_where_it_stopped(tmp_path: Path) -> None:
     Episodes of several steps, whose rows lie between each other's.
     """
     declare(tmp_path / "root", observation="box:1", action="discrete:2")
-    count = np.arange(40_000)
+    count = np.arange(8_000)
     episodes = count // 800 * 8 + count % 8
     path = tmp_path / "log.parquet"
     columns = {"x": count, "a": count % 2, "r": count, "e": episodes, "n": count % 800 // 8}
@@ -115,13 +117,13 @@ def test_a_killed_import_goes_on_where_it_stopped(tmp_path: Path) -> None:
     words += ["--episode", "e", "--step", "n"]
     with CollectorProcess(tmp_path / "root") as collector:
         words += ["--address", collector.address]
-        client = importing(2_000, *words)
-        await_steps(collector, 6_000, client, lambda: client)
+        client = importing(400, *words)
+        await_steps(collector, 1_200, client, lambda: client)
         ended(client)
-        rest = importing(2_000, *words)
+        rest = importing(400, *words)
         output, _ = rest.communicate(timeout=120)
         report = answer(subprocess.CompletedProcess([], 0, output.decode(), ""))
-        assert 6_000 <= report["rows_known"] == 100 * report["skipped_known"]
+        assert 1_200 <= report["rows_known"] == 100 * report["skipped_known"]
         assert report["steps"] == len(count) - report["rows_known"]
         checked = headrace("import", *words, "--check", "--json")
         assert answer(checked)["steps"] == len(count)
@@ -134,7 +136,7 @@ def test_a_killed_import_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_a_killed_import_of_several_policies_makes_whole_episodes(tmp_path: Path) -> None:
     """The tracks of an episode come in requests of several policies, of which some had arrived."""
-    root, path, episodes = tmp_path / "root", tmp_path / "log.csv", 4_000
+    root, path, episodes = tmp_path / "root", tmp_path / "log.csv", 1_000
     for name in ("walker", "flyer"):
         space, action = Box((1,)), Discrete(2)
         save_declaration(root, PolicyDeclaration(policy_id=name, observation=space, action=action))
@@ -144,13 +146,13 @@ def test_a_killed_import_of_several_policies_makes_whole_episodes(tmp_path: Path
     words += ["--step", "n", "--agent", "who", "--policy", "w=walker", "--policy", "f=flyer"]
     with CollectorProcess(root) as collector:
         words += ["--address", collector.address]
-        client = importing(500, *words)
-        await_steps(collector, 1_500, client, lambda: client)
+        client = importing(125, *words)
+        await_steps(collector, 400, client, lambda: client)
         ended(client)
-        rest = importing(500, *words)
+        rest = importing(125, *words)
         output, _ = rest.communicate(timeout=120)
         report = answer(subprocess.CompletedProcess([], 0, output.decode(), ""))
-        assert report["rows_known"] >= 1_500
+        assert report["rows_known"] >= 400
         assert report["steps"] + report["rows_known"] == len(rows)
         assert collector.stop() == 0
     with MultiAgentReader(root) as reader:
