@@ -102,7 +102,7 @@ def _now(document: Document) -> str:
         (one["collector_id"], one["version"], one["generation"], one["why"])
         for one in document["served"]
     ]
-    names = ("collector", "serves", "generation", "why not what is wanted")
+    names = ("collector", "serves version", "generation", "why not the live one")
     table = _table(names, served) if served else "<p>No collector is registered.</p>"
     return f"<p>{_text(text)}.</p>{table}"
 
@@ -235,7 +235,10 @@ def _curves(versions: Sequence[Document]) -> str:
         for name, points in curves
     )
     last = versions[-1]
-    numbers = {name: json.dumps(value) for name, value in last["metrics"].items()}
+    numbers = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in last["metrics"].items()
+    }
     table = _table((f"metrics of version {last['version']}", "value"), numbers.items())
     if not numbers:
         return "<p>The versions have no metrics.</p>"

@@ -112,7 +112,8 @@ def trained(document: Document) -> None:
     table(f"Trained {document['policy_id']}", ("rows", "count"), counts.items())
     for path, why in document["skipped"].items():
         print(f"damaged, left out: {path}: {why}")
-    print(f"Acts by {', '.join(map(str, document['action_rule'].values()))}")
+    kind, *setting = document["action_rule"].items()
+    print(f"Action rule: {', '.join([str(kind[1]), *(f'{k} {v:g}' for k, v in setting)])}")
     print(f"Candidate {document['candidate']}")
 
 
@@ -199,16 +200,17 @@ def why_published(document: Document, *, gated: bool) -> str:
 
 def arms(document: Document) -> None:
     """Of `canary`: what each arm earned, and how often it failed."""
-    table(*armed(document))
+    title, columns, rows = armed(document)
+    table(title, columns, rows) if rows else print(title)
     count = document["n"]
     print(
         f"Compared: {count['canary']:,} episodes of the canary and {count['live']:,} of the live "
-        f"version. Of these, {document['open']:,} were still open at the age of the comparison, "
-        f"and in {document['crossed']:,} the other version acted first."
+        f"version. Of these, {document['open']:,} were still open {document['age']:g} s after "
+        f"their start, and in {document['crossed']:,} the other version acted first."
     )
     print(
         f"Not compared yet: {document['young'] - document['waiting']:,} episodes that are too "
-        f"recent, and {document['waiting']:,} that wait for later ones."
+        f"recent, {document['waiting']:,} that wait for later ones, and those without a shard."
     )
     approximate = " (approximate: no reward_range)" if document["approximate"] else ""
     print(f"{document['verdict']}{approximate}")
@@ -280,11 +282,13 @@ def not_used(logs: Sequence[Document]) -> list[str]:
     """What of each log is in no estimate, and what an interval leaves out."""
     lines = []
     for log in logs:
-        told = [f"{_label(why)}: {count} episodes" for why, count in log["excluded"].items()]
-        told += [f"{_label(why)}: {count} steps" for why, count in log["not_read"].items() if count]
+        told = [f"{count:,} episodes {_label(why)}" for why, count in log["excluded"].items()]
+        told += [
+            f"{count:,} steps {_label(why)}" for why, count in log["not_read"].items() if count
+        ]
         told += [f"{name}: {why}" for name, why in {**log["unavailable"], **log["skipped"]}.items()]
         if told:
-            lines.append(f"{log['label']}: not used: {', '.join(told)}")
+            lines.append(f"{log['label']}: left out: {', '.join(told)}")
     if any(one["name"] == "dm" for log in logs for one in log["target"]):
         lines.append("The interval of dm ignores the error of its model.")
     return lines
@@ -384,7 +388,7 @@ def streams(document: Document) -> None:
         names = ("policy", "open, or waiting for late rewards")
         table("Episodes in the journal", names, document["open_episodes"].items())
         print(
-            f"Steps not in shards yet: {document['open_steps']:,} of these episodes, "
+            f"Steps not in shards yet: {document['open_steps']:,} in these episodes, "
             f"{document['steps_being_written']:,} being written"
         )
 

@@ -587,7 +587,7 @@ def _other_scheme(url: Url, error: BaseException) -> str:
     """A hint where the server seems to speak the other one of http and https; "" elsewhere."""
     if url.scheme == "https":
         if any(sign in str(error) for sign in _PLAIN_ANSWERS):
-            return f"; the server seems to speak plain http: is it http://{url.netloc}?"
+            return f"; the server seems to speak plain http: try http://{url.netloc}"
     elif _has_cause(error, (ProtocolError, ConnectionResetError)):
         return f"; if the server speaks TLS, its address is https://{url.netloc}"
     return ""

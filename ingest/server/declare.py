@@ -91,7 +91,7 @@ def declare(
         raise DeclarationError(
             f"policy {declared.policy_id} of {root}: expected the spaces that it is declared with, "
             f"{_spaces(before)}; got {_spaces(declared)}. Use another --root, or --redeclare: new "
-            "episodes then have the new spaces, and the rows of each are read apart"
+            "episodes then have the new spaces, and readers do not mix them with the old"
         )
     if spaces_only:
         declared = keeping_settings(before, declared)

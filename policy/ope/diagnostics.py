@@ -355,8 +355,9 @@ def effective_sample_size(numbers: Numbers, threshold: float, unit: str) -> Diag
     """Kish's (sum w)^2 / sum w^2 of the weights, of `unit`; about how many more make it enough."""
     column = column_of(numbers)
     number = effective_number(column)
-    sentence = f"effective sample size: expected {threshold:g} or more, got {number:.1f}"
+    sentence = f"the weights leave an effective sample size of {number:.1f}"
     if number < threshold:
+        sentence = f"effective sample size: expected {threshold:g} or more, got {number:.1f}"
         more = column.size * (threshold / number - 1) if number > 0 else math.inf
         about = f"about {_rounded(more):,} more" if math.isfinite(more) else "more"
         sentence += f": {about} {unit}, or a canary"

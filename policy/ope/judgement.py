@@ -338,12 +338,12 @@ def combined(
 
 def _told(one: Comparison) -> str:
     low, high = one.interval
-    text = f"{one.difference:+.4g} [{low:.4g}, {high:.4g}] against {one.bar}"
+    text = f"the difference to {one.bar} is {one.difference:+.4g}, within {low:.4g} .. {high:.4g}"
     if one.verdict == WORSE:
         return text
     if one.missing is None:
         return f"{text}: more episodes will hardly tell; use a canary"
-    return f"{text}: about {one.missing:,} more {one.unit}, if the difference is what it seems"
+    return f"{text}: about {one.missing:,} more {one.unit} would show whether it is real"
 
 
 # --- the differences -------------------------------------------------------------------------

@@ -34,7 +34,8 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         assert (asked.returncode, answer(asked)["verdict"]) == (4, "cannot tell")
         shown = headrace("canary", "--root", tmp_path).stdout
         assert "Version 2 in 0.1" in shown
-        assert "Not compared yet: 0 episodes that are too recent, and 0 that wait" in shown
+        assert "0 were still open 1200 s after their start" in shown
+        assert "Not compared yet: 0 episodes that are too recent, 0 that wait" in shown
         refusal = process("promote", *at_root)
         assert (refusal.returncode, answer(refusal)["promoted"]) == (4, False)
         assert "cannot tell" in refusal.stderr

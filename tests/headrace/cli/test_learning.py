@@ -80,6 +80,7 @@ def test_train_tells_people_the_same(log: Path, trained: dict[str, Any], tmp_pat
     result = headrace("train", "--root", root, "--algorithm", "snips", "--epochs", "1")
     assert result.returncode == 0
     assert re.search(rf"trained on +│ +{trained['rows_trained']} │", result.stdout)
+    assert "\nAction rule: sample, temperature 1\n" in result.stdout
     (candidate,) = {*WeightStore(root, "default").candidates()} - {trained["candidate"]}
     assert result.stdout.endswith(f"Candidate {candidate}\n")
 
@@ -105,7 +106,7 @@ def test_evaluate_judges_by_several_logs(
     reason = results.in_words(own["reasons"][0])
     for told in ("never logged nearby", "dropped by clients", "largest weight", reason[:20]):
         assert told in text
-    assert "not held out: " in text, "what was trained on is not judged"
+    assert " steps not held out" in text, "what was trained on is not judged"
     assert "http" not in text
 
 
@@ -187,7 +188,7 @@ def test_ls_lists_what_there_is(log: Path, tmp_path: Path) -> None:
     assert stream["stream"] in table
     assert "Episodes in the journal\n" in table
     assert "open, or waiting for late rewards" in table
-    assert "Steps not in shards yet: 0 of these episodes, 0 being written\n" in table
+    assert "Steps not in shards yet: 0 in these episodes, 0 being written\n" in table
 
 
 @pytest.mark.parametrize(

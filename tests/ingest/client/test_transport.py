@@ -289,7 +289,7 @@ def test_an_address_of_the_other_scheme_is_named(
             plain.attempt(*REGISTER)
         thread.join()
         secret = Transport(collector.address.replace("http", "https"), session=given_session)
-        with pytest.raises(CollectorUnavailable, match="plain http: is it http://127"):
+        with pytest.raises(CollectorUnavailable, match="plain http: try http://127"):
             secret.attempt(*REGISTER)
         known = Transport(collector.address, session=given_session)
         known.attempt(*REGISTER)

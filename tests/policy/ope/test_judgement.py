@@ -154,7 +154,10 @@ def test_a_bound_that_is_wide_for_a_low_propensity_says_so() -> None:
     data, candidate = explored(0.0074)
     found = judge(data, candidate, [Bar("the logging policy")], rules)
     assert found.verdict == "cannot tell"
-    (why,) = [one for one in found.reasons if "lowest logged propensity is 0.0074" in one]
+    apart, why = found.reasons
+    assert apart.startswith("the difference to the logging policy is ")
+    assert apart.endswith(" more episodes would show whether it is real")
+    assert "lowest logged propensity is 0.0074" in why
     assert "without a range" in why
     assert "one step with it may count for 135" in why
     for limits, lowest in ((None, 0.0074), ((0.0, 1.0), 0.4)):
