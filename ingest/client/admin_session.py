@@ -1,7 +1,7 @@
-"""HTTP for calls outside the hot path: publishing, and the ledger that `verify` asks for.
+"""HTTP for calls outside the hot path: publishing, and the ledger for `verify`.
 
-They go by `requests`, so that whoever runs them may give a session of their own, with its proxies,
-certificates and headers. Without one, `admin_session` makes a plain one.
+These calls use `requests`, so that a caller can pass a session with its own proxies, certificates
+and headers. Without one, `admin_session` makes a plain one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["admin_session"]
 
 
 class _Adapter(HTTPAdapter):
-    """Verifies as the client does: by `ca`, or by the system's authorities.
+    """Verifies certificates by `ca`, or by the system's authorities, as the client does.
 
-    By itself requests would not look at the system's.
+    By default, requests does not use the system's authorities.
     """
 
     def __init__(self, ca: Path | str | None, *, named: bool) -> None:
@@ -41,9 +41,9 @@ class _Adapter(HTTPAdapter):
 def admin_session(ca: str | Path | None = None, *, named: bool = True) -> requests.Session:
     """A session that verifies by `ca` (PEM), or by the system's authorities.
 
-    It takes nothing from the environment: a proxy would be sent the token, and a .netrc would
-    replace it. `named`: whether a certificate has to name the address beside being trusted. Raises
-    ValueError for a `ca` that holds no certificates.
+    It ignores the environment: a proxy would receive the token, and a .netrc would replace it.
+    `named`: whether a certificate must also name the address. Raises ValueError for a `ca` without
+    certificates.
     """
     require_ca(ca)
     session = requests.Session()

@@ -6,12 +6,11 @@
         client.log_returns(episode, 1.0)
         client.end_episode(episode)
 
-Logging calls are plain, and never wait. `get_action` leaves nothing behind until it returns: the
-collector is asked for a choice that it does not record, and the decision is queued, like any step,
-when the caller gets its action. One that is cancelled has therefore not happened, whatever its
-request has come to: the episode's next call is as if it had never been made.
+Logging calls are not coroutines and do not wait. `get_action` has no effect until it returns: the
+collector chooses an action without recording it, and the decision is queued like any step when the
+caller gets the action. A cancelled call therefore has no effect on the episode.
 
-Calls that wait at the same moment share requests, which a few threads make.
+Calls that wait at the same time share requests, which are made by a few threads.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ from ingest.protocol.errors import ClientError, CollectorUnavailable
 from ingest.protocol.messages import ActionReply, ActionsReply, Decision, GetAction
 
 REQUESTS = 4
-"""Requests for actions that are on their way at once."""
+"""The maximum number of requests for actions in flight."""
 
 HOLD_SECONDS = 30.0
-"""How long an answer waits at most for a newer version, while flow control holds the policy."""
+"""Seconds that a reply may wait for a newer version while flow control holds the policy."""
 
 T = TypeVar("T")
 _MSGPACK = {"Content-Type": wire.MSGPACK}
@@ -51,7 +50,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(eq=False)
 class _Question:
-    """One observation, and who waits for the action on it."""
+    """One observation, and the future for its action."""
 
     request: GetAction
     answer: asyncio.Future[ActionReply]
@@ -61,9 +60,9 @@ class _Question:
 class AsyncPolicyClient(PolicyClient):
     """A PolicyClient whose `get_action`, `connect`, `flush`, `update_policy_weights` are awaited.
 
-    Args as of PolicyClient, but `sync`; `max_wait` is 0 by default, because whatever waits would
-    hold the loop, and 0.01 with a spool, so that what a call logged is on disk. In place of `close`
-    there is `aclose`, or `async with`. Use it from one loop.
+    The arguments are those of PolicyClient without `sync`. `max_wait` is 0 by default, because a
+    call that waits blocks the loop, and 0.01 with a spool, so that events can be written to disk.
+    Use `aclose` instead of `close`, or `async with`. Use a client from one loop only.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class AsyncPolicyClient(PolicyClient):
         _clients.add(self)
 
     def _reset(self) -> None:
-        """Nothing on its way. A forked child begins so: it has none of the threads."""
+        """Start without requests in flight, also in a forked child, which has no threads."""
         self._questions: list[_Question] = []
         self._requests = 0  # on their way
         self._threads = ThreadPoolExecutor(REQUESTS, "headrace-actions")
@@ -95,10 +94,10 @@ class AsyncPolicyClient(PolicyClient):
     async def get_action(
         self, episode_id: str | Sequence[str], observation: Any
     ) -> Any | dict[str, Any]:
-        """The live policy's action on an observation, recorded as the episode's next step.
+        """The live version's action on an observation, recorded as the episode's next step.
 
-        As PolicyClient.get_action. Cancelled, or without an answer in time, it has not happened:
-        the next call may be another one, or have another observation.
+        As PolicyClient.get_action. A call that is cancelled or times out has no effect: the next
+        call may be a different one, or have another observation.
         """
         if isinstance(episode_id, str):
             return (await self._act({episode_id: observation}))[episode_id]
@@ -198,7 +197,7 @@ class AsyncPolicyClient(PolicyClient):
         return many.decide(turns, observations, decide)
 
     async def _prepare(self, policy: ClientPolicy, *, is_local: bool) -> None:
-        """Wait, off the loop, for what an action needs: the declaration, weights, its turn."""
+        """Wait in a thread for the declaration and the weights that an action needs."""
         if not policy.is_declared:
             await self._in_time(self._policies.require_declared, policy)
         if is_local and policy.paced:
@@ -211,7 +210,7 @@ class AsyncPolicyClient(PolicyClient):
             await self._in_time(self._ask_again)
 
     def _ask_again(self) -> None:
-        """What the collector takes; a policy file does not say that. Raises ClientError."""
+        """Ask for the collector's fields, which a policy file does not have. Raises ClientError."""
         if "actions.record" in self._declarations.fields:
             return  # another call has asked meanwhile
         self._sender.take_up(CollectorSpec.fetch(self._transport))
@@ -222,7 +221,7 @@ class AsyncPolicyClient(PolicyClient):
             )
 
     async def _in_time(self, function: Callable[..., T], *arguments: Any) -> T:
-        """The same for `timeout` at most, of which some may pass before a thread is free."""
+        """`_in_thread` for at most `timeout` seconds, including the wait for a free thread."""
         try:
             return await asyncio.wait_for(self._in_thread(function, *arguments), self._timeout)
         except TimeoutError:
@@ -234,7 +233,7 @@ class AsyncPolicyClient(PolicyClient):
     # --- remote choices ----------------------------------------------------------------------
 
     async def _choose(self, asked: Sequence[tuple[ClientEpisode, bytes]]) -> list[ActionReply]:
-        """The live policy's choice for each; nothing is recorded. Raises Refusal, ClientError."""
+        """The live version's action for each; nothing is recorded. Raises Refusal, ClientError."""
         loop = asyncio.get_running_loop()
         mine = []
         for episode, obs in asked:
@@ -256,7 +255,7 @@ class AsyncPolicyClient(PolicyClient):
                 question.answer.cancel()
 
     def _send(self) -> None:
-        """Make requests of what waits, as far as they may be on their way at once."""
+        """Send the waiting observations, in at most `REQUESTS` requests at a time."""
         for question in self._questions:
             if not question.answer.done() and monotonic() >= question.deadline:
                 question.answer.set_exception(self._sender.no_answer(self._timeout))
@@ -308,7 +307,7 @@ class AsyncPolicyClient(PolicyClient):
 
 
 def _decided(episode: ClientEpisode, obs: bytes, reply: ActionReply) -> tuple[Decision, Any]:
-    """The decision event of an episode's next step, and the action as the env takes it."""
+    """The decision event of an episode's next step, and the action for the environment."""
     event = Decision(
         episode_id=episode.episode_id,
         agent_id=episode.agent_id,

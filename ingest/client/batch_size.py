@@ -1,20 +1,20 @@
-"""How many bytes the client puts into one request, learned from what went through."""
+"""The number of bytes per request, adapted to what the collector and proxies accept."""
 
 from __future__ import annotations
 
 BATCH_BYTES = 2_000_000
-"""Aimed at: the disk syncs once for it, and 30 s are enough on 0.6 Mbit/s. A proxy that takes less
-(nginx by default 1 MiB) refuses the first one."""
+"""The initial size: one sync of the disk per 2 MB, and 30 s suffice at 0.6 Mbit/s. A proxy with a
+lower limit (nginx by default 1 MiB) refuses the first batch."""
 
 LEAST_BYTES = 16_384
 PATIENCE = 64  # requests that go through before a larger one is tried
 
 
 class BatchSize:
-    """The size to cut batches at. `most` bounds it; one larger event goes alone.
+    """The largest size of a batch, at most `most` bytes; a larger event is sent alone.
 
-    A refusal halves it, and it stays so: whatever refused it, a proxy or a limit of the collector,
-    would refuse the next batch too. It grows again slowly, because the limit may have gone.
+    A refusal halves it, because the same proxy or collector would refuse the next batch too. It
+    grows slowly after that, because the limit may have been lifted.
     """
 
     def __init__(self, most: int) -> None:
@@ -23,18 +23,18 @@ class BatchSize:
         self._passed = 0
 
     def bound(self, most: int) -> None:
-        """Never beyond so many bytes: what the collector says that it takes."""
+        """Set the upper bound to `most` bytes, the collector's limit."""
         self._most = min(self._most, most)
         self.nbytes = min(self.nbytes, self._most)
 
     def refused(self, nbytes: int) -> int:
-        """A batch of so many bytes was too large; how many to try now."""
+        """Note that a batch of `nbytes` was too large; return the size to try next."""
         self.nbytes = min(self.nbytes, max(LEAST_BYTES, nbytes // 2))
         self._passed = 0
         return self.nbytes
 
     def passed(self) -> None:
-        """A batch went through."""
+        """Note that a batch was accepted."""
         if self.nbytes == self._most:
             return
         self._passed += 1

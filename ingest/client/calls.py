@@ -1,7 +1,7 @@
-"""The steps that all logging calls share, of one agent or of several.
+"""The steps that all logging calls share, for episodes of one agent or of several.
 
-A call finds its policy, and with it what its values have to be (`PolicyLookup`). It checks and
-encodes them, then has its events queued (`Queueing`).
+A call finds its policy and the policy's spaces (`PolicyLookup`), checks and encodes its values, and
+queues its events (`Queueing`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from ingest.protocol.errors import Refusal
 
 
 class PolicyLookup:
-    """Finds policies by id, and waits for what they declare; `default` stands for no id.
+    """Finds policies by id, and waits for their declarations; `default` is used without an id.
 
-    A logging call waits for `max_wait` at most, and only until the first that has waited in vain:
-    a silent collector slows down one call, not each. What needs an answer waits for `timeout`.
+    A logging call waits at most `max_wait` seconds, and none waits after one has waited in vain: a
+    collector that does not answer delays one call, not each. Calls that need an answer wait for
+    `timeout` seconds.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class PolicyLookup:
         self._is_patient = True
 
     def find(self, policy_id: str | None) -> ClientPolicy:
-        """A policy, of which it may not be known yet what it declares. Raises ValueError."""
+        """A policy, whose declaration may not be known yet. Raises ValueError."""
         name = self._default if policy_id is None else policy_id
         if name is not None and not isinstance(name, str):
             raise ValueError(f"policy_id: expected the id of one policy, got {name!r:.80}")
@@ -57,7 +58,7 @@ class PolicyLookup:
         return policy
 
     def require_declared(self, policy: ClientPolicy) -> None:
-        """Wait until it is known what a policy declares. Raises ValueError, ClientError."""
+        """Wait until a policy's declaration is known. Raises ValueError, ClientError."""
         if policy.is_declared:
             return
         self._sender.connect(self._timeout, lambda: policy.is_settled)
@@ -65,16 +66,16 @@ class PolicyLookup:
             raise ValueError(policy.error)
 
     def find_declared(self, policy_id: str | None) -> ClientPolicy:
-        """A policy, once it is known what it declares. Raises ValueError, ClientError."""
+        """A policy, once its declaration is known. Raises ValueError, ClientError."""
         policy = self.find(policy_id)
         self.require_declared(policy)
         return policy
 
 
 class Queueing:
-    """Queues events that a request can carry, for a sender that runs.
+    """Queues events that fit in a request, and keeps the sender running.
 
-    `sync_timeout`: seconds that `settle` waits for the acknowledgement; None: not at all.
+    `sync_timeout`: seconds that `settle` waits for the acknowledgement; None: it does not wait.
     """
 
     def __init__(
@@ -84,12 +85,12 @@ class Queueing:
         self._sync_timeout = sync_timeout
 
     def put(self, event: Any, size: int, *, draft: bool = False) -> int:
-        """Queue one event; its index. Raises BufferFull, ClientError, ValueError."""
+        """Queue one event; return its index. Raises BufferFull, ClientError, ValueError."""
         self.require_room(event.episode_id, size)
         return self._outbox.put(event, size, draft=draft)
 
     def require_room(self, episode_id: str, size: int) -> None:
-        """Raise ValueError for an event that no request can carry, ClientError without a sender."""
+        """Raise ValueError for an event that exceeds a request, ClientError without a sender."""
         largest = self._outbox.request_bytes
         if size > largest:
             raise too_large(episode_id, size, largest)
@@ -97,13 +98,13 @@ class Queueing:
             self._sender.ensure_running()
 
     def put_started(self, events: Sequence[Any]) -> int:
-        """Queue an episode's first events in one piece; the index of the first."""
+        """Queue an episode's first events together; return the index of the first."""
         size = sum(len(event.obs) + len(event.action) for event in events[1:2])
         self.require_room(events[0].episode_id, size)
         return self._outbox.put_all(events)[0]
 
     def settle(self, episode_id: str) -> None:
-        """With `sync`: wait for the acknowledgement, and raise what was refused."""
+        """With `sync`: wait for the acknowledgement, and raise the episode's Refusal, if any."""
         if self._sync_timeout is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What a client has done so far: as attributes, as text for Prometheus, for OpenTelemetry."""
+"""A client's counts: as attributes, as text for Prometheus, and for OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ except ImportError:
 
 @dataclass(frozen=True)
 class ClientStats:
-    """Counts since the client was made, of events where nothing else is said.
+    """Counts since the client was made; events, unless the description says otherwise.
 
     Attributes:
         waiting: not acknowledged yet.
-        acknowledged: on the collector's disk, once each.
-        duplicates: of those, what the collector had already.
-        resent: sent again, because there was no answer or another one than yes or no.
-        refused: by error code, what the collector refused, or what did not fit its policy.
-        dropped_episodes: episodes of which nothing was logged, or not all, with `on_full="drop"`.
-        dropped_steps: steps of theirs that were not logged.
-        dropped_rewards: rewards for named steps of other episodes that were not logged.
+        acknowledged: on the collector's disk.
+        duplicates: acknowledged ones that the collector had already.
+        resent: sent again, because there was no answer or the collector asked for it.
+        refused: by error code: refused by the collector, or not valid for the policy.
+        dropped_episodes: episodes that were not or not completely logged, with `on_full="drop"`.
+        dropped_steps: steps of these episodes that were not logged.
+        dropped_rewards: dropped rewards for named steps of other episodes.
         unsampled_episodes: episodes that `sample_rate` left out.
-        unsampled_rewards: rewards for named steps of theirs, whichever client left them out.
-        spooled: waiting on disk with `on_full="spool"`, what earlier processes left included; they
-            are among those that wait.
-        spooled_bytes: what the spool of this process takes on disk.
-        unwritten: on their way there, in memory alone: the disk took longer than `max_wait`.
-        oldest_waiting: for how long the oldest event that waits has done so, in seconds, about.
-        batches, retries: requests that were answered, and attempts that were not.
-        errors: unexpected errors of the thread that sends, which goes on; the log has the first of
-            a row.
-        weights_refused: published weights that were not taken up: damaged, or older than those
-            that act.
+        unsampled_rewards: rewards for named steps of episodes that any client left out.
+        spooled: waiting on disk with `on_full="spool"`, including those of earlier processes; they
+            are included in `waiting`.
+        spooled_bytes: bytes of this process's spool on disk.
+        unwritten: not on disk yet, because the disk took longer than `max_wait`.
+        oldest_waiting: the approximate age of the oldest waiting event, in seconds.
+        batches, retries: requests with an answer, and attempts without one.
+        errors: unexpected errors of the sending thread, which continues; the first of a series is
+            logged.
+        weights_refused: published weights that were refused, because they were damaged or older
+            than those in use.
     """
 
     waiting: int = 0
@@ -94,17 +94,17 @@ METRICS = (
     ("errors_total", "counter", "Unexpected errors in sending.", "errors"),
     ("weights_refused_total", "counter", "Weights refused.", "weights_refused"),
 )
-"""Name, kind, help and attribute of what is told, beside the refused events by code."""
+"""Name, kind, help text and attribute of each metric, except the refused events by code."""
 
 Clients: TypeAlias = Callable[[], Iterable[tuple[Mapping[str, str], ClientStats]]]
-"""The clients of a process: what tells them apart, and what they have done."""
+"""The clients of a process: labels that tell them apart, and their counts."""
 
 
 def export(clients: Clients, provider: Any = None) -> bool:
-    """Observe what clients have done by OpenTelemetry's API; False where that is not installed.
+    """Export the counts through OpenTelemetry's API; return False if it is not installed.
 
-    As instruments `headrace.client.events_waiting` and so on. `provider`: a MeterProvider; default:
-    the one that the service sets, before or after this.
+    The instruments are `headrace.client.events_waiting` and so on. `provider`: a MeterProvider;
+    default: the one that the service sets, before or after this call.
     """
     if metrics is None:
         return False

@@ -1,8 +1,8 @@
-"""What a client knows of its collector's policies, and what it does until it knows.
+"""The policies' declarations in a client, and drafts of values until they are known.
 
-A declaration is known from a policy file, from a cache on disk, or when the sender has asked the
-collector. Until then a policy's values are *drafts*: copies, because callers reuse their arrays,
-which the sender encodes, and validates, before it sends the first event.
+A declaration comes from a policy file, a cache on disk, or the collector. Until it is known, a
+policy's values are *drafts*: copies, because callers reuse their arrays. The sender validates and
+encodes them before it sends the first event.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OBJECT_BYTES = 64  # what a Python object takes beside its content, about
 
 
 class Draft:
-    """A copy of a value whose space is not known yet. Its length is what it takes in memory."""
+    """A copy of a value whose space is not known yet. Its length is its memory in bytes."""
 
     __slots__ = ("_nbytes", "is_action", "policy", "value")
 
@@ -56,7 +56,7 @@ class Draft:
         return self._nbytes
 
     def encode(self, where: str) -> bytes:
-        """Canonical bytes, once the policy is settled; raises SpaceError."""
+        """The value's canonical bytes, once the policy is settled. Raises SpaceError."""
         if self.policy.error is not None:
             raise SpaceError(f"Episode {where}: {self.policy.error}")
         if self.is_action:
@@ -65,7 +65,7 @@ class Draft:
 
 
 def _copied(value: Any) -> tuple[Any, int]:
-    """A value that its owner may go on using, and how many bytes its copy takes, about."""
+    """A copy of a value, which its owner may change, and the copy's approximate bytes."""
     if value is None or isinstance(value, (bool, int, float)):
         return value, _OBJECT_BYTES // 2
     if isinstance(value, (str, bytes)):
@@ -87,8 +87,8 @@ def _copied(value: Any) -> tuple[Any, int]:
 class ClientPolicy:
     """The spaces of one policy, as codecs whose errors name the episode.
 
-    Without spaces it is not declared yet, and encodes to drafts. It is settled once it is declared,
-    or once `error` says why the collector has no such policy.
+    Without spaces its declaration is not known yet, and it encodes values to drafts. It is settled
+    once it is declared, or once `error` says why the collector has no such policy.
     """
 
     observation: Codec
@@ -127,18 +127,18 @@ class ClientPolicy:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known what the policy is, or that there is none."""
+        """Whether the policy's declaration, or that there is none, is known."""
         return self.is_declared or self.error is not None
 
     def become(self, declared: ClientPolicy) -> None:
-        """Be what was declared, from this moment on and for every episode that has it."""
+        """Take over a declaration, from now on and for every episode with this policy."""
         self.__dict__.update(declared.__dict__)
 
     def _draft(self, is_action: bool, value: Any, where: str) -> Any:
         return Draft(self, is_action, value)
 
     def pass_prob(self, message: str, value: float) -> float:
-        """The `pass_prob` of a message for this collector: 1 where it does not know the field."""
+        """The `pass_prob` to send in a message: 1 if the collector does not know the field."""
         field = f"{message}.pass_prob"
         if value == 1.0 or field in self._fields:
             return value
@@ -154,7 +154,7 @@ class ClientPolicy:
         return 1.0
 
     def encode(self, episode_id: str, observation: Any, action: Any) -> tuple[bytes, bytes]:
-        """Canonical bytes of both; raises SpaceError (a ValueError) for what does not fit."""
+        """Canonical bytes of both. Raises SpaceError (a ValueError) for an invalid value."""
         try:
             obs = self._encode_observation(observation, "obs")
             return obs, self._encode_action(action, "action")
@@ -169,7 +169,7 @@ class ClientPolicy:
             raise self._misfit(episode_id, error, observation) from error
 
     def _misfit(self, episode_id: str, error: Exception, observation: Any = None) -> SpaceError:
-        """The error for a value that does not fit, or that raises its own when it is read."""
+        """The error for a value that is invalid, or that raises an error when it is read."""
         if isinstance(error, MemoryError):
             raise error
         if not isinstance(error, SpaceError):
@@ -189,17 +189,17 @@ class ClientPolicy:
             raise self._misfit(episode_id, error) from error
 
     def encode_decision(self, action: Any) -> bytes:
-        """Canonical bytes of an action that the policy chose: Box parts may leave their bounds."""
+        """Canonical bytes of an action that the policy chose; Box values may exceed bounds."""
         return self.action.encode(action, "action", check_range=False)
 
     def action_value(self, sent: Any) -> Any:
-        """An action as a program gets it; its Box parts may lie outside their bounds."""
+        """The received action as a value for the caller; Box values may exceed their bounds."""
         data = self.action.from_wire(sent, "action", check_range=False)
         return self.action.named(self.action.decode(data))
 
 
 class CollectorSpec:
-    """What `GET /v1/spec` says. Raises CollectorUnavailable for what is none, ClientError."""
+    """The reply to `GET /v1/spec`. Raises CollectorUnavailable for other content, ClientError."""
 
     def __init__(self, document: dict[str, Any], address: str = "") -> None:
         try:
@@ -229,7 +229,7 @@ class CollectorSpec:
 
     @classmethod
     def fetch(cls, transport: Transport, timeout: float | None = None) -> CollectorSpec:
-        """Ask the collector for so many seconds (default: the transport's).
+        """Ask the collector, for at most `timeout` seconds (default: the transport's).
 
         Raises CollectorUnavailable, Refusal, ClientError.
         """
@@ -262,10 +262,10 @@ def _policy_of(name: str, document: Mapping[str, Any], fields: Collection[str]) 
 
 
 class Declarations:
-    """The policies of one client: from its file, its cache, or as the collector told.
+    """The policies of one client: from its policy file, its cache, or the collector.
 
-    `spec` is what the collector says, or said when the cache was written; `is_told` is whether it
-    was asked by this client, `is_outdated` whether it has declared something else since.
+    `spec` is the collector's reply, possibly from the cache; `is_told` is whether this client has
+    asked the collector, `is_outdated` whether the declarations have changed since.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class Declarations:
 
     @property
     def fields(self) -> frozenset[str]:
-        """The optional fields that the collector takes."""
+        """The optional fields that the collector accepts."""
         return frozenset() if self.spec is None else self.spec.fields
 
     @property
@@ -290,11 +290,11 @@ class Declarations:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is nothing to ask the collector for."""
+        """Whether all declarations are known, so that the collector need not be asked."""
         return self.is_told and not self.is_outdated and not self._wanted
 
     def policy(self, policy_id: str | None) -> ClientPolicy:
-        """The policy of that id; without an id, the only one. Perhaps it is yet to be declared."""
+        """The policy with this id; without an id, the only one. It may not be declared yet."""
         given = self._from_file
         if given is not None and not self.is_told and policy_id in (None, given.policy_id):
             return given
@@ -307,7 +307,7 @@ class Declarations:
         return self._wanted.setdefault(policy_id, ClientPolicy(policy_id))
 
     def learn(self, spec: CollectorSpec) -> None:
-        """Take up what the collector says: from here on it holds for new episodes."""
+        """Use the collector's declarations for new episodes."""
         if not spec.durable and not self.is_told:
             log.warning("%s keeps nothing on disk (durable: false)", self.address)
         self._compare(spec)
@@ -323,7 +323,7 @@ class Declarations:
             _write_cache(self._cache, self.address, spec.document)
 
     def _compare(self, spec: CollectorSpec) -> None:
-        """Say so when the collector declares other spaces than were known here."""
+        """Log policies for which the collector declares other spaces than were known here."""
         known = {} if self.spec is None else dict(self.spec.policies)
         sources = dict.fromkeys(known, "before" if self.is_told else "the cache")
         given = self._from_file
@@ -341,7 +341,7 @@ class Declarations:
                 )
 
     def forget_wanted(self) -> None:
-        """A forked child has no episodes that wait."""
+        """Forget policies that episodes wait for: a forked child has no episodes."""
         self._wanted.clear()
 
 
@@ -374,7 +374,7 @@ def _digest(document: Any) -> str:
 
 
 def _read_cache(path: Path, address: str) -> CollectorSpec | None:
-    """What the collector at `address` said once; None where that is not known, or damaged."""
+    """The cached reply of the collector at `address`; None if it is missing or damaged."""
     try:
         kept = json.loads(path.read_bytes())
         names = (_CACHE_VERSION, address, _digest(kept["spec"]))
@@ -389,7 +389,7 @@ def _read_cache(path: Path, address: str) -> CollectorSpec | None:
 
 
 def _write_cache(path: Path, address: str, document: Any) -> None:
-    """Keep what the collector says, in one step; a cache that cannot be written stops nothing."""
+    """Write the collector's reply to the cache atomically; a failure is only logged."""
     kept = {
         "version": _CACHE_VERSION,
         "address": address,

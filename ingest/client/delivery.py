@@ -1,27 +1,27 @@
 """The background thread that delivers queued events.
 
-One batch is in flight at a time, so that events of an episode arrive in order. A batch is encoded
-once and repeated with identical bytes until the collector answers; it tells a repeated event from
-a new one by (episode, seq), so an event counts exactly once. Nothing is given up while the
-collector is away: the queue fills, and then raises, drops or blocks (see Outbox).
+One batch is in flight at a time, so that an episode's events arrive in order. A batch is encoded
+once and repeated with identical bytes until the collector answers. The collector recognises a
+repeated event by (episode, seq), so an event counts exactly once. If the collector is unreachable
+nothing is discarded: the queue fills, and then raises, drops or blocks (see Outbox).
 
-The thread asks the collector what it declares before it sends the first event, and again when an
-episode names a policy that is not known; only then are values that wait as drafts encoded.
+Before it sends the first event, the thread asks for the collector's declarations, and again when an
+episode names an unknown policy. Drafts of values are encoded after that.
 
-What a collector may answer for an event, and what follows:
+The collector's results for an event, and the reactions:
 
     accepted, duplicate       the event is done
-    refused                   the episode remembers why; its next call raises; `flush` raises
-    busy (of a start)         the episode's events are sent again after a while
-    unknown_instance          a new instance is registered, for new episodes. Events of a start that
-                              was refused so on its very first try were certainly never applied and
-                              go out under the new instance. A start that was tried before without
-                              an answer may have been applied: it is not repeated but reported
+    refused                   the episode's next call and `flush` raise the refusal
+    busy (of a start)         the episode's events are sent again later
+    unknown_instance          a new instance is registered for new episodes. If a start was refused
+                              like this at its first attempt, it was certainly not applied, and its
+                              episode's events are sent under the new instance. After an attempt
+                              without an answer it may have been applied: it is not repeated but
+                              reported
 
-An unexpected error ends nothing: the batch in flight goes back to the queue and is sent again after
-a while. When that fails again the batch is sent in parts. An event that fails alone, while a
-request without events succeeds, is refused, and with it what is in flight of its episode
-(`client_error`).
+After an unexpected error, the batch in flight goes back to the queue and is sent again later. If
+that fails too, the batch is sent in parts. An event that fails alone, while a request without
+events succeeds, is refused (`client_error`), together with its episode's events in flight.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ from ingest.protocol.messages import End, Event, GetAction, LogReturns, Start
 log = logging.getLogger("headrace.client")
 
 EXIT_SECONDS = 10.0
-"""How long the end of the process waits for what is still queued."""
+"""Seconds that the end of the process waits for queued events."""
 
 UNREPORTED = 10_000
-"""So many refusals wait for a flush that raises them; older ones are only counted."""
+"""The number of refusals that are kept for `flush` to raise; older ones are only counted."""
 
 TRIES = 3
-"""After so many unexpected errors in a row the sender looks for the event that causes them."""
+"""Unexpected errors in a row after which the sender searches for the event that causes them."""
 
 _MSGPACK = {"Content-Type": wire.MSGPACK}
 _SPLIT = ("malformed", "too_large", "invalid")  # the batch holds something that spoils the rest
@@ -96,7 +96,7 @@ class _Closing(Exception):
 
 
 class Book(Protocol):
-    """What a sender needs to know of the episodes, and what they learn from it."""
+    """The sender's interface to the client's episodes."""
 
     def open_ids(self) -> Iterable[Name]: ...
 
@@ -108,7 +108,7 @@ class Book(Protocol):
 
 
 class Sender:
-    """Delivers what an outbox holds, and tells the book of episodes what was refused."""
+    """Delivers the events of an outbox, and passes refusals to the book of episodes."""
 
     def __init__(
         self,
@@ -140,25 +140,25 @@ class Sender:
         self._state = threading.RLock()  # a signal handler may call in the middle of a call
         self._registering = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._is_over = True  # it is not there, or does nothing more
-        self.running = False  # events may be put: somebody will send them
-        self._is_late = False  # the process ends, and has waited for what was logged before
+        self._is_over = True  # there is no thread, or it has finished
+        self.running = False  # a thread will send queued events
+        self._is_late = False  # the process ends, and has waited for earlier events
         self._has_told_late = False
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
-        self._unreported: deque[Refusal] = deque(maxlen=UNREPORTED)  # that no flush has raised
-        self._flushing: list[str | None] = []  # episode ids of the flushes that wait, None for all
-        self._failure: Exception | None = None  # the latest turn's, which was not expected
+        self._unreported: deque[Refusal] = deque(maxlen=UNREPORTED)  # not raised by a flush yet
+        self._flushing: list[str | None] = []  # episode ids of waiting flushes, None for all
+        self._failure: Exception | None = None  # the latest turn's unexpected error
         self._failures = 0  # of those, in a row
         self._unsure = 0  # events at the head of the queue that may have been sent before
         self._trouble: Refusal | None = None
-        self._away: Exception | None = None  # why nobody answers
-        self._told = self._base = (0, 0)  # dropped episodes and steps: told, and to its instance
+        self._away: Exception | None = None  # the reason without an answer
+        self._told = self._base = (0, 0)  # dropped: reported, and by earlier instances
         self._logged_drops = self._told_unreadable = 0
-        self.held: dict[str, int] = {}  # policies whose version has acted enough, and that version
+        self.held: dict[str, int] = {}  # policy -> its held version
 
     def after_fork(self) -> None:
-        """A forked child starts with nothing queued, no thread, and its own instance."""
+        """Start a forked child with an empty queue, no thread, and its own instance."""
         self.transport.after_fork()
         self.outbox.reset()
         self.kept.clear()
@@ -197,7 +197,7 @@ class Sender:
     # --- the thread --------------------------------------------------------------------------
 
     def ensure_running(self) -> None:
-        """Start the thread if there is none; raises ClientError when it cannot go on."""
+        """Start the thread if there is none. Raises ClientError if that is impossible."""
         if self.running or self.outbox.is_own_thread():
             return
         if self._is_late and not self._has_told_late:
@@ -238,7 +238,7 @@ class Sender:
             self.outbox.wake()
 
     def _goes_on(self) -> bool:
-        """One turn of the thread; whether there is another."""
+        """Do one turn of the thread; return whether there is another."""
         try:
             is_over = not self._turn()
         except _Closing:
@@ -257,7 +257,7 @@ class Sender:
         return not is_over
 
     def _turn(self) -> bool:
-        """Send a batch, or what must come before it; False at the end."""
+        """Send a batch, or a request that must precede it; return False at the end."""
         if self.outbox.taking_up and self.outbox.spool is not None:
             self._take_up(self.outbox.spool)
         taken = self.outbox.take()
@@ -278,9 +278,9 @@ class Sender:
         self._unsure += self.outbox.return_rest()
 
     def _take_up(self, spool: Spool) -> None:
-        """Deliver what earlier processes have spooled, too.
+        """Deliver the segments of earlier processes too.
 
-        Segments without an instance were never sent: theirs is noted on disk first.
+        A segment without an instance was never sent; its new instance is written to it first.
         """
         self.outbox.take_up(spool.find())
         for segment in list(spool.taken_up):
@@ -293,8 +293,8 @@ class Sender:
     # --- declarations ------------------------------------------------------------------------
 
     def _learn(self) -> None:
-        """Ask what the collector declares, however long it takes, and encode what waits for it."""
-        self.outbox.asked = False  # what is asked for from here on is asked for again
+        """Ask for the collector's declarations until it answers, and encode drafts."""
+        self.outbox.asked = False  # a later request for declarations asks again
         try:
             self._learn_all()
         except Exception:
@@ -322,13 +322,13 @@ class Sender:
                 self.refuse_one(event, refusal, foreign=foreign)
 
     def take_up(self, spec: CollectorSpec) -> None:
-        """Hold to what the collector declares, and to its limits."""
+        """Use the collector's declarations and limits."""
         self.declarations.learn(spec)
         self.outbox.bound(spec.max_events, spec.max_body)
         self.outbox.wake()
 
     def learn_anew(self) -> None:
-        """Ask again what the collector declares: it is not what is known here."""
+        """Ask for the collector's declarations again, because the known ones are outdated."""
         self.declarations.is_outdated = True
         self.outbox.ask()
 
@@ -341,10 +341,10 @@ class Sender:
                 event.schema_id = None
 
     def connect(self, timeout: float | None, ready: Callable[[], bool]) -> None:
-        """Wait until the collector has told what makes `ready`.
+        """Wait until `ready()` is true, as after the collector's answer.
 
-        Raises Refusal when it refuses the client, CollectorUnavailable without an answer in time,
-        or when it is clear that there will be none (a certificate that is not trusted).
+        Raises Refusal if the collector refuses the client, CollectorUnavailable without an answer
+        in time, or as soon as there can be none (a certificate that is not trusted).
         """
 
         def hopeless() -> bool:
@@ -360,14 +360,14 @@ class Sender:
         raise self.no_answer(timeout)
 
     def no_answer(self, timeout: float | None) -> CollectorUnavailable:
-        """The error of a call that has waited for so long, with what keeps the collector away."""
+        """The error of a call without an answer in `timeout` seconds, with the latest reason."""
         why = f": {self._failure!r}" if self._failure else f": {self._away}" if self._away else ""
         return CollectorUnavailable(
             f"{self.transport.address}: no answer within {timeout} s{why}", maybe_applied=False
         )
 
     def await_start(self, event: Start, index: int, timeout: float) -> None:
-        """Wait for the answer to a queued start, if it comes in time. Raises its Refusal."""
+        """Wait up to `timeout` seconds for the answer to a queued start. Raises its Refusal."""
         self.outbox.hurry()
         if not self.outbox.drained(timeout, self._is_stuck, before=index + 1):
             return
@@ -380,9 +380,9 @@ class Sender:
     # --- batches -----------------------------------------------------------------------------
 
     def _deliver(self, events: list[Event], instance: str) -> None:
-        """Send a batch until each of its events has been judged or is back in the queue."""
+        """Send a batch until each of its events is judged or back in the queue."""
         if self.outbox.has_cut and "end.broken" not in self.declarations.fields:
-            events = self._without_cuts(events)  # the collector's time-out ends those episodes
+            events = self._without_cuts(events)  # the collector's timeout ends their episodes
         self.hold_back(events)
         todo = deque([(events, self._unsure > 0)])
         while todo:
@@ -403,7 +403,7 @@ class Sender:
         self.outbox.owed = self._owes_drops()
 
     def _send(self, chunk: list[Event], tried: bool, instance: str, todo: Parts) -> None:
-        """Send a part of a batch; `todo` gets what is to be sent in its place, in smaller parts."""
+        """Send a part of a batch; if it must be divided, add its smaller parts to `todo`."""
         dropped = self.outbox.dropped
         packed, body = self._pack(chunk, instance, dropped)
         if chunk and not packed:
@@ -435,8 +435,10 @@ class Sender:
         self.count(resent=delivery.failures * len(chunk))
 
     def _narrow(self, chunk: list[Event], instance: str, todo: Parts, error: Exception) -> None:
-        """Look in a part of a batch for the event that causes an error, and refuse it if it fails
-        before and after a request that does not. Raises what no event causes.
+        """Search a part of a batch for the event that causes an error.
+
+        It is refused if it fails before and after a request without events that succeeds. Raises
+        an error that no event causes.
         """
         chunk = self.outbox.in_flight(chunk)
         if not chunk:
@@ -463,21 +465,21 @@ class Sender:
         self.outbox.judged(gone)
 
     def _without_cuts(self, events: list[Event]) -> list[Event]:
-        """A batch without the ends that this collector does not know."""
+        """A batch without `broken` ends, if the collector does not know that field."""
         self.outbox.judged(list(filter(_is_cut, events)))
         return [event for event in events if not _is_cut(event)]
 
     def _logged(self, events: Sequence[Event]) -> int:
-        """How many of the events the caller has logged: all but the client's own ends."""
+        """The number of events that the caller logged, without the client's own `broken` ends."""
         return len(events) - (sum(map(_is_cut, events)) if self.outbox.has_cut else 0)
 
     def _owes_drops(self) -> bool:
-        """Whether a collector that counts what was dropped does not know all of it."""
+        """Whether dropped steps are to be reported to a collector that counts them."""
         return self.outbox.dropped > self._told and "batch.dropped" in self.declarations.fields
 
     def _tell_drops(self, instance: str) -> None:
-        """Tell what was dropped, where no event follows that it could go with."""
-        self.outbox.owed = False  # what is owed from here on is told again
+        """Report dropped steps in a request without events."""
+        self.outbox.owed = False  # later drops set it again
         try:
             self._send([], False, instance, deque())
         except Exception:
@@ -485,7 +487,7 @@ class Sender:
             raise
 
     def _await_told(self, deadline: float) -> None:
-        """Wait until what was dropped so far is told."""
+        """Wait until the steps dropped so far are reported."""
         dropped = self.outbox.dropped
         if self._owes_drops() and not self.outbox.closed:
             self.ensure_running()
@@ -494,7 +496,7 @@ class Sender:
             self.outbox.wait_until(lambda: self._told >= dropped or self._is_stuck(), left)
 
     def _log_drops(self) -> None:
-        """Say once what was dropped while the queue was full, now that it is not."""
+        """Log the totals of dropped steps once, when the queue is no longer full."""
         dropped, steps = self.outbox.dropped_episodes, self.outbox.dropped_steps
         if dropped > self._logged_drops and not self.outbox.pending:
             self._logged_drops = dropped
@@ -503,7 +505,7 @@ class Sender:
     def _pack(
         self, events: list[Event], instance: str, dropped: tuple[int, int]
     ) -> tuple[list[Event], bytes]:
-        """The body of a batch; what cannot be encoded is refused on its own."""
+        """Encode a batch; events that cannot be encoded are refused one by one."""
         batch = wire.Batch(instance=instance, events=events)
         if dropped > self._base and "batch.dropped" in self.declarations.fields:
             episodes, steps = (now - then for now, then in zip(dropped, self._base, strict=True))
@@ -531,7 +533,7 @@ class Sender:
         instance: str,
         maybe_applied: bool,
     ) -> None:
-        """Sort the answers for a part of the flight: done, refused, or to be sent again."""
+        """Handle the reply to a part of the flight: done, refused, or to be sent again."""
         if not errors:
             self.release(events)
             self.count(acknowledged=self._logged(events), duplicates=duplicates)
@@ -565,13 +567,13 @@ class Sender:
             raise _Closing
 
     def release(self, durable: Sequence[Event]) -> None:
-        """Let go of what was kept of the episodes up to these events, which are on disk now."""
+        """Drop the kept events of episodes up to these events, which are on disk now."""
         for event in durable if self.kept else ():
             dropped = self.kept.delivered(event)  # itself too, if it is a copy
             self.count(acknowledged=sum(seq_of(kept) != seq_of(event) for kept in dropped))
 
     def take_lost(self, refusals: Iterable[tuple[Name, Refusal]]) -> dict[Name, list[Event]]:
-        """What was kept of the episodes whose events are refused because the collector lost it."""
+        """Take out the kept events of episodes that the collector has lost, by their refusals."""
         first: dict[Name, int] = {}
         for name, refusal in refusals if self.kept else ():
             if refusal.code in LOST:
@@ -583,9 +585,9 @@ class Sender:
     def sort(
         self, events: Sequence[Event], refused: Mapping[int, Refusal], maybe_applied: bool
     ) -> tuple[list[Event], float, bool]:
-        """Which refused events to send again, after how many seconds; is the instance forgotten?
+        """(refused events to send again, after how many seconds, whether the instance is unknown).
 
-        With a start that could not be taken, all that was refused of its episode is sent again.
+        With a start that is to be sent again, all refused events of its episode are.
         """
         ids: set[Name] = set()
         again: list[Event] = []
@@ -615,10 +617,10 @@ class Sender:
     def refuse_one(
         self, event: Event, refusal: Refusal, *, foreign: bool = False, reason: str | None = None
     ) -> None:
-        """Note a refusal, counted by its code or another reason; one of an earlier process's event
-        is none of the caller's.
+        """Handle a refusal, counted by its code or another reason.
 
-        The first for each reason is logged, unless `on_error` or a flush that waits reports it.
+        The first for each reason is logged, unless `on_error` or a waiting flush reports it. A
+        refusal of an earlier process's event is only counted and logged.
         """
         if refusal.episode_id is None:
             refusal.episode_id, refusal.agent_id = event.episode_id, event.agent_id
@@ -648,7 +650,7 @@ class Sender:
             self._counts.update(more)
 
     def _patiently(self, delivery: Delivery, kind: type[M], read: Callable[[M], R]) -> R:
-        """Attempts until there is an answer, however long it takes, or until closing."""
+        """Repeat a request until there is an answer, or until the sender is closed."""
         while True:
             try:
                 message = read(delivery.attempt(kind))
@@ -660,7 +662,7 @@ class Sender:
             except Refusal as refusal:
                 if kind is wire.EventsReply and (refusal.code in _SPLIT or refusal.status == 409):
                     raise
-                self._set_trouble(refusal, refusal)  # a token, a path: for a person to mend
+                self._set_trouble(refusal, refusal)  # such as a wrong token or path
                 delivery.failures += 1
                 retry_after = 1.0
             self.count(retries=1)
@@ -693,7 +695,7 @@ class Sender:
                 self._note(partial(self._registered, found))
 
     def _note(self, note: Callable[[], None]) -> None:
-        """Write down an instance before it is used, however long the disk is full."""
+        """Write an instance to disk before it is used; repeat this while the disk is full."""
         failures = 0
         while True:
             try:
@@ -709,7 +711,7 @@ class Sender:
             log.warning("the instance is written, after %d failures", failures)
 
     def register(self, timeout: float | None = None) -> str:
-        """The current instance, registered if need be. Raises as `Delivery.run`."""
+        """The current instance, registered if there is none. Raises as `Delivery.run`."""
         if timeout is None:
             timeout = self.transport.timeout
         self._require_other_thread()
@@ -731,11 +733,11 @@ class Sender:
     # --- the end -----------------------------------------------------------------------------
 
     def flush(self, timeout: float | None, episode_id: str | None = None) -> None:
-        """Wait until all that was logged before is acknowledged; see PolicyClient.flush."""
+        """Wait until all earlier events are acknowledged; see PolicyClient.flush."""
         self._require_other_thread()
         self._settle_kept()
         if (self.outbox.spool is not None or self.pending) and not self.outbox.closed:
-            self.ensure_running()  # what earlier processes have left waits, too
+            self.ensure_running()  # for the events of earlier processes, too
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         with self._state:
             self._flushing.append(episode_id)
@@ -769,7 +771,7 @@ class Sender:
             )
 
     def _take_unreported(self, wanted: Callable[[Refusal], bool]) -> list[Refusal]:
-        """Refusals that need not be raised again."""
+        """Remove and return the wanted refusals that no flush has raised."""
         found = [one for one in list(self._unreported) if wanted(one)]
         for one in found:
             self._unreported.remove(one)
@@ -783,16 +785,16 @@ class Sender:
             )
 
     def _settle_kept(self) -> None:
-        """Have everything acknowledged that the collector may still lose."""
+        """Have all kept events acknowledged, which the collector could still lose."""
         kept = self.kept.copies()
         if kept:
             self.ensure_running()
             self.outbox.put_again(kept)
 
     def _drain(self, timeout: float | None) -> tuple[bool, Refusal | None]:
-        """Whether all was delivered in time, and else what stands in the way.
+        """(whether everything was delivered in time, the refusal that prevents it).
 
-        A trouble that is over by the time it is looked at is waited out.
+        If the refusal has ended by the time it is checked, the wait continues.
         """
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         while True:
@@ -807,8 +809,8 @@ class Sender:
     def close(self, timeout: float) -> None:
         """Flush for at most `timeout` seconds, then stop. Raises as `flush`.
 
-        What is spooled is not lost: it waits for the next process, and the log says so. In the
-        client's own thread it waits for nothing: the thread delivers what is queued, then ends.
+        Spooled events are not lost: they wait for the next process, and the log says so. Called in
+        the client's own thread it does not wait: the thread delivers the queue, then ends.
         """
         if self.outbox.is_own_thread():
             return self.retire()
@@ -827,14 +829,14 @@ class Sender:
         return None
 
     def retire(self) -> None:
-        """Take nothing new; the thread ends when the queue is empty."""
+        """Accept no new events; the thread ends when the queue is empty."""
         with contextlib.suppress(ClientError):
             self._settle_kept()
         self.running = False
         self.outbox.close()
 
     def finish(self) -> None:
-        """At the end of the process: deliver what is queued, within EXIT_SECONDS."""
+        """At the end of the process: deliver the queue within EXIT_SECONDS."""
         if self.transport.closing.is_set():
             return
         try:
@@ -850,20 +852,21 @@ class Sender:
 
 
 def _halves(events: list[Event], tried: bool) -> list[tuple[list[Event], bool]]:
-    """Two parts, as `extendleft` wants them."""
+    """Two halves, in reverse order for `extendleft`."""
     half = len(events) // 2
     return [(events[half:], tried), (events[:half], tried)]
 
 
 def _is_cut(event: Event) -> bool:
-    """Whether an event is the client's own: it took the place of one that is counted as refused, or
-    as dropped."""
+    """Whether an event is the client's own `broken` end, instead of a refused or dropped event."""
     return isinstance(event, End) and event.broken is not None
 
 
 def _closed(events: Sequence[Event], refused: Mapping[int, Refusal]) -> list[Event]:
-    """Refused events that may be of episodes which go on in new ones: those of abandoned ones, and
-    rewards for named steps, which have other codes."""
+    """Refused events that may belong to episodes which continue in new ones.
+
+    These are events of abandoned episodes, and rewards for named steps, which have other codes.
+    """
     late = ("invalid", "window_closed")
     return [
         event
@@ -874,12 +877,12 @@ def _closed(events: Sequence[Event], refused: Mapping[int, Refusal]) -> list[Eve
 
 
 def _same(event: Event, other: Event) -> bool:
-    """Whether two events are of one episode, or one agent of it."""
+    """Whether two events belong to the same episode or track."""
     return name_of(event) == name_of(other)
 
 
 def _summary(refused: list[Refusal]) -> Refusal:
-    """One Refusal for what was refused since the last flush."""
+    """One Refusal for all refusals since the last flush."""
     first = refused[0]
     if len(refused) == 1:
         return first
@@ -893,7 +896,7 @@ _serials = itertools.count()
 
 @functools.cache
 def _export() -> bool:
-    """Once a process."""
+    """Export the counts of this process's clients; done once per process."""
     return export(_clients)
 
 
@@ -913,7 +916,7 @@ def _after_fork() -> None:
 
 
 def _finish_with_host(sender: Sender) -> None:
-    """A child of multiprocessing, or of Celery's pool, ends without atexit; it has its own ways."""
+    """Deliver at the end of a multiprocessing child or Celery worker, which do not use atexit."""
     celery = sys.modules.get("celery.signals")
     if celery is not None:
         celery.worker_process_shutdown.connect(_finish_all, weak=False, dispatch_uid=__name__)

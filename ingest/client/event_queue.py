@@ -1,19 +1,18 @@
 """The queue between logging calls and the thread that sends: events in, batches out.
 
-An event is *pending* from `put` until the collector has judged it. It waits in the queue, is in
-the one batch in flight, or is pulled: carried by a `get_action` of its own episode. Each queued
-event has an index, one more than the one before it; an event whose index is below `taken` has left
-the queue, so its content is fixed.
+An event is *pending* from `put` until the collector has judged it. It waits in the queue, is in the
+batch in flight, or is *pulled*: sent with a `get_action` of its own episode. Queued events have
+consecutive indices; an event whose index is below `taken` has left the queue, so its content is
+fixed.
 
-Start numbers are given here, under the lock, because they belong to the instance that is current
-at that moment.
+Start numbers are assigned here, under the lock, because they belong to the current instance.
 
-A signal handler may call the client in the middle of a call, as may a finalizer that the garbage
-collector runs, in any thread. So the lock may be taken again by the thread that has it, and every
-section is one that another whole call may run in between: what has to agree is changed by
-statements without a call between them, an index is read before its event enters, and is too low
-then, never too high. Where that cannot be (`_is_solid`), and in the client's own threads, which
-would wait for themselves, a call in between does not wait.
+A signal handler, or a finalizer that the garbage collector runs in any thread, may call the client
+in the middle of another call. So the lock is reentrant, and another complete call may run inside
+every section that holds it: state that must agree is changed by statements without a call between
+them, and an index is read before its event is added, so it may be too low but never too high. Where
+this is impossible (`_is_solid`), and in the client's own threads, which would wait for themselves,
+such an inner call does not wait.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ from ingest.protocol.agent_names import Name, label_of, name_of
 from ingest.protocol.errors import BufferFull, ClientError
 from ingest.protocol.messages import Cause, Decision, End, Event, LogAction, LogReturns, Start
 
-EVENT_BYTES = 256  # what an event takes beside its observation, action and info
+EVENT_BYTES = 256  # of an event without its observation, action and info
 OPEN_SHARE = 0.25
-"""With `drop`: of the queue, what only the episodes that are open already may fill."""
+"""With `drop`: the share of the queue that is reserved for episodes that are already open."""
 
 CLOSE_SECONDS = 1.0
-"""How long `close_spool` waits for the disk."""
+"""Seconds that `close_spool` waits for the disk."""
 
 LOOK_SECONDS = 1.0
-"""A wait looks again so often: a call in between may have had the news that it waits for."""
+"""Seconds between checks during a wait, because an inner call may have consumed the wake-up."""
 
-_DRAFTS_AT_ONCE = 64  # encoded between two looks at the queue, so that callers get their turn
+_DRAFTS_AT_ONCE = 64  # encoded before the lock is released, so that callers get their turn
 
 OnFull = Literal["raise", "drop", "block", "spool"]
 
 
 def weight(event: Any) -> int:
-    """Bytes that an event is counted with."""
+    """The bytes that an event counts as."""
     kind = type(event)
     if kind is Start:
         return EVENT_BYTES
@@ -69,14 +68,14 @@ def weight(event: Any) -> int:
 
 
 def merge_infos(first: Any, second: Any) -> Any:
-    """Two encoded infos of one step as one: later keys win, as in the collector."""
+    """Merge two encoded infos of one step; later keys win, as in the collector."""
     merged = msgspec.msgpack.decode(first) | msgspec.msgpack.decode(second)
     return msgspec.Raw(msgspec.msgpack.encode(merged))
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward for the step that was queued at `index` (None: no such), or else as an event."""
+    """A reward for the step that was queued at `index`, and the event to queue otherwise."""
 
     index: int
     step: LogAction | Decision | None
@@ -87,7 +86,7 @@ class Reward:
 
 @dataclass(frozen=True)
 class Pulled:
-    """Events taken out of turn, in order: of these episodes, all of one instance.
+    """Events of some episodes, all of one instance, in order, taken ahead of the queue.
 
     `ticket` is for `judged` or `return_pulled`, which must follow.
     """
@@ -101,16 +100,16 @@ class Pulled:
 class Outbox:
     """A bounded queue of events. Every method may be called from any thread.
 
-    `max_events` and `max_bytes` bound what is pending; `batch` events and `size` bound one batch,
-    `request_bytes` any request. When the queue is full, `on_full` says what becomes of an event:
-    "raise" and "block" wait for `max_wait` or `timeout` seconds, then raise BufferFull; "drop"
-    refuses an episode that starts, and cuts an open one short, without a wait; "spool" has every
-    event on disk, in `spool`, within `max_wait`, and those that do not fit only there. `linger`:
-    seconds that a batch waits for company when nothing is in flight. `named`: start numbers are the
-    caller's own, of an instance that may be resumed.
+    `max_events` and `max_bytes` bound pending events; `batch` (events) and `size` (bytes) bound a
+    batch, `request_bytes` any request. `on_full` is the behaviour of a full queue: "raise" and
+    "block" wait for `max_wait` or `timeout` seconds, then raise BufferFull; "drop" drops starting
+    episodes and cuts open ones short, without waiting; "spool" writes every event to disk, in
+    `spool`, within `max_wait`, and keeps events that do not fit only there. `linger`: seconds that
+    a batch waits for more events when nothing is in flight. `named`: the caller gives the start
+    numbers, for an instance that can be resumed.
 
-    `asked` tells the thread that sends to ask the collector what it declares before it sends more;
-    `drafted`, that values wait in the queue until that is known.
+    `asked` makes the sending thread ask for the collector's declarations before it sends more;
+    `drafted` says that drafts in the queue wait for them.
     """
 
     def __init__(
@@ -140,21 +139,21 @@ class Outbox:
         self.reset()
 
     def reset(self) -> None:
-        """Empty, with fresh locks: how a forked child begins."""
+        """Empty the queue and renew the locks, also in a forked child."""
         self._lock = threading.RLock()
-        self._is_solid = False  # a section is at work that no other may run in between
+        self._is_solid = False  # a section is running during which no inner call may wait
         self.own_threads: set[int] = set()  # that must not wait
         self._filled = threading.Condition(self._lock)
         self._changed = threading.Condition(self._lock)
         self._queue: list[Event | None] = []  # None: pulled
         self._taken = 0  # the index of _queue[0]
-        self._fixed = 0  # events below this index have been sent: their content stays as it is
-        self._done = 0  # events below this index have been judged, or wait to be sent again
-        self._flight: list[Event] = []  # what is not judged yet of the batch in flight
+        self._fixed = 0  # events below this index have been sent: their content is fixed
+        self._done = 0  # events below this index have been judged or wait to be sent again
+        self._flight: list[Event] = []  # the events in flight that are not judged yet
         self._wake_at = sys.maxsize
         self._urgent = 0
-        self._lingering = False  # a batch waits for company
-        self._hurried = False  # and must not
+        self._lingering = False  # a batch waits for more events
+        self._hurried = False  # it must not wait any longer
         self._pulls: dict[int, int] = {}  # ticket -> the first index it took
         self._next_pull = 0
         self._requeues = 0
@@ -162,18 +161,18 @@ class Outbox:
         self._strays: dict[Name, str] = {}
         self.asked = False
         self.drafted = False
-        self._draft_end = 0  # the index behind the last draft
-        self._marks: deque[tuple[int, float]] = deque()  # from an index on: queued since when
+        self._draft_end = 0  # the index after the last draft
+        self._marks: deque[tuple[int, float]] = deque()  # from an index on: queued since
         self._dropped: set[str] = set()  # episodes whose events are dropped, until their end
-        self._unsampled: set[str] = set()  # of those, what is left out of the sample
+        self._unsampled: set[str] = set()  # those of them that are not sampled
         self.dropped_episodes = self.dropped_steps = self.dropped_rewards = 0
         self.unsampled_episodes = self.unsampled_rewards = 0
         self.has_cut = False  # an open episode was cut short
-        self._reads = False  # spooled events are on their way into the queue
-        self.owed = False  # what was dropped is to be told, with no event if none comes
+        self._reads = False  # spooled events are being read into the queue
+        self.owed = False  # dropped steps are to be reported, if need be without events
         self.pending = 0
         self._bytes = 0
-        self.taking_up = False  # somebody looks for what earlier processes have spooled
+        self.taking_up = False  # segments of earlier processes are being searched
         self._writer: SpoolWriter | None = None
         if self.spool is not None:
             self.spool.close(forked=True)
@@ -190,10 +189,10 @@ class Outbox:
                 own_threads=self.own_threads,
             )
         self.instance: str | None = None
-        self.trouble: Exception | None = None  # why the collector takes nothing: a token, say
+        self.trouble: Exception | None = None  # why the collector accepts nothing
 
     def bound(self, max_events: int, max_body: int | None) -> None:
-        """Hold to what the collector takes in one request."""
+        """Set the collector's limits of a request."""
         self.batch = min(self.batch, max_events)
         if max_body is not None:
             self.request_bytes = min(self.max_bytes, max_body * 9 // 10)
@@ -202,9 +201,9 @@ class Outbox:
     # --- in ----------------------------------------------------------------------------------
 
     def put(self, event: Event, size: int, *, draft: bool = False) -> int:
-        """Queue one event of `weight` size; its index, -1 if it was dropped.
+        """Queue one event of `weight` size; return its index, -1 if it was dropped.
 
-        Raises BufferFull, having queued nothing. `draft`: it has values that are drafts.
+        `draft`: it has values that are drafts. Raises BufferFull if it could not be queued.
         """
         with self._lock:
             if self._dropped and event.episode_id in self._dropped:
@@ -236,17 +235,16 @@ class Outbox:
             return index
 
     def hurry(self) -> None:
-        """Let a batch that waits for company go: an episode is whole, and somebody may wait."""
+        """Send a batch without waiting for more events, because an episode has ended."""
         self._hurried = True
         if self._lingering:
             with self._lock:
                 self._filled.notify()
 
     def put_all(self, events: Sequence[Event]) -> Sequence[int]:
-        """Queue some events in one piece; their indices, -1 of those that were dropped.
+        """Queue events together; return their indices, -1 for those that were dropped.
 
-        Raises BufferFull, with none queued. Each Start among them is numbered here unless it brings
-        its own number.
+        Each Start without a number gets one here. Raises BufferFull, with none queued.
         """
         with self._lock:
             kept = events
@@ -273,8 +271,10 @@ class Outbox:
             return [places.get(id(event), -1) for event in events]
 
     def _extend(self, events: Sequence[Event], size: int, *, is_new: bool = False) -> int:
-        """With the lock held; the index of the first. Raises ClientError for what is new, once
-        nothing new is taken."""
+        """Add events, with the lock held; return the index of the first.
+
+        Raises ClientError for new ones after `close`.
+        """
         if not self._queue and events:
             self._marks.append((self._taken, time.monotonic()))
         first, count = self._taken + len(self._queue), len(events)
@@ -284,7 +284,7 @@ class Outbox:
             for start in fresh:
                 start.start = None
                 self._number(start)
-            if owner == self.instance:  # and not renewed by a call in between
+            if owner == self.instance:  # and not renewed by an inner call
                 break
         if is_new and self.closed:
             raise ClientError("the client is closed")
@@ -301,7 +301,7 @@ class Outbox:
         return first
 
     def _put_spooled(self, events: Sequence[Event], size: int) -> Sequence[int]:
-        """Have events written to disk, then queued if there is room; their indices, or -1.
+        """Have events written to disk, then queued if they fit; return their indices, or -1.
 
         Raises as `SpoolWriter.put`. With the lock held.
         """
@@ -310,7 +310,7 @@ class Outbox:
         return self._writer.put(events, size)
 
     def _number_all(self, events: Sequence[Event]) -> Callable[[], None]:
-        """Number the starts; how to take the numbers back. With the lock held."""
+        """Number the starts; return a function that undoes it. With the lock held."""
         before = self._next_start
         fresh = [event for event in events if isinstance(event, Start) and event.start is None]
         for event in fresh:
@@ -324,12 +324,12 @@ class Outbox:
         return take_back
 
     def _stays_on_disk(self, count: int, size: int) -> bool:
-        """Whether events that are written are to be read back from there. With the lock held."""
+        """Whether written events stay only on disk, to be read back. With the lock held."""
         unread = 0 if self.spool is None else self.spool.own_unread
         return bool(unread) or not self._has_room(count, size)
 
     def _enter_spooled(self, events: Sequence[Event], size: int, left: bool) -> Sequence[int]:
-        """Queue events that are on disk, unless they stay there alone. With the lock held."""
+        """Queue events that are on disk, unless they stay only there. With the lock held."""
         if not left:
             first = self._extend(events, size)
             return range(first, first + len(events))
@@ -337,7 +337,7 @@ class Outbox:
         return [-1] * len(events)
 
     def _is_unwritten(self, ids: Collection[Name] | None = None) -> bool:
-        """Whether events, of some episodes or any, are not on disk yet. With the lock held."""
+        """Whether any events, or any of these episodes, are not on disk. With the lock held."""
         if self._writer is None or not self._writer.count:
             return False
         return ids is None or any(name_of(event) in ids for event in self._writer.unwritten)
@@ -347,7 +347,7 @@ class Outbox:
         self.drafted = self.asked = True
 
     def ask(self) -> None:
-        """Have the thread that sends ask what the collector declares."""
+        """Have the sending thread ask for the collector's declarations."""
         with self._lock:
             self.asked = True
             self._filled.notify()
@@ -391,17 +391,17 @@ class Outbox:
     # --- dropped -----------------------------------------------------------------------------
 
     def _lacks_room(self, events: Sequence[Event], size: int) -> bool:
-        """Whether events are to be dropped: starts early, and ends never."""
+        """Whether events must be dropped: starts before the queue is full, and ends never."""
         if all(isinstance(event, End) for event in events):
             return False
         share = 1.0 - OPEN_SHARE if _starts(events) else 1.0
         return not self._has_room(len(events), size, share)
 
     def _drop(self, events: Sequence[Event]) -> None:
-        """Drop events for which there is no room, and what follows in their episodes.
+        """Drop events that do not fit, and all later events of their episodes.
 
-        Of an episode that goes on, the end is queued in place of the first of them, with its number
-        and the reason. With the lock held.
+        An open episode gets a `broken` end in place of its first dropped event, with that event's
+        number. With the lock held.
         """
         begun = {name_of(event) for event in events if isinstance(event, Start)}
         for event in events:
@@ -418,7 +418,7 @@ class Outbox:
         self._extend(list(cut.values()), EVENT_BYTES * len(cut))
 
     def _count_dropped(self, events: Sequence[Event]) -> None:
-        """Count what is dropped; with the end of an episode of one agent it is over."""
+        """Count dropped events; forget an episode of one agent after its end."""
         for event in events:
             if event.episode_id in self._unsampled:
                 self.unsampled_rewards += _is_late(event)
@@ -434,14 +434,14 @@ class Outbox:
             self._unsampled.discard(name)
 
     def over(self, episode_id: str) -> None:
-        """An episode is over: nothing more of it comes, and somebody may wait for it."""
+        """Note that an episode has ended: no more events follow, so its batch need not wait."""
         if self._dropped:
             with self._lock:
                 self._forget_dropped(episode_id)
         self.hurry()
 
     def leave_out(self, names: Iterable[str]) -> None:
-        """An episode is not in the sample: what is put of it, under these ids, is not sent."""
+        """Note that an episode is not sampled: events under these ids are not sent."""
         with self._lock:
             self.unsampled_episodes += 1
             self._dropped.update(names)
@@ -457,7 +457,7 @@ class Outbox:
         return self.dropped_episodes, self.dropped_steps
 
     def owe(self) -> None:
-        """Have the thread that sends tell what was dropped."""
+        """Have the sending thread report the dropped steps."""
         with self._lock:
             self.owed = True
             self._filled.notify()
@@ -470,14 +470,14 @@ class Outbox:
         return (name if isinstance(name, str) else name[0]) in self._dropped
 
     def fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
-        """Add a reward to the queued step at `index`; False if it cannot take one any more."""
+        """Add a reward to the queued step at `index`; False if the step has left the queue."""
         with self._lock:
             return self._folds(index, step, reward, info) and self._fold(index, step, reward, info)
 
     def put_rewards(self, rewards: Sequence[Reward]) -> list[bool]:
-        """Fold each reward into its queued step, or queue its event; which were folded.
+        """Add each reward to its queued step, or queue its event; return which were added.
 
-        All of them, or none: raises BufferFull, and ValueError for a sum that is not finite.
+        All or none: raises BufferFull, and ValueError for a sum that is not finite.
         """
         with self._lock:
             while True:
@@ -505,9 +505,9 @@ class Outbox:
             return folds
 
     def _folds(self, index: int, step: Any, reward: float, info: Any) -> bool:
-        """Whether the step at `index` can take a reward. Raises ValueError for an infinite sum."""
+        """Whether a reward can be added to the step at `index`. Raises ValueError if infinite."""
         if step is None or index < self._fixed or self.spool is not None:
-            return False  # what is on disk stays as it is
+            return False  # events on disk are not changed
         if info is not None and weight(step) + memoryview(info).nbytes > self.request_bytes:
             return False
         total = reward if step.reward is None else step.reward + reward
@@ -516,7 +516,7 @@ class Outbox:
         return True
 
     def _fold(self, index: int, step: Any, reward: float, info: Any) -> bool:
-        """Whether the step has taken the reward, and not been sent by a call in between."""
+        """Add a reward to a queued step; return False if an inner call has sent the step."""
         merged, more = step.info, 0
         if info is not None:
             merged = info if step.info is None else merge_infos(step.info, info)
@@ -532,10 +532,10 @@ class Outbox:
     # --- out ---------------------------------------------------------------------------------
 
     def take(self) -> tuple[list[Event], str | None] | None:
-        """The next batch and its instance; waits for one. None when closed and drained.
+        """Wait for the next batch; return it and its instance, or None when closed and empty.
 
-        No events and no instance: the collector must be asked something first. No events: it is to
-        be told what was dropped.
+        Without events and instance: the collector must be asked for something first. Without
+        events: dropped steps are to be reported.
         """
         while True:
             has_disk = self._read_spooled()
@@ -570,9 +570,9 @@ class Outbox:
                     return flight, self.owner(name_of(flight[0]))
 
     def _read_spooled(self) -> bool:
-        """Queue what is on disk alone, as far as one read goes, where a batch has room for it.
+        """Queue events that are only on disk, from one read, if a batch has room for them.
 
-        False when the disk hangs.
+        Returns False if the disk hangs.
         """
         if self.spool is None or self._writer is None or not self.spool.unread or self.asked:
             return True
@@ -581,7 +581,7 @@ class Outbox:
         with self._writer.try_disk() as is_held:
             if not is_held:
                 return False
-            self._reads = True  # until they are queued, what is read is neither there nor unread
+            self._reads = True  # events that are read but not queued yet are counted nowhere else
             try:
                 found = self.spool.read(min(self.batch, self.max_events))
                 with self._lock:
@@ -614,7 +614,7 @@ class Outbox:
         return flight
 
     def _fitting(self, events: Sequence[Event | None]) -> int:
-        """How many of the events may go in one batch: by bytes, and of one instance."""
+        """The number of events that fit in one batch, by bytes and with one instance."""
         count = len(events)
         most = self.size.nbytes
         if self._bytes > most:
@@ -628,7 +628,7 @@ class Outbox:
         return count
 
     def _land(self, events: Collection[Event]) -> None:
-        """Take events out of the flight; when nothing is left of it, the next may start."""
+        """Remove events from the flight; when it is empty, the next batch can be sent."""
         if len(events) == len(self._flight):
             self._flight = []
         elif events:
@@ -639,12 +639,12 @@ class Outbox:
         self._changed.notify_all()
 
     def pull(self, ids: Collection[Name], since: int, deadline: float) -> Pulled | None:
-        """Take the queued events of some episodes out of turn, for their `get_action`.
+        """Take the queued events of some episodes ahead of the queue, for their `get_action`.
 
-        Waits while events of these episodes are in flight, or more of them are queued than one
-        request carries, until `deadline` (time.monotonic). `since`: no event of theirs has a lower
-        index. Episodes of another instance than the first one's need a request of their own. None:
-        an instance must be registered first. Raises TimeoutError.
+        Waits until `deadline` (time.monotonic) while events of these episodes are in flight, or
+        more are queued than fit in a request. `since` is a lower bound of their indices. Episodes
+        of another instance than the first one's need another request. Returns None if an instance
+        must be registered first. Raises TimeoutError.
         """
         with self._lock:
 
@@ -678,7 +678,7 @@ class Outbox:
                 self._is_solid = was_solid
 
     def _await_urgent(self, ready: Callable[[], bool], deadline: float) -> bool:
-        """Have what waits sent without delay, and wait for something. With the lock held."""
+        """Wait until `ready`, while the queue is sent without delay. With the lock held."""
         self._urgent += 1
         self._filled.notify()
         try:
@@ -720,18 +720,18 @@ class Outbox:
         return len(events) < 2 or sum(map(weight, events)) <= self.request_bytes
 
     def owner(self, name: Name) -> str | None:
-        """The instance under which an episode was started, None if it is yet to be registered."""
+        """The instance under which an episode was started; None if it is not registered yet."""
         return self._strays.get(name) or self.instance
 
     # --- drafts ------------------------------------------------------------------------------
 
     def encode_drafts(self, *, is_last_try: bool) -> Iterator[tuple[Event, ValueError | None]]:
-        """Encode the drafts in the queue; what was taken out, with the error if it does not fit.
+        """Encode the drafts in the queue; yield the removed events, with the error or None.
 
-        The end of its episode, as broken, takes its place, and what follows of the episode goes
-        with it, without an error. Called by the thread that sends, while nothing is in flight.
-        Drafts of policies that are not settled stay. Raises what is unexpected, unless it is the
-        last try: then it is the event's error.
+        An event with an invalid value is replaced by a `broken` end of its episode; the later
+        events of the episode are removed too, without an error. Call it in the sending thread while
+        nothing is in flight. Drafts of policies that are not settled stay. Raises unexpected
+        errors; with `is_last_try` they are the event's errors.
         """
         over: set[str] = set()
         place, is_left = self._taken, False
@@ -766,10 +766,10 @@ class Outbox:
             place += len(chunk)
 
     def _encode(self, event: Any, drafts: dict[str, Draft]) -> ValueError | None:
-        """Put canonical bytes in the place of an event's drafts; or what is wrong with them."""
+        """Replace an event's drafts with canonical bytes; return the error of an invalid one."""
         name = label_of(event)
         policy = next(iter(drafts.values())).policy
-        if event.schema_id not in (None, policy.schema_id):  # one value was encoded by another
+        if event.schema_id not in (None, policy.schema_id):  # one value is encoded by another
             return ValueError(f"Episode {name}: its policy was declared anew in the meantime")
         event.schema_id = policy.schema_id
         try:
@@ -798,7 +798,7 @@ class Outbox:
     # --- judged, or back again ---------------------------------------------------------------
 
     def judged(self, events: Collection[Event], pull: int | None = None) -> None:
-        """The collector has judged these events of the flight, or of a pull: they are done."""
+        """Note that the collector has judged these events of the flight or a pull."""
         with self._lock:
             if self._writer is not None:
                 self._writer.note(events)
@@ -814,9 +814,9 @@ class Outbox:
                 self._changed.notify_all()
 
     def return_flight(self, events: Sequence[Event], lost: Sequence[Event] = ()) -> None:
-        """Events of the flight go back to the head of the queue: they are sent again.
+        """Put events of the flight back to the head of the queue, to be sent again.
 
-        `lost` goes before them: events that had left as judged, and must be judged first.
+        `lost` events, which had left as judged and must be judged again, go before them.
         """
         with self._lock:
             self._readmit(lost)
@@ -824,7 +824,7 @@ class Outbox:
             self._land(events)
 
     def put_off(self, events: Sequence[Event]) -> None:
-        """Events of the flight go to the end of the queue, with what follows of their episodes."""
+        """Move events of the flight, and later ones of their episodes, to the end of the queue."""
         with self._lock:
             names = set(map(name_of, events))
             places = self._places(names, 0)
@@ -836,13 +836,13 @@ class Outbox:
             self._land(events)
 
     def in_flight(self, events: Sequence[Event]) -> list[Event]:
-        """Which events of a batch in flight are not judged yet."""
+        """The events of a batch that are still in flight."""
         with self._lock:
             left = set(map(id, self._flight))
         return [event for event in events if id(event) in left]
 
     def return_rest(self) -> int:
-        """What is left of the flight goes back to the head of the queue; how many events."""
+        """Put the rest of the flight back to the head of the queue; return its number of events."""
         with self._lock:
             rest = self._flight
             self._return(rest)
@@ -850,7 +850,7 @@ class Outbox:
             return len(rest)
 
     def return_pulled(self, events: Sequence[Event], pull: int) -> None:
-        """Events of a pull go back to the queue: they are sent again."""
+        """Put events of a pull back into the queue, to be sent again."""
         with self._lock:
             self._requeues += 1
             self._queue.extend(events)
@@ -859,7 +859,7 @@ class Outbox:
             self._changed.notify_all()
 
     def put_again(self, events: Sequence[Event]) -> None:
-        """Queue events that had left as judged, and are to be judged once more."""
+        """Queue events that had left as judged and must be judged again."""
         with self._lock:
             self._readmit(events)
             self._queue.extend(events)
@@ -878,18 +878,18 @@ class Outbox:
             return queued or self._is_unwritten({name})
 
     def _return(self, events: Sequence[Event]) -> None:
-        """To the head; the index of the tail, and of what is behind, stays as it is."""
+        """Put events at the head of the queue; indices of later events do not change."""
         count = len(events)
         self._taken -= count
         self._queue[:0] = events
         self._done = min(self._done, self._taken)
 
     def renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[Name]) -> None:
-        """The collector has forgotten the instance `dead`: number starts under a new one.
+        """Number starts under a new instance, because the collector does not know `dead` any more.
 
-        `again` are events that were certainly not applied; their starts, and those in the queue,
-        get numbers of the new instance. Episodes that were started before stay with the old one:
-        a start that may have been applied is never repeated under another instance.
+        `again` are events that were certainly not applied; their starts and those in the queue get
+        numbers of the new instance. Episodes that were started before stay with the old instance: a
+        start that may have been applied is never repeated under another one.
         """
         with contextlib.nullcontext() if self._writer is None else self._writer.disk:
             with self._lock:
@@ -904,13 +904,13 @@ class Outbox:
                 self.spool.renew(mine)
 
     def _renew(self, dead: str, again: Sequence[Event], open_ids: Iterable[Name]) -> bool:
-        """With the lock held; whether `dead` was the current one."""
+        """`renew` with the lock held; return whether `dead` was the current instance."""
         fresh = [event for event in again if isinstance(event, Start)]
         is_current = self.instance == dead
         if is_current:
             self.instance = None
             if not self.named:
-                self._next_start = 0  # before a look at the queue, to which a call may add starts
+                self._next_start = 0  # before the next line: an inner call may add starts
             queued = [event for event in self._queue if event is not None]
             unwritten = [] if self._writer is None else list(self._writer.unwritten)
             waiting = [event for event in queued if isinstance(event, Start)]
@@ -933,22 +933,22 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """Events that are pending, not on disk yet, or there alone."""
+        """The number of events that are pending, not on disk yet, or only on disk."""
         if self.spool is None or self._writer is None:
             return self.pending
         return self.pending + self.spool.unread + self._writer.count
 
     def spooled(self) -> tuple[int, int, int]:
-        """Events that wait on disk, the bytes that they take there, and events on the way there."""
+        """(waiting events on disk, their bytes on disk, events not written yet)."""
         if self.spool is None or self._writer is None:
             return 0, 0, 0
         with self._lock:
             return self._writer.waiting, self.spool.nbytes, self._writer.count
 
     def note_instance(self, instance: str, segment: SpoolSegment | None = None) -> None:
-        """Start under this instance from now on; or only the segment of an earlier process.
+        """Use an instance from now on, or only for the segment of an earlier process.
 
-        Raises BufferFull when that cannot be written down.
+        Raises BufferFull if that cannot be written to disk.
         """
         if self.spool is not None and self._writer is not None:
             with self._writer.try_disk() as is_held:
@@ -963,7 +963,7 @@ class Outbox:
                 self.instance = instance
 
     def take_up(self, segments: Sequence[SpoolSegment]) -> None:
-        """Deliver what earlier processes have spooled, too."""
+        """Deliver the segments of earlier processes too."""
         if self.spool is not None and self._writer is not None:
             with self._writer.disk:
                 self.spool.taken_up += segments
@@ -971,8 +971,7 @@ class Outbox:
                     self._writer.count_waiting()
 
     def close_spool(self) -> None:
-        """Let go of the segments: what is left in them is the next process's. A disk that hangs
-        keeps them until this process ends."""
+        """Release the segments to the next process; if the disk hangs, when this process ends."""
         if self.spool is None or self._writer is None:
             return
         if self._writer.close(CLOSE_SECONDS) and self._writer.disk.acquire(timeout=CLOSE_SECONDS):
@@ -982,16 +981,16 @@ class Outbox:
                 self._writer.disk.release()
 
     def is_foreign(self, instance: str | None) -> bool:
-        """Whether an instance is that of a process before this one."""
+        """Whether an instance is that of an earlier process."""
         taken_up = () if self.spool is None else self.spool.taken_up
         return any(one.is_foreign and one.instance == instance for one in taken_up)
 
     def go_on(self, refused: Sequence[Event]) -> tuple[list[Event], list[Event], list[Event]]:
-        """Let episodes that the collector has closed go on in new ones, from their next action.
+        """Continue episodes that the collector has closed in new ones, from their next action.
 
-        Answers the starts of these, which of the refused events are theirs now (rewards for their
-        steps too), and which wait for a disk that hangs. Only what is spooled goes on, of episodes
-        of one agent.
+        Returns the starts of the new episodes, the refused events that belong to them now
+        (including rewards for their steps), and the events that wait because the disk hangs. Only
+        spooled episodes of one agent are continued.
         """
         starts: list[Event] = []
         theirs: list[Event] = []
@@ -1030,12 +1029,12 @@ class Outbox:
     # --- waiting -----------------------------------------------------------------------------
 
     def wait_until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until something that is told by `wake` holds; whether it does."""
+        """Wait until `ready()`, which is checked after each `wake`; return whether it is true."""
         with self._lock:
             return self._await(ready, timeout)
 
     def _await(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until something holds; whether it does. With the lock held."""
+        """Wait until `ready()`; return whether it is true. With the lock held."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not ready():
             left = deadline - time.monotonic()
@@ -1045,11 +1044,11 @@ class Outbox:
         return True
 
     def is_own_thread(self) -> bool:
-        """Whether this is a thread of the client's, which waits for nobody."""
+        """Whether this is one of the client's own threads, which must not wait."""
         return threading.get_ident() in self.own_threads
 
     def oldest(self) -> float:
-        """For how many seconds the oldest event that is pending has been, about; 0 for none."""
+        """The approximate age of the oldest pending event in seconds; 0 if there is none."""
         with self._lock:
             since = now = time.monotonic()
             if self.pending:
@@ -1068,9 +1067,9 @@ class Outbox:
         before: int | None = None,
         own: bool = False,
     ) -> bool:
-        """Wait until all that is pending now has been judged; False when time ran out or `stop`.
+        """Wait until all pending events are judged; return False at the timeout or if `stop()`.
 
-        `before`: only what has a lower index. `own`: what earlier processes have spooled may wait.
+        `before`: only events with a lower index. `own`: without events of earlier processes.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._lock:
@@ -1100,7 +1099,7 @@ class Outbox:
             return judged()
 
     def _written(self, deadline: float, stop: Callable[[], bool]) -> bool:
-        """Wait until what is logged now is on disk; whether it is. With the lock held."""
+        """Wait until the events logged so far are on disk; return whether. With the lock held."""
         newest = None if self._writer is None else self._writer.newest
         if newest is None:
             return True
@@ -1108,7 +1107,7 @@ class Outbox:
         return newest.is_settled
 
     def _has_unread(self, own: bool) -> bool:
-        """Whether events are on disk alone; `own`: of those that this process has logged."""
+        """Whether events are only on disk; `own`: only those that this process has logged."""
         if self.spool is None:
             return False
         is_left = self.spool.own_unread if own else self.taking_up or self.spool.unread
@@ -1116,41 +1115,41 @@ class Outbox:
 
     @property
     def end(self) -> int:
-        """The index that the next event gets."""
+        """The index of the next event."""
         with self._lock:
             return self._taken + len(self._queue)
 
     def wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Have all waiting calls check their conditions again."""
         with self._lock:
             self._filled.notify_all()
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Take nothing new; what is queued still goes out."""
+        """Accept no new events; queued ones are still sent."""
         with self._lock:
             self.closed = True
         self.wake()
 
 
 def _until(deadline: float) -> float | None:
-    """Seconds until a moment of time.monotonic; None for one that never comes."""
+    """Seconds until a `time.monotonic` deadline; None for an infinite one."""
     return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 
 
 def _starts(events: Sequence[Event]) -> bool:
-    """Whether all of the events are of episodes, or agents, that start with them."""
+    """Whether all of the events belong to episodes or tracks that start among them."""
     begun = {name_of(event) for event in events if isinstance(event, Start)}
     return all(name_of(event) in begun for event in events)
 
 
 def _is_late(event: Event) -> bool:
-    """Whether an event is a reward for a named step, of anybody's episode."""
+    """Whether an event is a reward for a named step, which may be of any client's episode."""
     return isinstance(event, LogReturns) and event.seq is None
 
 
 def _drafts_of(event: Event) -> dict[str, Draft]:
-    """An event's values that are drafts, by field."""
+    """An event's drafts, by field."""
     if not isinstance(event, (LogAction, End)):
         return {}
     action = event.action if isinstance(event, LogAction) else None
@@ -1161,7 +1160,7 @@ def _drafts_of(event: Event) -> dict[str, Draft]:
 
 
 def broken_end(event: Any, cause: Cause) -> End:
-    """The end that takes the place of an event: its episode is broken at its last good step."""
+    """The `broken` end in place of an event, which ends its episode at its last valid step."""
     return End(
         episode_id=event.episode_id,
         agent_id=event.agent_id,
@@ -1173,10 +1172,10 @@ def broken_end(event: Any, cause: Cause) -> End:
 
 
 def whole_runs(queue: Sequence[Event | None], size: int) -> int:
-    """A batch size of at most `size` that tears no short episode apart, and no step of a long one.
+    """A batch size of at most `size` that does not split short episodes, or steps of long ones.
 
-    A batch is one journal row. With a one-step episode whole in one batch, a client that dies
-    between two batches leaves no half of it behind.
+    A batch is one journal row. If a one-step episode is in one batch, a client that dies between
+    two batches does not leave half of it behind.
     """
     if not 0 < size < len(queue):
         return size
@@ -1197,7 +1196,7 @@ def whole_runs(queue: Sequence[Event | None], size: int) -> int:
 
 
 def fitting(events: Sequence[Event | None], most: int) -> int:
-    """How many of the events have `most` bytes together; one at least."""
+    """The number of events with at most `most` bytes in total, but at least one."""
     total = 0
     for count, event in enumerate(events):
         total += 0 if event is None else weight(event)
@@ -1207,7 +1206,7 @@ def fitting(events: Sequence[Event | None], most: int) -> int:
 
 
 def cut_at(events: Sequence[Event], most: int) -> Iterator[list[Event]]:
-    """The events in order, in pieces of at most so many bytes."""
+    """Yield the events in order, in lists of at most `most` bytes."""
     left = list(events)
     while left:
         count = fitting(left, most)

@@ -1,4 +1,4 @@
-"""Checks of what a caller passes to a client, its forms for the wire, and events made of them.
+"""Checks of a caller's values, their encodings for the wire, and events made of them.
 
 Every error is a ValueError that names the episode, what was expected and what came.
 """
@@ -29,11 +29,11 @@ the same with a probability of 6e-6; the second start is refused then."""
 
 
 ID_CHARACTERS = 256
-"""Of an id, at most."""
+"""The maximum length of an id."""
 
 
 def number(episode_id: str, name: str, value: Any) -> float:
-    """A finite float of a Python or numpy number."""
+    """A Python or numpy number as a finite float. Raises ValueError."""
     if type(value) is not float:
         if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
             raise ValueError(f"Episode {episode_id}: {name}: expected a number, got {value!r:.80}")
@@ -51,8 +51,10 @@ def number(episode_id: str, name: str, value: Any) -> float:
 def propensity(
     episode_id: str, prob: Any, logp: Any, *, has_densities: bool = True
 ) -> tuple[float | None, float | None]:
-    """Either of them as a float: a probability in (0, 1], or a finite logarithm, which is above 0
-    only of a density."""
+    """(action_prob, action_logp) as floats, one of them at most.
+
+    A probability is in (0, 1]; a logarithm is finite, and above 0 only for a density.
+    """
     if prob is None:
         logp = number(episode_id, "action_logp", logp)
         if logp > LOGP_TOLERANCE and not has_densities:
@@ -82,7 +84,7 @@ def whole(where: str, value: Any, least: int, most: int) -> int:
 
 
 def version(episode_id: str, value: Any) -> int:
-    """The version of a policy that acted. Raises ValueError."""
+    """The number of the version that acted, checked. Raises ValueError."""
     return whole(f"Episode {episode_id}: policy_version", value, -1, 2**53)
 
 
@@ -94,9 +96,9 @@ def flag(name: str, value: Any) -> bool:
 
 
 def encode_info(episode_id: str, info: Mapping[str, Any]) -> Any:
-    """An info as encoded now, so that the caller may go on using the dict.
+    """Encode an info at once, so that the caller may change the dict afterwards.
 
-    numpy numbers and arrays become numbers and lists, keys become strings.
+    numpy numbers and arrays become numbers and lists, keys become strings. Raises ValueError.
     """
     try:
         plain = msgspec.to_builtins(dict(info), str_keys=True, enc_hook=_plain)
@@ -123,14 +125,14 @@ def check_id(name: str, value: Any) -> None:
 
 
 def check_pass_prob(value: float) -> float:
-    """The value, if it is a probability above 0. Raises ValueError."""
+    """The value as a probability in (0, 1]. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
         raise ValueError(f"pass_prob: expected a number in (0, 1], got {value!r:.80}")
     return float(value)
 
 
 def check_sample_rate(value: float) -> float:
-    """The value, if it is a share above 0. Raises ValueError."""
+    """The value as a share in (0, 1]. Raises ValueError."""
     try:
         return check_pass_prob(value)
     except ValueError as error:
@@ -138,13 +140,13 @@ def check_sample_rate(value: float) -> float:
 
 
 def unsampled_names(episode_id: str) -> tuple[str, str]:
-    """The ids of an episode that is left out of the sample: the caller's, and what says so."""
+    """Both ids of an episode that is not sampled: the caller's, and the one with the prefix."""
     own = episode_id.removeprefix(UNSAMPLED)
     return own, UNSAMPLED + own
 
 
 def check_tags(tags: Mapping[str, str], episode_id: str) -> dict[str, str]:
-    """The tags as a dict of their own. Raises ValueError for what is not a few short strings."""
+    """A copy of the tags. Raises ValueError unless they are a few short strings."""
     for pair in tags.items():
         if not all(isinstance(text, str) and _is_unicode(text) for text in pair):
             raise ValueError(f"tags: expected strings, got {pair!r:.80}")
@@ -156,7 +158,7 @@ def check_tags(tags: Mapping[str, str], episode_id: str) -> dict[str, str]:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a string can be sent: half of a surrogate pair cannot."""
+    """Whether a string can be sent, which half of a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -165,19 +167,19 @@ def _is_unicode(text: str) -> bool:
 
 
 def size_of(value: Any) -> int:
-    """Bytes of an encoded value, 0 for none."""
+    """The bytes of an encoded value; 0 for None."""
     return 0 if value is None else memoryview(value).nbytes
 
 
 def too_large(episode_id: str, size: int, largest: int) -> ValueError:
-    """The error for an event that no request can carry."""
+    """The error for an event that is larger than any request may be."""
     return ValueError(
         f"Episode {episode_id}: expected an event of at most {largest} bytes, got {size}"
     )
 
 
 def now_or(ts: int | None) -> int:
-    """The caller's time, or this moment; microseconds since the epoch. Raises ValueError."""
+    """The caller's time or the current one, in microseconds since the epoch. Raises ValueError."""
     if ts is None:
         return time_ns() // 1000
     return whole("ts, microseconds since the epoch", ts, -(2**62), 2**62)
@@ -193,7 +195,7 @@ def start_event(
     *,
     start_number: int | None = None,
 ) -> Start:
-    """A start, with an id that is made up if there is none. Raises ValueError."""
+    """A start event, with a generated id if none is given. Raises ValueError."""
     if episode_id is not None:
         check_id("episode_id", episode_id)
     if continues is not None:
@@ -219,7 +221,7 @@ def late_reward(
     ts: int | None,
     agent_id: str | None = None,
 ) -> LogReturns:
-    """A reward for a named step: an event of its own, outside the sequence. Raises ValueError."""
+    """A reward event for a named step, without a sequence number. Raises ValueError."""
     t = whole(f"Episode {episode_id}: step", step, 0, 2**53)
     check_id("episode_id", episode_id)
     if reward_id is not None:

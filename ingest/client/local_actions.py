@@ -1,8 +1,8 @@
 """`get_action` in local mode: the client's own policies act, and the decisions are queued.
 
-With flow control a client does not run ahead of the collector: it delivers its decisions a window
-at a time, and waits while the version it acts with is held. The wait is bounded and counted: a
-trainer that is gone stops nobody for ever.
+With flow control a client stays close to the collector: it delivers its decisions in windows, and
+waits while the version that it acts with is held. The wait is bounded and counted, so that a
+trainer that has ended does not block clients for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ingest.protocol.messages import Decision
 
 HOLD_SECONDS = 30.0
 WINDOWS_PER_VERSION = 8
-"""A client delivers its decisions so many times while the steps of one version are acted."""
+"""The number of deliveries of decisions per version."""
 
 
 class LocalActor:
@@ -50,7 +50,7 @@ class LocalActor:
         self.hold_seconds = 0.0
 
     def count_refused(self) -> int:
-        """Published weights that were not taken up: damaged, or older than those that act."""
+        """The number of refused publications: damaged, or older than the weights in use."""
         return sum(one.refused + one.refused_older for one in self._policies.values())
 
     def policy(self, policy_id: str) -> LocalPolicy:
@@ -71,10 +71,10 @@ class LocalActor:
         *,
         waits: bool = True,
     ) -> tuple[Decision, Any]:
-        """The decision event of an episode's next step, and the action as the env takes it.
+        """The decision event of an episode's next step, and the action for the environment.
 
-        `obs`: the observation's canonical bytes, where they are known. `waits`: for newer weights,
-        where they are due or the policy is paced.
+        `obs`: the observation's canonical bytes, if known. `waits`: whether to wait for newer
+        weights, if these are due or flow control requires it.
         """
         policy = episode.policy
         if obs is None:
@@ -110,7 +110,7 @@ class LocalActor:
         return policy.paced or self.policy(policy.policy_id or "").asks
 
     def wait(self, policy: ClientPolicy) -> None:
-        """Wait as an action of this policy would. Raises as it would."""
+        """Wait as an action of this policy would; raises the same errors."""
         local = self.policy(policy.policy_id or "")
         if policy.paced:
             self._pace(policy, local)

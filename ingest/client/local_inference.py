@@ -1,9 +1,9 @@
-"""The client's own copy of a policy, and how it stays fresh.
+"""The client's own copy of a policy, and its updates.
 
 `LocalPolicy` fetches the live weights once, then keeps a long poll open in a background thread, so
-that a newly published version is acted with a few milliseconds later. Weights are verified before
-they are parsed; what does not verify, or is older than what is here, is refused and the last good
-weights stay. A swap is one assignment: a step is acted with the old weights or with the new.
+that a new version acts a few milliseconds after its publication. Weights are verified before they
+are parsed; invalid or older ones are refused, and the current weights stay. They are replaced by
+one assignment, so each step is acted with either the old or the new weights.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ log = logging.getLogger("headrace.client")
 _decode_published = msgspec.msgpack.Decoder(Published).decode
 
 LONG_POLL_SECONDS = 25.0
-ASK_SECONDS = 0.1  # between questions of a client that is held and has no long poll
+ASK_SECONDS = 0.1  # between requests of a held client without a long poll
 
 
 class LocalPolicy:
-    """One policy as this client acts with it.
+    """One policy that this client acts with.
 
-    `update_interval` is the longest, in seconds, that the client goes without asking: None asks
-    only in `refresh`. With `long_poll` a thread asks all the time. Once weights are here no action
-    waits for newer ones, but with 0: then each asks first, and waits for the answer.
+    `update_interval` is the maximum number of seconds between requests for newer weights; None:
+    only `refresh` asks. With `long_poll` a thread always has a request open. Once there are
+    weights, actions do not wait for newer ones, except with `update_interval=0`: then each action
+    asks first and waits for the answer.
     """
 
     def __init__(
@@ -64,20 +65,20 @@ class LocalPolicy:
 
     def _reset(self) -> None:
         self.current: NumpyPolicy | None = None
-        self._canary: tuple[NumpyPolicy, float] | None = None  # and its share of the episodes
-        self.refused = 0  # published weights that could not be taken up
-        self.refused_older = 0  # those that come before what is here: of a restored backup
+        self._canary: tuple[NumpyPolicy, float] | None = None  # with its share of the episodes
+        self.refused = 0  # publications that could not be used
+        self.refused_older = 0  # older publications, as after a restored backup
         self._store_id = ""
         self._generation = -1
         self._etag: str | None = None
         self._asked = float("-inf")
         self._thread: threading.Thread | None = None
         self._looking: threading.Thread | None = None
-        self._failed: tuple[float, str] | None = None  # when the latest question did, and why
+        self._failed: tuple[float, str] | None = None  # when the latest request failed, and why
         self._closed = False
 
     def _reset_lock(self) -> None:
-        """A forked child has no poll thread, and locks that nobody holds."""
+        """Renew the lock; a forked child also has no poll thread."""
         self._changed = threading.Condition()
         self._refreshing = threading.RLock()
         self._thread = self._looking = None
@@ -85,23 +86,23 @@ class LocalPolicy:
 
     @property
     def version(self) -> int:
-        """The version that is acted with, -1 for none."""
+        """The version in use; -1 if there is none."""
         policy = self.current
         return -1 if policy is None else policy.version
 
     @property
     def asks(self) -> bool:
-        """Whether the next action would wait for an answer of the collector's."""
+        """Whether the next action would wait for an answer of the collector."""
         return self.current is None or self._interval == 0
 
     def act(
         self, observation: Any, episode: ClientEpisode | None = None, *, asks: bool = True
     ) -> tuple[Action, int]:
-        """An action and the version that chose it: the canary's, in its share of the episodes.
-        Without `asks` what is here acts.
+        """An action and the version that chose it: the canary, in its share of the episodes.
 
-        Raises Refusal: `no_version`, also where the version is of other spaces than the episode,
-        and `invalid` for an observation that overflows.
+        Without `asks` the current weights act, without a request for newer ones. Raises Refusal:
+        `no_version`, also if the version has other spaces than the episode, and `invalid` for an
+        observation that overflows.
         """
         policy = self.current
         if policy is None or self._thread is None or self._interval == 0:
@@ -126,8 +127,11 @@ class LocalPolicy:
             raise not_finite(self.policy_id, policy.version) from error
 
     def _assigned(self, live: NumpyPolicy, episode: ClientEpisode) -> NumpyPolicy:
-        """What acts in an episode. Its first action assigns it, as its start did at the collector;
-        it goes on with what is live when the canary has ended."""
+        """The policy that acts in an episode: the live version or the canary.
+
+        The first action assigns the arm, as the start does at the collector. When the canary has
+        ended, the live version acts.
+        """
         canary = self._canary
         if episode.arm is None:
             chosen = canary is not None and is_canary(self.policy_id, episode.episode_id, canary[1])
@@ -135,7 +139,7 @@ class LocalPolicy:
         return canary[0] if canary is not None and canary[0].version == episode.arm else live
 
     def ensure(self, *, waits: bool = True) -> None:
-        """Fetch what no action can do without, if it `waits`; have a thread look for the rest."""
+        """Fetch required weights now if it `waits`; otherwise a thread asks for newer ones."""
         if waits and self.asks:
             self.refresh(required=self.current is None)
         if self._interval is None or self._closed:
@@ -158,10 +162,10 @@ class LocalPolicy:
             log.debug("policy %s: %s", self.policy_id, error)
 
     def refresh(self, *, required: bool = True) -> int | None:
-        """Ask for newer weights now; answers the version acted with from here on.
+        """Ask for newer weights now; return the version in use from now on.
 
-        Raises CollectorUnavailable when `required` and the collector does not answer. What has
-        failed while a caller waited for its turn is not repeated for it.
+        Raises CollectorUnavailable if `required` and the collector does not answer. A caller that
+        waited for another caller's failed request does not repeat it.
         """
         begin = time.monotonic()
         with self._refreshing:
@@ -187,7 +191,7 @@ class LocalPolicy:
             raise
 
     def wait_newer(self, version: int, timeout: float) -> bool:
-        """Wait until a version other than `version` is here; False when it does not come."""
+        """Wait until another version than `version` is in use; return False at the timeout."""
         if self._long_poll:
             with self._changed:
                 return self._changed.wait_for(lambda: self.version != version, timeout)
@@ -202,7 +206,7 @@ class LocalPolicy:
         return self.version != version
 
     def close(self) -> None:
-        """Stop polling; the thread ends with its current request at the latest."""
+        """Stop polling; the thread ends after its current request."""
         self._closed = True
 
     def _ask(self, wait: float | None) -> Answer:
@@ -222,7 +226,7 @@ class LocalPolicy:
                 self._take(self._ask(LONG_POLL_SECONDS))
                 failures = 0 if self.refused == refused else failures + 1
                 if failures and self._transport.closing.wait(backoff.delay(failures)):
-                    return  # what cannot be taken up comes again at once: not so fast
+                    return  # weights that cannot be used would come again at once
             except (CollectorUnavailable, Refusal) as error:
                 failures += 1
                 if self._transport.closing.wait(backoff.delay(failures)):
@@ -230,7 +234,7 @@ class LocalPolicy:
                 log.debug("policy %s: %s", self.policy_id, error)
 
     def _take(self, answer: Answer) -> None:
-        """Take up an answer's weights, if they are newer and whole."""
+        """Use an answer's weights if they are newer and intact."""
         self._asked = time.monotonic()
         if answer.status == 304:
             return
@@ -249,20 +253,20 @@ class LocalPolicy:
             self.refused += 1
             log.warning("policy %s: refused published weights: %s", self.policy_id, error)
             return
-        except Exception:  # the last good ones stay, and the poll goes on
+        except Exception:  # the current weights stay, and polling continues
             self.refused += 1
             log.exception("policy %s: refused published weights", self.policy_id)
             return
         with self._changed:
             if manifest.store_id == self._store_id and published.generation <= self._generation:
-                return  # another thread took up a newer one meanwhile
+                return  # another thread has loaded a newer one meanwhile
             self._etag = answer.headers.get("etag", self._etag)
             self._store_id, self._generation = manifest.store_id, published.generation
             self.current, self._canary = policy, canary
             self._changed.notify_all()
 
     def _refuse_older(self, version: int, generation: int) -> None:
-        """Say that the collector offers what comes before the weights that are here."""
+        """Log that the collector offers older weights than those in use."""
         self.refused_older += 1
         log.warning(
             "policy %s: refused version %d of generation %d, because version %d of generation %d "
@@ -281,7 +285,7 @@ def _thread(target: Callable[[], None]) -> threading.Thread:
 
 
 def _canary(published: Published) -> tuple[NumpyPolicy, float] | None:
-    """What acts in a share of the episodes, verified. Raises what keeps it from acting."""
+    """The canary's policy and share, verified; None without one. Raises if it is invalid."""
     found = published.canary
     if found is None:
         return None

@@ -6,8 +6,8 @@
     client.log_returns(episode, {"left_0": 1.0}, multiagent_done_dict={"left_0": True})
     client.end_episode(episode, {"right_0": obs})
 
-Each agent is a track (ingest.protocol.agent_names) with the policy that was chosen when it first
-appeared. A call checks the values of all its agents before it queues the events of any.
+Each agent is a track (ingest.protocol.agent_names). Its policy is chosen at its first observation.
+A call checks the values of all its agents before it queues events.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from storage.declarations.mapping_functions import takes_episode
 from storage.experience.episode import ALL_AGENTS
 
 PolicyMapping: TypeAlias = Callable[..., str | None]
-"""An agent's policy, by the agent's id, or by that and the episode's."""
+"""A function of the agent's id, or of the agent's and the episode's id, to a policy id."""
 
 ByAgent: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class AgentTurn:
-    """What one call says of who acts: checked, and nothing of it queued yet.
+    """The checked agents and observations of one call, before anything is queued.
 
-    `events` are the starts of those who join, and the ends of those who have gone.
+    `events` are the starts of agents that join and the ends of agents that have ended.
     """
 
     whole: ClientWhole
     acting: dict[str, ClientEpisode]
-    obs: dict[str, bytes]  # of everybody who is observed
+    obs: dict[str, bytes]  # of all observed agents
     events: list[Event] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class MultiAgentCalls:
-    """The five calls. All that they change is in the `book` and the queue."""
+    """The five calls. Their state is in the `book` and the queue."""
 
     book: EpisodeBook
     outbox: Outbox
@@ -74,7 +74,7 @@ class MultiAgentCalls:
     def start(
         self, start: Start, policies: PolicyMapping | Mapping[str, str], pass_prob: float
     ) -> None:
-        """Open an episode; its agents are started as they come."""
+        """Open an episode; each agent is started at its first observation."""
         name = start.episode_id
         check_id("episode_id", name)
         self.book.require_new(name)
@@ -87,14 +87,14 @@ class MultiAgentCalls:
     def get_action(
         self, observations: Mapping[str, Any], *, is_local: bool
     ) -> dict[str, dict[str, Any]]:
-        """Actions by episode and agent, on observations by episode and agent."""
+        """Actions by episode and agent, for observations by episode and agent."""
         turns = self.turns(observations, is_local=is_local)
         if is_local:
             return self.decide(turns, observations, self.actor.decide)
         return self._decide_there(turns, observations)
 
     def turns(self, observations: Mapping[str, Any], *, is_local: bool) -> dict[str, AgentTurn]:
-        """Who acts in each episode on observations by agent; nothing has changed yet."""
+        """The checked turn of each episode, for observations by agent; it changes nothing."""
         return {
             name: self._turn(self.book.find_whole(name, answered=is_local), seen, waits=True)
             for name, seen in observations.items()
@@ -111,7 +111,7 @@ class MultiAgentCalls:
         policy_version: int,
         ts: int | None,
     ) -> None:
-        """An action of each agent that is observed and goes on; propensities by agent too."""
+        """Log an action of each observed agent that continues; propensities are by agent too."""
         turn = self._turn(self.book.find_whole(episode_id), observation)
         given = by_agent(episode_id, "action", action)
         probs, logps = (
@@ -162,7 +162,7 @@ class MultiAgentCalls:
         truncated: Any,
         ts: int | None,
     ) -> None:
-        """Rewards and infos of the agents' last actions, and who has ended, how."""
+        """Log rewards and infos of the agents' last actions, and which agents have ended, how."""
         whole = self._require_whole(episode_id)
         amounts = {
             agent: number(label((episode_id, agent)), "reward", amount)
@@ -188,7 +188,7 @@ class MultiAgentCalls:
         reward_id: str | None,
         ts: int | None,
     ) -> None:
-        """A reward of each agent for its own step number `step`."""
+        """Log a reward of each agent for its own step number `step`."""
         infos = by_agent(episode_id, "info", info or {})
         events = []
         for agent, amount in by_agent(episode_id, "reward", reward).items():
@@ -202,7 +202,7 @@ class MultiAgentCalls:
     def end_episode(
         self, episode_id: str, observation: Any, *, truncated: bool, ts: int | None
     ) -> None:
-        """The episode of all agents is over; those that have gone ended as was said of them."""
+        """End the episode of all agents; agents that had ended keep the way in which they did."""
         whole = self.book.find_whole(episode_id)
         seen = {}
         for agent, value in by_agent(episode_id, "obs", observation or {}).items():
@@ -260,7 +260,7 @@ class MultiAgentCalls:
     # --- checks ------------------------------------------------------------------------------
 
     def _require_whole(self, episode_id: str) -> ClientWhole:
-        """The open episode, unless it has one agent. Raises ValueError, ClientError."""
+        """The open episode of several agents. Raises ValueError, ClientError."""
         if episode_id in self.book.open:
             raise ValueError(
                 f"Episode {episode_id}: expected one reward, for it has one agent; an episode has "
@@ -284,9 +284,9 @@ class MultiAgentCalls:
             raise no_action(label((name, agent)), whole.missed[agent])
 
     def _turn(self, whole: ClientWhole, observation: Any, *, waits: bool = False) -> AgentTurn:
-        """Who acts on the observations, who joins and who has gone. Raises ValueError.
+        """The agents that act on the observations, that join and that have ended.
 
-        `waits`: for the declarations of their policies.
+        `waits`: whether to wait for the declarations of their policies. Raises ValueError.
         """
         name, since = whole.episode_id, self.outbox.end
         obs = {}
@@ -356,13 +356,13 @@ class MultiAgentCalls:
         )
 
     def _put(self, events: list[Any]) -> Sequence[int]:
-        """Queue events in one piece; the indices that they got."""
+        """Queue events together; return their indices."""
         for event in events:
             self.queueing.require_room(label_of(event), weight(event))
         return self.outbox.put_all(events) if events else ()
 
     def _act(self, turns: Mapping[str, AgentTurn], steps: Mapping[str, Mapping[str, Any]]) -> None:
-        """Queue the steps of some turns, behind the starts and ends that belong to them."""
+        """Queue the steps of some turns, after their starts and ends."""
         events: list[Any] = []
         for name, turn in turns.items():
             events += [*turn.events, *steps[name].values()]
@@ -402,7 +402,7 @@ class MultiAgentCalls:
         for agent, folded in zip(agents, self.outbox.put_rewards(rewards), strict=True):
             if not folded:
                 track = whole.tracks[agent]
-                track.step = None  # later rewards go behind this one
+                track.step = None  # later rewards are queued after this one
                 track.seq += 1
 
     # --- decisions ---------------------------------------------------------------------------
@@ -413,7 +413,7 @@ class MultiAgentCalls:
         observations: Mapping[str, ByAgent],
         decide: Callable[[ClientEpisode, Any, bytes], tuple[Decision, Any]],
     ) -> dict[str, dict[str, Any]]:
-        """`decide` chooses for each agent, then all decisions are queued."""
+        """Call `decide` for each agent, then queue all decisions."""
         actions: dict[str, dict[str, Any]] = {name: {} for name in turns}
         steps: dict[str, dict[str, Any]] = {name: {} for name in turns}
         for name, turn in turns.items():
@@ -430,7 +430,7 @@ class MultiAgentCalls:
     def _decide_there(
         self, turns: Mapping[str, AgentTurn], observations: Mapping[str, ByAgent]
     ) -> dict[str, dict[str, Any]]:
-        """One request for all. Who joins and who has gone is told with it, answered or not."""
+        """Ask for all actions in one request, which also has the starts and ends of agents."""
         self._put([event for turn in turns.values() for event in turn.events])
         for turn in turns.values():
             _enter(self.book, turn)
@@ -456,7 +456,7 @@ class MultiAgentCalls:
 
 
 def _enter(book: EpisodeBook, turn: AgentTurn) -> None:
-    """Whose start is queued has joined; whose end is queued has left."""
+    """Note the agents whose starts or ends are queued as joined or ended."""
     whole = turn.whole
     for agent, track in turn.acting.items():
         whole.tracks[agent] = book.open[name_of(track)] = track
@@ -468,7 +468,7 @@ def _enter(book: EpisodeBook, turn: AgentTurn) -> None:
 
 
 def _acted(turn: AgentTurn) -> None:
-    """The environment is one step further."""
+    """Count a step of the environment."""
     for track in turn.acting.values():
         track.acted = True
         turn.whole.missed.pop(track.agent_id or "", None)
@@ -478,7 +478,7 @@ def _acted(turn: AgentTurn) -> None:
 
 
 def _require_going_on(whole: ClientWhole, obs: Mapping[str, bytes]) -> None:
-    """Raise ValueError for observations of agents whose last one was told."""
+    """Raise ValueError for observations of agents that have had their last one."""
     back = [a for a, seen in obs.items() if a in whole.ended and whole.parting.get(a) != seen]
     if back:
         raise ValueError(
@@ -488,14 +488,14 @@ def _require_going_on(whole: ClientWhole, obs: Mapping[str, bytes]) -> None:
 
 
 def checked_mapping(function: PolicyMapping | None) -> PolicyMapping | None:
-    """The function, if it is one or none. Raises ValueError."""
+    """The function, or None. Raises ValueError if it is not callable."""
     if function is not None and not callable(function):
         raise ValueError("Policy mapping function not callable?")
     return function
 
 
 def by_agent(episode_id: str, name: str, value: Any) -> ByAgent:
-    """The value, if it is a mapping. Raises ValueError."""
+    """The value, which must be a mapping. Raises ValueError."""
     if not isinstance(value, Mapping):
         raise ValueError(
             f"Episode {episode_id}: {name}: expected a mapping by agent, got {value!r:.80}"
@@ -504,8 +504,10 @@ def by_agent(episode_id: str, name: str, value: Any) -> ByAgent:
 
 
 def ended_agents(episode_id: str, done: Any, truncated: Any) -> dict[Any, bool]:
-    """The agents that have ended, with whether a limit did it; who is in both is done. Raises
-    ValueError for what is no mapping by agent, and for the end of all."""
+    """The agents that have ended -> whether they were truncated (False if they are in both).
+
+    Raises ValueError unless both are mappings by agent, and for the end of all agents.
+    """
     gone = {
         agent: cut
         for name, said, cut in (

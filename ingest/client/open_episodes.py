@@ -23,19 +23,19 @@ from ingest.protocol.errors import (
 from ingest.protocol.messages import Decision, EpisodeState, Event, GetAction, LogAction, Start
 
 REMEMBERED = 10_000
-"""Ended episodes that a client remembers, to name the right error; older ones are "not found"."""
+"""Ended episodes that a client remembers for its errors; older ones are "not found"."""
 
-_PASSING = frozenset({"window_closed"})  # refuses one event and leaves the episode as it was
+_PASSING = frozenset({"window_closed"})  # refuses one event, not the episode
 
 
 def fetch_state(transport: Transport, episode_id: str) -> EpisodeState:
-    """What the collector says of an episode. Raises Refusal (`not_found`), CollectorUnavailable."""
+    """An episode's state at the collector. Raises Refusal (`not_found`), CollectorUnavailable."""
     path = f"/v1/episodes/{quote(episode_id, safe='')}"
     return Delivery(transport, "GET", path).run(EpisodeState)
 
 
 def require_free(transport: Transport, episode_id: str) -> None:
-    """Raise Refusal for an id that the collector knows, with the answer that a start would get."""
+    """Raise the Refusal that a start would get, if the collector knows the id."""
     try:
         state = fetch_state(transport, episode_id).state
     except Refusal as refusal:
@@ -47,7 +47,7 @@ def require_free(transport: Transport, episode_id: str) -> None:
 
 @dataclass(frozen=True)
 class Missed:
-    """The error that the log_action of a step met."""
+    """The error that the log_action of a step raised."""
 
     kind: type[ClientError | TimeoutError] | None  # None: a ValueError, or another
     text: str
@@ -60,7 +60,7 @@ class Missed:
 
 
 def no_action(name: str, missed: Missed | None) -> Exception:
-    """The error of a reward for the last action of an episode or track, where there is none."""
+    """The error of a reward for the last action of an episode or track that has none."""
     if missed is None:
         text = f"Episode {name}: a reward came before any action"
         return Refusal("no_action", text, "reward", name)
@@ -72,7 +72,7 @@ def no_action(name: str, missed: Missed | None) -> Exception:
 
 
 class ClientEpisode:
-    """An open episode, or track: where it stands, and what happened to it."""
+    """The state of an open episode or track."""
 
     __slots__ = (
         "acted",
@@ -105,33 +105,33 @@ class ClientEpisode:
         self.episode_id = episode_id
         self.agent_id = agent_id  # of a track
         self.pass_prob = pass_prob  # of every step
-        self.is_unsampled = False  # nothing of it is sent
+        self.is_unsampled = False  # none of its events is sent
         self.policy = policy
-        self.says_schema = policy.schema_id is None  # in each event: the start may not know it
-        self.seq = 1  # of the next event; the start is 0
-        self.acted = False  # and its last action is logged
-        self.missed: Missed | None = None  # why that is not
-        self.arm: int | None = None  # the version that local inference assigned it to, as it began
+        self.says_schema = policy.schema_id is None  # the start may not have it
+        self.seq = 1  # of the next event; the start has 0
+        self.acted = False  # whether its last action is logged
+        self.missed: Missed | None = None  # why it is not
+        self.arm: int | None = None  # the version that local inference assigned at its start
         self.decided: bytes | None = None  # the name of a remote decision of the open step
-        self.step: LogAction | Decision | None = None  # takes rewards while it is queued
+        self.step: LogAction | Decision | None = None  # gets rewards while it is queued
         self.step_index = -1
-        self.since = since  # no event of it that waits in the outbox has a lower index
+        self.since = since  # a lower bound of the indices of its queued events
         self.error: Refusal | None = None
-        self.unanswered: GetAction | None = None  # sent, and its answer was lost
+        self.unanswered: GetAction | None = None  # sent, and the reply was lost
 
     @property
     def schema_id(self) -> str | None:
-        """What its events say of how they are encoded; None where its start says it."""
+        """The `schema_id` of its events; None if its start has it."""
         return self.policy.schema_id if self.says_schema else None
 
 
 class ClientWhole:
     """An open episode of several agents, whose tracks are ClientEpisodes.
 
-    Agents join with their first observation. Those that were said to have ended are `gone`, with
-    whether a limit ended them, until the next observations may have brought their last; then their
-    tracks are told to be over. `parting` are the last observations that went out with a get_action
-    which had no answer: the call may be repeated as it was.
+    Agents join with their first observation. Agents that have ended are in `gone` (-> whether they
+    were truncated) until the next observations, which may include their final ones; then their
+    tracks are ended. `parting` are final observations that were sent with a get_action without a
+    reply, so that the call can be repeated.
     """
 
     __slots__ = (
@@ -154,7 +154,7 @@ class ClientWhole:
     ) -> None:
         self.episode_id = start.episode_id
         self.pass_prob = pass_prob
-        self.start = start  # what the starts of its tracks are made of
+        self.start = start  # the template of its tracks' starts
         self.policy_of = policy_of
         self.policies: dict[str, ClientPolicy] = {}  # by agent, for the whole episode
         self.tracks: dict[str, ClientEpisode] = {}
@@ -162,7 +162,7 @@ class ClientWhole:
         self.ended: set[str] = set()
         self.parting: dict[str, bytes | None] = {}
         self.acted: set[str] = set()
-        self.missed: dict[str, Missed] = {}  # whose last action is not logged
+        self.missed: dict[str, Missed] = {}  # agents whose last action is not logged
         self.env_t = 0  # calls in which agents acted
 
     def policy(self, agent: str) -> ClientPolicy:
@@ -181,7 +181,7 @@ class EpisodeBook:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything: how a forked child begins."""
+        """Forget everything, as in a forked child."""
         self.open: dict[Name, ClientEpisode] = {}
         self.wholes: dict[str, ClientWhole] = {}
         self._ended: OrderedDict[Name, Refusal | None] = OrderedDict()
@@ -191,10 +191,10 @@ class EpisodeBook:
         return list(self.open)
 
     def find(self, name: Name, *, answered: bool = True) -> ClientEpisode:
-        """The open episode of that id.
+        """The open episode with this name.
 
-        Raises ValueError for one that is unknown or ended, the Refusal that an earlier event of it
-        met, and (if `answered`) ClientError while the answer to a get_action is outstanding.
+        Raises ValueError if it is unknown or ended, the Refusal of an earlier event of it, and (if
+        `answered`) ClientError if the reply to its last get_action was lost.
         """
         episode = self.open.get(name)
         if episode is None:
@@ -216,16 +216,16 @@ class EpisodeBook:
         return completed(*ids) if cause is None else replace(cause)
 
     def _met(self, episode: ClientEpisode) -> Refusal:
-        """The refusal that an earlier event met, once for one that passes, else for ever."""
+        """The refusal of an earlier event: raised once if it is in `_PASSING`, else always."""
         refusal, episode.error = episode.error, None
-        if refusal is None:  # another thread was told
+        if refusal is None:  # another thread has raised it
             return not_found(episode.episode_id, episode.agent_id)
         if refusal.code not in _PASSING:
             self.end(name_of(episode), refusal)
         return replace(refusal)
 
     def miss(self, episode_id: str, observation: Any, error: BaseException) -> None:
-        """An action was taken and not logged: a reward that follows is not the earlier step's."""
+        """Note that an action could not be logged: later rewards are not the earlier step's."""
         missed = Missed.of(error)
         whole, episode = self.wholes.get(episode_id), self.open.get(episode_id)
         if whole is not None:
@@ -235,14 +235,14 @@ class EpisodeBook:
             episode.acted, episode.missed = False, missed
 
     def require_new(self, episode_id: str) -> None:
-        """Raise ValueError if the id is of an open or a recently ended episode."""
+        """Raise ValueError if an open or a remembered ended episode has the id."""
         if episode_id in self.open or episode_id in self.wholes:
             raise already_started(episode_id)
         if episode_id in self._ended:
             raise completed(episode_id)
 
     def find_whole(self, episode_id: str, *, answered: bool = True) -> ClientWhole:
-        """The open episode of several agents of that id. Raises as `find`, for any agent."""
+        """The open episode of several agents with this id. Raises as `find`, for any agent."""
         whole = self.wholes.get(episode_id)
         if whole is None:
             raise self._missing(episode_id)
@@ -255,12 +255,12 @@ class EpisodeBook:
         return whole
 
     def end_refused(self, whole: ClientWhole, refusal: Refusal) -> None:
-        """With a track that was refused for good the whole episode is over."""
+        """End the whole episode after a track was refused for good."""
         if any((whole.episode_id, agent) not in self.open for agent in whole.tracks):
             self.end_whole(whole, refusal)
 
     def end_whole(self, whole: ClientWhole, cause: Refusal | None = None) -> None:
-        """Note that an episode of several agents is over."""
+        """Note that an episode of several agents has ended."""
         for agent in whole.tracks:
             self.open.pop((whole.episode_id, agent), None)
         for name in (whole.episode_id, *unsampled_names(whole.episode_id)):
@@ -269,13 +269,13 @@ class EpisodeBook:
                 self.end(name, cause)
 
     def is_left_out(self, episode_id: str) -> bool:
-        """Whether an episode, open or of the REMEMBERED ended, is not in the sample."""
+        """Whether an episode, open or remembered, is not sampled."""
         _, name = unsampled_names(episode_id)
         known = name in self.open or name in self.wholes or name in self._ended
         return name == episode_id or known
 
     def end(self, name: Name, cause: Refusal | None = None) -> None:
-        """Note that an episode is over."""
+        """Note that an episode has ended."""
         ended = self.open.pop(name, None)
         if ended is not None and ended.is_unsampled:
             for one in unsampled_names(ended.episode_id):
@@ -286,7 +286,7 @@ class EpisodeBook:
             self._ended.popitem(last=False)
 
     def refuse(self, event: Event, refusal: Refusal) -> None:
-        """An event of an episode was refused: its next call raises the first such refusal."""
+        """Note a refused event: the episode's next call raises the first such refusal."""
         name = name_of(event)
         episode = self.open.get(name)
         if episode is not None:
@@ -298,7 +298,7 @@ class EpisodeBook:
                 self._ended[event.episode_id] = refusal  # of all agents
 
     def take_refusal(self, name: Name) -> Refusal | None:
-        """What the start of an episode met, if it was refused: then there is no such episode."""
+        """The refusal of an episode's start, if any; the episode is then removed."""
         episode = self.open.get(name)
         refusal = None if episode is None else episode.error
         if refusal is not None:
@@ -306,11 +306,11 @@ class EpisodeBook:
         return refusal
 
     def cause(self, episode_id: str) -> Refusal | None:
-        """The refusal that ended one of the REMEMBERED ended episodes, if one did."""
+        """The refusal that ended a remembered episode, if any."""
         return self._ended.get(episode_id)
 
     def told(self, name: Name) -> None:
-        """The caller has been told what an event met: what passes need not be raised again."""
+        """Note that the caller has seen a refusal; one in `_PASSING` is not raised again."""
         episode = self.open.get(name)
         if episode is not None and episode.error is not None and episode.error.code in _PASSING:
             episode.error = None

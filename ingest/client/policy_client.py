@@ -6,17 +6,18 @@
         client.log_returns(episode, 1.0)
         client.end_episode(episode)
 
-A logging call validates its values, queues an event and returns; a background thread delivers what
-is queued, in batches, exactly once. `flush` waits until all of it is acknowledged. Whatever is
-down, a logging call waits for no longer than `max_wait`.
+A logging call validates its values, queues an event and returns. A background thread delivers the
+queued events in batches, exactly once. `flush` waits until all are acknowledged. Even if the
+collector is down, a logging call waits for at most `max_wait` seconds.
 
-Values are validated in the call once it is known what the policy declares: from `policy_file`, from
+Values are validated in the call once the policy's declaration is known: from `policy_file`, from
 `cache_dir`, or from the collector, which the thread asks (`connect` waits for that). Until then
-they are copied, and validated before they are sent: what does not fit ends its episode as broken at
-its last good step, is counted, and is told to `on_error`, the episode's next call and `flush`.
+they are copied, and validated before they are sent. An invalid value then ends its episode as
+broken at its last valid step, is counted, and is reported to `on_error`, the episode's next call
+and `flush`.
 
-Threads may use one client for different episodes at once; one episode is used by one at a time.
-After a fork the child has an empty client of its own: the parent's episodes stay the parent's.
+Several threads may use one client for different episodes; one episode is used by one thread at a
+time. After a fork the child's client is empty: the parent's episodes stay with the parent.
 """
 
 from __future__ import annotations
@@ -70,58 +71,61 @@ class PolicyClient:
 
     Args:
         address: `http://HOST:PORT` or `https://...`, with a path if a proxy needs one.
-        inference_mode: where `get_action` decides, "local" or "remote". Logging is the same.
+        inference_mode: where `get_action` chooses actions, "local" or "remote".
         update_interval: seconds after which local inference asks for newer weights, while the old
             ones act; 0: in every action, which waits for the answer; None: never.
         session: a `requests.Session` to use for everything; the caller closes it.
         policy_id: the policy of new episodes; default: the collector's only one.
-        sync: every logging call waits until its event is acknowledged, and raises its refusal.
-        token: sent as `Authorization: Bearer`; a function is asked for it before each request, so
-            that a renewed token needs no new client.
-        ca: a file of PEM certificates to trust in place of the system's, for `https`; a session
-            brings its own.
-        timeout: seconds that a call waits at most that needs an answer: `get_action`, `connect`.
-        max_wait: seconds that a logging call waits at most: for room in the queue, for what the
-            collector declares (the first call), for the answer to a start with an id of your own.
-        max_pending: events that may wait for the collector.
+        sync: every logging call waits until its event is acknowledged (at most `timeout` seconds),
+            and raises its refusal.
+        token: sent as `Authorization: Bearer`; a function is called before each request, so that a
+            token can be renewed.
+        ca: a file of PEM certificates to trust instead of the system's, for `https`; not with a
+            session, which has its own.
+        timeout: maximum seconds of a call that needs an answer: `get_action`, `connect`.
+        max_wait: maximum seconds of a logging call, which may wait for room in the queue, for the
+            declaration (the first call), or for the answer to a start with the caller's own id.
+        max_pending: the maximum number of events that wait for the collector.
         max_pending_bytes: the same in bytes.
-        on_full: what a call does when they are reached. "raise": BufferFull after `max_wait`.
-            "drop": an episode that starts is refused, and every call on it is counted and does
-            nothing (in local mode `get_action` still acts); a quarter of the queue is kept for
-            those that are open, and one that still does not fit ends as broken, with the reason
-            `client_dropped`. "block": it waits for `timeout`, then raises BufferFull. "spool":
-            it waits until its event is on disk, for `max_wait`, and what does not fit into memory
-            is read back from there; BufferFull when `spool_bytes` are reached, or the disk is full.
-        spool_dir: the folder of the spool, on a volume that outlives the process. What a process
-            left there, by SIGKILL too, the next one delivers, each event once.
-        spool_bytes: bytes that one process may have in its spool.
-        spool_sync: each event is synced to the disk itself, which a cut of the power takes nothing
-            from; without it the kernel has it, which outlives the process. `max_wait` bounds the
-            wait for either: what is not written by then is `stats.unwritten`.
-        sample_rate: the share of the episodes that are logged, in (0, 1]. The hash of an episode's
-            id chooses it as a whole, and its steps keep `pass_prob`. `start_episode` answers the id
-            of another as "unsampled:...": calls on it check their values and log nothing, and
-            `get_action` acts with the client's own copy of the policy. A reward for such an id is
-            counted and does nothing, in any client and at the collector.
-        policy_file: the file under `policies/` that declares a policy, as the collector has it.
-        cache_dir: a folder to keep what the collector declares, for the next process.
-        on_error: called with each Refusal that an event met in the background, by the thread that
-            met it; what it raises is logged. It may log and `close`; it cannot `flush`.
-        batch: events in one request at most.
-        linger: seconds that a first event waits for company before it is sent; the end of an
-            episode waits for nobody.
-        long_poll: in local mode, a request that waits at the collector brings a newly published
-            version at once; without it `update_interval` is how often the client asks.
-        policy_mapping_fn: gives episodes several agents, each with the policy that this function of
-            the agent's id (or of that and the episode's id) names when the agent first appears;
-            None stands for the client's own policy. `start_episode(policy_id="...")` starts an
-            episode of one agent all the same.
-        instance_name: names this client's starts, for an import that may be run again: each start
-            then brings its own `start_number`, and `known_starts` says which are there already.
+        on_full: what happens to a call when the queue is full.
+            "raise": BufferFull after `max_wait`.
+            "drop": a starting episode is dropped: all its calls are counted and do nothing, except
+            that `get_action` still acts in local mode. A quarter of the queue is reserved for open
+            episodes; one that still does not fit ends as broken, with the reason `client_dropped`.
+            "block": it waits for `timeout`, then raises BufferFull.
+            "spool": it waits up to `max_wait` until its event is on disk. Events that do not fit in
+            memory are read back later. BufferFull if the spool has `spool_bytes` or the disk is
+            full.
+        spool_dir: the folder of the spool, on a volume that outlives the process. The next process
+            delivers the events of a process that ended, also by SIGKILL, each once.
+        spool_bytes: the maximum bytes of this process's spool.
+        spool_sync: sync each event to the disk, so that it survives a power failure; without it an
+            event survives the process. `max_wait` bounds the wait for either; events that are not
+            written by then are counted in `stats.unwritten`.
+        sample_rate: the share of the episodes that are logged, in (0, 1]. A hash of an episode's id
+            decides for the whole episode; `pass_prob` is stored with its steps. For other episodes
+            `start_episode` returns the id "unsampled:...": calls on it check their values and log
+            nothing, and `get_action` acts with the client's own copy of the policy. Rewards for
+            such an id are only counted, in any client and at the collector.
+        policy_file: the policy's file under `policies/`, the same as the collector's.
+        cache_dir: a folder in which the declarations are cached for the next process.
+        on_error: a function that is called with each Refusal of an event in the background, in the
+            thread that receives it. Errors that it raises are logged. It may log events and call
+            `close`, but not `flush`.
+        batch: the maximum number of events in a request.
+        linger: seconds that an event waits for others before it is sent; the end of an episode is
+            sent at once.
+        long_poll: in local mode, keep a request open at the collector, which brings a new version
+            at once; without it the client asks every `update_interval` seconds.
+        policy_mapping_fn: makes episodes of several agents. The function maps an agent's id (or
+            that and the episode's id) to a policy id when the agent first appears; None stands for
+            `policy_id`. `start_episode(policy_id="...")` still starts an episode of one agent.
+        instance_name: names this client's starts, for an import that may be repeated: each start
+            has its own `start_number`, and `known_starts` has the ones of earlier runs.
 
-    Nothing is sent before the first call. A value that does not fit raises ValueError and leaves
-    the episode as it was. A refusal by the collector of an event that was queued is raised by the
-    next call on its episode, and by `flush`. With `sync` calls wait for as long as `timeout`.
+    Nothing is sent before the first call. An invalid value raises ValueError and leaves the episode
+    unchanged. If the collector refuses a queued event, the next call on its episode and `flush`
+    raise the refusal.
     """
 
     def __init__(
@@ -193,10 +197,10 @@ class PolicyClient:
         )
         if self._declarations.spec is not None:
             self._outbox.bound(self._declarations.spec.max_events, self._declarations.spec.max_body)
-        waits = sync or spool is not None  # what was sent leaves the spool
+        waits = sync or spool is not None  # sent events leave the spool
         self._make_sides(instance_name, on_error, long_poll=long_poll, waits=waits)
         self._put = self._outbox.put
-        # A client that is dropped without close still delivers what it has queued.
+        # A client that is deleted without `close` still delivers its queue.
         weakref.finalize(self, self._sender.retire).atexit = False
 
     def _make_sides(
@@ -207,7 +211,7 @@ class PolicyClient:
         long_poll: bool,
         waits: bool,
     ) -> None:
-        """What sends, what answers `get_action` here and there, and what all calls share."""
+        """Make the sender, the local and the remote actor, and the parts that calls share."""
         self._sender = Sender(
             self._transport,
             self._outbox,
@@ -239,9 +243,9 @@ class PolicyClient:
 
     # --- episodes ----------------------------------------------------------------------------
     #
-    # The calls of an episode of one agent stand here, without a further object on the hot path. An
-    # episode of several agents is in `wholes` of the book, and its calls, whose values are mappings
-    # by agent, are those of MultiAgentCalls. Either kind knows no other, so that this class asks.
+    # The calls of episodes with one agent are here, without a further object on the hot path.
+    # Episodes of several agents are in `wholes` of the book; their calls, whose values are mappings
+    # by agent, are in MultiAgentCalls. This class finds out which kind an episode is.
 
     def start_episode(
         self,
@@ -255,24 +259,25 @@ class PolicyClient:
         start_number: int | None = None,
         pass_prob: float = 1.0,
     ) -> str:
-        """Start an episode and answer its id.
+        """Start an episode and return its id.
 
-        The start is queued; without an id one is made up (24 hex digits). A taken id is ValueError
-        "Episode X is already started" or "Episode X has already completed.": raised here if the
-        collector answers within `max_wait`, else by the episode's next call. (With several agents
-        always by the next call, unless `sync`; an import waits for nothing.)
+        The start is queued; without `episode_id` a random id of 24 hex digits is
+        generated. If the id is taken, a
+        ValueError ("Episode X is already started" or "Episode X has already completed.") is raised
+        here if the collector answers within `max_wait`, else by the episode's next call. (With
+        several agents always by the next call, unless `sync`; an import does not wait.)
 
-        With a mapping agent -> policy as `policy_id`, or the client's `policy_mapping_fn`, it has
-        several agents: observations, actions, rewards and infos of its calls are then mappings by
-        agent, and who they name is there from its first observation on.
+        With a mapping agent -> policy as `policy_id`, or with the client's `policy_mapping_fn`, the
+        episode has several agents: observations, actions, rewards and infos of its calls are
+        mappings by agent. An agent joins with its first observation.
 
         Args:
-            training_enabled: False stores the episode for readers that ask for it only.
+            training_enabled: False: only readers that ask for such episodes read it.
             tags: a few strings (tenant, experiment) to filter by.
-            continues: the id of the abandoned episode that this one goes on from.
-            ts: when it began, microseconds since the epoch; default: now.
-            start_number: for a client with `instance_name` only.
-            pass_prob: how likely it was that this episode is logged, where not all of them are.
+            continues: the id of the abandoned episode that this one continues.
+            ts: when it began, in microseconds since the epoch; default: now.
+            start_number: only for a client with `instance_name`.
+            pass_prob: the probability that this episode is logged, in (0, 1].
         """
         passed = check_pass_prob(pass_prob) * self._sample_rate
         options = (training_enabled, tags, continues, ts)
@@ -301,15 +306,15 @@ class PolicyClient:
         return name
 
     def get_action(self, episode_id: str | Sequence[str], observation: Any) -> Any | dict[str, Any]:
-        """The live policy's action on an observation, recorded as the episode's next step.
+        """The live version's action for an observation, recorded as the episode's next step.
 
-        With a list of ids and a mapping id -> observation it answers a dict id -> action, in remote
-        mode by one request. In local mode the client's own copy of the policy acts, and the
-        decision is queued like any logging call.
+        With a list of ids and a mapping id -> observation it returns a dict id -> action, in remote
+        mode through one request. In local mode the client's own copy of the policy acts, and the
+        decision is queued like any event.
 
-        Raises ValueError (Refusal) when the collector refuses, `no_version` while nothing is
-        published; CollectorUnavailable or TimeoutError without an answer in time: then the same
-        call may be repeated.
+        Raises Refusal (a ValueError) if the collector refuses, with code `no_version` while nothing
+        is published. Raises CollectorUnavailable or TimeoutError without an answer in time; then
+        repeat the same call.
         """
         if isinstance(episode_id, str):
             return self._get_actions({episode_id: observation})[episode_id]
@@ -328,13 +333,14 @@ class PolicyClient:
         policy_version: int = -1,
         ts: int | None = None,
     ) -> None:
-        """Record an action that the caller chose, and the observation it was chosen on.
+        """Log an action that the caller chose, and the observation it was chosen for.
 
-        `action_prob`, in (0, 1], or its logarithm `action_logp` says how likely the choice was;
-        off-policy estimates need one of them. `ts`: microseconds since the epoch; default: now.
+        `action_prob`, in (0, 1], or its logarithm `action_logp` is the propensity; off-policy
+        estimates need one of them. `policy_version` is the version that acted, if known. `ts`:
+        microseconds since the epoch; default: now.
 
-        When it raises, the step is not logged, and until the next success `log_returns` for the
-        last action raises the same kind of error: repeat the call, or end the episode.
+        If it raises, the step is not logged, and `log_returns` for the last action raises the same
+        kind of error until a call succeeds: repeat the call, or end the episode.
         """
         try:
             self._log_action(
@@ -413,16 +419,17 @@ class PolicyClient:
         reward_id: str | None = None,
         ts: int | None = None,
     ) -> None:
-        """Give a reward to the episode's last action; several become one as the policy declares.
+        """Log a reward for the episode's last action.
 
-        `info` belongs to that step alone. `step` names a step by its number, of any episode of the
-        collector, whoever logs it: for as long as the policy's `reward_window` is open after its
-        action, else the collector refuses (`window_closed`). `reward_id` names the reward: sent
-        again, it counts once.
+        Several rewards of a step are combined as the policy declares. `info` belongs to the step.
+        `step` is the number of a step of any episode, also of another client's: the reward is
+        accepted while the policy's `reward_window` is open after the action, and refused later
+        (`window_closed`). A reward with a `reward_id` counts once, even if it is sent again.
 
-        In an episode of several agents rewards and infos are by agent. `multiagent_done_dict` names
-        agents that have ended, `multiagent_truncated_dict` those that a limit has: they may be
-        observed once more, with the next call that brings observations, and act no more.
+        In an episode of several agents rewards and infos are mappings by agent.
+        `multiagent_done_dict` marks agents that have terminated, `multiagent_truncated_dict` those
+        that were truncated: they do not act any more, but the next call with observations may have
+        their final ones.
         """
         if ts is not None:
             ts = now_or(ts)
@@ -478,7 +485,7 @@ class PolicyClient:
     ) -> None:
         """End an episode, with its final observation if there is one.
 
-        `truncated`: a limit ended it, not the task itself.
+        `truncated`: it was cut off, not ended by the environment.
         """
         truncated = flag("truncated", truncated)
         if episode_id in self._book.wholes:
@@ -521,10 +528,11 @@ class PolicyClient:
         start_number: int | None = None,
         pass_prob: float = 1.0,
     ) -> str:
-        """Log a whole episode of one step, such as one decision of a bandit; answers its id.
+        """Log a complete episode of one step, such as a bandit's decision; return its id.
 
-        It is queued as one piece, with the caller's own id too: a taken id is then refused in the
-        background. `terminated=False` marks an episode that a limit cut off.
+        Its events are queued together. A taken `episode_id` is refused in the background.
+        `terminated=False` marks a truncated episode. The other arguments are those of
+        `start_episode`, `log_action` and `log_returns`.
         """
         policy = self._policies.find(policy_id)
         options = (training_enabled, tags, None, ts)
@@ -571,10 +579,10 @@ class PolicyClient:
     # --- the policy --------------------------------------------------------------------------
 
     def update_policy_weights(self, policy_id: str | None = None) -> int | None:
-        """The live version of a policy, by default the client's; None if nothing is published.
+        """The number of a policy's live version; None if nothing is published.
 
-        In local mode it is fetched first, and acted with from here on. In remote mode there is
-        nothing to refresh: the collector acts with the live version.
+        `policy_id` defaults to the client's policy. In local mode the version is fetched first and
+        used from now on. In remote mode the collector always acts with the live version.
         """
         if self.inference_mode == "local":
             policy = self._policies.find_declared(policy_id)
@@ -585,7 +593,7 @@ class PolicyClient:
         return spec.live_versions[spec.policy(name).policy_id or ""]
 
     def acting_version(self, policy_id: str | None = None) -> int:
-        """The version that local mode acts with now; -1 for none yet, and in remote mode."""
+        """The version that local mode acts with now; -1 without one, and in remote mode."""
         return self._actor.policy(self._policies.find_declared(policy_id).policy_id or "").version
 
     # --- delivery ----------------------------------------------------------------------------
@@ -593,8 +601,8 @@ class PolicyClient:
     def connect(self, timeout: float | None = None) -> None:
         """Wait for at most `timeout` seconds (default: the client's) until the collector answers.
 
-        From then on calls validate their values. Raises CollectorUnavailable without an answer,
-        Refusal when the collector refuses the client (a wrong token).
+        From then on calls validate their values. Raises CollectorUnavailable without an answer, and
+        Refusal if the collector refuses the client (as with a wrong token).
         """
         seconds = self._timeout if timeout is None else timeout
         known = self._declarations
@@ -603,20 +611,20 @@ class PolicyClient:
     def flush(self, timeout: float | None = None, *, episode_id: str | None = None) -> None:
         """Wait until everything that was logged before this call is acknowledged.
 
-        Raises TimeoutError after `timeout` seconds (None: no limit), naming how many events still
-        wait; Refusal when the collector refused events since the last flush, or refuses the client
-        itself (a wrong token). What waits stays queued.
+        Raises TimeoutError after `timeout` seconds (None: no limit), with the number of events that
+        still wait; Refusal if the collector has refused events since the last flush, or refuses the
+        client (as with a wrong token). Events that wait stay queued.
 
-        With `episode_id` it raises what was refused of that episode alone, and no other flush
-        raises that again: for handlers that share a client. A refusal of another episode waits for
-        the flush of its own, or for one without an id.
+        With `episode_id` it raises only refusals of that episode, which no other flush raises
+        again. This is for request handlers that share a client.
         """
         self._sender.flush(timeout, episode_id)
 
     def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (default: the client's), then stop.
 
-        Raises as `flush` does; what is not delivered then is lost, and the error says how much.
+        Raises as `flush`. Events that are not delivered then are lost (unless they are spooled);
+        the error has their number.
         """
         self._actor.close()
         if self._outbox.closed:
@@ -624,7 +632,7 @@ class PolicyClient:
         self._sender.close(self._timeout if timeout is None else timeout)
 
     def __getstate__(self) -> None:
-        """Of one process. Raises TypeError: make a client in each, or before a fork."""
+        """Raise TypeError: a client belongs to one process."""
         raise TypeError("a PolicyClient cannot be pickled: make one in each process")
 
     def __enter__(self) -> PolicyClient:
@@ -640,7 +648,7 @@ class PolicyClient:
             return self.close()
         try:
             return self.close()
-        except (ClientError, TimeoutError, Refusal) as other:  # the error that came first goes on
+        except (ClientError, TimeoutError, Refusal) as other:  # the first error is raised
             log.error("while closing: %s", other)
 
     def __repr__(self) -> str:
@@ -654,7 +662,7 @@ class PolicyClient:
 
     @property
     def stats(self) -> ClientStats:
-        """Counts of what was acknowledged, refused, repeated, and of what waits."""
+        """Counts of waiting, acknowledged, refused and repeated events, among others."""
         return self._sender.stats
 
     @property
@@ -680,7 +688,7 @@ class PolicyClient:
         *options: Any,
         number: int | None,
     ) -> str:
-        """Open an episode of several agents; nothing is sent before they appear."""
+        """Open an episode of several agents; nothing is sent before its first observation."""
         start = self._start(episode_id, None, *options, number=number)
         if self._named:
             raise ValueError("instance_name: expected none for episodes of several agents")
@@ -698,7 +706,7 @@ class PolicyClient:
     # --- the sample --------------------------------------------------------------------------
 
     def _is_left_out(self, episode_id: str) -> bool:
-        """Whether an episode that starts is not in the sample: its id decides, for every client."""
+        """Whether a starting episode is not sampled; its id decides, in every client."""
         if episode_id.startswith(UNSAMPLED):
             return True
         rate, longest = self._sample_rate, ID_CHARACTERS - len(UNSAMPLED)
@@ -710,7 +718,7 @@ class PolicyClient:
         return rate < 1.0 and hash_fraction(SAMPLING, episode_id) >= rate
 
     def _leave_out(self, episode_id: str, episodes: dict[Any, Any], episode: Any) -> str:
-        """Note that nothing is sent of an episode, by its own id and by the one that says so."""
+        """Note that an episode is not sampled, under its own id and the one with the prefix."""
         own, name = unsampled_names(episode_id)
         check_id("episode_id", name)
         if episode is not None:
@@ -721,7 +729,7 @@ class PolicyClient:
     # --- actions -----------------------------------------------------------------------------
 
     def _get_actions(self, observations: Mapping[str, Any]) -> dict[str, Any]:
-        """Actions of some episodes, of one agent or of several; recorded once all are chosen."""
+        """Actions of episodes of one agent or several; recorded once all are chosen."""
         is_local = self.inference_mode == "local"
         if not is_local:
             here = {name: seen for name, seen in observations.items() if self._acts_here(name)}
@@ -745,11 +753,11 @@ class PolicyClient:
         return actions
 
     def _acts_here(self, name: str) -> bool:
-        """Whether the client's own policy acts: the collector knows nothing of what is not sent."""
+        """Whether the client's own policy acts: in local mode, and in unsampled episodes."""
         return self.inference_mode == "local" or self._outbox.is_unsampled(name)
 
     def _have_several_agents(self, names: Collection[str]) -> bool:
-        """Whether episodes are of several agents each. Raises ValueError for some of either."""
+        """Whether all episodes have several agents. Raises ValueError if only some have."""
         wholes = self._book.wholes
         several = [name for name in names if name in wholes] if wholes else []
         if several and len(several) < len(names):
@@ -778,7 +786,7 @@ def _require_callable(on_error: object) -> None:
 
 
 def _require_bounds(**values: tuple[Any, float]) -> None:
-    """Numbers by name, each with the least that it may be. Raises ValueError."""
+    """Check numbers by name: (value, least value). Raises ValueError."""
     for name, (value, least) in values.items():
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         if not is_number or not value >= least or (name == "timeout" and value == 0):
@@ -794,7 +802,7 @@ def _checked_spool(
     named: bool,
     declarations: Declarations,
 ) -> Spool | None:
-    """The spool that these arguments ask for, if any. Raises ValueError; OSError for its folder."""
+    """The spool of these arguments, if any. Raises ValueError, and OSError for its folder."""
     if on_full not in get_args(OnFull):
         raise ValueError(f"on_full: expected one of {get_args(OnFull)}, got {on_full!r}")
     if (on_full == "spool") != (directory is not None):

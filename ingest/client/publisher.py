@@ -1,11 +1,11 @@
-"""The publishing side of a collector elsewhere: versions, publish, roll back.
+"""Publishing through a collector on another machine: versions, publish, roll back.
 
     with Publisher("https://collector.example.com", token=token) as publisher:
         publisher.publish_candidate(WeightStore(root, "default"), digest)
 
-The token has the scope `weights:publish`. The publisher proposes the number that comes next, and
-another one when somebody else took it; a request whose answer was lost is sent again unchanged, and
-has the same answer.
+The token needs the scope `weights:publish`. The publisher proposes the next number, and another one
+if a different publisher took it. A request without an answer is sent again unchanged, and gets the
+same answer.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from storage.weights.manifest import WEIGHTS_FILE, encode_weights, sha256
 from storage.weights.store import WeightFolder
 
 TRIES = 8
-"""So often another publisher may be faster."""
+"""The number of attempts, each with a new number, if other publishers are faster."""
 
 _MSGPACK = {"Content-Type": wire.MSGPACK}
 
 
 class Publisher:
-    """Publishes through one collector. `timeout` is in seconds, for each request in all.
+    """Publishes through one collector. `timeout` is in seconds, per request with its retries.
 
-    A given `session` (of `requests`) is used for everything, with its proxies, certificates and
-    headers, and stays the caller's. Without one nothing of the environment is used.
+    A given `session` (of `requests`) is used for all requests, with its proxies, certificates and
+    headers; the caller closes it. Without one the environment is ignored.
 
-    Every call raises Refusal when the collector says no, CollectorUnavailable when it does not
-    answer.
+    Every call raises Refusal if the collector refuses, CollectorUnavailable if it does not answer.
     """
 
     def __init__(
@@ -70,14 +69,14 @@ class Publisher:
             self._own.close()
 
     def versions(self, policy_id: str = "default") -> wire.Versions:
-        """What is there, what is live, and the number that comes next."""
+        """The published versions, the live version, and the next number."""
         return Delivery(self._transport, "GET", _path(policy_id, "versions")).run(wire.Versions)
 
     def _publish(self, policy_id: str, message: wire.Publish) -> wire.NowLive:
-        """Make weights live under the next number; the one in `message` is not looked at.
+        """Publish weights under the next number; the number in `message` is ignored.
 
-        Raises Refusal (conflict) when others were faster each time, or when it was published and
-        somebody followed it before its answer came.
+        Raises Refusal (conflict) if other publishers were faster each time, or if another version
+        was published after this one before its answer came.
         """
         number, tries = self.versions(policy_id).next, 0
         while True:
@@ -97,7 +96,7 @@ class Publisher:
                 number = there.next
 
     def publish_candidate(self, store: WeightFolder, digest: str) -> wire.NowLive:
-        """Publish a candidate of a store here. Raises WeightsNotFound, WeightsDamaged."""
+        """Publish a candidate of a local store. Raises WeightsNotFound, WeightsDamaged."""
         candidate, arrays = store.load_candidate(digest)
         weights = encode_weights(arrays)
         lineage = store.candidate_lineage(candidate.digest)
@@ -114,11 +113,11 @@ class Publisher:
         return self._publish(store.policy_id, message)
 
     def served(self, policy_id: str = "default") -> wire.Serving:
-        """What is live, and what each registered collector serves."""
+        """The live version, and the version that each registered collector serves."""
         return Delivery(self._transport, "GET", _path(policy_id, "served")).run(wire.Serving)
 
     def resume(self, policy_id: str = "default") -> wire.NowLive:
-        """End what a rollback pinned. What is live stays as it is."""
+        """End the pin of a rollback. The live version does not change."""
         body = msgspec.msgpack.encode(wire.Resume())
         path = _path(policy_id, "resume")
         return Delivery(self._transport, "POST", path, body, _MSGPACK).run(wire.NowLive)
@@ -126,10 +125,10 @@ class Publisher:
     def rollback(
         self, policy_id: str = "default", to: int | None = None, *, why: str = ""
     ) -> wire.NowLive:
-        """Go back to version `to`, or to the one before that was served, and pin the policy to it.
+        """Make version `to`, or the previous one that was served, live, and pin the policy to it.
 
-        It holds for what is live now: a retry, or somebody else's change in between, is a conflict
-        and not a second rollback.
+        It applies to the version that is live now: after a retry or another publisher's change it
+        is a conflict, not a second rollback.
         """
         live = self.versions(policy_id).live
         if live is None:

@@ -1,9 +1,9 @@
-"""`get_action` in remote mode: the collector's live policy acts, and records the decision.
+"""`get_action` in remote mode: the collector's live version acts and records the decision.
 
-What is queued of an episode travels with the request for its next action. An answer that was lost
-can be asked for again, with the same observation. The answer leaves the collector before its disk
-has the decision: what it acknowledges is kept until it is durable, and sent again when a killed
-collector does not know it.
+An episode's queued events are sent with the request for its next action. If the reply is lost, the
+request can be repeated with the same observation. The reply is sent before the decision is on the
+collector's disk. So the events that it acknowledges are kept until they are durable, and sent again
+if the collector was killed and does not know them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ingest.protocol.errors import ClientError, CollectorUnavailable, Refusal
 from ingest.protocol.messages import ActionReply, Decision, Event, GetAction
 
 HOLD_SECONDS = 30.0
-"""How long a client waits for a newer version while its policy is held, as in local mode."""
+"""Seconds that a client waits for a newer version while its policy is held, as in local mode."""
 
 _ENDING = frozenset(
     {"completed", "abandoned", "broken", "not_found", "conflict", "gap", "unknown_instance"}
@@ -40,8 +40,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class RemoteActor:
     """Asks for the actions of one client.
 
-    `wait_for_disk`: answers are durable before they come. `holds_given_up` counts answers by a
-    version that was held, after the longest wait.
+    `wait_for_disk`: replies are durable. `holds_given_up` counts actions of a held version, after
+    the longest wait.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class RemoteActor:
     def act(
         self, observations: Mapping[N, Any], env_t: Mapping[N, int] | None = None
     ) -> dict[N, Any]:
-        """Actions for some episodes, or tracks with their `env_t`, by one request.
+        """Actions for some episodes, or tracks with their `env_t`, through one request.
 
-        Raises BufferFull for an episode that was dropped when the queue was full.
+        Raises BufferFull for an episode that was dropped because the queue was full.
         """
         if any(map(self._outbox.is_dropped, observations)):
             raise self._outbox.full()
@@ -75,7 +75,7 @@ class RemoteActor:
             for name, episode in episodes.items()
         }
         for episode in episodes.values():
-            episode.step = None  # what is queued of it now travels with this request
+            episode.step = None  # its queued events are sent with this request
         since = min((episode.since for episode in episodes.values()), default=0)
         end = self._outbox.end
         replies: dict[Name, ActionReply] = {}
@@ -88,7 +88,7 @@ class RemoteActor:
             raise
         except TimeoutError as error:
             for name, episode in episodes.items():
-                if name in replies:  # decided, and never told
+                if name in replies:  # decided, but not returned to the caller
                     episode.unanswered = wanted[name]
             raise TimeoutError(
                 f"Episode {', '.join(map(label, episodes))}: no action in time: {error}"
@@ -131,9 +131,9 @@ class RemoteActor:
     def _ask(
         self, wanted: dict[Name, GetAction], since: int, replies: dict[Name, ActionReply]
     ) -> None:
-        """Actions for some episodes into `replies`; their queued events travel along.
+        """Add the actions for some episodes to `replies`; send their queued events along.
 
-        Raises TimeoutError, CollectorUnavailable, or Refusal when the request as a whole failed.
+        Raises TimeoutError, CollectorUnavailable, or Refusal if the whole request failed.
         """
         sender, deadline = self._sender, time.monotonic() + self._timeout
         while missing := wanted.keys() - replies.keys():
@@ -146,7 +146,7 @@ class RemoteActor:
     def _exchange(
         self, pulled: Pulled, requests: list[GetAction], deadline: float
     ) -> dict[Name, ActionReply]:
-        """One request; without the replies of episodes that must be asked for anew."""
+        """Send one request; return the replies, except of episodes that must be asked again."""
         back: Sequence[Event] = pulled.events
         try:
             delivery = self._delivery(pulled, requests, deadline)
@@ -193,7 +193,7 @@ class RemoteActor:
         replies: dict[Name, ActionReply],
         maybe_applied: bool,
     ) -> tuple[list[Event], float]:
-        """Which events to send again, after how many seconds; their episodes lose their replies."""
+        """(events to send again, after how many seconds); removes their episodes' replies."""
         events, sender = pulled.events, self._sender
         again, wait, forgotten = sender.sort(events, errors, maybe_applied)
         lost = self._take_lost(events, errors, replies)
@@ -214,7 +214,7 @@ class RemoteActor:
         errors: Mapping[int, Refusal],
         replies: Mapping[Name, ActionReply],
     ) -> set[Name]:
-        """The episodes of which the collector has lost what it had, which is queued again."""
+        """The episodes whose events the collector has lost; queues the kept events again."""
         refusals = [(name_of(events[index]), refusal) for index, refusal in errors.items()]
         for name, reply in replies.items():
             if reply.error is not None:
@@ -231,7 +231,7 @@ class RemoteActor:
         requests: Sequence[GetAction],
         replies: Mapping[Name, ActionReply],
     ) -> None:
-        """Keep what a reply that ran ahead of the disk has taken, until it is durable."""
+        """Keep the events and decisions of a reply until they are durable."""
         kept = self._sender.kept
         for event in events:
             kept.keep(name_of(event), [event])
@@ -257,7 +257,7 @@ class RemoteActor:
         wanted: Mapping[Name, GetAction],
         replies: Mapping[Name, ActionReply],
     ) -> None:
-        """Raise the first refusal of a request, leaving every episode able to repeat it."""
+        """Raise the first refusal of a request; every episode can repeat the request."""
         first: Refusal | None = None
         for name, episode in episodes.items():
             error = replies[name].error
@@ -276,7 +276,7 @@ class RemoteActor:
 
 
 def _without_busy(replies: dict[Name, ActionReply]) -> float:
-    """Leave out what the collector asks to repeat; after how many seconds, 0 where it does not."""
+    """Remove the replies that say `busy`; return after how many seconds to repeat, else 0."""
     wait = 0.0
     for name, reply in list(replies.items()):
         refusal = None if reply.error is None else refusal_from_json(reply.error)
@@ -287,7 +287,7 @@ def _without_busy(replies: dict[Name, ActionReply]) -> float:
 
 
 def _decision(request: GetAction, reply: ActionReply) -> Decision:
-    """The decision that a reply told, in full, for a collector that has lost it."""
+    """The full decision event of a reply, for a collector that has lost it."""
     return Decision(
         episode_id=request.episode_id,
         agent_id=request.agent_id,

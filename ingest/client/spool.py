@@ -1,22 +1,20 @@
-"""What a client has logged and nobody has acknowledged, on disk: `on_full="spool"`.
+"""The spool: a client's events on disk until they are acknowledged (`on_full="spool"`).
 
-A process writes one *segment*: a folder under the spool's directory, whose lock it holds for as
-long as it lives. An event is in its segment before its call returns, so that SIGKILL loses none;
-with `sync` it is on the disk itself, so that a cut of the power does not either. What memory has no
-room for is read back from there. What was acknowledged is noted, and files of which nothing is left
-are removed.
+A process writes one *segment*: a folder under the spool's directory, whose lock it holds while it
+runs. An event is in its segment before its call returns, so SIGKILL loses none; with `sync` it is
+synced to the disk and also survives a power failure. Events that do not fit in memory are read back
+from there. Acknowledgements are noted, and files without remaining events are removed.
 
-The next process takes up the segments that nobody holds, and delivers them as they are: under the
-instance that they name, so that the collector tells what it has already. Only a segment that names
-none, because its process never reached the collector, is given one, before the first of its events
-is sent.
+The next process takes over segments that no process holds, and delivers them under the instance
+that they name, so that the collector recognises events that it has already. A segment without an
+instance, whose process never reached the collector, gets one before its first event is sent.
 
     segment-PID-RANDOM/lock
-    segment-PID-RANDOM/reserve           room on a full disk, for what must be noted before a send
+    segment-PID-RANDOM/reserve           space on a full disk, for notes that must precede a send
     segment-PID-RANDOM/00000000, ...     pieces of frames: kind, length, CRC-32, content (msgpack)
 
-The first frame of a piece says what is known without those before it. A frame that does not fit
-its checksum ends its piece.
+The first frame of a piece has the state from earlier pieces. A frame that does not match its
+checksum ends its piece.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from storage.system.files import FileLock, sync_directory
 log = logging.getLogger("headrace.client")
 
 PIECE_BYTES = 8_000_000
-LONGEST_RUN = 8  # events of one episode that are not torn between two batches for its length
+LONGEST_RUN = 8  # longest episode, in events, that is kept in one batch
 _READ_BYTES = 262_144
 _RESERVE = "reserve"
 _RESERVE_BYTES = 65_536
@@ -58,15 +56,15 @@ _ARRAY = 1  # the msgpack extension of an array in a draft
 
 
 class Begun(msgspec.Struct, array_like=True, frozen=True):
-    """An open episode: its start, and how many steps it has so far."""
+    """An open episode: its start, and its number of steps so far."""
 
     start: Start
     steps: int
 
 
 class _Head(msgspec.Struct, array_like=True):
-    """`address` is the collector's, `base` the number of the piece's first event, `begun` are the
-    episodes that were open then."""
+    """`address` is the collector's, `base` the number of the piece's first event, `begun` the open
+    episodes at that point."""
 
     address: str
     base: int
@@ -77,9 +75,9 @@ class _Head(msgspec.Struct, array_like=True):
 
 
 class Moved(msgspec.Struct, array_like=True, frozen=True):
-    """Events of `old` from `seq` on are those of the episode `new`, which has start `start`.
+    """Events of episode `old` from `seq` on belong to the episode `new`, which has start `start`.
 
-    `step` is the number in `old` of its first step (None: unknown), `ts` that step's time.
+    `step` is the number of its first step in `old` (None: unknown), `ts` that step's time.
     """
 
     old: str
@@ -91,12 +89,12 @@ class Moved(msgspec.Struct, array_like=True, frozen=True):
 
 
 def _packed(value: Any) -> Any:
-    """What msgpack has no type for: drafts, and in them arrays and what becomes one (a range)."""
+    """Encode types that msgpack lacks: drafts, and arrays (or a range) in them."""
     if isinstance(value, Draft):
         return value.value
     try:
         array = np.asarray(value)
-    except Exception:  # of whatever kind: it is the caller's
+    except Exception:  # any error: the value is the caller's
         array = np.empty((), object)
     if not array.dtype.hasobject:
         content = msgspec.msgpack.encode((array.dtype.str, array.shape, array.tobytes()))
@@ -123,7 +121,7 @@ def _frame(kind: int, content: bytes) -> bytes:
 
 
 def framed(event: Event) -> bytes:
-    """An event as it stands in a file. Raises SpaceError for a value that cannot stand there."""
+    """An event as a frame of a file. Raises SpaceError for a value that cannot be encoded."""
     values = (getattr(event, "obs", None), getattr(event, "action", None))
     drafts = [value for value in values if type(value) is Draft]
     try:
@@ -135,7 +133,7 @@ def framed(event: Event) -> bytes:
 
 
 def _frames(data: bytes) -> Iterator[tuple[int, memoryview, int]]:
-    """(kind, content, where the next frame begins) of each whole frame."""
+    """Yield (kind, content, position of the next frame) of each intact frame."""
     at, view = 0, memoryview(data)
     while at + _FRAME.size <= len(view):
         kind, length, checksum = _FRAME.unpack_from(view, at)
@@ -159,10 +157,10 @@ class _Piece:
 
 
 class SpoolSegment:
-    """The events of one process, in order. They are named by their numbers, from 0.
+    """The events of one process, in order, numbered from 0.
 
-    `unread` counts those that are on disk alone, `instance` is under what they are sent,
-    `next_start` the next number of a start of it.
+    `unread` counts the events that are only on disk. They are sent under `instance`, whose next
+    start has the number `next_start`.
     """
 
     def __init__(self, folder: Path, lock: FileLock, piece_bytes: int, sync: bool) -> None:
@@ -171,23 +169,23 @@ class SpoolSegment:
         self.instance: str | None = None
         self.next_start = 0
         self.unread = 0
-        self.unreadable = 0  # events that are left here
-        self.begun: dict[str, Begun] = {}  # as of what was read, with those that are not over
+        self.unreadable = 0  # unreadable events, which stay here
+        self.begun: dict[str, Begun] = {}  # open episodes, as of the events read
         self.moved: dict[str, Moved] = {}
         self._into: dict[str, Moved] = {}  # the same by their new episodes
         self.damaged = 0  # bytes
-        self.is_foreign = False  # of a process before this one
+        self.is_foreign = False  # of an earlier process
         self._lock = lock
         self._piece_bytes = piece_bytes
         self._sync = sync
         self._next = 0
         self._done = RangeSet()
         self._pieces: deque[_Piece] = deque()
-        self._written: dict[str, Begun] = {}  # as of what is written, with those that have no end
-        self._steps: dict[int, int] = {}  # step numbers of the actions that were read, not judged
-        self._started: set[str] = set()  # moved episodes whose start is told
+        self._written: dict[str, Begun] = {}  # open episodes, as of the events written
+        self._steps: dict[int, int] = {}  # step numbers of actions that were read and not judged
+        self._started: set[str] = set()  # moved episodes whose start has been read
         self._fd = -1
-        self._reading = (0, 0, 0)  # a piece's serial, the place in it, the number there
+        self._reading = (0, 0, 0)  # (a piece's serial, position in it, number of the event)
 
     @classmethod
     def create(cls, directory: Path, piece_bytes: int, sync: bool) -> SpoolSegment:
@@ -199,7 +197,7 @@ class SpoolSegment:
             try:
                 if lock.acquire(blocking=False):
                     (fresh / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
-                    fresh.rename(folder)  # nobody sees it unlocked, and takes it for an empty one
+                    fresh.rename(folder)  # other processes never see it unlocked
                     break
             except FileNotFoundError:  # removed by `sweep` before it was locked
                 lock.release()
@@ -213,7 +211,7 @@ class SpoolSegment:
 
     @staticmethod
     def sweep(directory: Path) -> None:
-        """Remove what processes that were killed within `create` have left."""
+        """Remove the remains of processes that were killed in `create`."""
         for fresh in directory.glob("new-segment-*"):
             lock = FileLock(fresh / "lock")
             with contextlib.suppress(OSError):
@@ -223,7 +221,7 @@ class SpoolSegment:
 
     @classmethod
     def take_up(cls, folder: Path, piece_bytes: int, sync: bool) -> SpoolSegment | None:
-        """A segment that nobody holds, as its process left it; None when somebody does."""
+        """Take over a segment; None if another process holds it."""
         lock = FileLock(folder / "lock")
         try:
             if not lock.acquire(blocking=False):
@@ -231,7 +229,7 @@ class SpoolSegment:
             segment = cls(folder, lock, piece_bytes, sync)
             segment.is_foreign = True
             segment._scan()
-        except (OSError, msgspec.MsgspecError) as error:  # removed at this moment, or not ours
+        except (OSError, msgspec.MsgspecError) as error:  # just removed, or not a segment
             lock.release()
             if folder.exists():
                 log.warning("%s: the spooled events are left as they are: %s", folder, error)
@@ -244,15 +242,15 @@ class SpoolSegment:
 
     @property
     def waiting(self) -> int:
-        """Events that nobody has acknowledged."""
+        """The number of events that are not acknowledged."""
         return self._next - len(self._done)
 
     # --- writing -----------------------------------------------------------------------------
 
     def append(self, frames: bytes, events: Sequence[Event], *, left: bool) -> int:
-        """Write events; the number of the first. `left`: they are to be read from here again.
+        """Write events; return the number of the first. `left`: they will be read back from here.
 
-        Raises OSError, having written nothing.
+        Raises OSError, with nothing written.
         """
         self._write(frames)
         first, self._next = self._next, self._next + len(events)
@@ -268,7 +266,7 @@ class SpoolSegment:
         return first
 
     def _note(self, begun: dict[str, Begun], event: Event, *, over: bool = True) -> int | None:
-        """Take up an event in what is known of the open episodes; an action's step number."""
+        """Update the open episodes with an event; return the step number of an action."""
         if isinstance(event, Start):
             self.next_start = max(self.next_start, (event.start or 0) + 1)
             if event.agent_id is None:
@@ -288,18 +286,18 @@ class SpoolSegment:
             self._steps[number] = step
 
     def note_instance(self, instance: str) -> None:
-        """Note under which instance the events are sent from now on. Raises OSError."""
+        """Write the instance under which events are sent from now on. Raises OSError."""
         self._write_needed(_frame(_INSTANCE, _encode(instance)))
         self.instance = instance
 
     def done(self, numbers: Iterable[int]) -> None:
-        """Note that events were judged; files of which nothing is left are removed."""
+        """Note that events were judged, and remove files without remaining events."""
         numbers = sorted(numbers)
         judged = RangeSet.of(numbers)
         self._done.update(judged)
         for number in numbers:
             self._steps.pop(number, None)
-        with contextlib.suppress(OSError):  # then they are sent once more, and told apart
+        with contextlib.suppress(OSError):  # then they are sent again, and recognised
             self._write(_frame(_DONE, _encode(judged.ranges())), sync=False)
         while len(self._pieces) > 1:
             first, second = self._pieces[0], self._pieces[1]
@@ -307,12 +305,14 @@ class SpoolSegment:
                 first.base, second.base - 1
             ):
                 return
-            with contextlib.suppress(OSError):  # nothing of it is read again
+            with contextlib.suppress(OSError):  # it is not read again
                 self._pieces.popleft().path.unlink(missing_ok=True)
 
     def _write_needed(self, frame: bytes) -> None:
-        """Write what must be on disk before the next event is sent: a full disk becomes empty only
-        by that."""
+        """Write a frame that must be on disk before the next event is sent.
+
+        On a full disk this uses the reserve, because only sending frees space.
+        """
         try:
             self._write(frame)
         except OSError:
@@ -341,7 +341,7 @@ class SpoolSegment:
         piece.size += len(frames)
 
     def _roll(self) -> None:
-        """Begin the next piece, with what is known without those before it."""
+        """Begin the next piece with a frame that has the state from earlier pieces."""
         serial = self._pieces[-1].serial + 1 if self._pieces else 0
         path = self.folder / f"{serial:08d}"
         head = _Head(
@@ -372,7 +372,7 @@ class SpoolSegment:
     # --- reading -----------------------------------------------------------------------------
 
     def _scan(self) -> None:
-        """What an earlier process left: how many events, and which of them were judged."""
+        """Read an earlier process's segment: its events, and which of them were judged."""
         for path in sorted(one for one in self.folder.iterdir() if one.name.isdigit()):
             data = path.read_bytes()
             frames = list(_frames(data))
@@ -397,7 +397,7 @@ class SpoolSegment:
             head = _decode_head(content)
             if not self._pieces:
                 self.begun = {one.start.episode_id: one for one in head.begun}
-            if head.base > self._next:  # those before are done, or damaged
+            if head.base > self._next:  # earlier events are done or damaged
                 self._done.add_range(self._next, head.base - 1)
                 self._next = head.base
             self.address, self.instance = head.address, head.instance
@@ -421,12 +421,13 @@ class SpoolSegment:
     def read(
         self, most: int, policy: Callable[[str | None], ClientPolicy]
     ) -> list[tuple[int, Event]]:
-        """The next unread events with their numbers; none at the end.
+        """The next unread events with their numbers; empty at the end.
 
-        About `most`, or 256 kB; then up to 8 events that finish an episode, or the rewards of a
-        step: one that is sent in two halves may be abandoned between them. An event that goes on
-        in another episode is that one's; its start comes before it, as number -1. An unexpected
-        error leaves all of them to the next read.
+        It reads about `most` events or 256 kB, and then up to 8 more that complete an episode or a
+        step's rewards, because an episode that is sent in two halves may be abandoned in between.
+        An event that was moved to another episode gets that one's id; the start of that episode
+        comes before it, with number -1. After an unexpected error the next read returns the same
+        events.
         """
         before = self._reading, self.unread, set(self._started), dict(self.begun)
         try:
@@ -465,8 +466,7 @@ class SpoolSegment:
         return found
 
     def _pass_on(self, serial: int, number: int, why: str) -> None:
-        """Go on reading behind a piece. Those of its events, from a number on, that could not be
-        read stay where they are: the next process may have more luck."""
+        """Continue reading after a piece; its unreadable events stay for the next process."""
         following = next((one for one in self._pieces if one.serial > serial), None)
         end = self._next if following is None else following.base
         missing = sum(one not in self._done for one in range(number, end))
@@ -482,14 +482,14 @@ class SpoolSegment:
 
     @staticmethod
     def _is_whole(found: Sequence[tuple[int, Event]], most: int, following: int) -> bool:
-        """Whether a read may end before a frame of this kind."""
+        """Whether a read may end before the next frame, of kind `following`."""
         if len(found) < most:
             return False
         is_rewarded = not isinstance(found[-1][1], (LogAction, Decision))
         return following == _START or (len(found) >= most + LONGEST_RUN and is_rewarded)
 
     def _chunk(self, piece: _Piece, at: int) -> bytes:
-        """Some whole frames of a piece from a place in it on; empty at its end."""
+        """Some complete frames of a piece from a position on; empty at its end."""
         with piece.path.open("rb") as file:
             file.seek(at)
             data = file.read(_READ_BYTES)
@@ -502,7 +502,7 @@ class SpoolSegment:
     def _pass_over(
         self, kind: int, content: memoryview, policy: Callable[[str | None], ClientPolicy]
     ) -> None:
-        """Note of an event that was judged what the following ones of its episode need."""
+        """Skip an event that was judged; note what later events of its episode need."""
         with contextlib.suppress(msgspec.MsgspecError, ValueError, TypeError, RecursionError):
             self._note(self.begun, self._decoded(kind, content, policy))
 
@@ -513,7 +513,7 @@ class SpoolSegment:
         content: memoryview,
         policy: Callable[[str | None], ClientPolicy],
     ) -> list[tuple[int, Event]]:
-        """An event as it is to be sent; none for what this version cannot read."""
+        """An event as it is sent; empty if this version cannot read it."""
         self.unread -= 1
         try:
             event = self._decoded(kind, content, policy)
@@ -546,13 +546,13 @@ class SpoolSegment:
         return event  # type: ignore[no-any-return]  # an Event, of either decoder
 
     def over(self, event: Event) -> None:
-        """An end was judged: nothing more is needed of its episode."""
+        """Forget the episode of an end that was judged."""
         self.begun.pop(self._origin(event.episode_id)[0], None)
 
     # --- episodes that were closed meanwhile --------------------------------------------------
 
     def go_on(self, event: Event, number: int, start: int) -> Start:
-        """Let an episode that was closed go on in a new one, from this event; its start."""
+        """Continue a closed episode in a new one, from this event; return the new start."""
         new = hashlib.blake2b(
             f"{event.episode_id}\0{self.instance}\0{start}".encode(), digest_size=16
         ).hexdigest()
@@ -569,8 +569,7 @@ class SpoolSegment:
         self.next_start = max(self.next_start, moved.start + 1)
 
     def _origin(self, name: str) -> tuple[str, int | None]:
-        """The episode that its caller knows, and how many steps of it came before those of `name`
-        (None: unknown)."""
+        """(the caller's episode behind `name`, the number of its earlier steps or None)."""
         before: int | None = 0
         while (moved := self._into.get(name)) is not None:
             name = moved.old
@@ -578,7 +577,7 @@ class SpoolSegment:
         return name, before
 
     def start_of(self, new: str) -> Start:
-        """The start of an episode in which another one goes on."""
+        """The start of an episode that continues another one."""
         moved = self._into[new]
         first = self.begun.get(self._origin(new)[0])
         start = Start(episode_id=new, start=moved.start, continues=moved.old, ts=moved.ts)
@@ -590,7 +589,7 @@ class SpoolSegment:
         return start
 
     def translate(self, event: Event) -> None:
-        """Make an event that of the episode in which its own goes on, if it does."""
+        """Give an event the id of the episode that its own continues in, if there is one."""
         while (moved := self.moved.get(event.episode_id)) is not None:
             if isinstance(event, LogReturns) and event.seq is None:
                 if event.step is None or moved.step is None or event.step < moved.step:
@@ -605,11 +604,11 @@ class SpoolSegment:
     # --- the end -----------------------------------------------------------------------------
 
     def let_go(self) -> None:
-        """Leave it to others as it is."""
+        """Release the segment unchanged for other processes."""
         self._lock.release()
 
     def close(self, *, forked: bool = False) -> None:
-        """Let go of it; one of which nothing is left is removed. `forked`: it is the parent's."""
+        """Release the segment, and remove an empty one. `forked`: it is the parent's."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -619,9 +618,9 @@ class SpoolSegment:
 
 
 class Spool:
-    """The segment of this process, and those that it took up.
+    """The segment of this process, and those that it took over.
 
-    One thread at a time calls its methods; its counts may be read by any.
+    Call its methods from one thread at a time; any thread may read its counts.
     """
 
     def __init__(
@@ -637,7 +636,7 @@ class Spool:
         directory.mkdir(parents=True, exist_ok=True)
         for one in made if sync else ():
             sync_directory(one.parent)
-        probe = FileLock(directory / "lock")  # says so at once where there are no locks
+        probe = FileLock(directory / "lock")  # fails at once on systems without file locks
         probe.acquire(shared=False, blocking=False)
         probe.release()
         self.directory = directory
@@ -648,13 +647,13 @@ class Spool:
         self._policy = policy
         self.own: SpoolSegment | None = None
         self.taken_up: list[SpoolSegment] = []
-        self.unreadable = self.unreadable_own = 0  # events; of those, this process's
+        self.unreadable = self.unreadable_own = 0  # events; those of this process
         self._instance: str | None = None
         self._has_read_own = False
         self._places: dict[int, tuple[Event, SpoolSegment, int]] = {}
 
     def close(self, *, forked: bool = False) -> None:
-        """Hold nothing any more. `forked`: what is held is the parent's."""
+        """Release all segments. `forked`: they are the parent's."""
         for segment in self.segments:
             segment.close(forked=forked)
         self.own, self.taken_up, self._instance = None, [], None
@@ -666,17 +665,17 @@ class Spool:
 
     @property
     def unread(self) -> int:
-        """Events that are on disk alone."""
+        """The number of events that are only on disk."""
         return sum(segment.unread for segment in self.segments)
 
     @property
     def own_unread(self) -> int:
-        """Those of them that this process has logged."""
+        """The number of these that this process has logged."""
         return 0 if self.own is None else self.own.unread
 
     @property
     def waiting(self) -> int:
-        """Events on disk that nobody has acknowledged."""
+        """The number of events on disk that are not acknowledged."""
         return sum(segment.waiting for segment in self.segments)
 
     @property
@@ -686,9 +685,9 @@ class Spool:
     def append(
         self, events: Sequence[Event], *, left: bool, frames: Iterable[bytes] | None = None
     ) -> bool:
-        """Write events down; False when there is no room for them. Raises SpaceError, OSError.
+        """Write events; return False if the spool is full. Raises SpaceError, OSError.
 
-        `frames`: what `framed` made of each.
+        `frames`: the result of `framed` for each event.
         """
         data = b"".join(map(framed, events) if frames is None else frames)
         if self.own is None:
@@ -707,10 +706,10 @@ class Spool:
         return True
 
     def read(self, most: int) -> list[tuple[Event, str | None]]:
-        """The next events that are on disk alone, and the instances that they are sent under.
+        """The next events that are only on disk, with their instances (None: this process's).
 
-        This process's and those of the earlier ones take turns, so that neither has an episode wait
-        halfway for all of the other's. None: under its own.
+        Reads alternate between this process's events and those of earlier ones, so that no episode
+        waits in its middle for all events of the others.
         """
         behind = [segment for segment in self.segments if segment.unread]
         if self._has_read_own and len(behind) > 1 and behind[0] is self.own:
@@ -731,7 +730,7 @@ class Spool:
         return []
 
     def done(self, events: Iterable[Event]) -> None:
-        """Events were judged."""
+        """Note that events were judged."""
         by_segment: dict[int, tuple[SpoolSegment, list[int]]] = {}
         for event in events:
             place = self._places.pop(id(event), None)
@@ -753,10 +752,10 @@ class Spool:
         return self._places[id(event)][1]
 
     def go_on(self, event: Event, next_start: int) -> tuple[Start, str | None] | None:
-        """Let the episode of a spooled event go on in a new one, from this event.
+        """Continue the episode of a spooled event in a new one, from this event.
 
-        Answers its start, and the instance that it is of (None: this process's); `next_start` is
-        this process's next number. None where that cannot be written down.
+        Returns its start and the start's instance (None: this process's), or None if that cannot be
+        written to disk. `next_start` is this process's next number.
         """
         segment = self.segment_of(event)
         is_own = segment is self.own
@@ -771,16 +770,16 @@ class Spool:
     # --- instances ---------------------------------------------------------------------------
 
     def note_instance(self, instance: str) -> None:
-        """The events of this process are sent under this instance. Raises OSError."""
+        """Send this process's events under an instance from now on. Raises OSError."""
         if self.own is not None:
             self.own.note_instance(instance)
         self._instance = instance
 
     def renew(self, events: Sequence[Event]) -> None:
-        """The instance is forgotten: these events, not sent yet, will be of the next one.
+        """Move events that were not sent to a new segment, for the next instance.
 
-        They are written into a new segment first: a process that is killed in between leaves them
-        in both, and the collector takes none of the old one.
+        A process that is killed meanwhile leaves them in both segments; the collector accepts none
+        of the old one, because it does not know its instance.
         """
         old, self.own, self._instance = self.own, None, None
         if old is None:
@@ -800,11 +799,9 @@ class Spool:
             self.taken_up.remove(old)
 
     def find(self) -> list[SpoolSegment]:
-        """The segments that nobody held, and that are held from here on.
+        """Take over and return the segments that no process holds.
 
-        Those that were sent to another address are left alone.
-
-        Any thread may call it.
+        Segments of another collector's address are left alone. Any thread may call it.
         """
         SpoolSegment.sweep(self.directory)
         found = []
@@ -814,7 +811,7 @@ class Spool:
                 continue
             if segment.instance is not None and segment.address != self.address:
                 log.warning("%s: left as it is, for %s", folder, segment.address)
-                segment.let_go()  # another collector does not know what it has taken
+                segment.let_go()  # this collector does not know which events that one has
                 continue
             if segment.damaged:
                 log.error("%s: %d damaged bytes were left out", folder, segment.damaged)

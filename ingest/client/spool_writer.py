@@ -1,13 +1,13 @@
-"""The thread that writes what is spooled, so that no call waits for the disk beyond its bound.
+"""The thread that writes spooled events, so that calls wait for the disk for a bounded time.
 
-A call hands over its events and waits until they are on disk, for `max_wait` at most. When the disk
-takes longer it returns with its events *unwritten*: in memory, in their order, within the bounds
-that the queue has too. They are written as soon as the disk answers. While a write has been going
-on for HANG_SECONDS no call waits at all.
+A call passes its events on and waits until they are on disk, for at most `max_wait`. If the disk
+takes longer, the call returns and its events are *unwritten*: they are in memory, in order, within
+the queue's bounds, and are written as soon as the disk answers. While a write has taken longer than
+HANG_SECONDS, no call waits.
 
-Two locks: `lock` is the queue's, and nobody touches the disk with it; `disk` is held by whoever
-works on the spool, and taken first. Calls never take it, and the thread that sends does not wait
-for it while a write hangs: see `try_disk`.
+Two locks: `lock` is the queue's; the disk is never accessed with it. `disk` is held during work on
+the spool, and acquired first. Calls never acquire it, and the sending thread does not wait for it
+while a write hangs: see `try_disk`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ log = logging.getLogger("headrace.client")
 
 HANG_SECONDS = 1.0
 FEWEST = 1_000
-"""So many events may be unwritten, also where fewer may be pending."""
+"""The number of events that may be unwritten even if `max_pending` is smaller."""
 
 RETRY_SECONDS = 0.1
-"""Between two attempts to write events whose call has returned."""
+"""Seconds between attempts to write events whose call has returned."""
 
 
 @dataclass(eq=False)
 class Entry:
-    """Events of one call on their way to the disk: with `indices` (in the queue, -1: on disk alone)
-    once they are there, with an `error` once it is known that they are not."""
+    """Events of one call that are to be written.
+
+    Once they are on disk it has their `indices` (in the queue; -1: only on disk), and an `error` if
+    they could not be written.
+    """
 
     events: Sequence[Event]
     size: int
@@ -56,10 +59,10 @@ class Entry:
 class SpoolWriter:
     """Writes events, and notes which of them were judged, in the order of the calls.
 
-    The queue's part, called with `lock` held: `number` gives starts their numbers and answers how
-    to take them back; `is_left` says whether so many events of so many bytes stay on disk alone;
-    `enter` queues events that are written, or leaves them on disk, and answers their indices.
-    `settled` is told whenever a call's events are written, or are not.
+    The queue's functions, called with `lock` held: `number` numbers starts and returns a function
+    that undoes it; `is_left` says whether a number of events and bytes stays only on disk; `enter`
+    queues written events, or leaves them on disk, and returns their indices. `settled` is called
+    when a call's events are written or have failed.
     """
 
     def __init__(
@@ -98,10 +101,10 @@ class SpoolWriter:
     # --- with the lock held ------------------------------------------------------------------
 
     def put(self, events: Sequence[Event], size: int) -> Sequence[int]:
-        """Have events written, and wait for that; their indices, -1 where there is none (yet).
+        """Have events written, wait for that, and return their indices (-1 without one yet).
 
-        Raises BufferFull, with nothing kept: the disk or the spool is full, or so much is unwritten
-        that memory is; SpaceError for values that cannot be written down.
+        Raises BufferFull, with nothing stored, if the disk, the spool or the memory for unwritten
+        events is full, and SpaceError for values that cannot be encoded.
         """
         entry = Entry(events, size, list(map(framed, events)))
         deadline = entry.since + self.max_wait
@@ -141,12 +144,12 @@ class SpoolWriter:
 
     @property
     def hangs(self) -> bool:
-        """Whether a write has been going on for so long that nobody waits for the disk."""
+        """Whether a write has taken longer than HANG_SECONDS, so that calls do not wait."""
         since = self._busy_since
         return since is not None and time.monotonic() - since >= HANG_SECONDS
 
     def _patience(self) -> float:
-        """How long a call waits for the disk."""
+        """The seconds that a call waits for the disk."""
         if not self.hangs:
             return self.max_wait
         if not self._told_hang:
@@ -164,7 +167,7 @@ class SpoolWriter:
                 raise ClientError(f"the spool's thread cannot be started: {error}") from error
 
     def note(self, events: Collection[Event]) -> None:
-        """Events were judged: have that noted."""
+        """Have it noted on disk that events were judged."""
         found = list(filter(self.spool.is_spooled, events))
         if found:
             self._judged += found
@@ -174,7 +177,7 @@ class SpoolWriter:
 
     @contextlib.contextmanager
     def try_disk(self) -> Iterator[bool]:
-        """Hold `disk`, for the thread that sends; False, without it, while a write hangs."""
+        """Acquire `disk` for the sending thread; yield False, without it, while a write hangs."""
         is_held = self.disk.acquire(blocking=False)
         while not (is_held or self.hangs):
             is_held = self.disk.acquire(timeout=RETRY_SECONDS)
@@ -185,12 +188,12 @@ class SpoolWriter:
                 self.disk.release()
 
     def count_waiting(self) -> None:
-        """Count what is on disk, after work on it. With `disk` held, too."""
+        """Count the events on disk after work on the spool. With `disk` held, too."""
         self._on_disk = self.spool.waiting
 
     @property
     def waiting(self) -> int:
-        """Events on disk that nobody has acknowledged, whether that is noted there or not yet."""
+        """The number of unacknowledged events on disk, including notes not written yet."""
         return self._on_disk - len(self._judged)
 
     @property
@@ -233,7 +236,7 @@ class SpoolWriter:
             self._rest()
 
     def _next(self) -> tuple[int, list[Event]] | None:
-        """How many entries to write, and what to note; None at the end."""
+        """(number of entries to write, judged events to note); None at the end."""
         with self._lock:
             while not (self._entries or self._judged):
                 if self._closed:
@@ -245,7 +248,7 @@ class SpoolWriter:
             return len(self._entries), list(self._judged)
 
     def _write(self, entries: Sequence[Entry]) -> bool:
-        """Write the oldest entries; whether they are on disk now. With `disk` held."""
+        """Write the oldest entries; return whether they are on disk. With `disk` held."""
         events = [event for entry in entries for event in entry.events]
         with self._lock:
             take_back = self._number(events)
@@ -258,7 +261,7 @@ class SpoolWriter:
         error: BufferFull | None = None
         try:
             written = self.spool.append(events, left=left, frames=frames)
-        except Exception as cause:  # of whatever kind: the thread has to go on
+        except Exception as cause:  # any error: the thread must continue
             error, written = BufferFull(f"{self.spool.directory}: {cause}"), False
             error.__cause__ = cause
         with self._lock:
@@ -276,7 +279,7 @@ class SpoolWriter:
         return written
 
     def _fail(self, entry: Entry, error: BufferFull) -> None:
-        """Its call raises; events whose call has returned are tried again."""
+        """Have the entry's call raise `error`, or try again if the call has returned."""
         if not entry.is_late:
             entry.error = error
             self._remove(entry)
@@ -307,7 +310,7 @@ class SpoolWriter:
     # --- the end -----------------------------------------------------------------------------
 
     def close(self, timeout: float) -> bool:
-        """Write what is there and stop; whether that was done in time."""
+        """Write the remaining events and stop; return whether that was done in time."""
         with self._lock:
             self._closed = True
             self._work.notify()

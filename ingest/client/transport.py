@@ -1,9 +1,9 @@
-"""HTTP to one collector: single attempts, what they mean, and patience between them.
+"""HTTP to one collector: single attempts, their outcomes, and retries.
 
-`Transport.attempt` makes one request and sorts its outcome into three: an `Answer`, a `Refusal`
-(the collector judged the request), or `CollectorUnavailable` (nobody did: try again). `Delivery`
-repeats one request with identical bytes until it is answered, which is safe because everything in
-protocol v1 that changes something can be told from its own repetition.
+`Transport.attempt` sends one request. Its outcome is an `Answer`, a `Refusal` (the collector judged
+the request), or `CollectorUnavailable` (try again). `Delivery` repeats a request with identical
+bytes until it is answered, which is safe because a collector recognises the repetition of every
+request of protocol v1 that changes state.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import STATUS, CollectorUnavailable, Refusal
 
 UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
-"""Statuses that say nothing about the request itself: it may be tried again unchanged."""
+"""Statuses that do not depend on the request, which can be sent again unchanged."""
 
-_NOT_APPLIED = frozenset({425, 429, 503, 507})  # of those, the ones that the collector itself sends
+_NOT_APPLIED = frozenset({425, 429, 503, 507})  # those that the collector itself sends
 _FALLBACK_CODES = {
     400: "malformed",
     401: "unauthorized",
@@ -51,15 +51,15 @@ _FALLBACK_CODES = {
     422: "invalid",
 }
 _LONGEST_RETRY_AFTER = 60.0
-_CHANCE = random.SystemRandom()  # the program's own random state is not ours to move
-_IDLE_SECONDS = 50.0  # a connection that rested for longer may have died unnoticed: take a new one
-_CONNECTIONS = 64  # kept open at most; more threads than that open and close their own
+_CHANCE = random.SystemRandom()  # does not change the program's random state
+_IDLE_SECONDS = 50.0  # a connection that was idle for longer may be dead
+_CONNECTIONS = 64  # the most that stay open; further threads open and close their own
 
-_READ, _READ_MOST = 65_536, 1_048_576  # bytes that are asked for at a time
+_READ, _READ_MOST = 65_536, 1_048_576  # bytes per read
 _LARGEST_HEAD = 65_536
 _LONGEST_LENGTH = 15  # digits of a Content-Length
 
-_ONE_PIECE = 65_536  # bytes of a body that go with their head; a longer one is not copied to it
+_ONE_PIECE = 65_536  # longer bodies are sent separately from their head, without a copy
 
 _AS_IT_IS = "Accept-Encoding: identity"
 _PLAIN_ANSWERS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "record layer failure")
@@ -70,11 +70,11 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 M = TypeVar("M")
 _Reply: TypeAlias = tuple[int, Mapping[str, str], bytes]
 Token: TypeAlias = str | Callable[[], str] | None
-"""A bearer token, or what answers the one to send now: so it can be renewed."""
+"""A bearer token, or a function that returns the current one."""
 
 
 class HttpSession(Protocol):
-    """What is used of a `requests.Session` that the caller gives."""
+    """The methods that are used of the caller's `requests.Session`."""
 
     @property
     def request(self) -> Callable[..., Any]: ...
@@ -91,7 +91,7 @@ class Answer:
     body: bytes
 
     def decode(self, kind: type[M]) -> M:
-        """The wire message of the body; CollectorUnavailable if this is not protocol v1."""
+        """The body as a wire message. Raises CollectorUnavailable if it is not protocol v1."""
         content_type = self.headers.get("content-type", "").partition(";")[0].strip()
         try:
             return wire.decode(self.body, content_type, kind)
@@ -105,16 +105,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class RetryDelays:
-    """How long to wait before attempt n + 1: doubling, jittered, never less than Retry-After."""
+    """Delays between attempts: doubling, with jitter, never less than Retry-After."""
 
     first: float = 0.05
     longest: float = 5.0
 
     def delay(self, failures: int, retry_after: float | None = None) -> float:
-        """Seconds to wait after so many failures in a row (1, 2, ...).
+        """Seconds to wait after `failures` failures in a row (1, 2, ...).
 
-        Jitter spreads clients that failed at the same moment: half of the ceiling is fixed, half
-        random; a Retry-After is stretched by up to a tenth, never shortened.
+        Jitter spreads clients that failed at the same time: half of the delay is fixed, half
+        random. A Retry-After is extended by up to a tenth, never shortened.
         """
         ceiling = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
         own = ceiling * (0.5 + 0.5 * _CHANCE.random())
@@ -125,12 +125,11 @@ class RetryDelays:
 
 
 class _Connections:
-    """Kept connections to one server; a request and its answer on one of them.
+    """A pool of open connections to one server.
 
-    urllib3 makes them: names, time-outs, TLS. http.client reads answers whose length is not known
-    beforehand (chunks, an end by closing). What is left, a request in one piece and an answer with
-    its Content-Length, is read here: both libraries take more processor time for that than a
-    remote action does in all (`benchmarks/acting.py`).
+    urllib3 opens them (names, timeouts, TLS). http.client reads answers without a Content-Length.
+    The common case, a complete request and an answer with a Content-Length, is handled here: for it
+    both libraries need more CPU time than all the rest of a remote action (`benchmarks/acting.py`).
     """
 
     def __init__(self, url: Url, ca: str | Path | None) -> None:
@@ -139,13 +138,13 @@ class _Connections:
         weakref.finalize(self, _close_all, self._idle)
 
     def close(self) -> None:
-        """Close those that rest; the others close when they are answered."""
+        """Close idle connections; the others are closed after their answers."""
         _close_all(self._idle)
 
     def exchange(
         self, head: bytes, body: bytes, timeout: float, *, keep: Callable[[], bool]
     ) -> _Reply:
-        """Send a request, once, and read its answer. Raises OSError, HTTPError, HTTPException."""
+        """Send a request once, and read the answer. Raises OSError, HTTPError, HTTPException."""
         connection = self._take(timeout)
         try:
             sock = connection.sock
@@ -165,7 +164,7 @@ class _Connections:
         while self._idle:
             try:
                 connection = self._idle.pop()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread was faster
                 break
             if connection.is_connected:
                 return connection
@@ -189,7 +188,7 @@ def _close_all(connections: deque[HTTPConnection]) -> None:
 
 
 def _send(sock: Any, head: bytes, body: bytes) -> bool:
-    """Whether all of it went out; who refuses a body unread closes, and has answered before."""
+    """Send a request; return False if the server closed early, after an answer to the head."""
     try:
         if len(body) < _ONE_PIECE:
             sock.sendall(head + body)
@@ -204,7 +203,7 @@ def _send(sock: Any, head: bytes, body: bytes) -> bool:
 
 
 def _read_answer(sock: Any) -> tuple[int, Mapping[str, str], bytes, bool]:
-    """Status, headers, body, and whether the connection may be used again."""
+    """(status, headers, body, whether the connection can be used again)."""
     read = sock.recv(_READ)
     while (end := read.find(b"\r\n\r\n")) < 0:
         if len(read) > _LARGEST_HEAD:
@@ -231,9 +230,9 @@ def _read_answer(sock: Any) -> tuple[int, Mapping[str, str], bytes, bool]:
 
 @lru_cache(maxsize=64)
 def _read_head(head: bytes) -> tuple[int, Mapping[str, str], int, bool] | None:
-    """Status, headers, the length of the body, and whether the connection stays open.
+    """(status, headers, length of the body, whether the connection stays open).
 
-    None for what http.client has to read. A collector's heads are alike for a second.
+    None if http.client must read the answer. Cached, because a collector's heads repeat.
     """
     first, *lines = head.decode("latin-1").split("\r\n")
     version, _, status = first.partition(" ")
@@ -254,14 +253,14 @@ def _read_head(head: bytes) -> tuple[int, Mapping[str, str], int, bool] | None:
 
 
 def _read_by_library(sock: Any, read: bytes) -> tuple[int, dict[str, str], bytes, bool]:
-    """The same by http.client, for any other answer; its connection is not used again."""
+    """`_read_answer` through http.client, for other answers; the connection is not used again."""
     response = HTTPResponse(_Replay(read, sock), method="POST")  # type: ignore[arg-type]  # it only calls makefile
     response.begin()
     return response.status, _lower(dict(response.headers)), response.read(), False
 
 
 class _Replay(io.RawIOBase):
-    """A socket of which some was read: that comes again, then the rest."""
+    """A socket whose first bytes, which were read already, are read again."""
 
     def __init__(self, read: bytes, sock: Any) -> None:
         self._read, self._sock = read, sock
@@ -280,7 +279,7 @@ class _Replay(io.RawIOBase):
 
 
 def _url_of(address: str) -> Url:
-    """Raises ValueError."""
+    """Parse a collector's address. Raises ValueError."""
     expected = f"address: expected http://HOST[:PORT] or https://..., got {address!r:.200}"
     try:
         url = parse_url(address if "://" in address else f"http://{address}")
@@ -293,10 +292,10 @@ def _url_of(address: str) -> Url:
 
 
 class Flag:
-    """A threading.Event that a signal handler may set in the middle of a call."""
+    """A `threading.Event` that a signal handler can set during another call."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # whose lock its thread may take again
+        self._changed = threading.Condition()  # with a reentrant lock
         self._is_set = False
 
     def is_set(self) -> bool:
@@ -313,11 +312,10 @@ class Flag:
 
 
 class Transport:
-    """Requests to `address`, on connections of its own or by the session that the caller gives.
+    """Requests to `address`, on its own connections or through the caller's session.
 
-    `timeout` is in seconds and holds for each attempt. `closing` ends every wait between attempts.
-    `clock` is one that goes on while the machine sleeps: connections die meanwhile, and nobody says
-    so. A session keeps its own connections.
+    `timeout` is in seconds, per attempt. `closing` ends every wait between attempts. `clock` must
+    advance while the machine is suspended, because connections can die unnoticed then.
     """
 
     def __init__(
@@ -340,7 +338,8 @@ class Transport:
         if not (token is None or callable(token) or isinstance(token, str)):
             raise ValueError(f"token: expected a string or a function, got {type(token)}")
         if isinstance(token, str) and not _TOKEN.fullmatch(token):
-            raise ValueError("token: expected printable ASCII without spaces")  # and not the token
+            # the text must not contain the token
+            raise ValueError("token: expected printable ASCII without spaces")
         self._token = token
         if ca is not None and session is not None:
             raise ValueError("ca: expected none with a session, which has its own verify")
@@ -352,14 +351,14 @@ class Transport:
         self._is_known = False  # somebody has answered here
 
     def after_fork(self) -> None:
-        """In a forked child: never write to the parent's connections."""
+        """Drop the parent's connections in a forked child, without writing to them."""
         self.closing = Flag()
         self._connections.close()  # the child's copies
         if self._session is not None:
             self._session.close()  # drops the child's copies; a session opens new ones when used
 
     def close(self) -> None:
-        """Close the connections of this transport; a given session stays the caller's."""
+        """Close this transport's connections; the caller closes a given session."""
         self.closing.set()
         self._connections.close()
 
@@ -371,9 +370,9 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Answer:
-        """One request, sent once.
+        """Send a request once.
 
-        Raises CollectorUnavailable when it may be sent again, Refusal when it was judged.
+        Raises CollectorUnavailable if it may be sent again, Refusal if the collector judged it.
         """
         sent = {**self._headers, **(headers or {})}
         if self._token is not None:
@@ -396,7 +395,7 @@ class Transport:
         head = b"" if self._session is not None else self._head(method, path, body, headers)
         try:
             if self._session is not None:
-                # by itself a session forgets its own authority where the environment names one
+                # without `verify` here, the environment would override the session's authority
                 verify = getattr(self._session, "verify", None)
                 answer = self._session.request(
                     method,
@@ -416,7 +415,7 @@ class Transport:
             self._used = self._clock()
             self._is_known = True
             return reply
-        except Exception as error:  # a session may raise any; none may end the thread that sends
+        except Exception as error:  # a session can raise any error; none may end the sending thread
             hint = "" if self._is_known else _other_scheme(self._url, error)
             raise CollectorUnavailable(
                 f"{self.address}: {type(error).__name__}: {error}{hint}",
@@ -436,7 +435,7 @@ class Transport:
 def _head(
     target: str, host: str, headers: tuple[tuple[str, str], ...], length: int | None
 ) -> bytes:
-    """A request without its body. Raises ValueError for what would be more than one header."""
+    """A request without its body. Raises ValueError for spaces or line breaks in a header."""
     lines = [f"{target} HTTP/1.1", f"Host: {host}", _AS_IT_IS]
     lines += [f"{name}: {value}" for name, value in headers]
     if length is not None:
@@ -453,7 +452,7 @@ def require_ca(ca: str | Path | None) -> None:
 
 
 def _authorization(token: str | Callable[[], str]) -> str:
-    """The header of a token. Raises Refusal (401) without one; its text never holds a token."""
+    """The header of a token. Raises Refusal (401) for an invalid one, without its text."""
     try:
         text = token if isinstance(token, str) else token()
     except Exception as error:
@@ -468,9 +467,9 @@ _NOT_MODIFIED = 304  # the answer to a conditional request
 
 
 class Delivery:
-    """One request, repeated with identical bytes until somebody answers it.
+    """One request, repeated with identical bytes until it is answered.
 
-    `maybe_applied` says whether any attempt so far may have had its effect without an answer.
+    `maybe_applied` says whether an attempt without an answer may have had an effect.
     """
 
     def __init__(
@@ -489,7 +488,7 @@ class Delivery:
         self.maybe_applied = False
 
     def attempt(self, kind: type[M], timeout: float | None = None) -> M:
-        """One more attempt; the message that answers it. Raises as Transport.attempt does."""
+        """Make one more attempt; return the reply's message. Raises as Transport.attempt."""
         try:
             return self._transport.attempt(*self._request, timeout=timeout).decode(kind)
         except CollectorUnavailable as error:
@@ -498,14 +497,14 @@ class Delivery:
             raise
 
     def wait(self, retry_after: float | None = None, *, at_most: float = float("inf")) -> bool:
-        """Wait until the next attempt is due, at most so many seconds; False when closing."""
+        """Wait until the next attempt, at most `at_most` seconds; return False when closing."""
         delay = self._backoff.delay(max(self.failures, 1), retry_after)
         return not self._transport.closing.wait(min(delay, at_most))
 
     def run(self, kind: type[M], timeout: float | None = None) -> M:
-        """Attempts for `timeout` seconds in all (default: the transport's).
+        """Make attempts for up to `timeout` seconds in total (default: the transport's).
 
-        Raises CollectorUnavailable when they are over, Refusal when the collector says no.
+        Raises CollectorUnavailable after that time, Refusal if the collector refuses.
         """
         deadline = time.monotonic() + (self._transport.timeout if timeout is None else timeout)
         while True:
@@ -524,7 +523,7 @@ class Delivery:
 
 
 def refusal_of(status: int, body: bytes) -> Refusal:
-    """The Refusal of an error response; one made up from the status if a proxy answered."""
+    """The Refusal of an error response; derived from the status if a proxy answered."""
     try:
         error = msgspec.json.decode(body)["error"]
         return refusal_from_json(error, _FALLBACK_CODES.get(status, "busy"))
@@ -536,7 +535,7 @@ def refusal_of(status: int, body: bytes) -> Refusal:
 
 
 def refusal_from_json(error: Mapping[str, Any], fallback: str = "conflict") -> Refusal:
-    """The Refusal of the protocol's error object; a code of a later protocol becomes `fallback`.
+    """The Refusal of the protocol's error object; an unknown code becomes `fallback`.
 
     Its path begins at the event: the program that logged it has not seen the batch.
     """
@@ -559,7 +558,7 @@ def _lower(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a Retry-After header, which is a number or an HTTP date."""
+    """The seconds of a Retry-After header, which is a number or an HTTP date."""
     text = headers.get("retry-after", "").strip()
     if not text:
         return None
@@ -574,12 +573,12 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _never_connected(error: BaseException) -> bool:
-    """Whether no connection was made, so that no byte of the request left this machine."""
+    """Whether no connection was made, so that nothing of the request was sent."""
     return _has_cause(error, (NewConnectionError, ssl.SSLCertVerificationError))
 
 
 def _is_distrusted(error: BaseException) -> bool:
-    """Whether the server's certificate is not trusted: trying again soon will not mend that."""
+    """Whether the server's certificate is not trusted, which a retry soon will not change."""
     return _has_cause(error, (ssl.SSLCertVerificationError,))
 
 

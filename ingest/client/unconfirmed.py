@@ -1,8 +1,8 @@
-"""What a remote client keeps behind the replies to `get_action`, which run ahead of the disk.
+"""Events that a remote client keeps after a reply to `get_action`, until they are durable.
 
-A reply may be lost with the collector's memory, and all that travelled with its request. Events and
-decisions stay here until the collector says that they are durable; what it has lost is taken out
-and sent again.
+A collector replies before its disk has the events. If it is killed then, it loses the decision and
+the events of the request. They stay here until the collector says that they are durable; lost ones
+are taken out and sent again.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from ingest.protocol.agent_names import Name, name_of
 from ingest.protocol.messages import Event, GetAction, LogReturns, Start
 
 LOST = frozenset({"gap", "decision_unknown", "not_found"})
-"""What a collector answers that does not know events it had before it was killed."""
+"""The codes of a collector that has lost events because it was killed."""
 
 
 def seq_of(event: Event) -> int:
-    """An event's place in its episode; -1 for a reward outside the sequence."""
+    """An event's sequence number; -1 for a reward without one."""
     if isinstance(event, Start):
         return 0
     return -1 if event.seq is None else event.seq
 
 
 def _key(event: Event) -> int | tuple[int | None, str | None]:
-    """What makes two events one: the number, or the step and the name of a reward without one."""
+    """An event's identity: its number, or step and `reward_id` of a reward without one."""
     if isinstance(event, LogReturns) and event.seq is None:
         return event.step, event.reward_id
     return seq_of(event)
 
 
 class Kept:
-    """Events of each episode, or track, in order. Every method may be called from any thread."""
+    """Events of each episode or track, in order. Every method may be called from any thread."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing kept, with a fresh lock: how a forked child begins."""
+        """Drop all events and renew the lock, also in a forked child."""
         self._lock = threading.RLock()  # a signal handler may call in the middle of a call
         self._events: dict[Name, list[Event]] = {}
-        self._mixed: set[Name] = set()  # whose events do not ascend by number
+        self._mixed: set[Name] = set()  # episodes whose events are not sorted by number
 
     def __len__(self) -> int:
         with self._lock:
@@ -55,7 +55,7 @@ class Kept:
         return bool(self._events)
 
     def keep(self, name: Name, events: Iterable[Event]) -> None:
-        """Add events of an episode behind those that are kept of it; a number again replaces."""
+        """Add events of an episode; one with a known number replaces the earlier one."""
         with self._lock:
             new = list(events)
             known = self._events.setdefault(name, [])
@@ -67,9 +67,9 @@ class Kept:
             known[:] = [event for event in known if _key(event) not in keys] + new
 
     def durable(self, name: Name, seq: int) -> list[Event]:
-        """Drop an episode's events up to `seq`, which are on disk, and answer them.
+        """Drop and return an episode's events up to `seq`, which are on disk.
 
-        A reward without a number is on disk when a number behind it is.
+        A reward without a number is on disk if a later number is.
         """
         with self._lock:
             events = self._events.get(name)
@@ -90,8 +90,10 @@ class Kept:
             return gone
 
     def delivered(self, event: Event) -> list[Event]:
-        """Drop what is on disk now that `event` is: itself, if it is kept, and what `durable`
-        says of its number."""
+        """Drop and return the events that are on disk now that `event` is.
+
+        These are the event itself and those of `durable` for its number.
+        """
         name, key = name_of(event), _key(event)
         if isinstance(key, int):
             return self.durable(name, key)
@@ -104,7 +106,7 @@ class Kept:
             return gone
 
     def drop(self, name: Name) -> None:
-        """Forget an episode: the collector has refused it for good."""
+        """Forget an episode that the collector has refused for good."""
         with self._lock:
             self._forget(name)
 
@@ -113,10 +115,11 @@ class Kept:
         self._mixed.discard(name)
 
     def take(self, name: Name, seq: int) -> list[Event]:
-        """Take out all of an episode, to send it again: the collector misses event `seq`.
+        """Take out all events of an episode, because the collector lacks event `seq`.
 
-        What lies before `seq` too: a decision may have been drawn anew, and not be known as lost.
-        Empty when `seq` itself is not kept: then the collector misses what was durable once.
+        Events before `seq` are included, because a decision may have been drawn again without being
+        reported as lost. Empty if `seq` itself is not kept: then the collector lacks an event that
+        was durable.
         """
         with self._lock:
             events = self._events.get(name, [])
@@ -126,14 +129,14 @@ class Kept:
         return [undecided(event) for event in events]
 
     def copies(self) -> list[Event]:
-        """Everything, to have it acknowledged: it stays here until it is."""
+        """Copies of all events, to have them acknowledged; the originals stay until then."""
         with self._lock:
             events = [event for kept in list(self._events.values()) for event in kept]
         return [undecided(copy(event)) for event in events]
 
 
 def _ascend(events: list[Event]) -> bool:
-    """Whether all have numbers, each a higher one than the one before."""
+    """Whether all events have numbers, in ascending order."""
     numbers = [-1, *map(seq_of, events)]
     return all(a < b for a, b in pairwise(numbers))
 
@@ -142,7 +145,7 @@ E = TypeVar("E", Event, GetAction)
 
 
 def undecided(event: E) -> E:
-    """The event without the name of its decision, which now goes before it in full."""
+    """The event without the name of its decision, which is now sent in full before it."""
     if not isinstance(event, Start):
         event.decided = None
     return event
