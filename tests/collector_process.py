@@ -145,6 +145,14 @@ class CollectorProcess(Closing):
         found = _children(self.serving_pid())
         return found[0] if found else None
 
+    def started_writer(self) -> int:
+        """The same once it is itself; between fork and exec it is the collector's double."""
+        while self.get("/healthz")[0] == 200:
+            writer = self.writer_pid()
+            if writer and b"write-shards" in Path(f"/proc/{writer}/cmdline").read_bytes():
+                return writer
+        raise RuntimeError("the collector failed")
+
     def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TextIO
 
 _MOST_BYTES = 100_000
+_MOST_FILES = 4_096
 
 
 class Forked:
@@ -40,10 +41,13 @@ class Forked:
         return None
 
     def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            ready = select.poll()  # knows descriptors beyond 1023, too
+            ready.register(self._ended, select.POLLIN)
+            if not ready.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired("collect", timeout or 0.0)
         with self._lock:
             if self.returncode is None:
-                if not select.select([self._ended], [], [], timeout)[0]:
-                    raise subprocess.TimeoutExpired("collect", timeout or 0.0)
                 self.returncode = int(os.read(self._ended, 16))
                 os.close(self._ended)
             return self.returncode
@@ -87,6 +91,7 @@ class Template:
         return Forked(pid, os.fdopen(out), ended)
 
     def close(self) -> None:
+        self._link.shutdown(socket.SHUT_RDWR)  # also for processes that were forked from this one
         self._link.close()
         self._process.wait()
 
@@ -136,7 +141,7 @@ def _as_asked(job: bytes, files: Sequence[int]) -> list[str]:
     """Take the output and no other file, the umask, the environment; answers the arguments."""
     os.dup2(files[0], 1)
     os.dup2(files[1], 2)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(3, _MOST_FILES)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments: list[str]
     arguments, umask, environment = json.loads(job)

@@ -53,8 +53,7 @@ def test_a_revoked_tokens_import_goes_no_further(tmp_path: Path) -> None:
             told = collector.request("GET", "/readyz", None, other)[1]
             return bool(told["bytes_waiting"] >= MAX_PENDING)
 
-        writer = collector.writer_pid()
-        assert writer is not None
+        writer = collector.started_writer()
         os.kill(writer, signal.SIGSTOP)
         thread = threading.Thread(target=post)
         thread.start()

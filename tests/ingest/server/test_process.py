@@ -389,20 +389,11 @@ def test_a_restored_journal_gives_no_ordinal_twice(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("shards/*"))) == 2
 
 
-def started_writer(collector: CollectorProcess) -> int:
-    """The shard writer's process id once it is itself; between fork and exec it is our double."""
-    while collector.get("/healthz")[0] == 200:
-        writer = collector.writer_pid()
-        if writer and b"write-shards" in Path(f"/proc/{writer}/cmdline").read_bytes():
-            return writer
-    raise AssertionError("the collector failed")
-
-
 def test_a_stuck_writer_does_not_hold_up_the_end(tmp_path: Path) -> None:
     """SIGTERM ends the collector all the same; the next start writes the shard."""
     declare(tmp_path, seal_seconds=0.1)
     with CollectorProcess(tmp_path, drain_seconds=0.5) as collector:
-        os.kill(started_writer(collector), signal.SIGSTOP)
+        os.kill(collector.started_writer(), signal.SIGSTOP)
         collector.post("/v1/episodes", {"episode_id": "e"})
         collector.post("/v1/episodes/e/log_action", {"obs": OBS, "action": 1})
         collector.post("/v1/episodes/e/end", {})

@@ -542,9 +542,7 @@ def test_a_lineage_of_parts_that_are_planned_and_not_written_is_noted(root: Path
     """Killed between plan and shard; the writer that is stopped writes none before."""
     (stream,) = (path.name for path in (root / "shards").iterdir())
     with CollectorProcess(root) as collector:
-        writer = collector.writer_pid()
-        assert writer is not None
-        stopped = os.pidfd_open(writer)
+        stopped = os.pidfd_open(collector.started_writer())
         signal.pidfd_send_signal(stopped, signal.SIGSTOP)
         assert collector.post("/v1/events", batch("planned", STEPS, end=True))[0] == 200
         pause = threading.Event()
