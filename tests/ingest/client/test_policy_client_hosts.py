@@ -76,11 +76,11 @@ def stored(collector: CollectorProcess) -> Counter[str]:
     ("words", "preloads"),
     [
         (f"{GUNICORN} {HOSTED}:wsgi", False),
-        (f"{GUNICORN} --preload {HOSTED}:wsgi", True),
+        pytest.param(f"{GUNICORN} --preload {HOSTED}:wsgi", True, marks=pytest.mark.long),
         (f"{GUNICORN} --preload --worker-class gthread --threads 4 {HOSTED}:wsgi", True),
         (f"{GUNICORN} --preload -k uvicorn_worker.UvicornWorker {HOSTED}:asgi", True),
         (f"{UVICORN} --workers 2 {HOSTED}:asgi", False),
-        (f"{UVICORN} {HOSTED}:asgi", False),
+        pytest.param(f"{UVICORN} {HOSTED}:asgi", False, marks=pytest.mark.long),
     ],
 )
 def test_workers_of_a_server_log_each_request_once(
@@ -185,7 +185,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+@pytest.mark.parametrize(
+    "method", ["spawn", pytest.param("forkserver", marks=pytest.mark.long), "fork"]
+)
 def test_processes_however_they_start_log_each_decision_once(
     collector: CollectorProcess, tmp_path: Path, method: str
 ) -> None:

@@ -38,6 +38,7 @@ def test_kills_between_a_reply_and_the_next_event_change_nothing(tmp_path: Path)
     assert verdict.counts["decisions_lost_by_kills"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("very_slow_disk")
 @pytest.mark.parametrize("name", ["decisions-ignored", "nothing-kept"])
 def test_builds_that_break_the_protocol_are_found_out(tmp_path: Path, name: str) -> None:

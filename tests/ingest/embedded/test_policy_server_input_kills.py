@@ -13,6 +13,8 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from ingest.server.listening import Listening, bind
 from tests.faults.account import Account
 
@@ -94,13 +96,14 @@ def traffic(folder: Path, kills: int, kind: str = "") -> tuple[Counter[float], A
 
 def test_every_acknowledged_step_is_read_once_over_kills(tmp_path: Path) -> None:
     """From the queue or from a shard, before or after a restart; and it is in one shard."""
-    read, account = traffic(tmp_path, kills=4)
+    read, account = traffic(tmp_path, kills=2)
     assert len(account.acknowledged) > 30
     assert account.refused == []
     assert read == account.acknowledged == account.stored
     assert set(read.values()) == {1}
 
 
+@pytest.mark.long
 def test_a_trainer_that_forgets_its_position_is_caught(tmp_path: Path) -> None:
     """The check above can fail."""
     read, account = traffic(tmp_path, kills=1, kind="forgetful")

@@ -194,8 +194,8 @@ def pool() -> Iterator[pa.MemoryPool]:
 def test_a_file_that_decodes_to_far_more_is_refused_before_it_is_decoded(
     tmp_path: Path, coded: bool, request: pytest.FixtureRequest
 ) -> None:
-    """Some kB that stand for 800 MB, by a dictionary or by what compresses well."""
-    rows = 2_000
+    """Some kB that stand for 280 MB, by a dictionary or by what compresses well."""
+    rows = 700
     path = write(tmp_path, [part(0, rows)]).path
     text = '{"a":"' + "x" * 400_000 + '"}'
     options = {"compression": "zstd", "use_dictionary": ["infos"] if coded else False}
