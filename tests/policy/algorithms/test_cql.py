@@ -47,7 +47,7 @@ def test_values_are_those_of_the_bellman_equation() -> None:
         [False, True, True, True] * 64,
         [second, first, first, first] * 64,
     )
-    config = CQLConfig(alpha=0.0, gamma=0.5, epochs=400, lr=0.02, minibatch=64, target_every=20)
+    config = CQLConfig(alpha=0.0, gamma=0.5, epochs=100, lr=0.05, minibatch=64, target_every=20)
     learner = Learner(Policy(spec), config)
     metrics = learner.update(log)
     module, observed = learner.policy.module, learner.policy.observe(np.eye(2, dtype=np.float32))

@@ -31,9 +31,11 @@ def ray():
     """One Ray for all, started once; it guards its ports by a token."""
     import ray  # noqa: PLC0415  half a second that the other files are spared
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield ray
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")  # by default they give way to all other tests
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield ray
+        ray.shutdown()
 
 
 class Blocks(CountEnv):
