@@ -338,6 +338,8 @@ def _states(document: Document, one: Document) -> list[str]:
     serving = sum(one["version"] == version for one in document["served"])
     found = ["wanted"] if wanted else []
     found += [f"served by {serving}"] if serving else []
+    if live is not None and live.get("canary_version") == version:
+        found.append(f"canary in {live['canary_share']:.3g} of the episodes")
     return [*found, "off the chain"] if one.get("off_chain") else found
 
 

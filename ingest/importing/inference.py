@@ -136,7 +136,10 @@ def _space(
     """
     for column in columns:
         if not column.categorical and not ranges[column.name].count:
-            raise ImportFailed(f"column {column.name}: expected numbers, got none in any row")
+            raise ImportFailed(
+                f"column {column.name}: expected numbers, got none in any row; names need "
+                f"{column.name}:categories"
+            )
         if column.categorical and not found[column.name]:
             raise ImportFailed(f"column {column.name}: expected categories, got none in any row")
     if any(column.categorical for column in columns):

@@ -475,6 +475,11 @@ class WeightFolder:
                 pin=Pin(by=by, when=now, why=why),
             )
         target = self._before(live.version) if to is None else to
+        if target not in (there := self.versions()):
+            known = ", ".join(map(str, there[-10:]))
+            raise WeightsNotFound(
+                f"{self.policy_id}: expected one of the versions {known} to go back to, got {to}"
+            )
         manifest, _ = self.read(target)
         why = why or f"rolled back from version {live.version} to the content of {target}"
         pin = Pin(by=by, when=now, why=why)

@@ -28,6 +28,8 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         started = answer(headrace("publish", digest, "--canary", "10%", *at_root))
         assert (started["canary"], started["share"], started["needed"]) == (2, 0.1, None)
         assert started["served"]["state"] == "served"
+        listed = headrace("versions", "--root", tmp_path).stdout
+        assert "canary in 0.1 of the episodes" in listed
         answer(headrace("resume", *at_root))
         assert refused(headrace("publish", digest, "--no-gate", *at_root), "a canary", status=1)
         asked = process("canary", *at_root)

@@ -201,5 +201,7 @@ def test_several_columns_with_names_are_a_dict(tmp_path: Path) -> None:
             ("os", Discrete.of(["android", "ios"])),
         )
     )
+    numbers = headrace("import", path, "--observation", "country", *words)
+    assert refused(numbers, "column country: expected numbers", "names need country:categories")
     gone = headrace("import", path, "--observation", "gone:categories", *words)
     assert refused(gone, "column gone: expected categories, got none in any row")
