@@ -75,7 +75,7 @@ def test_killed_trainers_are_followed_and_a_second_one_is_named(tmp_path: Path) 
         assert loop.stop() == 0
     rows = [one["rows_trained"] for one in loop.updates]
     assert rows == sorted(rows)
-    assert "made live by somebody else" not in loop.stderr()
+    assert "made live by another process" not in loop.stderr()
 
 
 def test_the_folder_that_it_is_started_in_lends_no_modules(tmp_path: Path) -> None:

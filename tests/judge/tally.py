@@ -43,7 +43,7 @@ class Tally:
             self.covered += low - 1e-12 <= self.case.difference <= high + 1e-12
         self.refused += not all(one.passed for one in found.diagnostics)
         told = " ".join(found.reasons)
-        missing = found.verdict == "cannot tell" and not re.search("more|canary|mend|check", told)
+        missing = found.verdict == "cannot tell" and not re.search("more|canary|fix|check", told)
         self.unexplained += missing or (found.verdict != "better" and not told)
 
     def share(self, verdict: str) -> float:

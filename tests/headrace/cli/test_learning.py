@@ -196,7 +196,7 @@ def test_ls_lists_what_there_is(log: Path, tmp_path: Path) -> None:
     [
         (("train", "--algorithm", "sac"), "ips, snips, dr"),
         (("evaluate", "feedfeed"), "feedfeed"),
-        (("evaluate", "live"), "nothing is live"),
+        (("evaluate", "live"), "expected a live version"),
         (("publish", "--reward-range", "1", "0"), "low < high"),
         (("ls", "--root", "no/such/root"), "no/such/root"),
         (("verify", "--root", "no/such/root"), "no/such/root"),

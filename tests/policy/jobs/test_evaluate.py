@@ -105,7 +105,7 @@ def test_versions_and_the_live_one_are_judged_too(bandit_log, tmp_path):
     """A number is a version; nothing named is what is live; nothing live is an error."""
     bandit_log(100).write(tmp_path)
     digest = store_best(tmp_path)
-    with pytest.raises(EvaluationError, match="nothing is live"):
+    with pytest.raises(EvaluationError, match="expected a live version"):
         evaluate(tmp_path, "default")
     version = WeightStore(tmp_path, "default").publish(digest).version
     assert evaluate(tmp_path, "default", version).weights == version

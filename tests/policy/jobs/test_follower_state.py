@@ -192,7 +192,7 @@ def test_with_no_checkpoint_left_the_live_weights_are_taken_row_by_row(
     for path in checkpoints(root):
         flip(path, 20)
     result, _ = run(root, 1)
-    assert "going on from version 3" in caplog.text
+    assert "continuing from version 3" in caplog.text
     store = WeightStore(root, "default")
     rows = sorted(rows_of(root, range(12)))
     assert (result.version, sorted(claimed(root, 4))) == (4, rows[:300])
@@ -244,7 +244,7 @@ def test_a_rollback_under_a_follower_is_followed_and_holds(
     assert [one["version"] for one in seen] == [2, 3, 4, 4, 5]
     assert store.manifest(4).copy_of == 2
     assert (result.conflicts, result.version) == (1, 5)
-    assert "version 4 was made live by somebody else" in caplog.text
+    assert "version 4 was made live by another process" in caplog.text
     assert result.excluded == {"superseded": 200}
     # the two updates since then descend from version 2, whose 100 rows they have behind them
     assert (result.rows_trained, result.rows_read) == (300, 500)

@@ -136,7 +136,7 @@ def test_a_lost_race_reloads_or_ends(
         stop=lambda: len(seen) >= 5 or next(asked, None) is None,
         on_conflict=on_conflict,  # type: ignore[arg-type]
     )  # fmt: skip
-    assert "version 4 was made live by somebody else" in caplog.text
+    assert "version 4 was made live by another process" in caplog.text
     if on_conflict == "end":
         assert (result.ended, result.conflicts, store.versions()) == ("conflict", 1, [1, 2, 3, 4])
         return
@@ -174,5 +174,5 @@ def test_a_file_system_that_refuses_is_waited_for(
     )
     assert (result.version, result.rows_trained) == (4, 300)
     assert "writing the checkpoint: " in caplog.text
-    assert "tried again in 0.5 s" in caplog.text
-    assert "writing the checkpoint: done" in caplog.text
+    assert "trying again in 0.5 s" in caplog.text
+    assert "writing the checkpoint: succeeded" in caplog.text
