@@ -250,7 +250,7 @@ class AsyncPolicyClient(PolicyClient):
         self._questions += mine
         try:
             return await asyncio.gather(*(question.answer for question in mine))
-        finally:  # nobody waits for the others any more
+        finally:  # after an error, the other replies are not needed
             for question in mine:
                 question.answer.cancel()
 

@@ -35,7 +35,7 @@ from storage.spaces.leaves import leaves
 log = logging.getLogger("headrace.client")
 
 _CACHE_VERSION = 1
-_OBJECT_BYTES = 64  # what a Python object takes beside its content, about
+_OBJECT_BYTES = 64  # the approximate overhead of a Python object, in bytes
 
 
 class Draft:

@@ -522,7 +522,7 @@ class Sender:
                     text = f"cannot be encoded: {error}"
                     self.refuse_one(event, Refusal("invalid", text, None, event.episode_id))
                     self.outbox.judged([event])
-            batch.events = raw  # type: ignore[assignment]  # encoded events stand for events
+            batch.events = raw  # type: ignore[assignment]  # encoded events instead of events
             return fine, _encode(batch)
 
     def _settle(
@@ -540,7 +540,7 @@ class Sender:
             self.outbox.judged(events)
             return
         refused = {index: refusal for index, refusal in errors if 0 <= index < len(events)}
-        foreign = self.outbox.is_foreign(instance)  # what it never sent cannot be told any more
+        foreign = self.outbox.is_foreign(instance)  # that process may have sent them before
         again, wait, forgotten = self.sort(events, refused, maybe_applied or foreign)
         starts, gone_on, put_off = self.outbox.go_on(_closed(events, refused))
         again += gone_on

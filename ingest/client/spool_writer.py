@@ -171,7 +171,7 @@ class SpoolWriter:
         found = list(filter(self.spool.is_spooled, events))
         if found:
             self._judged += found
-            with contextlib.suppress(ClientError):  # then they are sent once more, and told apart
+            with contextlib.suppress(ClientError):  # then they are sent again, and recognised
                 self._ensure_running()
             self._work.notify()
 
@@ -223,7 +223,7 @@ class SpoolWriter:
             with self.disk:
                 try:
                     self.spool.done(judged)
-                except Exception:  # they are sent once more, and told apart
+                except Exception:  # the events are sent again, and recognised
                     log.exception("%s: what was judged is not noted", self.spool.directory)
                 with self._lock:
                     del self._judged[: len(judged)]

@@ -155,7 +155,7 @@ def _episodes(root: Path | str, declaration: PolicyDeclaration, arm: str) -> _Ro
     episodes, agents = _Numbers(), _Numbers()
     found: list[tuple[npt.NDArray[Any], ...]] = [(np.empty(0, np.int64),) * 7]
     for batch in _batches(root, declaration, arm):
-        words = batch[ENDED].astype(str)  # "None" for one that goes on
+        words = batch[ENDED].astype(str)  # "None": the episode goes on
         ended = np.full(len(words), _OVER)
         for number, word in enumerate(_ENDINGS):
             ended[words == word] = number

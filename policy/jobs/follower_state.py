@@ -103,7 +103,7 @@ class FollowerState:
         self._claimed: dict[str, int] = {}  # with `_not_read`, as of the position
         self._position: dict[str, Any] = {}
 
-    # where to go on
+    # resuming
 
     def begin(self, *, resume: bool) -> None:
         """Resume from a checkpoint or the live weights, or start; publish if nothing is live."""
