@@ -114,8 +114,8 @@ def require_columns(batch: SampleBatch, names: Iterable[str], who: str) -> None:
     missing = [name for name in names if name not in there]
     if missing:
         raise ValueError(
-            f"{who}: expected a batch with the columns {missing} beside {sorted(there)}; a reader "
-            "brings what its columns= names, and the algorithm's config lists what it needs"
+            f"{who}: expected a batch with the columns {missing}, got only {sorted(there)}; name "
+            "them in the reader's columns= (the algorithm's config lists what it needs)"
         )
 
 

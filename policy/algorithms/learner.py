@@ -166,7 +166,7 @@ class Learner:
             policy.filter = Policy(policy.spec, filter_state=filter_state).filter
             algorithm.optimizer.load_state_dict(optimizer)
             algorithm.load_state_dict(schedules)
-            text = "an update is taken back, and its %d rows are left out as %s: %s; of %s"
+            text = "an update is undone, and its %d rows are left out as %s: %s; of %s"
             _log.error(text, used.count, NOT_FINITE, error, _episodes(used))
             return None
         return metrics
@@ -300,7 +300,7 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Tensors]:
     body = open_document(_DOCUMENT, document.encode(), path)
     found = {name: _digest(array) for name, array in tensors.items()}
     if found != body["tensors"]:
-        raise WeightsDamaged(f"{path}: the tensors do not fit their digests")
+        raise WeightsDamaged(f"{path}: the tensors do not match their digests")
     return body, tensors
 
 

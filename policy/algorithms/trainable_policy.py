@@ -199,8 +199,8 @@ class TrainablePolicy(Policy):
         if unknown:
             told = "".join(near_names(name, known) for name in unknown)
             raise TypeError(
-                f"policy_config: unknown keys {unknown}{told}; what {cls.__name__} reads beside "
-                "the keys of its settings stands in its config_keys"
+                f"policy_config: unknown keys {unknown}{told}; list further keys of "
+                f"{cls.__name__} in its config_keys"
             )
 
     @cached_property

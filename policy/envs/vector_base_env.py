@@ -121,7 +121,9 @@ class VectorBaseEnv:
     def _require_all(self, actions: Mapping[Any, Mapping[Any, Any]]) -> None:
         waiting = set(range(self.num_envs)) - self._ended
         if self._ended and not self._resets_itself:
-            raise ValueError(f"send_actions: to reset first: the envs {sorted(self._ended)}")
+            raise ValueError(
+                f"send_actions: expected a reset of the ended envs {sorted(self._ended)} first"
+            )
         if set(actions) != waiting:
             raise ValueError(
                 f"send_actions: a vector steps as one: expected actions of the envs "

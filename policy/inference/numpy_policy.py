@@ -155,8 +155,8 @@ class NumpyPolicy:
         finite, _ = self.act_where_finite(self.flatten(columns), np.random.default_rng(0))
         if not finite.all():
             raise ValueError(
-                "weights: expected some that act on an observation next to zero, got NaN or "
-                "infinity from the network"
+                "weights: expected finite outputs of the network for an observation near zero, "
+                "got NaN or infinity"
             )
 
     def dist_inputs(self, flat: FlatArray) -> FlatArray:

@@ -107,4 +107,6 @@ def _check(policy: Policy, run: Any, what: str) -> None:
         expected = policy.module(rows).numpy()
     found = np.asarray(run(rows))
     if found.shape != expected.shape or not np.allclose(found, expected, atol=_TOLERANCE):
-        raise ExportError(f"{what}: what was exported computes other numbers than the policy")
+        raise ExportError(
+            f"{what}: expected the policy's outputs from the exported file, got other numbers"
+        )

@@ -509,7 +509,7 @@ class _Steps:
         sentence = f"{self._outside} rewards outside of the declared range {low:g} to {high:g}"
         if self._outside:
             least, most = self._rewards
-            sentence += f", from {least:g} to {most:g}: mend the range"
+            sentence += f", from {least:g} to {most:g}: fix the range"
         source = "the range is a promise"
         return [at_most("rewards_outside_range", self._outside, 0, sentence, source)]
 

@@ -106,8 +106,8 @@ class InputEvaluation:
             return
         if ACTION_LOGP not in batch or np.isnan(batch[ACTION_LOGP]).all():
             raise ValueError(
-                "input_evaluation: the input says of no row how likely its action was: log "
-                "actions with action_prob= or action_logp=, or leave input_evaluation empty"
+                "input_evaluation: expected rows with propensities, got none: log actions with "
+                "action_prob= or action_logp=, or leave input_evaluation empty"
             )
         for run in batch.split_by_episode():
             self._add_run(run)
@@ -162,7 +162,7 @@ class InputEvaluation:
 
     def _none_whole(self, name: str) -> OffPolicyEstimate:
         text = (
-            f"no whole episode came since the last call: {self._open_rows} rows of "
+            f"no complete episode came since the last call: {self._open_rows} rows of "
             f"{len(self._open)} episodes wait for others, {self.given_up} episodes were given up"
         )
         return OffPolicyEstimate(name, {"unavailable": text, **self._told()})

@@ -146,7 +146,9 @@ class WorkerSettings:
                 )
             real = _ALIASES.get(name, name)
             if real in named:
-                raise TypeError(f"{name}: expected one of {real} and its names of old, got two")
+                raise TypeError(
+                    f"{name}: expected either {real} or one of its older names, got two"
+                )
             named[real] = value
         known = {one.name: one for one in fields(cls)}
         unknown = sorted(set(named) - set(known))
@@ -166,8 +168,8 @@ class WorkerSettings:
             known = [*(one.name for one in fields(cls)), *_ALIASES]
             told = "".join(_told(name, known) for name in sorted(arguments))
             raise TypeError(
-                f"sample: expected no arguments, got {sorted(arguments)}; how much is sampled is "
-                f"said to the constructor{told}"
+                f"sample: expected no arguments, got {sorted(arguments)}; set how much is sampled "
+                f"in the constructor{told}"
             )
 
     @property

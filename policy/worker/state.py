@@ -92,7 +92,7 @@ def unpack(data: bytes, where: str = "worker state") -> tuple[dict[str, Any], Te
         raise WeightsDamaged(f"{where}: {error}") from error
     body = open_document(_KIND, metadata.get(_KIND, "").encode(), where)
     if {name: _digest(array) for name, array in tensors.items()} != body["tensors"]:
-        raise WeightsDamaged(f"{where}: the tensors do not fit their digests")
+        raise WeightsDamaged(f"{where}: the tensors do not match their digests")
     if body["state_format"] != FORMAT:
         raise WeightsDamaged(
             f"{where}: expected state format {FORMAT}, got {body['state_format']!r:.40}"

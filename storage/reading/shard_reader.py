@@ -283,7 +283,7 @@ class ShardReader(InputReader):
         if (index, count) == self._share:
             return
         if self._prefetcher is not None:
-            raise ReaderError("share: expected a reader that has not read yet")
+            raise ReaderError("share: expected a reader that has not read yet, got one that has")
         self._share = index, count
 
     # batches
@@ -405,7 +405,7 @@ class ShardReader(InputReader):
 
     def _finish(self) -> None:
         if not self.stats.shards and not self.stats.excluded_shards:
-            log.warning("the input is at its end: no shard was read")
+            log.warning("the input has ended, and no shard was read")
         if self._incomplete:
             self._mix(self._joiner.flush())
         for rows in self._window.flush() if self._window else []:
@@ -490,8 +490,8 @@ class ShardReader(InputReader):
                 return False
         if self._prefetcher is not None and self._process != os.getpid():
             raise ReaderError(
-                "expected a reader of this process, it has read in the one that this was forked "
-                "from: make a new one"
+                "expected a reader of this process, got one that has read in the parent process: "
+                "make a new one"
             )
         if self._prefetcher is None and not self._ended:
             self._process = os.getpid()
@@ -530,7 +530,7 @@ class ShardReader(InputReader):
         for why, count in stages.lost.items():
             self.stats.lost += count
             self.stats.exclude(why, count)
-            log.warning("of the position, %d rows are in no shard any more: %s", count, why)
+            log.warning("%d rows of the position are no longer in any shard: %s", count, why)
         for bad in stages.bad:
             self.stats.excluded_shards[bad.shard.place] = bad.text
             log.warning("left out as %s: %s", bad.reason, bad.text)

@@ -210,7 +210,7 @@ def _check_numbers(
     elif name in _LEAST and (least := pc.min(column).as_py()) is not None and least < _LEAST[name]:
         expected = f"{_LEAST[name]} or more"
     if expected:
-        raise ShardDamaged(f"{name}: expected {expected}, got others")
+        raise ShardDamaged(f"{name}: expected {expected}, got other values")
 
 
 _LEAST = {"part": 0, "env_t": 0, "agents": 1}
@@ -295,7 +295,7 @@ def check_runs(
         whole = breaks | goes_on
         if not whole.all():
             ordinal = int(ordinals[int(whole.argmin())])
-            raise ShardDamaged(f"the steps of ordinal {ordinal} have a gap or are doubled")
+            raise ShardDamaged(f"ordinal {ordinal}: expected each step once, without gaps")
         starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
         parts = len(set(zip(ordinals[starts].tolist(), names[starts].tolist(), strict=True)))
         different = np.unique(ordinals[starts])
@@ -307,14 +307,16 @@ def check_runs(
     found, expected = _runs(different), np.array(metadata.ranges, np.int64)
     if not parts == len(starts) == metadata.parts or not np.array_equal(found, expected):
         raise ShardDamaged(
-            f"its footer says {metadata.parts} parts of ordinals {_ranges(expected)}, inside are "
-            f"{len(starts)} of {_ranges(found)}"
+            f"expected {metadata.parts} parts of ordinals {_ranges(expected)}, as in the footer, "
+            f"got {len(starts)} of {_ranges(found)}"
         )
     changes = np.flatnonzero(episode_ordinals[1:] != episode_ordinals[:-1])
     if not breaks[changes].all():
         raise ShardDamaged("episode_ordinal: expected one value in each part, got several")
     if t[starts].min() < 0 or episode_ordinals.min() < 0 or (episode_ordinals > ordinals).any():
-        raise ShardDamaged("expected t and episode_ordinal from 0 on, and no part before its first")
+        raise ShardDamaged(
+            "expected t and episode_ordinal >= 0, and no part before the first of its episode"
+        )
     return starts
 
 
@@ -377,7 +379,7 @@ def check_finals(
     for name in names:
         column = table.column(name)
         if len(table) - column.null_count != len(stored) or not present(table, name)[stored].all():
-            raise ShardDamaged(f"{name}: expected it at the ends of parts only, whole or not")
+            raise ShardDamaged(f"{name}: expected values at ends of parts only, in all columns")
         values[name] = given_values(column, metadata.columns[name])
         check_column(column, values[name], metadata, name)
     return stored, values
@@ -396,12 +398,12 @@ def check_endings(
     lasts = np.append(starts[1:], len(terminated)) - 1
     over = terminated | truncated
     if np.count_nonzero(over) != np.count_nonzero(over[lasts]) or (terminated & truncated).any():
-        raise ShardDamaged("terminateds, truncateds: expected one of them at most, at a part's end")
+        raise ShardDamaged("terminateds, truncateds: expected at most one, at the end of a part")
     if ended is None:
         return
     words = ended[lasts]
     told = ~is_null(words)
     if np.count_nonzero(~is_null(ended)) != np.count_nonzero(told):
-        raise ShardDamaged("ended: expected it at the ends of parts only")
+        raise ShardDamaged("ended: expected values at ends of parts only")
     if (terminated[lasts] != (words == "terminated")).any() or (over[lasts] != told).any():
-        raise ShardDamaged("ended: expected what terminateds and truncateds say")
+        raise ShardDamaged("ended: expected values that agree with terminateds and truncateds")

@@ -89,7 +89,7 @@ def check_pages(content: bytes | memoryview, chunk: Any, name: str, width: int) 
     while at < end and values < chunk.num_values:
         page = read_page_header(content, at)
         if page.kind not in (_DATA, _DICTIONARY) or page.encoding not in _KNOWN:
-            raise ShardDamaged(f"{name}: expected pages as our writer makes them, got {page}")
+            raise ShardDamaged(f"{name}: expected pages of Headrace's writer, got {page}")
         if page.kind == _DICTIONARY:
             dictionary = page.size
         size += page.header + page.size

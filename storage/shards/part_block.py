@@ -147,7 +147,7 @@ def _scalars(parts: Sequence[Part]) -> PartScalars:
                 f"{part.episode_id}"
             )
         if part.ordinal < 0 or part.episode_ordinal < 0:
-            raise ShardError(f"block: episode {part.episode_id}: a part without an ordinal")
+            raise ShardError(f"block: episode {part.episode_id}: expected ordinals, got none")
     values: dict[str, list[Any]] = {name: [getattr(p, name) for p in parts] for name in _PER_PART}
     starts = accumulate(values["steps"], initial=0)
     infos = [

@@ -244,9 +244,9 @@ def _check_copy(path: Path, data: pa.Buffer, metadata: ShardMetadata) -> None:
                 break
             at += count
     if at != data.size:
-        raise ShardWriteError(f"{path}: read back other bytes than those written")
+        raise ShardWriteError(f"{path}: expected to read back the written bytes, got others")
     if _metadata(pq.ParquetFile(pa.BufferReader(data)), path) != metadata:
-        raise ShardWriteError(f"{path}: the footer does not say what was written")
+        raise ShardWriteError(f"{path}: expected a footer with the written metadata, got another")
 
 
 def _ranges(ordinals: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -415,4 +415,4 @@ def _metadata(file: pq.ParquetFile, path: Path) -> ShardMetadata:
 def _check_columns(path: Path, names: Sequence[str], wanted: Sequence[str] | None) -> None:
     missing = [name for name in wanted or () if name not in names]
     if missing:
-        raise ShardError(f"{path}: expected columns of {', '.join(names)}; {missing} are not there")
+        raise ShardError(f"{path}: expected columns of {', '.join(names)}, got {missing}")

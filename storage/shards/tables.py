@@ -64,7 +64,8 @@ class BlockColumns:
             for name, dtype in _PER_STEP.items()
         }
         if self._per_step["source"].max() >= len(SOURCES):
-            raise ShardError(f"source: expected 0..{len(SOURCES) - 1}")
+            largest = self._per_step["source"].max()
+            raise ShardError(f"source: expected 0 to {len(SOURCES) - 1}, got {largest}")
         self._texts = self._repeated_texts()
         self._dist = _dist_inputs(block, self.rows)
         self._env_t = _buffer("env_t", block.env_t, "<i8", self.rows) if block.env_t else None

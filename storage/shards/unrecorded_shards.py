@@ -74,7 +74,7 @@ def later_shards(
             ends[folder.name] = max(ends.get(folder.name, 0), name.last + 1)
             shard = _read(directory, folder.name, name)
             if shard is None:
-                log.warning("shard %s of %s is damaged: not taken up", name, folder.name)
+                log.warning("shard %s of %s is damaged, and gets no record", name, folder.name)
             else:
                 found.append(shard)
     return found, ends

@@ -205,7 +205,7 @@ class WriterProcess:
         if reply.info is None:
             raise ShardWriteError(reply.error, reply.errno)
         if not self._anchor.has(reply.info.path):
-            raise ShardWriteError(f"{reply.info.path}: written, and not there")
+            raise ShardWriteError(f"{reply.info.path}: expected the written shard, found no file")
         return reply.info
 
     def check(self) -> None:

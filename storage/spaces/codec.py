@@ -199,7 +199,9 @@ class Codec:
         """
         if self.itemsize is None:
             if lengths is None or len(lengths) != count or sum(lengths) != len(data):
-                raise SpaceError(f"expected {count} lengths that add up to {len(data)} bytes")
+                raise SpaceError(
+                    f"expected {count} lengths that sum to {len(data)} bytes, got others"
+                )
             return self._text_columns(bytes(data), lengths)
         if len(data) != count * self.itemsize:
             raise SpaceError(

@@ -63,7 +63,7 @@ def read_regular(path: Path, limit: int = 2**28) -> bytes:
     finally:
         os.close(fd)
     if len(data) > status.st_size:
-        raise NotRegular(f"{path}: expected a file that is replaced, it was appended to")
+        raise NotRegular(f"{path}: expected a file that is only replaced, got one that grows")
     return data
 
 

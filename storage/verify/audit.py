@@ -202,7 +202,8 @@ class Trained:
         versions = store.versions()
         if not versions:
             return
-        text = f"expected what is live of versions {as_text(RangeSet.of(versions))}, got no file"
+        known = as_text(RangeSet.of(versions))
+        text = f"expected a file that names the live one of versions {known}, got no file"
         manifests = [store.manifest(version) for version in versions]
         if any(m.parent is not None or m.copy_of is not None for m in manifests):
             self._find(where, text)
@@ -225,13 +226,13 @@ def _standing(store: WeightFolder, live: Live) -> Iterator[str]:
     known = RangeSet.of([*store.versions(), *store.pruned()])
     if gone := known.missing(1, known.last or 0):
         yield (
-            f"versions {as_text(gone)} were given, and nothing is known of them here: the weights "
-            "were restored from a backup"
+            f"versions {as_text(gone)} were published and are missing here: the weights were "
+            "restored from a backup"
         )
     for one in store.served.registered(time.time()):
         if not one.serves(live):
             serves = "nothing" if one.version < 0 else f"version {one.version}"
-            why = one.why or "it has not looked yet"
+            why = one.why or "it has not read live.json yet"
             yield f"wanted: version {live.version}; {one.collector_id} serves {serves}: {why}"
 
 

@@ -57,7 +57,10 @@ class Candidates:
         path = self.folder(self._known(digest)) / "candidate.json"
         candidate = Candidate.from_json(read_document("candidate", path), path)
         if candidate.digest != path.parent.name:
-            raise WeightsDamaged(f"{path}: expected a candidate of digest {path.parent.name}")
+            raise WeightsDamaged(
+                f"{path}: expected a candidate of digest {path.parent.name}, got one of "
+                f"{candidate.digest}"
+            )
         return candidate
 
     def load(self, digest: str) -> tuple[Candidate, dict[str, Any]]:
@@ -87,6 +90,6 @@ class Candidates:
         if len(matches) != 1:
             raise WeightsNotFound(
                 f"{self._policy_id}: expected the digest of one of {len(found)} candidates, got "
-                f"{digest!r:.80}, which fits {len(matches)}"
+                f"{digest!r:.80}, which matches {len(matches)}"
             )
         return matches[0]

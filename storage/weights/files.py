@@ -62,7 +62,7 @@ def locked(directory: Path) -> Iterator[None]:
     lock, deadline = FileLock(directory / "lock"), time.monotonic() + LOCK_SECONDS
     while not lock.acquire(blocking=False):
         if time.monotonic() >= deadline:
-            text = f"process {lock.holder()} holds {lock.path}: it publishes, or was stopped then"
+            text = f"process {lock.holder()} holds {lock.path}: it is publishing, or was suspended"
             raise WeightStoreError(f"{directory.name}: {text}") from BlockingIOError(
                 errno.EAGAIN, text
             )

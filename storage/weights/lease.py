@@ -189,7 +189,7 @@ class Lease:
                 self._failing = False
             except (OSError, WeightsDamaged) as error:
                 if not self._failing:  # once until it works again
-                    log.warning("lease %d cannot be renewed, tried again: %s", self.fence, error)
+                    log.warning("lease %d cannot be renewed; trying again: %s", self.fence, error)
                 self._failing = True
 
 

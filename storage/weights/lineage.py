@@ -51,7 +51,7 @@ def open_untrained(where: tuple[Path, str]) -> dict[str, list[list[int]]]:
 def _open(path: Path, digest: str) -> dict[str, Json]:
     data = read_file(path, MAX_DOCUMENT)
     if sha256(data) != digest:
-        raise WeightsDamaged(f"{path}: the file does not fit the digest in its manifest")
+        raise WeightsDamaged(f"{path}: the file does not match the digest in its manifest")
     return open_document("lineage", data, path)
 
 

@@ -77,7 +77,7 @@ def _items(place: str, value: Json) -> list[tuple[str, Json]]:
 
 
 def _too_deep(place: str) -> ValueError:
-    text = f"expected at most {MAX_DEPTH} lists and objects within each other"
+    text = f"expected at most {MAX_DEPTH} nested lists and objects"
     return ValueError(f"{place:.80}: {text}")
 
 
@@ -113,7 +113,7 @@ def open_document(kind: str, data: bytes, where: object) -> dict[str, Json]:
             )
         body = document["body"]
         if not isinstance(body, dict) or sha256(canonical(body)) != document["digest"]:
-            raise ValueError("the content does not fit its digest")
+            raise ValueError("the content does not match its digest")
     except (ValueError, RecursionError) as error:
         raise WeightsDamaged(f"{where}: {error}") from error
     return body

@@ -69,7 +69,9 @@ class MemoryWeightStore:
         GenerationConflict when another generation than expected (0: nothing) is live."""
         with self._lock:
             if self._candidate is None or self._candidate[0].digest != digest:
-                raise WeightsNotFound(f"{self.policy_id}: {digest!r:.80} is not the latest one")
+                raise WeightsNotFound(
+                    f"{self.policy_id}: expected the latest candidate, got {digest!r:.80}"
+                )
             candidate, data = self._candidate
             live = self._live
             if live is not None and self._versions[live.version][0].candidate == digest:

@@ -64,7 +64,7 @@ class LivePointer:
                     return None, None
                 wrong = str(error)
         live = self._recovered()
-        text = f"{wrong}; going on from version {live.version}, generation {live.generation}"
+        text = f"{wrong}; continuing with version {live.version}, generation {live.generation}"
         if live.pinned is not None:
             text += f", pinned by {live.pinned.by} ({live.pinned.why})"
         if text != self._told:
@@ -136,7 +136,7 @@ class LivePointer:
             latest = Live(generation=0, version=newest)
         if latest.generation < given:
             latest = replace(latest, generation=given + 1)
-        why = "live.json was damaged, and whether a rollback had pinned the policy is not known"
+        why = "live.json was damaged, so it is unknown whether a rollback had pinned the policy"
         try:
             when = os.stat(self._file).st_mtime_ns // 1000
         except OSError:

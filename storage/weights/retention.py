@@ -51,7 +51,7 @@ class PrunedVersions:
         except WeightsNotFound:
             return {}
         except WeightsDamaged as error:
-            log.warning("names of removed versions are not known: %s", error)
+            log.warning("the list of removed versions cannot be read: %s", error)
             return {}
         found = {}
         for number, line in enumerate(lines, 1):
@@ -60,7 +60,7 @@ class PrunedVersions:
             digest, _, data = line.partition(b" ")
             try:
                 if sha256(data)[:16].encode() != digest:
-                    raise WeightsDamaged("the line does not fit its digest")
+                    raise WeightsDamaged("the line does not match its digest")
                 one = Pruned.from_json(json.loads(data))
             except (WeightsDamaged, ValueError) as error:
                 log.warning("%s, line %d is left out: %s", self._path, number, error)

@@ -55,14 +55,14 @@ class ServedRecords:
         try:
             paths = sorted(visible(self._folder))
         except OSError as error:  # what says who serves it stops nobody from publishing
-            log.warning("nobody can say what is served: %s", error)
+            log.warning("the records of served versions cannot be read: %s", error)
             return []
         for path in paths:
             try:
                 record = Served.from_json(read_document("served", path), path)
                 ever_served([record])
             except (WeightStoreError, ValueError, OSError) as error:
-                log.warning("left out of what is served: %s", error)
+                log.warning("a record of a served version is left out: %s", error)
                 continue
             if f"{record.collector_id}.json" == path.name:
                 found.append(record)

@@ -131,9 +131,11 @@ class WeightFolder:
         """The id in the newest version that is whole, which takes the place of a damaged one."""
         known = self._versions.whole()
         if not known:
-            raise WeightsDamaged(f"{damage}; without any whole version: remove it for a new id")
+            raise WeightsDamaged(
+                f"{damage}; no version is intact either: remove the file to get a new id"
+            )
         store_id = known[max(known)].store_id
-        log.warning("%s; going on with the id of version %d, %s", damage, max(known), store_id)
+        log.warning("%s; continuing with the id of version %d, %s", damage, max(known), store_id)
         with contextlib.suppress(OSError):
             replace_file(path, seal_document("store", {"store_id": store_id}))
         return store_id
@@ -434,7 +436,9 @@ class WeightFolder:
             if live and live.version == version:
                 return live
             if known.copy_of is not None or known.parent != (live.version if live else None):
-                raise GenerationConflict(f"{self.policy_id}: version {version} was live before")
+                raise GenerationConflict(
+                    f"{self.policy_id}: expected a new version, but {version} was live before"
+                )
         else:
             self._promote(candidate, version)
         return self._point(version, expected_generation=live.generation if live else 0)
@@ -460,7 +464,9 @@ class WeightFolder:
         """
         live = self.mended_live()
         if live is None:
-            raise WeightsNotFound(f"{self.policy_id}: nothing is live, so nothing to roll back")
+            raise WeightsNotFound(
+                f"{self.policy_id}: expected a live version to roll back, got none"
+            )
         if expected_generation not in (None, live.generation):
             raise GenerationConflict(
                 f"{self.policy_id}: expected generation {expected_generation} to be live, got "
@@ -513,7 +519,9 @@ class WeightFolder:
             raise ValueError(f"canary: expected a share above 0 and below 1, got {share}")
         live, candidate = self.mended_live(), self.candidate(digest)
         if live is None:
-            raise WeightsNotFound(f"{self.policy_id}: nothing is live to compare a canary with")
+            raise WeightsNotFound(
+                f"{self.policy_id}: expected a live version to compare a canary with, got none"
+            )
         if self._candidate_in(live.version) == candidate.digest:
             raise ValueError(f"canary: {digest[:12]} is live already, as version {live.version}")
         version = live.canary_version
@@ -537,7 +545,7 @@ class WeightFolder:
         """Make the canary live in all episodes. Raises WeightsNotFound when none is on."""
         live = self.mended_live()
         if live is None or live.canary_version is None:
-            raise WeightsNotFound(f"{self.policy_id}: no canary is on")
+            raise WeightsNotFound(f"{self.policy_id}: expected a running canary, got none")
         if expected_generation is None:
             expected_generation = live.generation
         return self._point(
@@ -563,7 +571,7 @@ class WeightFolder:
                 if (live := self.live()) is not None:
                     self._pointer.write(replace(live, pinned=live.pinned or pin))
                     return live.pinned or pin
-        raise WeightsNotFound(f"{self.policy_id}: nothing is live, so nothing to pause")
+        raise WeightsNotFound(f"{self.policy_id}: expected a live version to pause, got none")
 
     def resume(self) -> Pin | None:
         """End what a rollback pinned: from here on the policy may be published again.
@@ -572,7 +580,9 @@ class WeightFolder:
         stay as they are. Raises WeightsNotFound when nothing is live.
         """
         if self.mended_live() is None:
-            raise WeightsNotFound(f"{self.policy_id}: nothing is live, so nothing is pinned")
+            raise WeightsNotFound(
+                f"{self.policy_id}: expected a pinned version, but no version is live"
+            )
         with locked(self.directory):
             live = self.live()
             if live is None or live.pinned is None:
@@ -661,7 +671,7 @@ class WeightFolder:
                     return one
                 nearest = one
         if nearest is None:
-            text = f"there is no version before {version} whose content is here and not refused"
+            text = f"expected a usable version before {version}, got none"
             with contextlib.suppress(WeightStoreError):
                 if (copied := self.manifest(version).copy_of) is not None:
                     text += (
@@ -683,7 +693,7 @@ class WeightFolder:
         files = {name: read_file(source / name, MAX_WEIGHTS) for name in candidate.digests}
         for name, data in files.items():
             if sha256(data) != candidate.digests[name]:
-                raise WeightsDamaged(f"{source / name}: the file does not fit its digest")
+                raise WeightsDamaged(f"{source / name}: the file does not match its digest")
         self._require_usable(candidate, files[WEIGHTS_FILE])
         while True:
             live = self.live()

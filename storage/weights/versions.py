@@ -107,7 +107,7 @@ class VersionFolders:
         path = self.folder(version) / WEIGHTS_FILE
         data = read_file(path, MAX_WEIGHTS)
         if sha256(data) != manifest.digests.get(WEIGHTS_FILE):
-            raise WeightsDamaged(f"{path}: the file does not fit the digest in its manifest")
+            raise WeightsDamaged(f"{path}: the file does not match the digest in its manifest")
         return manifest, data
 
     def load(self, version: int) -> tuple[Manifest, dict[str, Any]]:

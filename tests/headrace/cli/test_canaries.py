@@ -48,7 +48,7 @@ def test_a_canary_from_its_start_to_its_end(tmp_path: Path) -> None:
         promoted = answer(headrace("promote", "--no-gate", *at_root))
         assert (promoted["version"], promoted["served"]["state"]) == (2, "served")
         assert collector.stop() == 0
-    assert refused(headrace("promote", "--root", tmp_path), "no canary is on")
+    assert refused(headrace("promote", "--root", tmp_path), "expected a running canary")
     listed = headrace("decisions", "--root", tmp_path)
     assert listed.stdout.count("cannot tell") == 2, listed.stdout
 

@@ -81,9 +81,9 @@ def test_a_batch_without_its_columns_is_refused_by_their_names(played, bandit_lo
     """Not a KeyError of the first one: the text lists what is missing and what is there."""
     learner = Learner(Policy(PLAYED, seed=0), PPOConfig(), seed=0)
     batch = played.select([name for name in played if name not in ("source", "new_obs")])
-    with pytest.raises(ValueError, match=r"ppo: .* the columns \['source', 'new_obs'\] beside"):
+    with pytest.raises(ValueError, match=r"ppo: .* the columns \['source', 'new_obs'\], got only"):
         learner.update(batch)
     learner = Learner(Policy(DECIDED, seed=0), BanditConfig(), seed=0)
     batch = bandit_log(3).batch()
-    with pytest.raises(ValueError, match=r"bandit: .* the columns \['rewards'\] beside"):
+    with pytest.raises(ValueError, match=r"bandit: .* the columns \['rewards'\], got only"):
         learner.update(batch.select([name for name in batch if name != "rewards"]))

@@ -119,7 +119,7 @@ def test_an_update_that_goes_wrong_is_taken_back(bandit_log, caplog, monkeypatch
     assert_same_weights(learner, without)
     assert learner.lineage == without.lineage
     assert learner.policy.filter.to_json() == without.policy.filter.to_json()
-    assert "an update is taken back, and its 50 rows are left out as not_finite" in caplog.text
+    assert "an update is undone, and its 50 rows are left out as not_finite" in caplog.text
 
 
 def test_progress_is_told_up_to_the_end(bandit_log):

@@ -189,7 +189,7 @@ def test_weights_that_act_nowhere_are_named():
     overflowing().require_finite()
     spec = PolicySpec(Box((4,)), Discrete(2))
     huge = {name: np.full(shape, 3e38, np.float32) for name, shape in spec.weight_shapes().items()}
-    with pytest.raises(ValueError, match=r"^weights: expected some that act"):
+    with pytest.raises(ValueError, match=r"^weights: expected finite outputs"):
         NumpyPolicy(spec, huge).require_finite()
 
 

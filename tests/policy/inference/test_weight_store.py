@@ -52,7 +52,7 @@ BAD: dict[str, tuple[Weights, str]] = {
     "a tensor too many": ({**weights(), "pi.4.bias": np.zeros(2, np.float32)}, "not expected"),
     "an overflow": (
         {k: np.full_like(v, 1e38) for k, v in weights().items()},
-        "NaN or infinity from the network",
+        "finite outputs of the network",
     ),
 }
 

@@ -162,7 +162,7 @@ def test_whole_episodes_are_judged_not_fragments():
     ) as made:
         made.sample()
         for one in estimates(made):
-            assert "no whole episode" in one.metrics["unavailable"]
+            assert "no complete episode" in one.metrics["unavailable"]
         made.sample()
         found = {one.estimator_name: one.metrics for one in estimates(made)}
         value = sum(0.9**t * (t + 1) for t in range(5))
@@ -259,7 +259,7 @@ def test_episodes_that_are_never_seen_whole_are_told(caplog):
         made.sample()
         made.sample()
         [one] = estimates(made)
-        assert "no whole episode" in one.metrics["unavailable"]
+        assert "no complete episode" in one.metrics["unavailable"]
         assert one.metrics["open_rows"] == 3
         assert one.metrics["given_up"] == 1
         assert estimates(made) == []

@@ -353,7 +353,7 @@ def damage(change: Callable[[Path], object], folder: Path) -> Callable[[int], No
 def test_a_file_that_reads_back_otherwise_is_not_published(tmp_path: Path, keep: int) -> None:
     """Law: what the disk does not give back never gets a final name."""
     cut = damage(lambda path: path.write_bytes(path.read_bytes()[:keep]), tmp_path)
-    with pytest.raises(ShardWriteError, match="other bytes than those written"):
+    with pytest.raises(ShardWriteError, match="expected to read back the written bytes"):
         ShardWriter(tmp_path, fsync=cut).write(STREAM, CANONICAL, parts_of(2))
     assert visible(tmp_path) == []
 
@@ -458,13 +458,13 @@ def test_a_stream_is_never_a_path(tmp_path: Path, stream: str) -> None:
     ("parts", "message"),
     [
         ([], "expected one or more parts"),
-        ([make_part(0, episode_ordinal=-1)], "episode episode-0: a part without an ordinal"),
+        ([make_part(0, episode_ordinal=-1)], "episode episode-0: expected ordinals, got none"),
         ([make_part(0), make_part(1, schema_id="other")], "got other for episode episode-1"),
         ([make_part(0, schema_id="other")], "expected parts of schema .*, got other"),
         ([make_part(0, obs=b"1234")], "obs: expected 48 bytes for 3 values, got 4"),
         ([make_part(0, actions=b"")], "actions: expected 24 bytes for 3 values, got 0"),
         ([make_part(0, final_obs=b"123")], "final_obs: expected 16 bytes for 1 values, got 3"),
-        ([make_part(0, source=b"\x09" * 3)], "source: expected 0..2"),
+        ([make_part(0, source=b"\x09" * 3)], "source: expected 0 to 2"),
         ([make_part(0, dist_inputs=b"1234")], "dist_inputs: expected 0 bytes, got 4"),
     ],
 )
@@ -488,7 +488,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
     info = ShardWriter(tmp_path).write(STREAM, CANONICAL, parts_of(1))
-    with pytest.raises(ShardError, match=r"\['speed'\] are not there"):
+    with pytest.raises(ShardError, match=r"got \['speed'\]"):
         read_shard(info.path, columns=["obs", "speed"])
     table = read_shard(info.path, columns=["obs", "t"])
     assert table.column_names == ["obs", "t"]

@@ -219,7 +219,7 @@ def test_a_gap_inside_a_part_is_found(root: Path) -> None:
         table.set_column(table.schema.get_field_index("t"), table.schema.field("t"), pa.array(t)),
     )
     found = [finding.text for finding in verified(root).findings if finding.kind == "damaged"]
-    assert found == ["the steps of ordinal 0 have a gap or are doubled"]
+    assert found == ["ordinal 0: expected each step once, without gaps"]
 
 
 def test_lost_rows_of_the_journal_are_found(root: Path) -> None:
@@ -426,7 +426,7 @@ def test_versions_that_a_backup_took_away_are_named(root: Path) -> None:
     assert "version 3 and generation 3 were given" in "; ".join(verified(root).notes)
     store.publish(candidate(root, {"a": [[0, 2]]}))
     (note,) = [note for note in verified(root).notes if "versions" in note]
-    assert "versions 2-3 were given, and nothing is known of them here" in note
+    assert "versions 2-3 were published and are missing here" in note
 
 
 def candidate(root: Path, lineage: dict[str, list[list[int]]]) -> str:
@@ -457,7 +457,7 @@ def test_versions_of_which_none_is_live_any_more_are_found(root: Path) -> None:
     copy.unlink()
     (finding,) = verified(root).findings
     assert (finding.kind, finding.where) == ("weights", "weights/default/live.json")
-    assert finding.text == "expected what is live of versions 1-2, got no file"
+    assert finding.text == "expected a file that names the live one of versions 1-2, got no file"
 
 
 @pytest.mark.parametrize("name", ["live.json", "live.copy.json"])

@@ -49,7 +49,7 @@ def test_a_damaged_version_is_named_and_the_others_are_listed(tmp_path: Path) ->
     listed, damaged = described(store)
     assert [one["version"] for one in listed] == [1, 3]
     assert list(damaged) == [2]
-    assert "does not fit its digest" in damaged[2]
+    assert "does not match its digest" in damaged[2]
 
 
 def test_pruning_leaves_damaged_versions_and_candidates_where_they_are(tmp_path: Path) -> None:
@@ -101,7 +101,9 @@ def test_a_lock_that_is_held_for_long_is_an_error_that_names_its_holder(
     digest = add(store, 1.0)
     lock = FileLock(store.directory / "lock")
     lock.acquire()
-    with pytest.raises(WeightStoreError, match=f"process {lock.holder()} holds .*: it publishes"):
+    with pytest.raises(
+        WeightStoreError, match=f"process {lock.holder()} holds .*: it is publishing"
+    ):
         store.publish(digest)
     lock.release()
     assert store.publish(digest).version == 1

@@ -50,7 +50,7 @@ def test_what_is_live_is_known_while_one_file_is_whole(
     assert callable(damage)
     damage(store.directory / "live.json")
     assert [store.live(), store.live()] == [live, live]
-    assert caplog.text.count("going on from version 3, generation 3") == 1
+    assert caplog.text.count("continuing with version 3, generation 3") == 1
     assert list(store.pointer_damage()) == ["live.json"]
     assert store.stamp() is not None  # so that a collector that starts now looks
     assert store.publish(add(store, 4.0)).version == 4

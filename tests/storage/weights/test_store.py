@@ -121,7 +121,7 @@ def test_promotion_gives_rising_numbers_and_does_not_publish(store: WeightFolder
     assert store.set_live(2).generation == 1
     assert store.promote(first) == 3
     assert store.manifest(3).parent == 2
-    with pytest.raises(WeightsNotFound, match="fits 0"):
+    with pytest.raises(WeightsNotFound, match="matches 0"):
         store.promote("ffffffff0000")
 
 
@@ -170,7 +170,7 @@ def test_a_rollback_is_a_new_version_with_old_content(store: WeightFolder) -> No
     assert (manifest.parent, manifest.copy_of) == (3, 2)
     assert manifest.candidate == store.manifest(2).candidate
     assert value_of(store, store.rollback().version) == 1.0
-    with pytest.raises(WeightsNotFound, match="no version before"):
+    with pytest.raises(WeightsNotFound, match="expected a usable version before"):
         store.rollback()
     assert value_of(store, store.rollback(to=3).version) == 3.0
     assert store.versions() == [1, 2, 3, 4, 5, 6]
@@ -241,7 +241,7 @@ def test_a_rollback_may_follow_a_rollback(store: WeightFolder) -> None:
 
 
 def test_nothing_is_pinned_where_nothing_is_live(tmp_path: Path) -> None:
-    with pytest.raises(WeightsNotFound, match="nothing is live"):
+    with pytest.raises(WeightsNotFound, match="expected a pinned version"):
         store_in(tmp_path).resume()
 
 
@@ -347,7 +347,7 @@ def test_a_damaged_store_id_is_taken_from_the_versions(store: WeightFolder) -> N
     digest = add(store, 0.5)
     known = store.store_id
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(WeightsDamaged, match="remove it for a new id"):
+    with pytest.raises(WeightsDamaged, match="remove the file to get a new id"):
         store.publish(digest)
     path.unlink()
     store.publish(digest)

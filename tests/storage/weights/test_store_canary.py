@@ -45,7 +45,7 @@ def test_promoted_it_is_live_and_publishing_goes_on(store: WeightFolder) -> None
     store.start_canary(add(store, 2.0), 0.1)
     assert store.promote_canary() == Live(generation=3, version=2)
     assert store.publish(add(store, 3.0)).version == 3
-    with pytest.raises(WeightsNotFound, match="no canary is on"):
+    with pytest.raises(WeightsNotFound, match="expected a running canary"):
         store.promote_canary()
 
 
@@ -91,5 +91,5 @@ def test_a_canary_is_compared_with_something_else(store: WeightFolder, tmp_path:
     with pytest.raises(ValueError, match="is live already, as version 1"):
         store.start_canary(add(store, 1.0), 0.1)
     empty = WeightFolder(tmp_path, "other", check=any_weights)
-    with pytest.raises(WeightsNotFound, match="nothing is live"):
+    with pytest.raises(WeightsNotFound, match="expected a live version"):
         empty.start_canary(add(empty, 1.0), 0.1)

@@ -117,5 +117,5 @@ def test_a_second_rollback_says_why_what_was_rolled_back_is_passed_over(tmp_path
 def test_without_anything_whole_a_rollback_says_so(tmp_path: Path) -> None:
     store = store_of(tmp_path, 1.0, 2.0)
     damage(store, 1)
-    with pytest.raises(WeightsNotFound, match="no version before 2 whose content is here"):
+    with pytest.raises(WeightsNotFound, match="expected a usable version before 2"):
         store.rollback()
