@@ -16,8 +16,6 @@ Calls that wait at the same time share requests, which are made by a few threads
 from __future__ import annotations
 
 import asyncio
-import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ingest.client.declarations import ClientPolicy, CollectorSpec
+from ingest.client.delivery import renewed_by_fork
 from ingest.client.open_episodes import ClientEpisode
 from ingest.client.policy_client import PolicyClient
 from ingest.client.transport import Delivery, HttpSession, refusal_from_json
@@ -324,13 +323,4 @@ def _decided(episode: ClientEpisode, obs: bytes, reply: ActionReply) -> tuple[De
     return event, episode.policy.action_value(reply.action)
 
 
-_clients: weakref.WeakSet[AsyncPolicyClient] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for client in list(_clients):
-        client._reset()
-
-
-if hasattr(os, "register_at_fork"):  # a client also runs on Windows, which does not fork
-    os.register_at_fork(after_in_child=_after_fork)
+_clients = renewed_by_fork(AsyncPolicyClient._reset)

@@ -83,6 +83,7 @@ _MSGPACK = {"Content-Type": wire.MSGPACK}
 _SPLIT = ("malformed", "too_large", "invalid")  # the batch holds something that spoils the rest
 _encode = msgspec.msgpack.Encoder().encode
 R = TypeVar("R")
+T = TypeVar("T")
 Parts: TypeAlias = deque[tuple[list[Event], bool]]
 """Parts of a batch, and whether each may have been sent before."""
 
@@ -890,7 +891,20 @@ def _summary(refused: list[Refusal]) -> Refusal:
     return Refusal(first.code, message, first.path, first.episode_id, first.expected_seq)
 
 
-_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+def renewed_by_fork(renew: Callable[[T], object]) -> weakref.WeakSet[T]:
+    """Where objects are put of which a forked child is to renew its copies."""
+    known: weakref.WeakSet[T] = weakref.WeakSet()
+
+    def renew_all() -> None:
+        for one in list(known):
+            renew(one)
+
+    if hasattr(os, "register_at_fork"):  # a client also runs on Windows, which does not fork
+        os.register_at_fork(after_in_child=renew_all)
+    return known
+
+
+_senders = renewed_by_fork(Sender.after_fork)
 _serials = itertools.count()
 
 
@@ -910,11 +924,6 @@ def _finish_all(*_: Any, **__: Any) -> None:
         sender.finish()
 
 
-def _after_fork() -> None:
-    for sender in list(_senders):
-        sender.after_fork()
-
-
 def _finish_with_host(sender: Sender) -> None:
     """Deliver at the end of a multiprocessing child or Celery worker, which do not use atexit."""
     celery = sys.modules.get("celery.signals")
@@ -927,5 +936,3 @@ def _finish_with_host(sender: Sender) -> None:
 
 
 atexit.register(_finish_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -9,16 +9,15 @@ one assignment, so each step is acted with either the old or the new weights.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from ingest.client.delivery import renewed_by_fork
 from ingest.client.open_episodes import ClientEpisode
 from ingest.client.transport import Answer, RetryDelays, Transport
 from ingest.protocol.errors import CollectorUnavailable, Refusal
@@ -292,13 +291,4 @@ def _canary(published: Published) -> tuple[NumpyPolicy, float] | None:
     return NumpyPolicy.published(Manifest.from_json(found.manifest), found.weights), found.share
 
 
-_policies: weakref.WeakSet[LocalPolicy] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for policy in list(_policies):
-        policy._reset_lock()
-
-
-if hasattr(os, "register_at_fork"):  # a client also runs on Windows, which does not fork
-    os.register_at_fork(after_in_child=_after_fork)
+_policies = renewed_by_fork(LocalPolicy._reset_lock)
