@@ -409,7 +409,7 @@ def test_a_stop_waits_for_the_writer_as_long_as_its_limit_says(tmp_path: Path) -
     """With `drain_seconds=600` the shard of a writer that stood still is written all the same."""
     declare(tmp_path, seal_seconds=0.1)
     with CollectorProcess(tmp_path, drain_seconds=600.0) as collector:
-        writer = started_writer(collector)
+        writer = collector.started_writer()
         os.kill(writer, signal.SIGSTOP)
         collector.post("/v1/episodes", {"episode_id": "e"})
         collector.post("/v1/episodes/e/log_action", {"obs": OBS, "action": 1})
