@@ -128,7 +128,7 @@ def test_a_block_that_runs_elsewhere_names_a_test_of_its_page(block: Marked) -> 
 @pytest.mark.parametrize("block", of_kind("trainer"))
 def test_a_trainer_trains_in_any_company(block: Marked, tmp_path: Path) -> None:
     """A client that only logs, one that idles and one that is killed end no trainer: it goes on
-    with the next that acts, and ends as it says."""
+    with the next that acts, here with two episodes open at once, and ends as it says."""
     assert "100_000" in block.code
     program = tmp_path / "program.py"
     program.write_text(block.code.replace("100_000", "1024"))
@@ -137,7 +137,7 @@ def test_a_trainer_trains_in_any_company(block: Marked, tmp_path: Path) -> None:
         stack.callback(trainer.close)
         address = trainer.line().split()[-1]
         stack.enter_context(company(address))
-        player = Program("-m", "headrace.demo.play", address, "CartPole-v1")
+        player = Program("-m", "headrace.demo.play", address, "CartPole-v1", "--seats", "2")
         stack.callback(player.close)
         code, lines = trainer.rest(SECONDS)
         assert code == 0, lines

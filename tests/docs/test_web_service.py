@@ -31,7 +31,7 @@ from tests.headrace.command import headrace
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/service"
 PATIENCE = 60.0
-BLOCKS, BLOCK, CALLERS = 5, 120, 8  # something is killed in each block of decisions
+BLOCKS, BLOCK, CALLERS = 3, 80, 8  # something is killed in each block of decisions
 FEATURES = [0.1, 0.2, 0.3, 0.4]
 WINDOW = 3600.0  # seconds of running time in which a click counts: more than any test takes
 HTTP = urllib3.PoolManager(retries=False, timeout=PATIENCE, maxsize=CALLERS)
