@@ -201,6 +201,9 @@ def test_a_policy_that_acts_otherwise_than_it_learns_is_refused():
         new_learner(spec=spec)
 
 
-def test_it_learns_cartpole():
-    """From about 20 a return to 100 and more within 10,000 steps; a wrong sign never gets there."""
-    assert any(point.mean_return >= 100 for point in learn(1, 10_000))
+@pytest.mark.parametrize(
+    ("returns", "steps"), [(100, 10_000), pytest.param(195, 20_000, marks=pytest.mark.long)]
+)
+def test_it_learns_cartpole(returns, steps):
+    """From a return of about 20; a wrong sign never gets there. 195 counts as solved."""
+    assert any(point.mean_return >= returns for point in learn(1, steps))
