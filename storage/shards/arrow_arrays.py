@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -130,31 +130,12 @@ def leaf_array(spec: ColumnSpec, values: LeafValues) -> pa.Array:
     if isinstance(values, Texts):
         return binary_array(values.offsets, values.data, spec.arrow_type)
     if spec.encoding == "scalar":
-        return array_of(values)
+        return pa.array(values)
     flat = np.ascontiguousarray(values).reshape(-1)
     if spec.encoding == "list":
-        return pa.FixedSizeListArray.from_arrays(array_of(flat), type=spec.arrow_type)
+        return pa.FixedSizeListArray.from_arrays(pa.array(flat), type=spec.arrow_type)
     size = values.dtype.itemsize * math.prod(values.shape[1:])
     return binary_array(np.arange(len(values) + 1) * size, flat.view(np.uint8))
-
-
-def array_of(values: Array, missing: Array | None = None) -> pa.Array:
-    """Numbers or bools (N,) as an Arrow array, null where `missing`; bools are copied.
-
-    pa.array looks at its input with pandas, and imports it for that where it is installed.
-    """
-    flags = values.dtype == np.bool_
-    data = np.packbits(values, bitorder="little") if flags else np.ascontiguousarray(values)
-    valid = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
-    kind = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(data)])
-
-
-def words_array(words: Iterable[str]) -> pa.Array:
-    """Texts as an Arrow array of strings."""
-    texts = [word.encode() for word in words]
-    sizes = np.array([len(text) for text in texts], np.int64)
-    return binary_array(starts_of(sizes), np.frombuffer(b"".join(texts), np.uint8), pa.string())
 
 
 def leaf_bytes(values: LeafValues) -> Texts:
@@ -199,7 +180,7 @@ def sparse_binary(rows: int, at: Array, items: Texts, kind: pa.DataType | None =
 def coded(words: pa.Array, codes: Array) -> pa.Array:
     """The word of each code (N,), null where it is below 0, as a dictionary array."""
     missing = codes < 0
-    indices = array_of(codes.astype(np.int32), missing if missing.any() else None)
+    indices = pa.array(codes.astype(np.int32), mask=missing if missing.any() else None)
     return pa.DictionaryArray.from_arrays(indices, words)
 
 
@@ -210,7 +191,7 @@ class RepeatedText:
         index: dict[str, int] = {}
         codes = [-1 if v is None else index.setdefault(v, len(index)) for v in values]
         self._codes = np.array(codes, np.int64)
-        self._words = words_array(index)
+        self._words = pa.array(list(index), pa.string())
 
     def rows(self, parts: slice, sizes: Array) -> pa.Array:
         """A dictionary array of what these parts have, over `sizes` rows each."""
@@ -218,7 +199,7 @@ class RepeatedText:
         used = np.zeros(len(self._words) + 1, np.bool_)  # the last one is for null, which is -1
         used[codes] = True
         places = np.append(np.cumsum(used[:-1]) - 1, -1)
-        words = self._words.filter(array_of(used[:-1]))  # each row group has its own
+        words = self._words.filter(pa.array(used[:-1]))  # each row group has its own
         return coded(words, np.repeat(places[codes], sizes))
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.experience.episode import ENDINGS, LOGP_TOLERANCE, SOURCES
-from storage.shards.arrow_arrays import given_values, present, words_array
+from storage.shards.arrow_arrays import given_values, present
 from storage.shards.names import ShardDamaged
 from storage.shards.schema import (
     CODED,
@@ -245,7 +245,7 @@ def _check_lengths(texts: pa.Array, name: str, space: Any) -> None:
         raise ShardDamaged(f"{name}: expected {describe(space)}, got {least} to {most} characters")
 
 
-_WORDS = {"ended": words_array(ENDINGS), "source": words_array(SOURCES)}
+_WORDS = {"ended": pa.array(ENDINGS), "source": pa.array(SOURCES)}
 
 
 def _check_json(texts: pa.Array, name: str, kind: Any) -> None:

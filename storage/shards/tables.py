@@ -13,14 +13,12 @@ from storage.shards.arrow_arrays import (
     RecordSplitter,
     RepeatedText,
     Texts,
-    array_of,
     binary_array,
     coded,
     leaf_array,
     leaf_bytes,
     sparse_binary,
     starts_of,
-    words_array,
 )
 from storage.shards.names import ShardError
 from storage.shards.part_block import PartBlock
@@ -37,7 +35,7 @@ _PER_STEP = {
 }
 
 
-_ENDINGS, _SOURCES = words_array(ENDINGS), words_array(SOURCES)
+_ENDINGS, _SOURCES = pa.array(ENDINGS), pa.array(SOURCES)
 _TERMINATED = ENDINGS.index("terminated")
 
 
@@ -100,10 +98,10 @@ class BlockColumns:
         """Rows `begin`..`end` (exclusive) as a table of `schema`."""
         parts, sizes = self._parts(begin, end)
         columns: dict[str, Any] = {
-            name: array_of(np.repeat(values[parts], sizes))
+            name: pa.array(np.repeat(values[parts], sizes))
             for name, values in self._numbers.items()
         }
-        columns["t"] = array_of(np.arange(begin, end) + np.repeat(self._shifts[parts], sizes))
+        columns["t"] = pa.array(np.arange(begin, end) + np.repeat(self._shifts[parts], sizes))
         columns |= {name: text.rows(parts, sizes) for name, text in self._texts.items()}
         columns |= self._obs.arrays(begin, end) | self._actions.arrays(begin, end)
         columns |= self._endings(begin, end)
@@ -159,15 +157,15 @@ class BlockColumns:
         }
         return {
             "ended": coded(_ENDINGS, ended),
-            "terminateds": array_of(ended == _TERMINATED),
-            "truncateds": array_of((ended >= 0) & (ended != _TERMINATED)),
+            "terminateds": pa.array(ended == _TERMINATED),
+            "truncateds": pa.array((ended >= 0) & (ended != _TERMINATED)),
             "agents": _known(agents),
             **final,
         }
 
     def _steps_columns(self, begin: int, end: int) -> dict[str, pa.Array]:
         columns = {
-            name: array_of(values[begin:end])
+            name: pa.array(values[begin:end])
             for name, values in self._per_step.items()
             if name not in ("action_logp", "source")
         }
@@ -176,7 +174,7 @@ class BlockColumns:
             pa.nulls(end - begin, pa.int64()) if env_t is None else _known(env_t[begin:end])
         )
         logp = self._per_step["action_logp"][begin:end]
-        columns["action_logp"] = array_of(logp, np.isnan(logp))
+        columns["action_logp"] = pa.array(logp, mask=np.isnan(logp))
         columns["source"] = coded(_SOURCES, self._per_step["source"][begin:end])
         offsets, data = self._dist
         here = offsets[begin : end + 1]
@@ -222,7 +220,7 @@ def _final_columns(
 
 def _known(values: npt.NDArray[Any]) -> pa.Array:
     """Integers (N,), null where below 0."""
-    return array_of(values, values < 0)
+    return pa.array(values, mask=values < 0)
 
 
 def _dist_inputs(block: PartBlock, rows: int) -> tuple[npt.NDArray[np.int64], Any]:

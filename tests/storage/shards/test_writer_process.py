@@ -474,18 +474,3 @@ def test_a_writer_that_waits_holds_no_parts(tmp_path: Path) -> None:
         assert decode_reply(reply[0]).info is not None
     assert len(requests.held) > 2
     assert set(requests.held) == {0}
-
-
-def test_a_writer_loads_no_pandas() -> None:
-    """pa.array would, where it is installed: 40 MB and a third of a second for each collector."""
-    code = (
-        "import sys, tempfile\n"
-        "from pathlib import Path\n"
-        "from tests.storage.reading.test_shard_reader import part, write\n"
-        "before = 'pandas' in sys.modules\n"
-        "with tempfile.TemporaryDirectory() as folder:\n"
-        "    write(Path(folder), [part(0, 2)])\n"
-        "print(before, 'pandas' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False False\n"
