@@ -21,7 +21,6 @@ SERVES = re.compile(r"(http://\S+)")
 VARIES = re.compile(r"\d+\.\d+|\d+(?= orders)")  # from run to run: seconds, and what visitors do
 NUMBER = r"[\d.]+"
 SECONDS = 120
-WINDOW = "--reward-window 15"  # the page has 30: people are slower
 
 
 def start(command: str, home: Path, env: Mapping[str, str]) -> tuple[subprocess.Popen[str], str]:
@@ -71,8 +70,6 @@ def test_the_tutorial_runs_as_it_stands(tmp_path: Path) -> None:
                 for line in text.splitlines():
                     assert is_printed(line, printed), line
             elif text.startswith("headrace collect"):
-                text, shortened = re.subn(r"--reward-window 30\b", WINDOW, text)
-                assert shortened
                 process, env["HEADRACE_ADDRESS"] = start(text, tmp_path, env)
                 stack.callback(process.kill)
             else:
