@@ -1,8 +1,8 @@
 """Episodes from events: the state machine that accepts or refuses events and seals parts.
 
-No input or output; the time is an argument. The state changes only through journal events, so a
-replay of the journal ends in the same state. Imports nothing of HTTP, of the journal's file or of
-shards. Only `assembler` changes the state; `judge` and `status` read it.
+It does no input or output, and takes the time as an argument. The state changes only through
+journal events, so that replaying the journal gives the same state. It imports neither HTTP nor the
+journal's file nor shards. Only `assembler` changes the state; `judge` and `status` read it.
 """
 
 __all__ = [

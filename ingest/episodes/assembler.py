@@ -2,12 +2,12 @@
 
     wire event --judge--> journal event --apply--> state --> sealed parts
 
-A `Judge` (`ingest.episodes.judge`) reads this state and never changes it; it answers a journal
-event, or None for a retry that is known already, or raises Refusal. `apply` is the only thing that
-changes state, so that applying the journal's rows again is the same history. Time is an argument
-(`now`: seconds that the collector has been running; `received`: microseconds since the epoch).
+A `Judge` (`ingest.episodes.judge`) reads this state and never changes it. It returns a journal
+event, or None for a known retry, or raises Refusal. Only `apply` changes the state, so that
+replaying the journal's rows gives the same state. Time is an argument (`now`: seconds that the
+collector has been running; `received`: microseconds since the epoch).
 
-What each event means in each state of its episode:
+The effect of each event in each state of its episode:
 
     state       start            log_action, decision   log_returns   end
     ABSENT      -> IDLE          not_found              not_found     not_found
@@ -18,19 +18,21 @@ What each event means in each state of its episode:
     abandoned   abandoned        abandoned              abandoned     abandoned
     broken      broken           broken                 broken        broken
 
-A repeated sequence number with equal content is a retry in every state; with other content it is a
-conflict; a number too far on is a gap. Content is compared back to the episode's latest cut: what
-lies before it, or in an episode that is over, counts as a retry by its number alone. A start is
-compared for as long as its episode is open, its number's episode for as long as that is known.
+In every state, a repeated sequence number with equal content is a retry, with other content a
+conflict; a number beyond the next one is a gap. Content is compared only back to the episode's
+latest cut. Before the cut, and in episodes that have ended, the number alone makes an event a
+retry. The content of a start is compared while its episode is open, and its episode's name while
+that is remembered.
 
-The episodes of this table are those of one agent, and the tracks of those that have several
-(ingest.protocol.agent_names). What holds for a whole episode of several agents: one client instance
-starts its tracks; none may be started once as many as its end told are known; its time-out looks at
-the latest event of any agent, and it is abandoned, and broken, as a whole.
+An episode of this table has one agent, or is one agent's track in an episode of several
+(ingest.protocol.agent_names). For a whole episode of several agents: one client instance starts all
+tracks; no track can start once the number of agents given by an end is reached; the time-out counts
+from the latest event of any agent; and the episode is abandoned or broken as a whole.
 
-An event that follows a get_action names the decision that was acted on. Where the open step holds
-another one (the collector was killed before its disk had it, and was asked once more), the event is
-refused as `decision_unknown`, and the `decision` that the client sends then takes its place.
+An event that follows a get_action names the decision that was acted on. The open step can hold a
+different decision, if the collector was killed before it stored the first one and the client asked
+again. The event is then refused as `decision_unknown`, and the client sends a `decision` event that
+replaces the stored one.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ from storage.experience.range_set import RangeSet
 
 
 class EpisodeAssembler:
-    """The known episodes, and the parts that their events become. See the module's table."""
+    """The known episodes, and the parts made of their events. See the module's table."""
 
     def __init__(
         self,
@@ -75,34 +77,34 @@ class EpisodeAssembler:
         past: Iterable[PolicyDeclaration] = (),
         limits: Limits | None = None,
     ) -> None:
-        """`past` are earlier declarations, for the episodes that began under them."""
+        """`past` are earlier declarations, for the episodes that started under them."""
         self.policies, self.limits = Policies(policies, past), limits or Limits()
         self.episodes: dict[Name, OpenEpisode] = {}
-        self.closing: dict[Name, OpenEpisode] = {}  # ended, and still taking rewards
+        self.closing: dict[Name, OpenEpisode] = {}  # ended, but accepting late rewards
         self.finished: OrderedDict[Name, Finished] = OrderedDict()
         self.wholes: dict[str, Whole] = {}  # the known episodes of several agents
         self.instances = Instances()
         self.next_key = 0
         self.anonymous_starts = 0
-        self._due: list[tuple[float, int]] = []  # when the last window of each is over: a heap
+        self._due: list[tuple[float, int]] = []  # a heap of (end of the last reward window, key)
         self.open_of: Counter[str] = Counter()  # token id -> its open episodes
         self.sealed: list[Sealed] = []
         self.on_closed: Callable[[str, int], None] | None = None  # (policy, version) per step
         self.steps = 0
-        self.open_bytes = 0  # what the open episodes take in memory, about
-        self.running = 0.0  # the latest running time that any event came at
+        self.open_bytes = 0  # the approximate memory of open episodes
+        self.running = 0.0  # the latest running time of any event
         self.needed: dict[int, int] = {}  # journal row -> unrecorded parts that need it
-        self.staged: dict[int, Staged] = {}  # key of a long episode that is imported -> its pieces
+        self.staged: dict[int, Staged] = {}  # key of a long imported episode -> its pieces
         self._by_key: dict[int, OpenEpisode] = {}
-        self.done = RangeSet()  # keys of the episodes that are recorded to their end
-        self.torn: set[int] = set()  # keys of episodes whose history lacks journal rows
+        self.done = RangeSet()  # keys of the episodes that are recorded completely
+        self.torn: set[int] = set()  # keys of episodes with lost journal rows
 
     # --- proposing -------------------------------------------------------------------------
 
     def break_episode(self, name: Name, cause: str) -> list[Ended]:
-        """The events that close an open episode at its last good step; none if it is not open.
+        """Return the events that end an open episode at its last good step; none if it is not open.
 
-        With one track all of its episode is broken: what is left could not be put together.
+        A broken track breaks its whole episode, because the other tracks would be incomplete.
         """
         if name not in self.episodes:
             return []
@@ -113,20 +115,20 @@ class EpisodeAssembler:
         return [_closed(self.episodes[one], "broken", cause) for one in broken]
 
     def cut_for_size(self, key: int, now: float) -> Cut | None:
-        """The cut that an episode's size calls for, if any."""
+        """Return the cut for an episode that has become too large, if any."""
         episode = self._by_key.get(key)
         if episode is None or episode.ended is not None or not episode.is_long:
             return None
         return episode.cut_due(now, WORTH_CUTTING)
 
     def torn_episodes(self) -> list[Name]:
-        """Open episodes whose history lacks journal rows, so that their clients cannot go on."""
+        """Open episodes with lost journal rows, which their clients cannot continue."""
         return [self._by_key[key].started.name for key in self.torn if key in self._by_key]
 
     def cuts(self, policies: Collection[str], now: float, *, least: float = 0.0) -> Iterator[Cut]:
-        """The cuts that make parts of all closed steps of some policies' open episodes.
+        """Cut off all closed steps of open episodes of the given policies.
 
-        `least`: of those only of which such a share is closed.
+        `least`: skip episodes with a smaller share of closed steps than this.
         """
         for episode in self.episodes.values():
             if episode.started.policy_id in policies:
@@ -135,9 +137,10 @@ class EpisodeAssembler:
                     yield cut
 
     def tick(self, now: float) -> Iterator[Event]:
-        """What the passing of time calls for.
+        """Return the events that are due at `now`.
 
-        Abandoned episodes, parts that waited long enough, ended episodes whose windows are over.
+        They end abandoned episodes, cut parts that have waited long enough, and seal ended episodes
+        after their reward windows.
         """
         silent = {name for name, whole in self.wholes.items() if self._is_silent(name, whole, now)}
         for episode in list(self.episodes.values()):
@@ -156,21 +159,21 @@ class EpisodeAssembler:
                 yield Cut(key, self._by_key[key].part, self._by_key[key].steps)
 
     def _is_silent(self, episode_id: str, whole: Whole, now: float) -> bool:
-        """Whether nothing came of any agent for the longest time-out among those that are open."""
+        """Whether no agent sent an event for the longest time-out among the open tracks."""
         return bool(whole.open) and now - whole.seen >= max(
             self.episodes[episode_id, agent].rules.declaration.episode_timeout
             for agent in whole.open
         )
 
     def open_instance(self, token: str, name: str | None, owner: str = "") -> Opened:
-        """The event that registers a client instance; `token` makes its id hard to guess."""
+        """Return the event that registers a client instance; `token` makes its id hard to guess."""
         number = self.instances.next_number
         return Opened(f"{number:x}-{token}", number, name, owner)
 
     def find_instance(
         self, token: str, name: str | None, owner: str, content: tuple[bytes, int] | None
     ) -> tuple[str, list[Opened | Receipt]]:
-        """The owner's instance of that name, or a new one; and the events that make it so."""
+        """Find or create the owner's instance of that name; return its id and the new events."""
         events: list[Opened | Receipt] = []
         instance = self.instances.named(name, owner)
         if instance is None:
@@ -191,12 +194,12 @@ class EpisodeAssembler:
         received: int,
         now: float,
     ) -> None:
-        """Change the state by one journal event. What a recorded part holds already is skipped.
+        """Change the state by one journal event, except for steps that are in a recorded part.
 
-        `now` is the collector's running time when the event came, over the journal's life.
+        `now` is the running time at which the event came, in seconds over the journal's life.
         """
         self.running = max(self.running, now)
-        if isinstance(event, (Acted, Rewarded, Ended)):  # nearly all of them
+        if isinstance(event, (Acted, Rewarded, Ended)):  # most events
             self._apply_next(event, encoded, row, received, now)
         elif isinstance(event, Started):
             self._apply_started(event, row, now)
@@ -216,11 +219,11 @@ class EpisodeAssembler:
     def _apply_next(
         self, event: Acted | Rewarded | Ended, encoded: bytes, row: int, received: int, now: float
     ) -> None:
-        """Change an open episode by the event that it has come to."""
+        """Apply an event to an open episode."""
         episode = self._by_key.get(event.key)
         if episode is None or episode.ended is not None or event.seq < episode.next_seq:
             return
-        if event.seq > episode.next_seq:  # only when the journal has lost rows
+        if event.seq > episode.next_seq:  # only if journal rows were lost
             self.torn.add(event.key)
             return
         if episode.remember(event.seq, digest(event, encoded), row, now):
@@ -238,13 +241,13 @@ class EpisodeAssembler:
         self._count_bytes(episode)
 
     def _count_bytes(self, episode: OpenEpisode, held: int | None = None) -> None:
-        """Let `open_bytes` have what an episode takes now, or `held`."""
+        """Set an episode's share of `open_bytes` to its current size, or to `held`."""
         now = episode.held if held is None else held
         self.open_bytes += now - episode.counted
         episode.counted = now
 
     def _tell_closed(self, episode: OpenEpisode) -> None:
-        """Tell of the step that is closed now, if it is experience for on-policy training."""
+        """Report the step that is now closed, if on-policy training can use it."""
         started = episode.started
         known = episode.steps and episode.source[-1] == ON_POLICY and started.training_enabled
         if known and self.on_closed is not None:
@@ -295,7 +298,7 @@ class EpisodeAssembler:
                 self._note_start(episode.started)
                 continue
             staged = self.staged.pop(key, None) or Staged()
-            if staged.steps != episode.t0:  # the journal has lost rows
+            if staged.steps != episode.t0:  # journal rows were lost
                 self._release(staged.rows)
                 continue
             staged.add(parts, row, self._rules_of(episode.started).observation.itemsize)
@@ -320,7 +323,7 @@ class EpisodeAssembler:
     def _wait_imported(
         self, staged: Staged, episode: ImportedEpisode, row: int, now: float
     ) -> None:
-        """An episode whose steps take rewards for a while: it is over, and not sealed yet."""
+        """Keep an imported episode that has ended until its steps' reward windows are over."""
         started = episode.started
         self._note_start(started)
         waiting = OpenEpisode(started, self._rules_of(started), row, now)
@@ -341,7 +344,7 @@ class EpisodeAssembler:
         self._let_wait(waiting, ended)
 
     def drop_staged(self, key: int) -> list[int]:
-        """Forget the pieces of an episode that does not go on; answers the rows nothing needs."""
+        """Drop the pieces of an unfinished episode; return the rows that are no longer needed."""
         staged = self.staged.pop(key, None)
         return [] if staged is None else self._release(staged.rows)
 
@@ -361,7 +364,7 @@ class EpisodeAssembler:
         before = {*episode.rows}
         part, needed = episode.cut(closed)
         self._count_bytes(episode)
-        # The cut's own row too: without it a replay would not make this part again.
+        # The cut's own row is needed too: without it a replay would not make this part again.
         rows = {row, *needed}
         for held in rows.intersection(episode.rows) | (rows - before):
             self._need(held)
@@ -374,8 +377,8 @@ class EpisodeAssembler:
     ) -> None:
         episode = self._by_key.get(event.key)
         if episode is None or event.t < episode.t0:
-            return  # its part is recorded already
-        if event.t >= episode.t_next:  # only when the journal has lost rows
+            return  # its part is recorded
+        if event.t >= episode.t_next:  # only if journal rows were lost
             self.torn.add(event.key)
         else:
             if episode.reward_step(event, digest(event, encoded), row, now):
@@ -385,7 +388,7 @@ class EpisodeAssembler:
     def _apply_redecided(self, event: Redecided, row: int, received: int, now: float) -> None:
         episode = self._by_key.get(event.key)
         if episode is None or not event.seq == episode.open_seq == episode.next_seq - 1:
-            return  # its part is recorded already
+            return  # its part is recorded
         acted = event.acted
         if episode.correct(event.seq, digest(acted, encode_event(acted)), row, now):
             self._need(row)
@@ -407,7 +410,7 @@ class EpisodeAssembler:
             self._seal_last(episode, event)
 
     def _let_wait(self, episode: OpenEpisode, event: Ended) -> None:
-        """An episode is over, and its steps take rewards until their windows are."""
+        """Keep an ended episode until its steps' reward windows are over."""
         episode.ended = event
         self.closing[episode.started.name] = episode
         due = episode.opened[-1] + episode.rules.declaration.reward_window
@@ -416,7 +419,7 @@ class EpisodeAssembler:
         self._count_bytes(episode)
 
     def _seal_last(self, episode: OpenEpisode, event: Ended) -> None:
-        """All that is left of an episode is ready for a shard."""
+        """Seal the remaining steps of an episode."""
         started = episode.started
         finished = Finished.of(episode, event)
         part = episode.finish(event)
@@ -429,13 +432,13 @@ class EpisodeAssembler:
         self.needed[row] = self.needed.get(row, 0) + 1
 
     def release(self, sealed: Sealed) -> list[int]:
-        """Note that a part is recorded; answers the rows that nothing needs any more."""
+        """Note that a part is recorded; return the rows that are no longer needed."""
         if sealed.finished is not None:
             self.done.add(sealed.key)
         return self._release(sealed.rows)
 
     def _release(self, rows: Iterable[int]) -> list[int]:
-        """Take back needs of rows; answers those that nothing needs any more."""
+        """Decrease the need counts of rows; return the rows that are no longer needed."""
         free: list[int] = []
         for row in rows:
             self.needed[row] -= 1
@@ -445,9 +448,9 @@ class EpisodeAssembler:
         return free
 
     def remember_finished(self, finished: Finished) -> None:
-        """Keep what late events need to know; the oldest is forgotten beyond the limit."""
+        """Keep what answers to late events need; above the limit, drop the oldest."""
         before = self.finished.get(finished.name)
-        if before is not None:  # of an id that was begun again once it was forgotten
+        if before is not None:  # its id was forgotten and then reused
             self.instances.unknow(before.instance, before.start)
         self.finished[finished.name] = finished
         self.instances.knows(finished.instance, finished.start, finished.name)
@@ -465,11 +468,11 @@ class EpisodeAssembler:
             self._forget_track(gone)
 
     def _whole(self, episode_id: str, instance: str) -> Whole:
-        """What the tracks of an episode have in common, from its first one on."""
+        """Return the state that an episode's tracks share; create it with the first track."""
         return self.wholes.setdefault(episode_id, Whole(instance))
 
     def _forget_track(self, finished: Finished) -> None:
-        """An episode of several agents is known as long as one of its tracks is."""
+        """Drop a finished track; drop its episode's shared state with the last track."""
         whole = self.wholes.get(finished.episode_id)
         if finished.agent_id is not None and whole is not None:
             whole.ended.pop(finished.agent_id, None)
@@ -478,17 +481,17 @@ class EpisodeAssembler:
                 del self.wholes[finished.episode_id]
 
     def forget_instances(self) -> list[str]:
-        """Drop the instances that were idle longest, beyond the limits; answers their ids."""
+        """Drop the instances that have been idle longest, above the limits; return their ids."""
         return self.instances.forget(self.limits.instances, self.limits.imports)
 
     @property
     def waits(self) -> bool:
-        """Whether any step takes rewards for a while: then the journal must know the time."""
+        """Whether any step has a reward window, so that the journal must store the running time."""
         windowed = any(rules.declaration.reward_window for rules in self.policies.rules.values())
         return bool(self.closing) or (windowed and bool(self.episodes))
 
     def resume(self, now: float) -> None:
-        """Time-outs begin anew once the journal's rows are applied."""
+        """Restart the time-outs after the journal's rows have been replayed."""
         self.running = max(self.running, now)
         for episode in self.episodes.values():
             episode.seen = episode.part_since = now
@@ -503,7 +506,7 @@ class EpisodeAssembler:
         finished: Iterable[Finished],
         carries: Iterable[Carry],
     ) -> None:
-        """Take up what recorded parts left behind: ended episodes, and open ones at their cuts."""
+        """Restore the state after recorded parts: ended episodes, and open ones at their cuts."""
         self.done = done
         self.next_key = max((last + 1 for _, last in done.ranges()), default=0)
         for item in finished:
@@ -515,6 +518,6 @@ class EpisodeAssembler:
 
 
 def _closed(episode: OpenEpisode, how: str, cause: str = "") -> Ended:
-    """The end of an open episode that its client did not send."""
+    """Return the end of an open episode for which the client sent none."""
     key, waits = episode.started.key, episode.waits
     return Ended(key, episode.next_seq, how, None, cause, waits)

@@ -1,9 +1,9 @@
-"""Client instances: who started which episodes, so that a late retry is refused and never doubled.
+"""Client instances: which client started which episodes, so that late retries start none twice.
 
-An instance is one run of a client, or one import (with a name, so that it may resume). A name is
-its token's: under another token it is another instance's. An instance numbers its starts; the
-numbers it used are kept for the instances that were active last, bounded by a count. A start from
-a forgotten instance can therefore be told from a new one: it is refused.
+An instance is one run of a client, or one import, which has a name so that it can resume. Names
+belong to a token: the same name under another token is another instance. An instance numbers its
+starts. The used numbers are kept for the most recently active instances, up to a limit. A start
+from a forgotten instance is refused, because it could be a retry.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ from ingest.protocol.errors import Refusal
 from storage.experience.range_set import RangeSet
 
 IMPORT = "bulk:"
-"""Begins the name of a keyed import's instance, and no name that a client chooses."""
+"""The prefix of the instance name of a keyed import; clients cannot choose such names."""
 
 MOST_RANGES, MOST_NAMED_RANGES = 1_000, 100_000
-"""So many ranges may the start numbers of an instance make: all are written down again after each
-start. A named one has more: an import leaves out the numbers of what it cannot send."""
+"""The most ranges that an instance's start numbers may form, as all are stored after each start.
+
+Named instances may have more, because an import skips the numbers of invalid episodes.
+"""
 
 
 class Instance(msgspec.Struct):
     """A client instance and the numbers of the episodes that it has started.
 
-    `names` has the episodes of these that are known: the open, and the latest ended.
-    `receipt` is what the key of a bulk import stands for.
+    `names` maps these numbers to the known episodes: open ones, and those that ended last.
+    `receipt` is the content that the key of a bulk import stands for.
     """
 
     number: int
     name: str | None = None
     starts: RangeSet = msgspec.field(default_factory=RangeSet)
     names: dict[int, Name] = msgspec.field(default_factory=dict)
-    open: int = 0  # its episodes that are open now
-    owner: str = ""  # the id of the token whose name it is
+    open: int = 0  # the number of its open episodes
+    owner: str = ""  # the id of the token that it belongs to
     receipt: Receipt | None = None
 
 
 class Instances:
-    """The instances that are known, the one that was active longest ago first."""
+    """The known instances, the least recently active first."""
 
     def __init__(self) -> None:
         self.next_number = 0
-        self.touched: set[str] = set()  # changed since they were last written down
+        self.touched: set[str] = set()  # changed since they were last stored
         self._known: OrderedDict[str, Instance] = OrderedDict()
         self._imports: dict[tuple[str, str], str] = {}  # (owner, name) -> id
 
@@ -61,22 +63,22 @@ class Instances:
         return self._known.get(instance)
 
     def named(self, name: str | None, owner: str) -> str | None:
-        """The id of the owner's import of that name, if it was here before."""
+        """The id of the owner's import of that name, if it is known."""
         return None if name is None else self._imports.get((owner, name))
 
     def are_imports(self, *instances: str) -> bool:
-        """Whether all of them are one owner's imports, of which each takes a part of an episode."""
+        """Whether all are imports of one owner, so that each may bring tracks of an episode."""
         known = [self._known.get(instance) for instance in instances]
         names = {one.owner for one in known if one and one.name and one.name.startswith(IMPORT)}
         return len(names) == 1 and all(one and one.name for one in known)
 
     def starts_of(self, instance: str) -> list[tuple[int, int]]:
-        """The numbers of the starts that are known of an instance, as ranges."""
+        """The known start numbers of an instance, as ranges."""
         known = self._known.get(instance)
         return [] if known is None else known.starts.ranges()
 
     def receipt(self, receipt: Receipt) -> None:
-        """Note what an import's key stands for. An earlier receipt, replayed, changes nothing."""
+        """Note the content that an import's key stands for, unless it has been noted before."""
         known = self._known.get(receipt.instance)
         if known is not None and (known.receipt is None or receipt.rows > known.receipt.rows):
             known.receipt = receipt
@@ -90,13 +92,13 @@ class Instances:
         self.touched.add(opened.instance)
 
     def restore(self, instance: str, known: Instance) -> None:
-        """Take up an instance as it was written down."""
+        """Restore an instance from its stored form."""
         self._known[instance] = known
         if known.name is not None:
             self._imports[known.owner, known.name] = instance
 
     def started(self, instance: str, start: int) -> None:
-        """Note a start. Replaying one of an instance that was forgotten since changes nothing."""
+        """Note a start; replaying one of an instance that has been forgotten has no effect."""
         known = self._known.get(instance)
         if known is None:
             return
@@ -105,27 +107,27 @@ class Instances:
         self.touched.add(instance)
 
     def knows(self, instance: str, start: int, name: Name) -> None:
-        """Note what a start began, for as long as it is known."""
+        """Note which episode a start began."""
         known = self._known.get(instance)
         if known is not None:
             known.names[start] = name
 
     def unknow(self, instance: str, start: int) -> None:
-        """Note that the episode of a start is not known any more."""
+        """Forget the episode of a start."""
         known = self._known.get(instance)
         if known is not None:
             known.names.pop(start, None)
 
     def count_open(self, instance: str, change: int) -> None:
-        """Count an episode of the instance that is open from now on (+1), or no longer (-1)."""
+        """Change the number of the instance's open episodes by `change` (+1 or -1)."""
         known = self._known.get(instance)
         if known is not None:
             known.open += change
 
     def forget(self, clients: int, imports: int) -> list[str]:
-        """Drop the least active beyond so many clients and imports; answers their ids.
+        """Drop the least active clients and imports above these counts; return their ids.
 
-        One with an open episode stays.
+        Instances with open episodes are kept.
         """
         dropped: list[str] = []
         excess = {
@@ -148,9 +150,10 @@ class Instances:
 
 
 def require_range(instance: str, known: Instance, start: int, episode_id: str) -> None:
-    """Raise Refusal for a new start number that would make one range too many.
+    """Raise Refusal for a new start number that would form one range too many.
 
-    A client goes on under a new instance. An import has its name, and would find the same again.
+    A client then continues under a new instance. An import cannot, because its name leads to the
+    same instance again.
     """
     most = MOST_RANGES if known.name is None else MOST_NAMED_RANGES
     if known.starts.pieces < most or known.starts.touching(start, start):

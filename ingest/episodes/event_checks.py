@@ -1,7 +1,7 @@
-"""What an event may say: the checks of one event's content, and the journal event it becomes.
+"""Checks of an event's content, and the journal event that it becomes.
 
-Pure functions of an event and its episode. Every refusal names the field, what was expected and
-what came.
+Functions of an event and its episode without side effects. Every refusal names the field, and what
+was expected and found.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from storage.experience.episode import LOGP_TOLERANCE, SOURCES, EpisodeError, en
 from storage.spaces.descriptors import SpaceError
 
 Values: TypeAlias = tuple[PolicyRules, bytes, bytes]
-"""An observation and an action in canonical bytes, and the rules that they were checked by."""
+"""(rules, observation, action): canonical bytes, and the rules that they were checked by."""
 
 ON_POLICY, LOGGED, REPLAYED = range(len(SOURCES))
 
@@ -44,7 +44,7 @@ class _Group(msgspec.Struct, frozen=True):
         self.actions.append(action)
 
     def checked(self) -> Iterator[tuple[int, Values]]:
-        """Each event's values if all are valid; else none."""
+        """Return the values of all events if all are valid, otherwise none."""
         rules, count = self.rules, len(self.indices)
         if rules.observation.find_invalid(b"".join(self.obs), count) is None and (
             rules.action.find_invalid(b"".join(self.actions), count) is None
@@ -56,12 +56,12 @@ class _Group(msgspec.Struct, frozen=True):
 def check_values(
     batch: wire.Batch, rules_of: Callable[[Name, Mapping[Name, wire.Start]], PolicyRules | None]
 ) -> dict[int, Values]:
-    """Validated (rules, observation, action) of a batch's action events, many at a time.
+    """Validate the values of a batch's action events together: index -> (rules, obs, action).
 
-    `rules_of(name, starting)` says which rules an episode has or, by the batch's own starts, will
-    have. What is not in the answer is validated event by event, so
-    that a refusal names its place; so is what a policy redacts, and a value that was
-    checked by other rules than its episode turns out to have.
+    `rules_of(name, starting)` returns the rules of an episode, which may be started by the batch
+    itself. Events that are missing from the result must be validated one by one, so that a refusal
+    names the place. These include events of policies that redact, and of episodes that turn out to
+    have other rules.
     """
     groups: dict[int, _Group] = {}
     starting: dict[Name, wire.Start] = {}
@@ -88,7 +88,7 @@ def judge_action(
     seq: int,
     values: Values | None,
 ) -> Acted:
-    """The step that an action event opens. Raises Refusal, SpaceError."""
+    """Return the step that an action event opens. Raises Refusal, SpaceError."""
     decided = isinstance(event, wire.Decision)
     rules = episode.rules
     if values is None or values[0] is not rules:
@@ -134,7 +134,7 @@ def judge_action(
 
 
 def _env_t(episode: OpenEpisode, event: wire.LogAction | wire.Decision, seq: int) -> int:
-    """The environment's step of a track's action, -1 in an episode of one agent."""
+    """The environment's step of a track's action; -1 in an episode of one agent."""
     given = event.env_t
     if event.agent_id is None:
         if given is not None:
@@ -149,7 +149,7 @@ def _env_t(episode: OpenEpisode, event: wire.LogAction | wire.Decision, seq: int
 
 
 def _logged_logp(event: wire.LogAction) -> float:
-    """The log-probability that the caller knows, NaN when it knows none; never invented."""
+    """The log-probability that the caller gave; NaN if it gave none."""
     prob = event.action_prob
     if prob is None:
         return _finite_logp(event)
@@ -170,7 +170,7 @@ def _finite_logp(event: wire.LogAction | wire.Decision) -> float:
 
 
 def judge_reward(episode: OpenEpisode, event: wire.LogReturns, seq: int) -> Rewarded:
-    """A reward for the last action. Raises Refusal, SpaceError."""
+    """Return a reward for the last action. Raises Refusal, SpaceError."""
     name, last = event.episode_id, episode.t_next - 1
     if last < 0:
         text = f"Episode {label_of(event)}: a reward came before any action"
@@ -195,7 +195,7 @@ def judge_reward(episode: OpenEpisode, event: wire.LogReturns, seq: int) -> Rewa
 
 
 def require_info_room(episode: OpenEpisode, event: Any, info: str, at: int = -1) -> None:
-    """Raise Refusal for an info that makes a buffered step's, of several pieces, too long."""
+    """Raise Refusal if an info would make the merged info of a buffered step too long."""
     known = episode.info_size(at) if info else 0
     if known and known + len(info) > MAX_MERGED:
         text = f"expected at most {MAX_MERGED} characters in all of a step's infos that come apart"
@@ -205,7 +205,7 @@ def require_info_room(episode: OpenEpisode, event: Any, info: str, at: int = -1)
 def check_rewarded_step(
     episode: OpenEpisode, event: wire.LogReturns, t: int, info: str, now: float
 ) -> None:
-    """Whether a step takes a reward that names it. Raises Refusal."""
+    """Check that a step accepts a reward by its number. Raises Refusal."""
     last = episode.t_next - 1
     if t > last:
         raise invalid(event, f"step: expected at most {last}, the last step, got {t}")
@@ -220,7 +220,7 @@ def check_rewarded_step(
 
 
 def window_closed(event: wire.LogReturns, t: int, why: str) -> Refusal:
-    """The answer to a reward that comes too late; it names the setting."""
+    """The refusal of a reward that is too late; it names the setting."""
     text = (
         f"Episode {label_of(event)}: the reward window of step {t} has closed ({why}): a reward "
         "for it counts until the next action or the end, and then for its policy's reward_window"
@@ -229,7 +229,7 @@ def window_closed(event: wire.LogReturns, t: int, why: str) -> Refusal:
 
 
 def decision_unknown(episode: OpenEpisode) -> Refusal:
-    """The answer to an event that follows another decision than the one known here."""
+    """The refusal of an event that follows a decision other than the stored one."""
     name, acting = episode.started.episode_id, bool(episode.decision())
     said = label(episode.started.name)
     expected = episode.open_seq if acting else episode.next_seq
@@ -241,7 +241,7 @@ def decision_unknown(episode: OpenEpisode) -> Refusal:
 
 
 def other_schema(event: Any, rules: PolicyRules) -> Refusal:
-    """The answer to values that are encoded by another declaration than they would be read by."""
+    """The refusal of values that were encoded under another declaration than the episode's."""
     text = (
         f"Episode {label_of(event)}: expected values of policy {rules.declaration.policy_id!r} in "
         f"schema {rules.schema_id}, got {event.schema_id}: the client encoded them by another "
@@ -252,7 +252,7 @@ def other_schema(event: Any, rules: PolicyRules) -> Refusal:
 
 
 def require_schema(event: Any, rules: PolicyRules) -> None:
-    """Raise Refusal for an event that names another schema than its episode has."""
+    """Raise Refusal for an event that names a schema other than its episode's."""
     if event.schema_id is not None and event.schema_id != rules.schema_id:
         raise other_schema(event, rules)
 
@@ -263,7 +263,7 @@ def invalid(event: Any, text: str) -> Refusal:
 
 
 def agents_of(episode: OpenEpisode, event: wire.End) -> int:
-    """How many agents an end says that its whole episode had, -1: nothing. Raises Refusal."""
+    """The number of agents that an end gives for its whole episode, -1 for none. Raises Refusal."""
     told, whole = event.agents, episode.whole
     if told is None:
         return -1
@@ -276,7 +276,7 @@ def agents_of(episode: OpenEpisode, event: wire.End) -> int:
 
 
 def agents_problem(whole: Whole, told: int, acted: int) -> str:
-    """Why so many `agents` cannot be an episode's, of which so many have acted; "" if they can."""
+    """Why an episode cannot have `told` agents, of which `acted` have acted; "" if it can."""
     if 0 <= whole.agents != told:
         return f"agents: expected {whole.agents}, as an end told before, got {told}"
     if told < acted:
@@ -285,18 +285,18 @@ def agents_problem(whole: Whole, told: int, acted: int) -> str:
 
 
 def require_part(episode: OpenEpisode, event: Any) -> None:
-    """Raise Refusal for a first action where as many agents acted as an end told."""
+    """Raise Refusal for an agent's first action if as many agents as an end gave have acted."""
     if episode.whole is not None and not episode.t_next and episode.whole.has_all_acted:
         raise completed(event.episode_id, event.agent_id)
 
 
 def info_of(event: Any) -> str:
-    """An event's info as a JSON object, "" for none. Raises SpaceError for what JSON cannot say."""
+    """An event's info as a JSON object, "" for none. Raises SpaceError for values JSON lacks."""
     return info_text(event.info)
 
 
 def info_text(info: Mapping[str, Any] | None) -> str:
-    """An info as a JSON object, "" for none. Raises SpaceError for what JSON cannot say."""
+    """An info as a JSON object, "" for none. Raises SpaceError if JSON cannot represent it."""
     if not info:
         return ""
     try:

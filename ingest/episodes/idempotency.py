@@ -1,10 +1,9 @@
-"""Single calls that may be repeated: the `Idempotency-Key` of a caller who does not count events.
+"""The `Idempotency-Key` of single calls, for callers that do not number their events.
 
-A key belongs to one token and one episode. It is journaled in the row of the event that came with
-it, so that a collector has both or neither. The same key with the same content is a retry, with
-other content a conflict; "content" is the message as it was sent, without what is redacted. The
-latest keys of a collector are known, whatever has become of their episodes: a count bounds them,
-not a time.
+A key belongs to one token and one episode. It is in the journal row of its event, so that both are
+stored or neither. The same key with the same content is a retry, with other content a conflict. The
+content is the message as sent, without redacted values. A collector remembers its latest keys up to
+a count, even after their episodes have ended.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ingest.protocol.errors import Refusal
 
 STATE = "idem:"
 MAX_KEYS = 65_536
-"""So many keys are known, the latest ones; an earlier one is taken for new."""
+"""The number of keys that are remembered; earlier keys are taken for new ones."""
 
 MAX_LENGTH = 200
 
@@ -33,9 +32,9 @@ _decode = msgspec.msgpack.Decoder(list[Keyed]).decode
 
 
 class Given(msgspec.Struct, frozen=True):
-    """A key as a call brought it. `digest` names the call's content, `track` whom it is for.
+    """The key of a call. `digest` identifies the call's content, `track` the episode and agent.
 
-    `name` is the key, behind the id of the token that it came with.
+    `name` is the key, preceded by the id of the caller's token.
     """
 
     episode_id: str
@@ -50,19 +49,19 @@ class Given(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, key: str, instance: str | None, message: Any, token_id: str = "") -> Given:
-        """`message` is without what its policy's file takes out. Raises Refusal."""
+        """Return the key of a call; `message` is redacted already. Raises Refusal."""
         digest = hashlib.blake2b(_content(instance, message), digest_size=16).digest()
-        name = f"{token_id}\n{key}" if token_id else key  # no header holds a line's end
+        name = f"{token_id}\n{key}" if token_id else key  # headers cannot contain line ends
         return cls(message.episode_id, name_of(message), name, digest)
 
 
 def _content(instance: str | None, message: Any) -> bytes:
-    """What a call says, as bytes. Raises Refusal for what has none."""
+    """Encode the content of a call. Raises Refusal if it cannot be encoded."""
     content = [instance, message]
     try:
         try:
             return wire.encode(content, wire.MSGPACK)
-        except OverflowError:  # msgpack's integers have 64 bits, those of JSON any number
+        except OverflowError:  # msgpack's integers have 64 bits, JSON's any number
             return wire.encode(content, wire.JSON)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         text = f"expected values that can be told apart from others: {error}"
@@ -70,7 +69,7 @@ def _content(instance: str | None, message: Any) -> bytes:
 
 
 def key_of(given: bytes | None) -> str | None:
-    """The key in a header, None without one. Raises Refusal."""
+    """Parse the header's value; None without one. Raises Refusal."""
     if given is None:
         return None
     if not 1 <= len(given) <= MAX_LENGTH:
@@ -80,25 +79,25 @@ def key_of(given: bytes | None) -> str | None:
 
 
 def require_none(given: bytes | None, instead: str) -> None:
-    """Raise Refusal for a key where it would do nothing: its caller counts on it."""
+    """Raise Refusal for a key on a call that does not support keys: its caller relies on it."""
     if given is not None:
         text = f"expected none on this call, where it would be no protection: {instead}"
         raise Refusal("invalid", text, "Idempotency-Key")
 
 
 def episode_of(name: str, token_id: str) -> str:
-    """The id of an episode that is started without one: with the same key it is the same."""
+    """The id of an episode that is started without one; a retry with the same key gets the same."""
     return hashlib.blake2b(f"{token_id}\n{name}".encode(), digest_size=16).hexdigest()
 
 
 class KeyBook:
-    """The keys that are known: those in journal rows, and those that have outlived theirs."""
+    """The known keys: those in journal rows, and older ones in the journal's state."""
 
     def __init__(self, limit: int = MAX_KEYS) -> None:
         self._limit = limit
         self._known: OrderedDict[tuple[str, str], Keyed] = OrderedDict()
         self._next = 0
-        self._fresh: list[Keyed] = []  # not in the journal's state yet
+        self._fresh: list[Keyed] = []  # not yet in the journal's state
         self._chunks: deque[tuple[str, int]] = deque()  # (state key, keys in it), oldest first
         self._kept = 0  # keys in all chunks
 
@@ -107,11 +106,11 @@ class KeyBook:
 
     @property
     def chunks(self) -> int:
-        """Entries of the journal's state that hold them."""
+        """The number of entries in the journal's state that hold keys."""
         return len(self._chunks)
 
     def find(self, given: Given) -> Keyed | None:
-        """The key as it is known, None for a new one. Raises Refusal: with other content."""
+        """Return the earlier use of a key, None for a new one. Raises Refusal for other content."""
         known = self._known.get((given.episode_id, given.name))
         if known is not None and known.digest != given.digest:
             raise Refusal(
@@ -124,14 +123,14 @@ class KeyBook:
         return known
 
     def note(self, given: Given, episode: OpenEpisode | None) -> bytes:
-        """Remember a key, of what `episode` just took; answers the journal event of it, encoded."""
+        """Remember a key of `episode`'s latest event; return the encoded journal event."""
         seq = -1 if episode is None else episode.open_seq
         event = Keyed(self._next, given.episode_id, given.name, given.digest, seq)
         self.add(event)
         return encode_event(event)
 
     def add(self, event: Keyed) -> None:
-        """Apply a journal event; one that the journal's state holds already changes nothing."""
+        """Apply a journal event; does nothing if the key is in the journal's state."""
         if event.number >= self._next:
             self._fresh.append(event)
             self._add(event)
@@ -143,7 +142,7 @@ class KeyBook:
             self._known.popitem(last=False)
 
     def restore(self, chunks: Iterable[tuple[str, bytes]]) -> None:
-        """Take up the journal's state, before any row is replayed."""
+        """Restore the keys from the journal's state, before rows are replayed."""
         for name, blob in sorted(chunks):
             events = _decode(blob)
             self._chunks.append((name, len(events)))
@@ -152,7 +151,7 @@ class KeyBook:
                 self._add(event)
 
     def state(self) -> tuple[dict[str, bytes], list[str]]:
-        """(what to put into the journal's state, what to delete there), before rows go."""
+        """Return (state entries to store, state keys to delete) before journal rows are deleted."""
         if not self._fresh:
             return {}, []
         name, count, gone = f"{STATE}{self._fresh[0].number:016}", len(self._fresh), list[str]()

@@ -1,8 +1,8 @@
-"""Episodes of an import, from their journal event to parts: none of them is ever open.
+"""Imported episodes, from their journal event to parts. They are never open.
 
-A long one comes in pieces, a journal row each. It is *staged* until its last piece is there, and
-then all of its parts are sealed at once, so that one plan names them: a collector that was killed
-in between has none of it, and a repetition begins it anew.
+A long episode comes in pieces, one journal row each. It is *staged* until its last piece arrives;
+then all of its parts are sealed at once, so that one plan names them. If the collector is killed in
+between, the pieces are dropped and the import sends the episode again from the start.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Staged:
     steps: int = 0
 
     def add(self, parts: list[Part], row: int, item: int | None) -> None:
-        """Add the parts of a piece; the last one before them ends where they begin.
+        """Add a piece's parts; the previous last part ends with the first observation of these.
 
-        `item` is the size of an observation, None for what a part's lengths say.
+        `item` is the size of an observation in bytes, None if the part stores lengths.
         """
         if self.parts and parts:
             first = parts[0]
@@ -46,7 +46,7 @@ class Staged:
             self.steps += part.steps
 
     def sealed(self, episode: ImportedEpisode, row: int) -> tuple[list[Sealed], Finished]:
-        """All parts as they are handed on, and what is remembered; `row` is the last piece's."""
+        """All parts as sealed, and what is remembered of the episode; `row` is the last piece's."""
         started = episode.started
         how: Ending = episode.how  # type: ignore[assignment]  # judged before it was journaled
         finished = Finished(
@@ -73,12 +73,12 @@ class Staged:
 
 @lru_cache(maxsize=64)
 def _repeated(value: bytes, steps: int) -> bytes:
-    """A column of one value: episodes of the same length share it, and its memory."""
+    """A column of one repeated value, shared by episodes of the same length."""
     return value * steps
 
 
 def parts_of(event: Imported, received: int) -> Iterator[tuple[ImportedEpisode, list[Part]]]:
-    """Each episode, and its steps as parts that are not ended, numbered from 0."""
+    """Yield each episode and its steps as parts without an ending, numbered from 0."""
     columns = _Columns(event, received)
     begin = 0
     for episode in event.episodes:
@@ -93,7 +93,7 @@ def parts_of(event: Imported, received: int) -> Iterator[tuple[ImportedEpisode, 
 
 
 class _Columns:
-    """The columns of an event, and where each step's values begin in them."""
+    """The columns of an event, and the offsets of each step's values."""
 
     def __init__(self, event: Imported, received: int) -> None:
         self._event, self._came = event, struct.pack("<q", received)
@@ -106,20 +106,20 @@ class _Columns:
             self._ts = np.where(given == NO_TIME, received, given).tobytes()
 
     def _places(self, data: bytes, lengths: bytes) -> int | list[int]:
-        """The size of each value, or where each one begins, and the last one ends."""
+        """The size of each value if it is fixed, otherwise the values' offsets and their end."""
         if not lengths:
             return len(data) // self._total if self._total else 0
         ends: list[int] = np.cumsum(np.frombuffer(lengths, np.uint32), dtype=np.int64).tolist()
         return [0, *ends]
 
     def obs(self, begin: int, end: int) -> bytes:
-        """The observations of some steps."""
+        """The observations of steps [begin, end) as bytes."""
         return _cut(self._event.obs, self._obs, begin, end)
 
     def part(
         self, episode: ImportedEpisode, number: int, t0: int, begin: int, end: int, last: int
     ) -> Part:
-        """The steps [begin, end) of all as one part of an episode that has them up to `last`."""
+        """Return the steps [begin, end) of all as one part; its episode's steps end at `last`."""
         event, started, steps = self._event, episode.started, end - begin
         numbers, short = slice(8 * begin, 8 * end), slice(4 * begin, 4 * end)
         received_ts = _repeated(self._came, steps)

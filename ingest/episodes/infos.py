@@ -1,7 +1,7 @@
-"""The info of one step that came in several pieces, merged as they come.
+"""The info of one step that came in several pieces, merged as they arrive.
 
-Each piece is read once, in the turn that brought it: what a step knows already is never written or
-read again. So the work is linear in what was sent, and the size is known at any time.
+Each piece is parsed once, when it arrives; known keys are never encoded or parsed again. So the
+work is linear in the bytes sent, and the size is always known.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import msgspec
 
 MAX_MERGED = 1_000_000
-"""Characters that an info in several pieces may have. One piece alone may fill its message."""
+"""The most characters of a merged info. A single piece is limited by its message's size only."""
 
 KEY_BYTES = 200
-"""What a key of a merged info takes in memory beside its characters: two strings, their place."""
+"""Bytes that a key uses in memory in addition to its characters: two strings and a dict entry."""
 
 _read = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _write = json.JSONEncoder(ensure_ascii=False).encode
@@ -23,14 +23,14 @@ _write = json.JSONEncoder(ensure_ascii=False).encode
 
 @dataclass(slots=True)
 class MergedInfo:
-    """A JSON object by its keys; a value is JSON as it came. `len()` is that of its text."""
+    """A JSON object by its keys; values are JSON text as sent. `len()` is its text's length."""
 
     values: dict[str, str]
     size: int  # characters of all keys and values as JSON
 
     @classmethod
     def of(cls, text: str) -> MergedInfo:
-        """The first piece, a JSON object."""
+        """Create it from the first piece, a JSON object."""
         info = cls({}, 0)
         info.add(text)
         return info
@@ -38,7 +38,7 @@ class MergedInfo:
     def add(self, text: str, *, first: bool = False) -> None:
         """Merge a piece, a JSON object: the later value of a key wins.
 
-        `first`: the piece came before all that is known, and fills in what that leaves out.
+        `first`: the piece is earlier than the known ones, and only adds keys that they lack.
         """
         for name, raw in _read(text).items():
             key, value = _write(name), str(raw, "utf-8")
@@ -53,7 +53,7 @@ class MergedInfo:
 
     @property
     def keys(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self.values)
 
     def __len__(self) -> int:

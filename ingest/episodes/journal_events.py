@@ -1,11 +1,11 @@
-"""Journal events: the accepted history of episodes, as the journal keeps it.
+"""Journal events: the accepted history of episodes, as the journal stores it.
 
-Wire messages are checked once and become these; the assembler changes state by nothing else, so
-that replaying them is the same history. Values are canonical bytes (storage.spaces.codec). An
-episode, or an agent's track of one (ingest.protocol.agent_names), is named by its `key`, a number
-that one journal never gives twice.
+Checked wire messages become these events. They are the only way to change the assembler's state, so
+that replaying them restores it. Values are canonical bytes (storage.spaces.codec). An episode, or
+an agent's track (ingest.protocol.agent_names), is identified by its `key`, a number that is unique
+in its journal.
 
-Encoded as msgpack arrays: a new field goes to the end, with a default.
+Events are encoded as msgpack arrays: add a new field at the end, with a default.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ingest.protocol.agent_names import Name, name_in
 
 
 class Opened(Struct, array_like=True, tag=0, frozen=True):
-    """A client instance was registered; `name` for an import that may resume."""
+    """A client instance was registered; `name` is set for an import, which can resume."""
 
     instance: str
     number: int
     name: str | None = None
-    owner: str = ""  # the id of the token whose name it is
+    owner: str = ""  # the id of the token that it belongs to
 
 
 class Receipt(Struct, array_like=True, tag=9, frozen=True):
-    """An import's key stands for `rows` rows from now on, and `digest` names their content."""
+    """An import's key now stands for `rows` rows; `digest` identifies their content."""
 
     instance: str
     digest: bytes
@@ -39,7 +39,7 @@ class Receipt(Struct, array_like=True, tag=9, frozen=True):
 
 
 class Started(Struct, array_like=True, tag=1, frozen=True, gc=False):
-    """An episode began; `start` numbers the starts of `instance` ("" for callers without one)."""
+    """An episode started; `start` numbers the starts of `instance` ("" for callers without one)."""
 
     key: int
     episode_id: str
@@ -51,11 +51,11 @@ class Started(Struct, array_like=True, tag=1, frozen=True, gc=False):
     tags: str
     continues: str | None
     ts: int | None
-    owner: str = ""  # the id of the token that it was started with
-    reward_combination: str = "sum"  # the rules that it began under
+    owner: str = ""  # the id of the token that started it
+    reward_combination: str = "sum"  # the rules when it started
     reward_default: float = 0.0
-    agent_id: str | None = None  # of a track; None: the episode has one agent
-    arm: str = ""  # what a canary's split assigned it to (storage.experience.hashed.ARM)
+    agent_id: str | None = None  # set for a track; None: the episode has one agent
+    arm: str = ""  # the canary arm it was assigned to (storage.experience.hashed.ARM)
 
     @property
     def name(self) -> Name:
@@ -64,7 +64,7 @@ class Started(Struct, array_like=True, tag=1, frozen=True, gc=False):
 
 
 class Acted(Struct, array_like=True, tag=2, frozen=True, gc=False):
-    """A step began: an observation and the action taken on it."""
+    """A step started: an observation and the action taken on it."""
 
     key: int
     seq: int
@@ -74,11 +74,11 @@ class Acted(Struct, array_like=True, tag=2, frozen=True, gc=False):
     source: int  # index into storage.experience.episode.SOURCES
     version: int
     pass_prob: float
-    reward: float  # NaN: none came yet
+    reward: float  # NaN: none so far
     info: str  # JSON object, "" for none
     dist_inputs: bytes
     ts: int | None
-    env_t: int = -1  # the environment's step, of a track
+    env_t: int = -1  # the environment's step, for tracks
 
 
 class Rewarded(Struct, array_like=True, tag=3, frozen=True, gc=False):
@@ -93,7 +93,7 @@ class Rewarded(Struct, array_like=True, tag=3, frozen=True, gc=False):
 class Ended(Struct, array_like=True, tag=4, frozen=True, gc=False):
     """An episode ended: `how` is an Ending; `cause` says why it broke.
 
-    `waits`: its last part is not sealed until a Cut says that its steps' reward windows are over.
+    `waits`: its last part is sealed only by a later Cut, after its steps' reward windows.
     """
 
     key: int
@@ -102,13 +102,13 @@ class Ended(Struct, array_like=True, tag=4, frozen=True, gc=False):
     final_obs: bytes | None
     cause: str = ""
     waits: bool = False
-    agents: int = -1  # how many tracks the whole episode had, which ends with this one
+    agents: int = -1  # the number of tracks of the whole episode, if its end ended this track
 
 
 class Cut(Struct, array_like=True, tag=5, frozen=True, gc=False):
     """The first `steps` steps of an episode became part number `part`.
 
-    -1: all but the step that is open.
+    -1: all steps but the open one.
     """
 
     key: int
@@ -117,7 +117,7 @@ class Cut(Struct, array_like=True, tag=5, frozen=True, gc=False):
 
 
 class Redecided(Struct, array_like=True, tag=6, frozen=True):
-    """The open step's decision as the client acted on it, in place of the one that is known."""
+    """The open step's decision as the client acted on it; it replaces the stored one."""
 
     acted: Acted
 
@@ -131,7 +131,7 @@ class Redecided(Struct, array_like=True, tag=6, frozen=True):
 
 
 class RewardedStep(Struct, array_like=True, tag=7, frozen=True, gc=False):
-    """A reward for step `t` by its number, from whoever knows of it; `reward_id` is its own key."""
+    """A reward for step `t` by its number, from any client; `reward_id` identifies retries."""
 
     key: int
     t: int
@@ -141,9 +141,9 @@ class RewardedStep(Struct, array_like=True, tag=7, frozen=True, gc=False):
 
 
 class ImportedEpisode(Struct, array_like=True, frozen=True, gc=False):
-    """An episode of an import, or a piece of a long one: its steps from `t0` on.
+    """An imported episode, or a piece of a long one: its steps from `t0` on.
 
-    `how` is its Ending, "" for a piece that others follow: without them it counts for nothing.
+    `how` is its Ending, "" for a piece that is followed by others and is dropped without them.
     """
 
     started: Started
@@ -152,19 +152,19 @@ class ImportedEpisode(Struct, array_like=True, frozen=True, gc=False):
     t0: int = 0
     cause: str = ""  # why it broke
     final_obs: bytes | None = None
-    agents: int = -1  # how many tracks the whole episode had, if this is one of them
+    agents: int = -1  # the number of tracks of the whole episode, if this is one of them
 
 
 NO_TIME = -(2**63)
-"""In a column of times: none was given."""
+"""Marks a missing time in a column of times."""
 
 
 class Imported(Struct, array_like=True, tag=8, frozen=True):
-    """Episodes of one policy, none of which is ever open: their steps as columns.
+    """Imported episodes of one policy, with their steps as columns.
 
-    A column holds all steps of the first episode, then all of the next; an empty one the default.
-    `skipped` are start numbers of `instance` whose episodes did not fit: they are used up.
-    `waits`: steps take rewards until a Cut says that their windows are over.
+    A column holds all steps of the first episode, then all of the next; an empty column stands for
+    the default. `skipped` are start numbers of `instance` that invalid episodes used up. `waits`:
+    steps accept rewards until a Cut after their reward windows.
     """
 
     episodes: list[ImportedEpisode]
@@ -175,11 +175,11 @@ class Imported(Struct, array_like=True, tag=8, frozen=True):
     logp: bytes  # float64; empty: unknown
     versions: bytes  # int64; empty: unknown
     pass_prob: bytes  # float64; empty: 1
-    ts: bytes  # int64, `NO_TIME` and empty: when they were received
+    ts: bytes  # int64; `NO_TIME`, or an empty column: the time of receipt
     obs_lengths: bytes = b""  # uint32, of spaces with Text
     actions_lengths: bytes = b""
-    infos: dict[int, str] = {}  # step of all these -> JSON object
-    part_steps: int = 0  # a part has at most so many steps, 0: all of its episode
+    infos: dict[int, str] = {}  # index of the step in the columns -> JSON object
+    part_steps: int = 0  # the most steps of a part, 0: one part per episode
     waits: bool = False
     instance: str = ""
     skipped: list[int] = []
@@ -189,7 +189,7 @@ class Imported(Struct, array_like=True, tag=8, frozen=True):
 class Keyed(Struct, array_like=True, tag=14, frozen=True):
     """The event before it in its row came with an Idempotency-Key.
 
-    `number` counts the keys of a journal. `digest` names the content of the call, `seq` is the
+    `number` counts the keys of a journal. `digest` identifies the content of the call, `seq` the
     event that a decision became.
     """
 
@@ -201,9 +201,9 @@ class Keyed(Struct, array_like=True, tag=14, frozen=True):
 
 
 class Stored(Struct, array_like=True, tag=15, frozen=True):
-    """Part `part` (-1: an end without steps) is in a shard that a backup did not know of.
+    """Part `part` (-1: an end without steps) is in a shard that the restored journal did not know.
 
-    Written once, when a restored journal is noticed; only a replay ever sees it.
+    It is written once, when a restored journal is detected, and only ever replayed.
     """
 
     key: int
@@ -229,9 +229,9 @@ encode_event = msgspec.msgpack.Encoder().encode
 class Row(Struct, array_like=True, frozen=True):
     """One journal row: the accepted events of one request, or of a slice of a long one.
 
-    `received` is the collector's time in microseconds; `steps` counts every step that this journal
-    ever accepted, this row's included. `running` is how long the collector has been running in all,
-    in seconds over the journal's life.
+    `received` is the collector's time in microseconds; `steps` counts all steps that this journal
+    has accepted, including this row's. `running` is the time that collectors have run on this
+    journal, in seconds over its whole life.
     """
 
     received: int
@@ -244,24 +244,26 @@ _decode_row = msgspec.msgpack.Decoder(Row).decode
 
 
 def encode_row(received: int, steps: int, encoded: list[bytes], running: float = 0.0) -> bytes:
-    """A `Row` around events that are encoded already."""
+    """Encode a `Row` of events that are encoded already."""
     head = b"\x94" + encode_event(received) + encode_event(steps)
     count = b"\xdd" + len(encoded).to_bytes(4, "big")
     return b"".join([head, count, *encoded, encode_event(running)])
 
 
 def decode_row(blob: bytes) -> Row:
-    """Raises msgspec.DecodeError for a blob that is no row."""
+    """Decode a row. Raises msgspec.DecodeError for other bytes."""
     return _decode_row(blob)
 
 
 LONG_OBS = 1_024
-"""Bytes from which on an observation is compared as it is buffered: hashing it takes longer."""
+"""Observations of at least this many bytes are compared with the buffer: hashing is slower."""
 
 
 def digest(event: Event, encoded: bytes) -> bytes:
-    """8 bytes that tell whether a repeated event has the content that was acknowledged, but for a
-    long observation, which `OpenEpisode.repeats` compares."""
+    """8 bytes that identify an event's content, to compare it with a repetition.
+
+    They exclude a long observation, which `OpenEpisode.repeats` compares.
+    """
     if isinstance(event, Acted) and len(event.obs) >= LONG_OBS:
         encoded = encode_event(msgspec.structs.replace(event, obs=b""))
     return hashlib.blake2b(encoded, digest_size=8).digest()
@@ -270,10 +272,10 @@ def digest(event: Event, encoded: bytes) -> bytes:
 def decision_hash(
     obs: bytes, action: bytes, logp: float, version: int, dist_inputs: bytes
 ) -> bytes:
-    """8 bytes that name a decision: what was seen, what was chosen, by which version and how.
+    """8 bytes that identify a decision: observation, action, version and action distribution.
 
-    Neither the episode's key nor a time is in it: the same decision has the same name in a
-    collector that had to be told of it.
+    They include neither the episode's key nor a time, so that the same decision has the same hash
+    in a collector that got it from the client.
     """
     state = hashlib.blake2b(struct.pack("<dqqq", logp, version, len(obs), len(action)))
     for piece in (obs, action, dist_inputs):

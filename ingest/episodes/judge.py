@@ -1,10 +1,9 @@
-"""What becomes of an event: a journal event, nothing (a known retry), or a refusal.
+"""Decide whether an event becomes a journal event, is a known retry, or is refused.
 
     wire event --judge--> journal event
 
-Judging changes nothing: a `Judge` has no state of its own, and reads the assembler's through
-`KnownEpisodes`, which lets it assign nothing. The table of states and events stands in
-`ingest.episodes.assembler`.
+Judging changes nothing: a `Judge` has no state of its own, and reads the assembler's through the
+read-only `KnownEpisodes`. `ingest.episodes.assembler` has the table of states and events.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ E = TypeVar("E", bound=wire.Event)
 
 
 class KnownInstances(Protocol):
-    """What is read of client instances."""
+    """The read access to client instances."""
 
     def get(self, instance: str, /) -> Instance | None: ...
 
@@ -64,7 +63,7 @@ class KnownInstances(Protocol):
 
 
 class KnownEpisodes(Protocol):
-    """The state that events are judged by, to be read only."""
+    """Read-only access to the state that events are judged by."""
 
     @property
     def policies(self) -> Policies: ...
@@ -87,7 +86,7 @@ class KnownEpisodes(Protocol):
 
 
 class Judge:
-    """Answers events by what is known. A `redactor` is needed only where a policy redacts."""
+    """Judges events by the known state. A `redactor` is needed only if a policy redacts."""
 
     def __init__(self, known: KnownEpisodes, redactor: Redactor | None = None) -> None:
         self._known, self._redactor = known, redactor
@@ -103,7 +102,7 @@ class Judge:
         """The journal event for a wire event and its encoding, or None for a known retry.
 
         `values` are an action event's observation and action in canonical bytes, if they were
-        validated already (see `check_values`). `now` tells which reward windows are over. Raises
+        validated already (see `check_values`). `now` decides which reward windows are over. Raises
         Refusal.
         """
         try:
@@ -146,7 +145,7 @@ class Judge:
         return judged, encode_event(judged)
 
     def is_left_out(self, event: wire.Event) -> bool:
-        """Whether an event is of an episode that its client left out of its sample."""
+        """Whether an event belongs to an episode that its client left out of its sample."""
         name, known = name_of(event), self._known
         return event.episode_id.startswith(UNSAMPLED) and not (
             name in known.episodes or name in known.closing or name in known.finished
@@ -155,14 +154,14 @@ class Judge:
     def _judge_repeated(
         self, episode: OpenEpisode, event: wire.Event, seq: int
     ) -> Redecided | None:
-        """A number that is known: a retry, unless it comes with other content than before.
+        """Judge a known sequence number: a retry, unless its content differs.
 
-        The decision that a client acted on wins over the open step's, as nothing follows it yet.
+        A decision that the client acted on replaces the open step's, which nothing follows yet.
         """
         if seq > 0:
-            if seq < episode.first_seq:  # it lies before the latest cut
+            if seq < episode.first_seq:  # before the latest cut
                 return None
-            with contextlib.suppress(Refusal):  # content that is refused now was not taken then
+            with contextlib.suppress(Refusal):  # content refused now was not accepted before
                 judged = self._judge_event(episode, event, seq, None)
                 if episode.repeats(judged, seq):
                     return None
@@ -183,7 +182,7 @@ class Judge:
     def judge_start(
         self, instance: str | None, event: wire.Start, ahead: int = 0
     ) -> Started | None:
-        """What a start becomes, with `ahead` others judged before it that are not applied yet."""
+        """The event that a start becomes; `ahead` judged starts before it are not applied yet."""
         name = event.episode_id
         start = self._known.anonymous_starts + ahead
         if instance is not None:
@@ -229,14 +228,14 @@ class Judge:
         )
 
     def _require_free(self, instance: str, event: wire.Start) -> None:
-        """Raise Refusal for a start of what is known, or where it may not begin."""
+        """Raise Refusal if the episode of a start is known, or cannot start here."""
         episode_id, name, known = event.episode_id, name_of(event), self._known
         whole = known.wholes.get(episode_id)
         if name in known.episodes:
             raise already_started(episode_id, event.agent_id)
         if name in known.finished:
             raise known.finished[name].refusal()
-        if event.agent_id is None:  # one id is of one agent or of several
+        if event.agent_id is None:  # an id has either one agent or several
             if whole is not None:
                 raise already_started(episode_id) if whole.open else completed(episode_id)
             return
@@ -255,9 +254,10 @@ class Judge:
             raise completed(episode_id)
 
     def _judge_repeated_start(self, instance: str, began: Name | None, event: wire.Start) -> None:
-        """A start number that is known: a retry, as far as what it `began` is.
+        """Judge a known start number: a retry, if the start equals what is known of it.
 
-        Of an open episode all is known, of one that is over its name, of earlier ones nothing.
+        `began` is the episode that it started. All fields are known while that is open, only the
+        name afterwards, and nothing once it is forgotten.
         """
         name = name_of(event)
         episode = self._known.episodes.get(name)
@@ -276,13 +276,13 @@ class Judge:
             raise Refusal("conflict", text, "start", event.episode_id)
 
     def _other_fields(self, episode: OpenEpisode, event: wire.Start) -> list[str]:
-        """The fields in which a start is not the one that an open episode began with.
+        """The fields in which a start differs from the one that an open episode started with.
 
-        Its time is none of them: who calls again after a lost answer may give another.
+        The time is not compared: after a lost answer, a caller may send another.
         """
         started = episode.started
         same = {
-            # without a name it meant the default, which may have been another before a restart
+            # no name means the default policy, which may have changed at a restart
             "policy_id": event.policy_id in (None, started.policy_id),
             "training_enabled": event.training_enabled == started.training_enabled,
             "tags": self._has_tags(episode, event),
@@ -292,25 +292,28 @@ class Judge:
         return [field for field, holds in same.items() if not holds]
 
     def _has_tags(self, episode: OpenEpisode, event: wire.Start) -> bool:
-        """Whether a start's tags are an open episode's, by the rules that it began with, or each of
-        them by today's: these may take more out of both."""
+        """Whether a start has an open episode's tags.
+
+        They are compared as redacted by the rules of the episode's start, or both by today's rules,
+        which may redact more.
+        """
         kept = episode.started.tags
         try:
             tags = tags_of(self._redacted(event, episode.rules))
-        except Refusal:  # what is refused now was not taken then
+        except Refusal:  # tags that are refused now were not accepted before
             return False
         if tags == kept or not episode.rules.declaration.redact:
             return tags == kept
         before, came = json.loads(kept), json.loads(tags)
         now = self._redacted(replace_fields(event, tags=before), episode.rules)
-        again = json.loads(tags_of(now))  # where a hash is of what was a hash already
+        again = json.loads(tags_of(now))  # hashing a pseudonym again
         return all(came.get(tag) in (before.get(tag), again.get(tag)) for tag in {**before, **came})
 
     def policy_of(self, event: wire.Start | wire.GetAction) -> tuple[str, PolicyRules]:
         """The policy that an event names, with the rules that its values are judged by.
 
-        These are today's. A start may name an earlier declaration, which its episode then has.
-        Raises Refusal.
+        These are the current rules, except for a start that names an earlier declaration. Raises
+        Refusal.
         """
         policies = self._known.policies
         name = policies.named(event.policy_id)
@@ -328,7 +331,7 @@ class Judge:
         return name, rules
 
     def _find(self, instance: str | None, event: Any) -> OpenEpisode | None:
-        """The open episode of an event; None when the event is a retry for an ended one."""
+        """The open episode of an event; None if the event is a retry for an ended one."""
         name = name_of(event)
         episode = self._known.episodes.get(name)
         if episode is None:
@@ -347,7 +350,7 @@ class Judge:
         return episode
 
     def missing(self, episode_id: str, agent_id: str | None) -> Refusal:
-        """The answer about an episode, or an agent of one, that is not known."""
+        """The refusal for an episode, or an agent of one, that is not known."""
         refusal, known = not_found(episode_id, agent_id), self._known
         if agent_id is None and episode_id in known.wholes:
             refusal.message += " It has several agents: expected an agent_id."
@@ -360,7 +363,7 @@ class Judge:
     def _judge_rewarded_step(
         self, event: wire.LogReturns, t: int, now: float
     ) -> RewardedStep | None:
-        """A reward for a step by its number, from any client: it has its own key, and no seq."""
+        """Judge a reward for a step by its number, which any client may send; it has no seq."""
         name = name_of(event)
         episode = self._known.episodes.get(name) or self._known.closing.get(name)
         if episode is None and name not in self._known.finished:
@@ -410,9 +413,9 @@ class Judge:
             raise invalid(event, str(error)) from error
 
     def _redacted(self, event: E, rules: PolicyRules) -> E:
-        """The event without what its policy's file takes out. Raises Refusal.
+        """The event as its policy redacts it. Raises Refusal.
 
-        What comes with rules is never kept as it came: without a redactor it is not judged.
+        If the rules redact, an event is never stored as it came: without a redactor it is refused.
         """
         declared = rules.declaration
         if not declared.redact:
@@ -427,11 +430,11 @@ class Judge:
         return episode is not None and episode.started.instance == (instance or "")
 
     def check_values(self, batch: wire.Batch) -> dict[int, Values]:
-        """The batch's values that are valid, checked together; see `event_checks.check_values`."""
+        """Validate a batch's values together; see `event_checks.check_values`."""
         return check_values(batch, self._rules_of)
 
     def rules_for(self, event: wire.Event) -> PolicyRules | None:
-        """The rules that an event is judged by, or was if its episode is over; None: none known."""
+        """The rules of an event, also of an ended episode; None if they are not known."""
         if isinstance(event, wire.Start):
             return self._known.policies.of(event.policy_id, event.schema_id)
         name = name_of(event)

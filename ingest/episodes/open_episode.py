@@ -1,7 +1,7 @@
-"""An episode (or a track) that is not over: its columns as growing buffers, its numbers, its rows.
+"""An open episode (or track): its columns as growing buffers, its numbers, its journal rows.
 
-Nothing here judges. `EpisodeAssembler` decides what may happen; this keeps what happened, in the
-form that a part needs: one buffer per column, no Python object per step.
+Nothing is judged here: `EpisodeAssembler` accepts events, and this stores them in the form that a
+part needs, with one buffer per column and no Python object per step.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ DIGEST_SIZE = 8
 ON_POLICY = SOURCES.index("on_policy")
 
 OPEN_BYTES = 2_500
-"""What an open episode takes beside its columns: its buffers' own sizes, its place in the maps."""
+"""Bytes that an open episode uses in addition to its columns: buffer objects and map entries."""
 
 WORTH_CUTTING = 0.25
-"""The share of its steps that an episode is cut for by its size; a cut copies those that stay."""
+"""The least share of closed steps for a cut by size, because a cut copies the remaining steps."""
 
 
 class Carry(msgspec.Struct, array_like=True, frozen=True):
-    """What an open episode is, at the cut of its latest recorded part: where replay begins."""
+    """The state of an open episode at the cut of its latest recorded part, where replay begins."""
 
     started: Started
     seq: int  # of the action that opens the step after the cut
     t: int  # of that step
     part: int
-    episode_ordinal: int  # -1: no part of it has one yet
-    collector_id: str = ""  # whose stream that ordinal is of
+    episode_ordinal: int  # -1: none of its parts has one yet
+    collector_id: str = ""  # whose stream has that ordinal
 
     def with_ordinal(self, episode_ordinal: int, collector_id: str) -> Carry:
         return msgspec.structs.replace(
@@ -60,7 +60,7 @@ class Carry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class OpenEpisode:
-    """The state of one open episode, from its latest cut on."""
+    """The state of one open episode since its latest cut."""
 
     __slots__ = (
         "action_lengths",
@@ -113,23 +113,23 @@ class OpenEpisode:
         self.open_seq = 0
         self.next_seq = 1  # the start is 0
         self.first_seq = 1  # seq of digests[0]
-        self.ended: Ended | None = None  # over, but its steps still take rewards
-        self.late_rows: set[int] = set()  # of rewards for named steps
+        self.ended: Ended | None = None  # ended, but its steps accept late rewards
+        self.late_rows: set[int] = set()  # of rewards by step number
         self.reward_ids: dict[tuple[int, str], bytes] = {}  # (t, reward_id) -> digest
-        self.durable_seq = -1  # of those that replies were given for
-        self.unsynced: deque[tuple[int, int]] = deque()  # (row, seq) that replies ran ahead with
+        self.durable_seq = -1  # of the events that replies acknowledged
+        self.unsynced: deque[tuple[int, int]] = deque()  # (row, seq) replied to before durable
         self.digests = bytearray()
-        self.counted = 0  # bytes of `held` that somebody's sum has
+        self.counted = 0  # bytes of `held` that are included in a total
         self.part = 0
         self.t0 = 0
         self.seen = now
         self.part_since = now
-        self.whole: Whole | None = None  # what this track shares with the others
+        self.whole: Whole | None = None  # state shared with the other tracks
         self._clear()
 
     @classmethod
     def resumed(cls, carry: Carry, rules: PolicyRules, now: float) -> OpenEpisode:
-        """The episode as it stood right before the action that `carry` names."""
+        """The episode as it was just before the action that `carry` names."""
         episode = cls(carry.started, rules, -1, now)
         episode.rows = []
         episode.next_seq = episode.first_seq = carry.seq
@@ -143,7 +143,7 @@ class OpenEpisode:
         self.obs_lengths = array("I")
         self.action_lengths = array("I")
         self.rewards = array("d")
-        self.rewarded = bytearray()  # whether any reward came
+        self.rewarded = bytearray()  # whether the step has a reward
         self.opened = array("d")  # seconds of running time
         self.seqs = array("q")
         self.step_rows = array("q")  # the journal rows of the actions
@@ -153,16 +153,16 @@ class OpenEpisode:
         self.pass_prob = array("d")
         self.ts = array("q")
         self.received = array("q")
-        self.env_t = array("q")  # of a track; else empty
+        self.env_t = array("q")  # of tracks; else empty
         self.dist_inputs = bytearray()
         self.dist_lengths = array("I")
-        self.infos: dict[int, str | MergedInfo] = {}  # text, of what came in one piece
+        self.infos: dict[int, str | MergedInfo] = {}  # text if it came in one piece
         self.info_bytes = 0
-        self.info_keys = 0  # of the merged ones
+        self.info_keys = 0  # of the merged infos
 
     @property
     def steps(self) -> int:
-        """Buffered steps, the open one included."""
+        """The number of buffered steps, including the open one."""
         return len(self.rewards)
 
     @property
@@ -171,13 +171,13 @@ class OpenEpisode:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the part that the buffered steps would be."""
+        """The size in bytes of a part with the buffered steps."""
         columns = len(self.obs) + len(self.actions) + len(self.dist_inputs) + self.info_bytes
         return columns + 74 * len(self.rewards)
 
     @property
     def held(self) -> int:
-        """Bytes that this takes in memory, about."""
+        """The approximate memory of this object in bytes."""
         return (
             OPEN_BYTES
             + len(self.started.tags)
@@ -190,27 +190,26 @@ class OpenEpisode:
         )
 
     def remember(self, seq: int, digest: bytes, row: int, now: float) -> bool:
-        """Note that event `seq` was applied from `row`; answers whether that row is new here."""
+        """Note that event `seq` was applied from `row`; return whether that row is new here."""
         self.digests += digest
         self.next_seq = seq + 1
         self.see(now)
         return self.hold(row)
 
     def see(self, now: float) -> None:
-        """Note that something came of it, for its time-out and for that of the whole episode."""
+        """Note the time of an event, for the time-outs of this track and of the whole episode."""
         self.seen = now
         if self.whole is not None:
             self.whole.seen = now
 
     def correct(self, seq: int, digest: bytes, row: int, now: float) -> bool:
-        """Note that event `seq`, the latest, was replaced from `row`; is that row new here?"""
+        """Note that `row` replaced the latest event, `seq`; return whether the row is new here."""
         at = (seq - self.first_seq) * DIGEST_SIZE
         del self.digests[at:]
         return self.remember(seq, digest, row, now)
 
     def repeats(self, event: Event, seq: int) -> bool:
-        """Whether an event has the content of the one that was applied as `seq` since the latest
-        recorded cut."""
+        """Whether an event equals the one applied as `seq` since the latest recorded cut."""
         at = (seq - self.first_seq) * DIGEST_SIZE
         if self.digests[at : at + DIGEST_SIZE] != digest(event, encode_event(event)):
             return False
@@ -223,7 +222,7 @@ class OpenEpisode:
         return self.obs[begin:end] == event.obs
 
     def repeats_decision(self, seq: int | None, obs: bytes) -> bool:
-        """Whether a request to act on `obs` as event `seq` is what the open step answered."""
+        """Whether a request for an action on `obs` as event `seq` is the one of the open step."""
         on_policy = bool(self.source) and self.source[-1] == ON_POLICY
         latest = seq is not None and seq == self.open_seq == self.next_seq - 1
         return on_policy and latest and self.obs.endswith(obs)
@@ -235,7 +234,7 @@ class OpenEpisode:
         )
 
     def decision(self) -> bytes:
-        """The name of the open step's decision; nothing where no policy decided."""
+        """The hash of the open step's decision; empty if no policy decided."""
         if not self.source or self.source[-1] != ON_POLICY:
             return b""
         obs = self.obs[self._prefix(self.obs, self.obs_lengths, self.rules.observation) :]
@@ -248,21 +247,21 @@ class OpenEpisode:
         )
 
     def open_dist_inputs(self) -> bytes:
-        """The inputs of the open step's action distribution, float32; empty when unknown."""
+        """The inputs of the open step's action distribution, float32; empty if unknown."""
         return bytes(self.dist_inputs[len(self.dist_inputs) - self._open_dist() :])
 
     def replied(self, row: int, seq: int) -> None:
-        """Note that a reply for event `seq` leaves before row `row` is durable."""
+        """Note that a reply for event `seq` is sent before row `row` is durable."""
         self.unsynced.append((row, seq))
 
     def synced(self, row: int) -> int:
-        """The latest seq that a reply was given for and that is durable, given row `row` is."""
+        """The latest replied seq that is durable, given that row `row` is durable."""
         while self.unsynced and self.unsynced[0][0] <= row:
             self.durable_seq = self.unsynced.popleft()[1]
         return self.durable_seq
 
     def redecide(self, event: Acted, received: int) -> None:
-        """Put another decision in place of the open step's; nothing came after it yet."""
+        """Replace the open step's decision, which no event follows yet."""
         opened, last = self.opened[-1], len(self.rewards) - 1
         reward, came, info = self.rewards[-1], self.rewarded[-1], self.infos.pop(last, "")
         self._count_info(info, -1)
@@ -272,7 +271,7 @@ class OpenEpisode:
         for name in _PER_STEP:
             del getattr(self, name)[-1:]
         self.act(event, received, self.open_row, opened)
-        if came:  # a reward that named this step stays with it
+        if came:  # a reward by step number is kept
             self.rewards[-1], self.rewarded[-1] = reward, came
         if info:
             self._take_back(info, event.info)
@@ -281,7 +280,7 @@ class OpenEpisode:
         return self.dist_lengths[-1] if self.dist_lengths else 0
 
     def act(self, event: Acted, received: int, row: int, running: float) -> None:
-        """Open the next step; the one before takes no rewards without its number any more."""
+        """Open the next step; the previous one now accepts rewards by its number only."""
         if event.dist_inputs and not self.dist_lengths:
             self.dist_lengths.extend([0] * len(self.rewards))
         self.obs += event.obs
@@ -290,7 +289,7 @@ class OpenEpisode:
             self.obs_lengths.append(len(event.obs))
         if self.rules.action.itemsize is None:
             self.action_lengths.append(len(event.action))
-        came = event.reward == event.reward  # NaN: none came
+        came = event.reward == event.reward  # not NaN
         self.rewards.append(event.reward if came else self.started.reward_default)
         self.rewarded.append(came)
         self.opened.append(running)
@@ -315,7 +314,7 @@ class OpenEpisode:
         self.open_seq = event.seq
 
     def take(self, part: Part, row: int, running: float) -> None:
-        """Take over a part's steps as if they had come one by one, each with its reward."""
+        """Append a part's steps as if they had come one by one, each with its reward."""
         steps, first = part.steps, self.next_seq
         for name in ("obs", "actions", "source"):
             buffer: bytearray = getattr(self, name)
@@ -332,24 +331,24 @@ class OpenEpisode:
         self.hold(row)
 
     def closed(self, running: float) -> int:
-        """How many leading steps take no more rewards: a part may hold them."""
+        """The number of leading steps that accept no more rewards and can be cut off."""
         steps = len(self.rewards) - (self.ended is None and bool(self.rewards))
         window = self.rules.declaration.reward_window
         return steps if not window else min(steps, bisect_right(self.opened, running - window))
 
     @property
     def waits(self) -> bool:
-        """Whether steps would still take rewards if this ended now."""
+        """Whether steps would still accept rewards if the episode ended now."""
         return self.rules.declaration.reward_window > 0 and bool(self.rewards)
 
     @property
     def is_long(self) -> bool:
-        """Whether there is more than one part is to hold."""
+        """Whether the buffered steps exceed the size of a part."""
         policy = self.rules.declaration
         return self.steps > policy.part_steps or self.nbytes > policy.part_bytes
 
     def cut_due(self, running: float, least: float = 0.0) -> Cut | None:
-        """The cut that makes a part of the closed steps, if any are, and that share of all."""
+        """The cut of the closed steps, if there are any and they are at least this share of all."""
         closed = self.closed(running)
         if closed == 0 or closed < least * self.steps:
             return None
@@ -357,7 +356,7 @@ class OpenEpisode:
         return Cut(self.started.key, self.part, closed if windowed else -1)
 
     def takes_reward(self, t: int, running: float) -> bool:
-        """Whether step `t` may still get a reward: it is the open one, or in its window."""
+        """Whether step `t` accepts a reward: it is open, or in its reward window."""
         at, last = t - self.t0, len(self.rewards) - 1
         if 0 <= at == last and self.ended is None:
             return True
@@ -365,7 +364,7 @@ class OpenEpisode:
         return 0 <= at <= last and running - self.opened[at] < window
 
     def combined(self, amount: float, at: int = -1) -> float:
-        """The reward of a buffered step (by default the open one) with one more."""
+        """The reward of a buffered step (default: the open one) combined with `amount`."""
         if not self.rewarded[at]:
             return amount
         known, rule = self.rewards[at], self.started.reward_combination
@@ -376,18 +375,18 @@ class OpenEpisode:
         return known if rule == "first" else amount
 
     def reward(self, amount: float, info: str, at: int = -1) -> None:
-        """Give a buffered step a reward and an info, beside those that it has."""
+        """Add a reward and an info to those of a buffered step."""
         self.rewards[at] = self.combined(amount, at)
         self.rewarded[at] = True
         if info:
             self._note(info, at)
 
     def info_size(self, at: int = -1) -> int:
-        """Characters of a buffered step's info (by default the open one's), 0 without one."""
+        """Characters of the info of a buffered step (default: the open one), 0 without one."""
         return len(self.infos.get(at % len(self.rewards), ""))
 
     def _note(self, info: str, at: int = -1) -> None:
-        """Add to a buffered step's info."""
+        """Add to the info of a buffered step."""
         at %= len(self.rewards)
         known = self.infos.get(at, "")
         if not known:
@@ -401,8 +400,10 @@ class OpenEpisode:
         self._count_info(merged)
 
     def _take_back(self, known: str | MergedInfo, decided: str) -> None:
-        """Let the open step have the info again that it had before another decision came with
-        `decided`: what is known wins."""
+        """Restore the open step's info after another decision came with the info `decided`.
+
+        Known values win.
+        """
         at = len(self.rewards) - 1
         if decided:
             self._count_info(decided, -1)
@@ -416,7 +417,7 @@ class OpenEpisode:
         self.info_keys += 0 if isinstance(info, str) else sign * info.keys
 
     def reward_step(self, event: RewardedStep, digest: bytes, row: int, now: float) -> bool:
-        """Apply a reward for a named step from `row`; answers whether that row is new here."""
+        """Apply a reward by step number from `row`; return whether that row is new here."""
         self.reward(event.reward, event.info, event.t - self.t0)
         if event.reward_id:
             self.reward_ids[event.t, event.reward_id] = digest
@@ -425,23 +426,23 @@ class OpenEpisode:
         return self.hold(row)
 
     def hold(self, row: int) -> bool:
-        """Note that `row` is needed here; answers whether that is new."""
+        """Note that `row` is needed here; return whether that is new."""
         new = not self.rows or self.rows[-1] != row
         if new:
             self.rows.append(row)
         return new
 
     def finish(self, ended: Ended) -> Part | None:
-        """The last part; None when no step is buffered."""
+        """The last part; None if no step is buffered."""
         if not self.rewards:
             return None
         how: Ending = ended.how  # type: ignore[assignment]  # judged before it was journaled
         return self._part(len(self.rewards), ended.final_obs, how, self.infos, ended.agents)
 
     def cut(self, closed: int) -> tuple[Part, set[int]]:
-        """The first steps as a part, and its rows; the rest stays.
+        """Cut off the first `closed` steps; return them as a part, and its journal rows.
 
-        The observation of the first step that stays ends the part.
+        The first observation of the remaining steps ends the part.
         """
         rows = {row for row in self.rows if row <= self.step_rows[closed]} | self.late_rows
         begin, end = (
@@ -457,7 +458,7 @@ class OpenEpisode:
         return len(buffer) - (codec.itemsize if codec.itemsize is not None else lengths[-1])
 
     def _drop(self, closed: int) -> None:
-        """Forget the first `closed` steps, which a part holds now."""
+        """Drop the first `closed` steps, which are in a part now."""
         row, seq = self.step_rows[closed], self.seqs[closed]
         for name, size in (
             ("obs", _offset(self.obs_lengths, self.rules.observation, closed)),
@@ -528,7 +529,7 @@ class OpenEpisode:
 
 
 def _first(buffer: bytearray, size: int) -> bytes:
-    """The first bytes of a buffer, copied once."""
+    """Copy the first bytes of a buffer, once."""
     with memoryview(buffer) as view:
         return bytes(view[:size])
 
@@ -539,7 +540,7 @@ def _offset(lengths: array[int], codec: Codec, count: int) -> int:
 
 
 def _with_arm(started: Started) -> str:
-    """The tags that rows get: the caller's, and what a canary's split assigned the episode to."""
+    """The tags of an episode's rows: the caller's, and the canary arm."""
     if not started.arm:
         return started.tags
     tags = {**json.loads(started.tags), ARM: started.arm}
@@ -575,4 +576,4 @@ _OF_PARTS = {
     "received": "received_ts",
     "env_t": "env_t",
 }
-"""A buffer's name -> that of a part's column."""
+"""buffer -> column of a part"""

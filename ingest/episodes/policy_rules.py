@@ -24,7 +24,7 @@ class PolicyRules:
 
     @cached_property
     def has_densities(self) -> bool:
-        """Whether an action has a density, which may exceed 1, in place of a probability."""
+        """Whether actions have a probability density, which can exceed 1."""
         return any(isinstance(leaf.space, Box) for leaf in self.action.leaves)
 
     @classmethod
@@ -38,7 +38,7 @@ class PolicyRules:
 
 
 class Policies:
-    """The rules of all policies, of today and of the earlier declarations. It never changes."""
+    """The rules of all policies, by current and by earlier declarations. Immutable."""
 
     def __init__(
         self, today: Mapping[str, PolicyDeclaration], past: Iterable[PolicyDeclaration] = ()
@@ -46,20 +46,22 @@ class Policies:
         rules = {name: PolicyRules.of(policy) for name, policy in today.items()}
         earlier = (_redacted_today(policy, today.get(policy.policy_id)) for policy in past)
         every = [*(PolicyRules.of(policy) for policy in earlier), *rules.values()]
-        self.rules: Mapping[str, PolicyRules] = rules  # today's, by the policy's name
+        self.rules: Mapping[str, PolicyRules] = rules  # the current ones, by policy name
         self.schemas: Mapping[tuple[str, str], PolicyRules] = {  # all, by policy and schema id
             (one.declaration.policy_id, one.schema_id): one for one in every
         }
         self.redacts = any(rules.declaration.redact for rules in every)
 
     def named(self, policy_id: str | None) -> str:
-        """The policy that an id names, or its absence."""
+        """The policy that an id names; for None the only policy, or the default one."""
         alone = next(iter(self.rules)) if len(self.rules) == 1 else DEFAULT_POLICY
         return alone if policy_id is None else policy_id
 
     def of(self, policy_id: str | None, schema_id: str | None) -> PolicyRules | None:
-        """A policy's rules of today, or of the earlier declaration with that schema; None where
-        there is no such policy today, or no such schema was ever declared."""
+        """The current rules of a policy, or those of its earlier declaration with that schema.
+
+        None if the policy does not exist now, or if no such schema was declared.
+        """
         name = self.named(policy_id)
         today = self.rules.get(name)
         if today is None or schema_id in (None, today.schema_id):
@@ -70,7 +72,7 @@ class Policies:
 def _redacted_today(
     earlier: PolicyDeclaration, today: PolicyDeclaration | None
 ) -> PolicyDeclaration:
-    """An earlier declaration with what its policy's file of today takes out, too."""
+    """An earlier declaration that also redacts what the current one redacts."""
     if today is None or not today.redact:
         return earlier
     redact = rules_for_earlier(earlier.redact, today.redact, earlier.observation)

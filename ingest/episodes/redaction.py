@@ -1,12 +1,12 @@
-"""Taking out of events what must not reach the disk, before anything is made of them.
+"""Redaction: removing from events the values that must not reach the disk.
 
-A `Redaction` knows one policy's `redact` rules (`storage.declarations.redaction_rules`). It is
-applied to a wire event once its episode is found, before anything else of it is judged, so that
-neither journal nor shard, neither a message about the event nor the cause of a broken episode can
-hold what it takes out. The same event gives the same result: a retry is still known as one.
+A `Redaction` holds one policy's `redact` rules (`storage.declarations.redaction_rules`). It is
+applied to a wire event as soon as its episode is found, before anything else is judged. So redacted
+values are in no journal, no shard, no message about the event, and no cause of a broken episode.
+The result is deterministic, so that retries are still recognized.
 
-A pseudonym is an HMAC under the root's own key (`keys/redaction.key`): the same value has the same
-one in every field and every episode of that root, and without the key nobody can try values out.
+A pseudonym is an HMAC under the root's key (`keys/redaction.key`): a value has the same pseudonym
+in all fields and episodes of the root, and cannot be guessed by trial without the key.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Redaction", "Redactor", "pseudonym"]
 
 
 def pseudonym(key: bytes, value: Any) -> str:
-    """32 hex digits that stand for a value; a number and its text have the same."""
+    """32 hex digits that stand for a value; a number and its text have the same pseudonym."""
     return _digest(key, value).hex()[:HASH_DIGITS]
 
 
@@ -49,7 +49,7 @@ def _text(value: Any) -> str:
         return value
     try:
         return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError):  # what JSON cannot say is refused afterwards
+    except (TypeError, ValueError, RecursionError):  # values that JSON lacks are refused later
         return repr(value)
 
 
@@ -64,9 +64,9 @@ class Redaction:
         self._tags = _paths(redact, "tags")
 
     def event(self, event: E) -> E:
-        """The event without what the rules take out.
+        """Return the event without redacted values.
 
-        Raises Refusal for an invalid observation and an info that is too deep.
+        Raises Refusal for an invalid observation and for an info that is nested too deeply.
         """
         changes: dict[str, Any] = {}
         if isinstance(event, wire.Start):
@@ -84,15 +84,15 @@ class Redaction:
 
     @property
     def of_observations(self) -> bool:
-        """Whether any part of an observation is taken out."""
+        """Whether any part of an observation is redacted."""
         return bool(self._leaves)
 
     def checked(self, event: wire.Event | wire.GetAction, obs: Any) -> bytes:
-        """Canonical bytes of an observation as it came. Raises Refusal, which shows none of it."""
+        """Encode an observation canonically. Raises Refusal, which shows none of its values."""
         try:
             return self._observation.from_wire(obs, "obs")
         except SpaceError:
-            # not from it: its text shows the values that came
+            # not `from` the error, whose text shows the values
             raise Refusal(
                 "invalid",
                 f"Episode {label_of(event)}: expected an observation of the policy's space; what "
@@ -103,7 +103,7 @@ class Redaction:
             ) from None
 
     def observation(self, data: bytes) -> bytes:
-        """Canonical bytes of an observation with other values in the leaves that have a rule."""
+        """Replace the values of redacted leaves; takes and returns canonical bytes."""
         if not self._leaves:
             return data
         columns = dict(self._observation.columns(data, 1, [len(data)]))
@@ -117,8 +117,10 @@ class Redaction:
         return self._observation.encode_columns(columns, 1)[0]
 
     def column(self, leaf: Leaf, values: Any) -> Any:
-        """A column of valid values of an observation's leaf as they are kept: an array
-        (count, *shape), of a Text a list."""
+        """Redact a column of valid values of one leaf of observations.
+
+        A column is an array (count, *shape), for Text a list of strings.
+        """
         rule = next((rule for one, rule in self._leaves if one.path == leaf.path), None)
         if rule is None or not len(values):
             return values
@@ -132,7 +134,7 @@ class Redaction:
         return np.asarray(made, leaf.dtype)[which.reshape(-1)].reshape(values.shape)
 
     def info(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """An info that is not too deep without what the rules take out."""
+        """Return an info, which is not nested too deeply, without redacted values."""
         return self._mapping(info, self._infos) if self._infos else info
 
     def _stand_in(self, leaf: Leaf, rule: str, value: Any) -> Any:
@@ -155,17 +157,17 @@ class Redaction:
         return start + int.from_bytes(_digest(self._key, value)[:16], "big") % n
 
     def _mapping(self, given: Mapping[str, Any], rules: Mapping[str, str]) -> dict[str, Any]:
-        """A copy without what the rules name; `given` itself is not changed."""
+        """Return a copy without what the rules name; `given` is not changed."""
         if "" in rules:
             return {}
         found: dict[str, Any] = self._below(given, "", rules)
         return found
 
     def _below(self, value: Any, prefix: str, rules: Mapping[str, str]) -> Any:
-        """A copy of what lies below a path (`prefix` ends with a dot, or is empty).
+        """Return a copy of the value at a path (`prefix` ends with a dot, or is empty), redacted.
 
-        The items of a list are looked into one by one. A key may itself hold dots: whatever keys
-        make up a path together with those above them, what the path names does not slip through.
+        The items of lists are redacted one by one. Keys may contain dots: a rule's path also
+        matches keys that together spell it.
         """
         if isinstance(value, (list, tuple)):
             return [self._below(item, prefix, rules) for item in value]
@@ -184,7 +186,7 @@ class Redaction:
 
 
 def _require_shallow(event: wire.Event | wire.GetAction, info: Any) -> None:
-    """Raise Refusal for an info that may not be kept, before its depths are looked into."""
+    """Raise Refusal for an info that is nested too deeply, before it is searched."""
     try:
         wire.require_shallow(info)
     except ValueError as error:
@@ -192,7 +194,7 @@ def _require_shallow(event: wire.Event | wire.GetAction, info: Any) -> None:
 
 
 def _paths(redact: Mapping[str, str], part: str) -> dict[str, str]:
-    """Path below `part` -> rule, the longest first; "" is all of it."""
+    """Path below `part` -> rule, the longest path first; "" stands for the whole part."""
     found = {
         path.partition(".")[2]: rule
         for path, rule in redact.items()
@@ -202,7 +204,7 @@ def _paths(redact: Mapping[str, str], part: str) -> dict[str, str]:
 
 
 def _rule(path: str, prefix: str, rules: Mapping[str, str]) -> str | None:
-    """The rule of a path, or the longest one above it that no key above it was looked up by."""
+    """The rule of a path, or of the longest path above it that goes beyond `prefix`."""
     for one, rule in rules.items():
         if len(one) >= len(prefix) and f"{path}.".startswith(f"{one}."):
             return rule
@@ -210,7 +212,7 @@ def _rule(path: str, prefix: str, rules: Mapping[str, str]) -> str | None:
 
 
 def _nothing(leaf: Leaf) -> Any:
-    """The legal value nearest to zero; the shortest text."""
+    """The valid value nearest to zero; for Text, the shortest one."""
     space = leaf.space
     if isinstance(space, Text):
         return (space.charset or "-")[0] * space.min_length
@@ -227,7 +229,7 @@ class Redactor:
         self._known: dict[tuple[str, str], Redaction] = {}
 
     def of(self, rules: PolicyRules) -> Redaction | None:
-        """The redaction of an episode's rules, None where nothing is taken out."""
+        """The redaction by an episode's rules; None if nothing is redacted."""
         declared = rules.declaration
         if not declared.redact:
             return None
@@ -239,11 +241,11 @@ class Redactor:
         return found
 
     def event(self, event: E, rules: PolicyRules | None) -> E:
-        """The event without what the rules' policy takes out. Raises Refusal."""
+        """Return the event as the rules' policy redacts it. Raises Refusal."""
         redaction = None if rules is None else self.of(rules)
         return event if redaction is None else redaction.event(event)
 
     def observation(self, obs: bytes, rules: PolicyRules) -> bytes:
-        """An observation, in canonical bytes, as it is kept under these rules."""
+        """Redact an observation by these rules; takes and returns canonical bytes."""
         redaction = self.of(rules)
         return obs if redaction is None else redaction.observation(obs)

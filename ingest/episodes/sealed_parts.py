@@ -1,4 +1,4 @@
-"""What the assembler hands on: parts that are ready for a shard, and what is remembered of ends."""
+"""The assembler's output: parts that are ready for a shard, and the memory of ended episodes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
     next_seq: int
     how: str
     cause: str = ""
-    agent_id: str | None = None  # of a track
-    agents: int = -1  # how many tracks the whole episode had, if this one ended it
-    policy_id: str = ""  # the rules that it was under; "": only shards know of it
+    agent_id: str | None = None  # for tracks
+    agents: int = -1  # the number of tracks of the whole episode, if its end ended this one
+    policy_id: str = ""  # its rules; "": known from shards only
     schema_id: str = ""
 
     @property
@@ -36,7 +36,7 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @classmethod
     def of(cls, episode: OpenEpisode, ended: Ended) -> Finished:
-        """What is remembered of an episode that ended so."""
+        """What is remembered of an episode with this end."""
         started = episode.started
         return cls(
             started.episode_id,
@@ -54,17 +54,17 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def has_steps(self) -> bool:
-        """Whether it has any, or may have had: the start and the end are two numbers."""
+        """Whether it has, or may have, steps: the start and the end alone are two numbers."""
         return self.next_seq != 2
 
     @property
     def client_seq(self) -> int:
-        """The first number that the client has no acknowledgement for."""
+        """The first sequence number that was not acknowledged to the client."""
         by_client = self.how in ("terminated", "truncated")
         return self.next_seq if by_client else self.next_seq - 1
 
     def refusal(self) -> Refusal:
-        """The answer to what comes after the end."""
+        """The refusal of events after the end."""
         name, said = self.episode_id, label(self.name)
         if self.how == "abandoned":
             nobody = "no event came"
@@ -83,14 +83,14 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """A part that is ready for a shard, or an episode that ended without a step (`part` None)."""
+    """A part that is ready for a shard, or an episode that ended without steps (`part` None)."""
 
     key: int
     part: Part | None
     rows: tuple[int, ...]  # the journal rows that it needs
-    finished: Finished | None = None  # set on an episode's last part
-    carry: Carry | None = None  # set on every other part
-    stored: bool = False  # in a shard already, which a backup of the journal did not know of
+    finished: Finished | None = None  # set for an episode's last part
+    carry: Carry | None = None  # set for all other parts
+    stored: bool = False  # in a shard that the restored journal did not know
 
     @property
     def number(self) -> int:
@@ -100,7 +100,7 @@ class Sealed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on what is remembered. Counts, not times: memory does not depend on traffic."""
+    """Limits of what is remembered. Counts, not times, so that memory is independent of traffic."""
 
     open_episodes: int = 100_000
     finished: int = 100_000

@@ -1,4 +1,4 @@
-"""The answer to `GET /v1/episodes/{id}`: how far an episode is, with each of its agents."""
+"""The answer to `GET /v1/episodes/{id}`: the state of an episode and of each of its agents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ingest.protocol.agent_names import Name, Whole
 
 
 def episode_state(known: KnownEpisodes, episode_id: str) -> wire.EpisodeState | None:
-    """How an episode stands; None for one that is not known."""
+    """Return the state of an episode; None if it is not known."""
     whole = known.wholes.get(episode_id)
     if whole is None:
         alone = _track_state(known, episode_id)
@@ -38,7 +38,7 @@ def _agents(whole: Whole) -> list[str]:
 
 
 def _state(whole: Whole, agents: dict[str, wire.TrackState]) -> str:
-    """`open` while anybody acts or may join; else how it ended, for the agents together."""
+    """`open` while an agent acts or may join; otherwise how the episode ended as a whole."""
     states = {track.state for track in agents.values()}
     if whole.stopped is None and (whole.open or not whole.is_complete):
         return "open"
