@@ -1,4 +1,4 @@
-"""The episodes of an import into the journal, a group at a time, and into its reply."""
+"""Journal an import's episodes, a group at a time, and count them in its reply."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from ingest.protocol.errors import Refusal
 from storage.experience.range_set import RangeSet
 
 GROUP_EPISODES, COMMIT_GROUPS = 100, 5
-"""So many are taken in one turn of the event loop, some 3 ms, and are one journal row; the disk is
-waited for after so many turns."""
+"""The most episodes of a group, and the number of groups between waits for the disk.
+
+A group takes about 3 ms of the event loop, and is one journal row.
+"""
 
 MAX_EPISODE_BYTES = 128_000_000
-"""Of the columns of an episode that comes in pieces: it waits in memory for its last one."""
+"""The most bytes of an episode's columns that may wait in memory for the episode's last piece."""
 
 
 class Acceptance:
-    """One import: what of its episodes is known, is being taken, and was refused.
+    """Accepts the episodes of one import.
 
-    `known` are the numbers of the episodes that requests before with its key have taken.
+    `known` are the numbers of the episodes that earlier requests with its key delivered.
     """
 
     def __init__(
@@ -42,26 +44,26 @@ class Acceptance:
         self.reply = ImportReply(durable=collector.keeps)
         self._collector, self._found, self._caller = collector, found, caller
         self._instance, self._known = instance, known
-        self._over = -1  # the number of the episode whose further pieces nobody looks at
-        self._skipped: list[int] = []  # numbers that the next journal row uses up
+        self._over = -1  # the number of the episode whose other pieces are ignored
+        self._skipped: list[int] = []  # numbers that the next journal row marks as used
         self._staged: tuple[Started, EpisodeAssembler] | None = None
 
     def wants(self, begin: int) -> bool:
-        """Whether a block that begins at a row has to be looked at."""
+        """Whether a block that begins at this row must be examined."""
         return self._over < 0 or begin >= int(self._found.ends[self._over])
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was taken."""
+        """Whether any event was accepted or staged."""
         return bool(self.reply.message.accepted) or self.is_staging
 
     @property
     def is_staging(self) -> bool:
-        """Whether pieces of a long episode are there that wait for their last one."""
+        """Whether pieces of a long episode wait for its last one."""
         return self._staged is not None
 
     def groups(self, block: StepBlock) -> Iterator[list[Run]]:
-        """A block's episodes, so many that others wait no longer for the loop than is sane."""
+        """Split a block's episodes into groups that each occupy the event loop only briefly."""
         self.reply.count_rows(block.sums())
         fresh: list[Run] = []
         for run in block.runs:
@@ -79,9 +81,9 @@ class Acceptance:
             yield fresh[at : at + GROUP_EPISODES]
 
     def accept(self, block: StepBlock, group: Sequence[Run]) -> int:
-        """Accept some episodes as one journal row; answers the row that the reply waits for.
+        """Accept some episodes as one journal row; return the row that the reply waits for.
 
-        Raises Refusal when nothing can be accepted.
+        Raises Refusal if nothing can be accepted.
         """
         rules = self._found.rules
         waits = rules.declaration.reward_window > 0
@@ -112,7 +114,7 @@ class Acceptance:
         return self._collector.compose(fill)
 
     def stop(self) -> None:
-        """Let go of the pieces of an episode whose last one does not come."""
+        """Drop the pieces of an episode whose last piece has not come."""
         if self._staged is not None:
             started, assembler = self._staged
             self._staged = None
@@ -144,12 +146,12 @@ class Acceptance:
             )
 
     def _judge(self, run: Run, ahead: int) -> Started | None:
-        """The start of an episode, with its owner; None when it is known. Raises Refusal."""
+        """The start of an episode, with its owner; None if the episode is known. Raises Refusal."""
         assembler, caller = self._collector.assembler, self._caller
         started = self._collector.judge.judge_start(self._instance, run.start, ahead=ahead)
         if started is None:
             return None
-        if run.t0 and self._staged is not None:  # judged again: its id may have been taken since
+        if run.t0 and self._staged is not None:  # judged again: its id may have been used since
             return self._staged[0]
         if not run.how and run.rows * self._found.row_bytes > MAX_EPISODE_BYTES:
             text = f"expected at most {MAX_EPISODE_BYTES} bytes of columns in an episode"
@@ -165,7 +167,7 @@ class Acceptance:
         return owned(started, caller, assembler.open_of)[0]
 
     def _require_staged(self, group: Sequence[Run]) -> None:
-        """Raise Refusal for a piece of an episode whose earlier ones were thrown away."""
+        """Raise Refusal for a piece of an episode whose earlier pieces were dropped."""
         staged = self._staged
         if not (group and group[0].t0):
             return
@@ -173,7 +175,7 @@ class Acceptance:
             raise rebuilt()
 
     def _drop(self, run: Run) -> None:
-        """Nothing more of an episode is taken."""
+        """Ignore the rest of an episode."""
         self._over = run.number
         self.stop()
 
@@ -200,7 +202,7 @@ class Acceptance:
         self.reply.take(0, run.all_events)
 
     def _tell_known(self, block: StepBlock, run: Run) -> None:
-        """An episode that a request before has taken: what was wrong with it is told again."""
+        """Count an episode that an earlier request delivered; report its faults again."""
         name = run.start.episode_id
         if run.bad is not None:
             self._over = run.number

@@ -1,10 +1,10 @@
-"""An Arrow stream of a bulk request as a table that is no larger than its body.
+"""Read the Arrow stream of a bulk request into a table that is no larger than its body.
 
-Arrow allows more than columns of values: compressed buffers, dictionaries, views and runs, with
-which kilobytes become terabytes once they are read. None of it is needed for shard columns, so what
-could grow is refused before it is read: compression by the header of each message, types by the
-schema, rows by their declared number. Dictionaries of strings, which data frames make, become
-strings here, of which each column may expand to `MAX_EXPANDED` times the body.
+Arrow also has compressed buffers, dictionaries, views and runs, which let kilobytes expand to
+terabytes when they are read. Shard columns need none of these, so anything that can expand is
+refused before it is read: compression by the header of each message, types by the schema, rows by
+their declared number. Dictionaries of strings, which data frames produce, are converted to strings;
+a column may expand to `MAX_EXPANDED` times the body.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MAX_ROWS = 1_000_000
 MAX_EXPANDED = 4
 
 LONG_METADATA = 8_192
-"""Bytes of what stands ahead of columns that is not remembered."""
+"""Metadata of at least this many bytes is not cached."""
 
 VALUES = ("obs", "actions", "final_obs")
-"""Columns that may hold lists."""
+"""The columns that may hold lists."""
 
-# The tables and fields of Arrow's Message.fbs, by their position in a flatbuffer.
+# Positions of tables and fields of Arrow's Message.fbs in their flatbuffer.
 _HEADER_TYPE, _HEADER = 1, 2
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 _DATA = 1  # of a dictionary batch: its record batch
@@ -37,9 +37,9 @@ _LENGTH, _COMPRESSION = 0, 3  # of a record batch
 
 
 class ArrowBatches(msgspec.Struct, frozen=True):
-    """A stream's rows as they came; nothing may look at their values before `table_of` does.
+    """A stream's rows as they came; only `table_of` validates them.
 
-    Where there were dictionaries, all of it has been looked at, and they are strings.
+    If the stream had dictionaries, the rows are validated and the dictionaries are strings.
     """
 
     schema: Any  # pyarrow.Schema
@@ -48,18 +48,18 @@ class ArrowBatches(msgspec.Struct, frozen=True):
 
 
 def read_table(body: bytes) -> Any:
-    """The pyarrow.Table of a stream. Raises Refusal."""
+    """Return the pyarrow.Table of a stream. Raises Refusal."""
     return table_of(read_batches(body))
 
 
 def read_batches(body: bytes) -> ArrowBatches:
-    """The rows of a stream. Raises Refusal."""
+    """Return the rows of a stream. Raises Refusal."""
     arrow, _ = load_arrow()
     with _malformed(arrow):
         messages = _plain_messages(arrow, body)
         schema, has_dictionaries = _schema_of(messages[0])
         if has_dictionaries:
-            with arrow.ipc.open_stream(body) as stream:  # which puts dictionaries and rows together
+            with arrow.ipc.open_stream(body) as stream:  # the stream reader resolves dictionaries
                 table = stream.read_all()
             table = _decoded(table, MAX_EXPANDED * len(body))
             schema, batches = table.schema, table.to_batches()
@@ -69,9 +69,9 @@ def read_batches(body: bytes) -> ArrowBatches:
 
 
 def table_of(stream: ArrowBatches) -> Any:
-    """The rows of a stream, every value looked at once.
+    """Return the rows of a stream as a pyarrow.Table, after validating every value.
 
-    Raises Refusal when it does not hold what it says.
+    Raises Refusal for a stream that is inconsistent.
     """
     arrow, _ = load_arrow()
     with _malformed(arrow):
@@ -82,7 +82,7 @@ def table_of(stream: ArrowBatches) -> Any:
 
 @contextlib.contextmanager
 def _malformed(arrow: Any) -> Iterator[None]:
-    """What Arrow says of a stream that is none, as a refusal."""
+    """Convert Arrow's errors about a malformed stream to a refusal."""
     try:
         yield
     except Refusal:
@@ -94,7 +94,7 @@ def _malformed(arrow: Any) -> Iterator[None]:
 def _schema_of(message: Any) -> tuple[Any, bool]:
     """The schema of a stream's first message, and whether it has dictionaries. Raises Refusal.
 
-    The senders of small requests repeat theirs, so that the latest are kept, as by `_known_batch`.
+    The latest schemas are cached, because senders of small requests repeat theirs.
     """
     encoded = message.metadata.to_pybytes()
     return (_known_schema if len(encoded) <= LONG_METADATA else _read_schema)(encoded)
@@ -114,13 +114,13 @@ _known_schema = lru_cache(maxsize=64)(_read_schema)
 
 @cache
 def load_arrow() -> tuple[Any, Any]:
-    """pyarrow and its functions, which the first bulk request loads, not the start."""
+    """Import pyarrow and its functions, at the first bulk request rather than at the start."""
     return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.compute")
 
 
 @cache
 def _plain_kinds() -> frozenset[int]:
-    """Numbers, strings and bytes: not times, for whose values Arrow would load pandas."""
+    """Numbers, strings and bytes; not times, for whose values Arrow would load pandas."""
     arrow, _ = load_arrow()
     texts = [arrow.string(), arrow.large_string(), arrow.binary(), arrow.large_binary()]
     whole = [arrow.int8(), arrow.int16(), arrow.int32(), arrow.int64()]
@@ -130,9 +130,9 @@ def _plain_kinds() -> frozenset[int]:
 
 
 def _plain_messages(arrow: Any, body: bytes) -> list[Any]:
-    """A stream's messages, one or more, which are views into the body.
+    """A stream's messages, at least one, as views into the body.
 
-    Refuses compressed ones, and more rows than a request may have.
+    Refuses compressed messages, and more rows than a request may have.
     """
     rows, messages = 0, []
     stream, read = arrow.BufferReader(body), arrow.ipc.read_message
@@ -161,7 +161,7 @@ def _plain_messages(arrow: Any, body: bytes) -> list[Any]:
 def _record_batch(metadata: bytes) -> tuple[int, bool] | None:
     """(rows, whether compressed) of a message with rows; None for a schema. Raises struct.error.
 
-    Arrow has verified the flatbuffer before it hands the message out.
+    Arrow verifies the flatbuffer before it returns the message.
     """
     (message,) = struct.unpack_from("<I", metadata, 0)
     at = _field(metadata, message, _HEADER_TYPE)
@@ -183,7 +183,7 @@ _known_batch = lru_cache(maxsize=64)(_record_batch)
 
 
 def _field(buffer: bytes, table: int, number: int) -> int:
-    """Where a table has a field, 0 when it has none."""
+    """The position of a table's field, 0 if it is absent."""
     vtable = table - struct.unpack_from("<i", buffer, table)[0]
     (size,) = struct.unpack_from("<H", buffer, vtable)
     place = 4 + 2 * number
@@ -192,13 +192,13 @@ def _field(buffer: bytes, table: int, number: int) -> int:
 
 
 def _table(buffer: bytes, table: int, number: int) -> int:
-    """Where the table is that a field refers to, 0 for none."""
+    """The position of the table that a field refers to, 0 if it is absent."""
     at = _field(buffer, table, number)
     return at + struct.unpack_from("<I", buffer, at)[0] if at else 0
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a type is of lists, all of one size or not."""
+    """Whether a type is a list of variable or fixed size."""
     types = load_arrow()[0].types
     tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
     return any(test(kind) for test in tests)
@@ -213,7 +213,7 @@ def _require_type(arrow: Any, name: str, kind: Any) -> None:
     many = name.partition(".")[0] in VALUES
     while many and is_list(value):
         value = value.value_type
-        if types.is_fixed_size_list(value) and not value.list_size:  # a body has room for any many
+        if types.is_fixed_size_list(value) and not value.list_size:  # any number fits into a body
             text = f"expected lists of values, got {kind!s:.100}"
             raise Refusal("invalid", text, f"$.{name[:100]}")
     if types.is_dictionary(kind):
@@ -227,10 +227,10 @@ def _require_type(arrow: Any, name: str, kind: Any) -> None:
 
 
 def _decoded(table: Any, most: int) -> Any:
-    """The table with strings in place of dictionaries of them.
+    """Replace dictionaries of strings in a table by strings.
 
-    A dictionary may hold a null, and those of several streams more than their indices can count.
-    Refuses strings that are repeated beyond measure: more than `most` bytes of a column.
+    Casting keeps nulls in dictionaries, and dictionaries that differ between batches. Refuses a
+    column whose repeated strings exceed `most` bytes.
     """
     table.validate(full=True)
     arrow, compute = load_arrow()

@@ -1,4 +1,4 @@
-"""Which rows of an import do not fit, and why: found by mask, named one by one only if asked."""
+"""The invalid rows of an import: found with masks, described one by one only on request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Mask = NDArray[np.bool_]
 
 
 class RowFaults:
-    """The first fault of each of so many rows; `label(row)` is a row's number in the table."""
+    """The first fault of each of `rows` rows; `label(row)` is a row's number in the table."""
 
     def __init__(self, rows: int, label: Callable[[int], int]) -> None:
         self._rows, self.label = rows, label
-        self._which = np.zeros(0, np.int16)  # 0: none, n: the n-th reason; empty: none has any
+        self._which = np.zeros(0, np.int16)  # 0: no fault, n: the n-th reason; empty: no faults
         self._reasons: list[tuple[str, str, Callable[[int], Any]]] = []
 
     def __len__(self) -> int:
@@ -26,9 +26,9 @@ class RowFaults:
     def add(
         self, bad: Mask, column: str, expected: str, got: Callable[[int], Any] | None = None
     ) -> None:
-        """Rows that are `bad`, unless they are so for another reason already.
+        """Mark the rows of the mask `bad`, except those that have a fault already.
 
-        `got(row)` is what came, of a row counted from 0 as everywhere here.
+        `got(row)` returns the value found in a row; rows count from 0 here.
         """
         if bad.any():
             if not self._reasons:
@@ -38,11 +38,11 @@ class RowFaults:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """The rows that do not fit, rising."""
+        """The invalid rows, ascending."""
         return np.flatnonzero(self._which) if self._reasons else np.zeros(0, np.int64)
 
     def sums(self) -> Iterator[tuple[str, int]]:
-        """How many rows do not fit, by column and reason."""
+        """The number of invalid rows, by column and reason."""
         if self._reasons:
             counts = np.bincount(self._which, minlength=len(self._reasons) + 1)
             for (column, expected, _), count in zip(self._reasons, counts[1:], strict=True):
@@ -50,21 +50,21 @@ class RowFaults:
                     yield f"{column}: {expected}"[:200], int(count)
 
     def has(self, row: int) -> bool:
-        """Whether a row does not fit."""
+        """Whether a row is invalid."""
         return bool(self._reasons) and bool(self._which[row])
 
     def expected(self, row: int) -> str:
-        """What was expected where a row does not fit."""
+        """What was expected in an invalid row."""
         expected: str = self._reasons[int(self._which[row]) - 1][1]
         return expected
 
     def name(self, row: int) -> tuple[str, str]:
-        """(path, message) of a row that does not fit."""
+        """(path, message) of an invalid row."""
         column, expected, got = self._reasons[self._which[row] - 1]
         return f"$.{column}[{self.label(row)}]", f"{expected}, got {got(row)!s:.100}"
 
     def take(self, others: RowFaults, rows: NDArray[np.int64]) -> None:
-        """Take over the faults of some rows, which the others have by themselves."""
+        """Copy the faults of the rows `rows`, which are the rows of `others`."""
         for number, (column, expected, got) in enumerate(others._reasons, 1):
             bad = np.zeros(len(self), np.bool_)
             bad[rows[others._which == number]] = True

@@ -1,4 +1,4 @@
-"""What the columns of a bulk request are to a policy: which it needs, and of which types."""
+"""Match the columns of a bulk request to a policy: which are required, and their types."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _UNREAD = {"terminateds", "source", "agent_id", "policy_id"}
 
 
 class Form:
-    """What the columns of a schema are to a policy. Raises Refusal where they do not fit it."""
+    """The columns of a schema as a policy uses them. Raises Refusal if they do not fit it."""
 
     def __init__(self, schema: Any, rules: PolicyRules) -> None:
         arrow, _ = load_arrow()
@@ -67,7 +67,7 @@ class Form:
         unread = _UNREAD - {"agent_id"} if self.has_tracks else _UNREAD
         if self.has_tracks and "agent_id" not in names:
             raise Refusal("invalid", "expected agent_id with env_t, got no such column", "$")
-        self.read = {}  # name -> its place in the table
+        self.read = {}  # name -> its index in the table
         for place, (name, kind) in enumerate(kinds.items()):
             expected = {**NEEDED, **OPTIONAL}.get(name)
             if name in unread or (arrow.types.is_null(kind) and name in OPTIONAL):
@@ -81,13 +81,13 @@ class Form:
 
 
 class Forms:
-    """The forms of the latest schemas: the senders of small requests repeat theirs."""
+    """A cache of the forms of the latest schemas: senders of small requests repeat theirs."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[Any, Form]] = {}
 
     def get(self, schema: Any, rules: PolicyRules) -> Form:
-        """A schema's form. Raises Refusal."""
+        """Return a schema's form. Raises Refusal."""
         known = self._known.get((id(schema), id(rules)))
         if known is None:
             if len(self._known) >= 64:
@@ -108,7 +108,7 @@ def _holds(kind: Any, expected: str) -> bool:
 
 
 def policy_of(table: Any, policies: Mapping[str, PolicyDeclaration]) -> PolicyDeclaration:
-    """The one policy of a request's rows. Raises Refusal."""
+    """Return the one policy of a request's rows. Raises Refusal."""
     names = [None]
     if table.schema.names.count("policy_id") == 1:
         names = table["policy_id"].unique().slice(0, 2).to_pylist()

@@ -1,28 +1,28 @@
 """Bulk import: an Arrow stream of shard columns becomes events.
 
-`POST /v1/steps` takes one row a step, rows of an episode behind each other in order of `t`. Needed:
-`eps_id`, `obs[.path]`, `actions[.path]`, `rewards`; optional: `t`, `terminateds`, `truncateds`,
-`ended`, `final_obs[.path]`, `infos`, `action_logp`, `policy_version`, `pass_prob`, `ts`,
-`training_enabled`, `continues`, `tags`, `policy_id`, `source`, `agent_id`. An episode whose last
-row does not say that it was truncated ends as terminated. The body carries its CRC-32 in the header
-`Headrace-CRC32` (8 hex digits), because Arrow has no checksum of its own.
+`POST /v1/steps` takes one row per step; the rows of an episode are adjacent, in order of `t`.
+Required columns: `eps_id`, `obs[.path]`, `actions[.path]`, `rewards`. Optional: `t`, `terminateds`,
+`truncateds`, `ended`, `final_obs[.path]`, `infos`, `action_logp`, `policy_version`, `pass_prob`,
+`ts`, `training_enabled`, `continues`, `tags`, `policy_id`, `source`, `agent_id`. An episode ends as
+terminated unless its last row says that it was truncated. The header `Headrace-CRC32` (8 hex
+digits) carries the body's CRC-32, because Arrow has no checksum.
 
-With `env_t`, the step of the environment, rows are those of tracks: an `eps_id` and `agent_id`
-behind each other, with `agents`, how many tracks the whole episode has, on the last. All rows of a
-body are of one policy; the tracks of another come in a request of their own.
+With `env_t`, the step of the environment, rows belong to tracks: the rows of an `eps_id` and
+`agent_id` are adjacent, and the last has `agents`, the number of tracks of the whole episode. All
+rows of a body have one policy; tracks of other policies come in requests of their own.
 
-A body whose columns have names or types that do not fit its policy is refused as a whole. A row
-that does not fit is found by mask: its episode is broken at the last good step, or not begun where
-there is none. The reply names it by row, column and reason, and the others are taken.
+A body whose columns have names or types that do not fit its policy is refused as a whole. Invalid
+rows are found with masks: their episodes break at the last good step, or do not start if there is
+none. The reply names them by row, column and reason, and the other episodes are accepted.
 
-With an `Idempotency-Key` the import may be repeated: episodes that are known under it are skipped,
-and counted as duplicates, but those with rows that do not fit, which are named again. A digest of
-the rows that came with a key is kept as long as the numbers of its episodes are; other rows under
-it are a conflict. A key is its token's.
+With an `Idempotency-Key` the import may be repeated: episodes known under the key are skipped and
+counted as duplicates. Those with invalid rows are reported again. A digest of the key's rows is
+kept as long as the numbers of its episodes; other rows under the key are a conflict. Keys belong to
+a token.
 
-A block of rows at a time is looked at, in a thread unless it is small, and each group of its
-episodes is one journal row, so that a killed import has whole episodes only and a repetition goes
-on behind them. The pieces of an episode that is longer than a block count once its last is there.
+Rows are processed in blocks, in a thread unless a block is small, and each group of a block's
+episodes is one journal row. So a killed import has delivered whole episodes only, and a repetition
+continues after them. An episode that is longer than a block is accepted with its last piece.
 """
 
 from __future__ import annotations
@@ -56,25 +56,32 @@ T = TypeVar("T")
 
 _KEY = "Idempotency-Key"
 FEW_ROWS, MANY_ROWS = 100, 2_000
-"""So many rows are looked at on the event loop, some 3 ms: with and without Python for each row."""
+"""The most rows that are processed on the event loop, with and without Python code for each row.
 
-ROOM_SECONDS = 0.02  # between looks whether the shard writer has caught up
+They take about 3 ms.
+"""
+
+ROOM_SECONDS = 0.02  # between checks whether the shard writer has caught up
 CRC_BYTES = 5_120
 SMALL = 500_000  # bytes of a body that is read on the event loop
 
 
 class Importer:
-    """The imports of one collector, which take turns: a thread looks at one block of rows at a
-    time, and one long episode at a time is there in pieces."""
+    """The imports of one collector.
+
+    They take turns, so that one thread processes one block of rows at a time, and memory holds the
+    pieces of only one long episode.
+    """
 
     def __init__(self, collector: Collector) -> None:
         self._collector, self._forms = collector, Forms()
         self._looking, self._staging = asyncio.Lock(), asyncio.Lock()
 
     async def take(self, request: Request) -> tuple[wire.EventsReply, float]:
-        """Take a bulk request; answers when all of it is durable. Raises Refusal, CollectorFailed.
+        """Take a bulk request; return its reply when all of it is durable.
 
-        Beside the reply stands the part of it, 0 to 1, that was refused for what it is.
+        Also returns the share of the request, 0 to 1, that was refused as invalid. Raises Refusal,
+        CollectorFailed.
         """
         if request.content_type != wire.ARROW:
             text = f"expected {wire.ARROW}, got {request.content_type!r:.80}"
@@ -83,7 +90,7 @@ class Importer:
         collector, caller = self._collector, request.caller
         key = key_of(request.headers.get(b"idempotency-key"))
         receipt = _receipt(collector, key, caller.token_id)
-        # the first request loads pyarrow, and a large one takes seconds
+        # the first request loads pyarrow, and a large body takes seconds
         small = len(request.body) < SMALL and "pyarrow" in sys.modules
         stream = read_batches(request.body) if small else None
         rows, body = MANY_ROWS + 1 if stream is None else stream.rows, stream or request.body
@@ -97,7 +104,7 @@ class Importer:
             await self._take(found, taking, caller)
         finally:
             taking.stop()
-        if known:  # what a request before has taken, and is not on disk yet
+        if known:  # episodes of an earlier request may not be on disk yet
             await collector.journal.durable(collector.journal.submitted_row)
         reply = taking.reply
         reply.message.refused.sort(key=lambda item: item.index)
@@ -110,7 +117,7 @@ class Importer:
         *args: P.args,
         **given: P.kwargs,
     ) -> T:
-        """Run it in a thread, unless the rows are so few that they take less time than that."""
+        """Call the function in a thread, or directly if the rows are few."""
         if rows <= MANY_ROWS:
             return function(*args, **given)
         async with self._looking:
@@ -136,9 +143,9 @@ class Importer:
                 self._staging.release()
 
     async def _accept(self, block: StepBlock, taking: Acceptance, caller: Caller) -> None:
-        """Accept a block's episodes; between two turns of it the loop is everybody's.
+        """Accept a block's episodes in groups, and let the event loop run in between.
 
-        Raises Refusal where the state was rebuilt between two turns, without the first one's.
+        Raises Refusal if the collector's state was rebuilt in between, which drops earlier pieces.
         """
         collector, row, since = self._collector, -1, None
         for turn, group in enumerate(taking.groups(block)):
@@ -155,9 +162,9 @@ class Importer:
         await collector.journal.durable(row)
 
     async def _room(self, taking: Acceptance, caller: Caller) -> None:
-        """Wait for the shard writer in the middle of a request: what has begun is not told to wait.
+        """Wait for the shard writer in the middle of a request, instead of refusing its rest.
 
-        Raises Refusal (401) once the caller's token has ended; what was taken before stays.
+        Raises Refusal (401) if the caller's token has expired; accepted episodes are kept.
         """
         collector = self._collector
         while taking.has_begun and collector.is_behind and collector.journal.failure is None:
@@ -171,7 +178,7 @@ class Importer:
         receipt: Receipt | None,
         content: tuple[bytes, int] | None,
     ) -> tuple[str | None, RangeSet]:
-        """The instance of a keyed import, and which of its episodes are known. Raises Refusal."""
+        """The instance of a keyed import, and its known episodes. Raises Refusal."""
         if key is None:
             return None, RangeSet()
         collector, owner = self._collector, caller.token_id
@@ -184,7 +191,7 @@ class Importer:
 
 
 def _receipt(collector: Collector, key: str | None, owner: str) -> Receipt | None:
-    """What a token's key stands for, None for a new one."""
+    """The content that a token's key stands for; None for a new key."""
     instances = collector.assembler.instances
     name = None if key is None else instances.named(IMPORT + key, owner)
     known = None if name is None else instances.get(name)
@@ -200,9 +207,10 @@ def _check_crc(request: Request) -> None:
 
 
 def _crc32(body: bytes) -> int:
-    """zlib's, which lets go of the interpreter for more than 5 kB, in pieces for which it does not.
+    """The CRC-32 of a body, in small pieces if the body is small.
 
-    To get it back takes longer than such a piece, while the journal's thread is at work.
+    zlib releases the interpreter lock for pieces above 5 kB. Getting it back while the journal's
+    thread runs takes longer than such a piece.
     """
     if len(body) > SMALL:
         return zlib.crc32(body)
@@ -219,9 +227,9 @@ def _read(
     key: str | None,
     receipt: Receipt | None,
 ) -> tuple[StepColumns, tuple[bytes, int] | None]:
-    """The episodes of a body, and what its key stands for from now on, None where nothing is new.
+    """The episodes of a body, and the new content of its key, None if that does not change.
 
-    Raises Refusal, also for another body than its key stands for.
+    Raises Refusal, also for a body other than the key stands for.
     """
     stream = read_batches(given) if isinstance(given, bytes) else given
     table = table_of(stream)
@@ -235,7 +243,7 @@ def _read(
 def _content(
     table: Any, key: str, known: Receipt | None, policy: PolicyDeclaration
 ) -> tuple[bytes, int] | None:
-    """(digest, rows) to be kept, None for an import that is known to its end. Raises Refusal."""
+    """(digest, rows) to be stored, None for an import that is known completely. Raises Refusal."""
     rows, hidden = table.num_rows, {path.partition(".")[0] for path in policy.redact}
     if known is not None:
         if rows < known.rows or digest_rows(table, known.rows, hidden) != known.digest:

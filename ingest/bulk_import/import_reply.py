@@ -1,4 +1,4 @@
-"""What an import is told: how much of it was taken, and the first of what was refused."""
+"""The reply to an import: counts of accepted events, and the first refused episodes."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from ingest.protocol import messages as wire
 from ingest.protocol.errors import STATUS, Refusal
 
 NAMED = 100
-"""Refused episodes that a reply names; it counts those beyond."""
+"""The most refused episodes that a reply describes; it only counts the others."""
 
 REFUSED_EVENTS = 5_000
-"""After so many refused ones, which are most of it, an import is not looked at any further."""
+"""After this many refused events, if they are the majority, an import is stopped."""
 
 _UNFIT = (400, 422)
-"""Statuses of what does not fit its policy, whatever else is so."""
+"""Statuses of content that does not fit its policy."""
 
 
 class ImportReply:
-    """The reply to an import while it is put together, a batch of episodes at a time.
+    """The reply to an import while its episodes are accepted in groups.
 
-    `message` is what is sent. `refused` counts events, as `accepted` and `duplicates` do.
+    `message` is the reply to send. `refused` counts events, as `accepted` and `duplicates` do.
     """
 
     def __init__(self, *, durable: bool) -> None:
         self.message = wire.EventsReply(durable=durable, accepted=0)
         self.refused = 0
         self._episodes = 0
-        self._unfit = 0  # of them did not fit their policy, whatever the others met
-        self._futile = 0  # of them were refused for what others will be refused for as well
-        self._first: Mapping[str, Any] = {}  # why, of those
+        self._unfit = 0  # refused events that did not fit their policy
+        self._futile = 0  # refused events whose reason would also refuse others
+        self._first: Mapping[str, Any] = {}  # the first error among these
 
     def take(self, accepted: int, duplicates: int = 0) -> None:
         """Count events that were not refused."""
@@ -40,7 +40,7 @@ class ImportReply:
     def refuse(
         self, row: int, events: int, code: str, error: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """Count a refused episode's events, and name it by a row as long as a reply does so."""
+        """Count a refused episode's events, and describe the episode if the reply has room."""
         status = STATUS[code]
         self.refused += events
         self._episodes += 1
@@ -56,7 +56,7 @@ class ImportReply:
                 self._first = self.message.refused[-1].error if named else error()
 
     def count_rows(self, sums: Iterable[tuple[str, int]]) -> None:
-        """Count rows that do not fit, by column and reason."""
+        """Count invalid rows, by column and reason."""
         found = self.message.refused_by
         for reason, count in sums:
             found[reason] = found.get(reason, 0) + count
@@ -67,16 +67,19 @@ class ImportReply:
 
     @property
     def wasted(self) -> float:
-        """The part that did not fit its policy, 0 to 1; all of it where nothing was taken."""
+        """The share of events that were refused, 0 to 1.
+
+        0 if events were accepted and the refused ones all fit their policy.
+        """
         if not self.refused or (self._fine and not self._unfit):
             return 0.0
         return self.refused / (self.refused + self._fine)
 
     def require_hope(self) -> None:
-        """Raise Refusal where the rest of an import is not worth to be looked at.
+        """Raise Refusal if most events were refused, for reasons that would also refuse the rest.
 
-        Most was refused, and for what the rest would be refused for as well: it does not fit (422),
-        or there is no room for it (429). Of episodes that are known that cannot be said.
+        These are content that does not fit the policy (422), or a lack of room (429). Episodes that
+        are already known are no such reason.
         """
         most = self.refused > max(REFUSED_EVENTS, self._fine)
         if not most or self._futile <= max(NAMED, self._episodes // 2):

@@ -1,8 +1,8 @@
 """The columns of a space's leaves: from Arrow to canonical bytes, a whole column at a time.
 
-Numbers are cast where nothing but a float's precision can be lost. A leaf of several numbers comes
-as lists, or as its bytes; a choice that has names as a name or its code. Rows whose values do not
-fit are `RowFaults`, and hold zeros from there on.
+Numbers are cast if nothing but a float's precision can be lost. A leaf of several numbers comes as
+lists or as its bytes, a choice with names as a name or its code. Rows whose values do not fit are
+recorded in `RowFaults` and replaced by zeros.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from storage.spaces.leaves import Leaf, bounds_of, describe
 
 Array: TypeAlias = NDArray[Any]
 Values: TypeAlias = Any
-"""An array (rows, *shape), of a Text a list of strings."""
+"""An array (rows, *shape); for Text, a list of strings."""
 
 _CASTS = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
 class LeafColumn:
-    """A column of a leaf: what it may hold, and its values. `hidden`: no message shows them."""
+    """A column of a leaf: its type check, and its values. `hidden`: messages do not show values."""
 
     def __init__(self, column: str, kind: Any, leaf: Leaf, *, hidden: bool) -> None:
-        """Raises Refusal for a column whose type holds no value of the leaf."""
+        """Raises Refusal for a column whose type cannot hold the leaf's values."""
         self.column, self.leaf, self.path, self._hidden = column, leaf, leaf.path, hidden
         self.dtype, self.shape, self.size = leaf.dtype, leaf.shape, math.prod(leaf.shape)
         self._expected = f"expected {describe(leaf.space)}"
@@ -50,7 +50,7 @@ class LeafColumn:
             raise Refusal("invalid", text, f"$.{column}")
 
     def _holds(self, kind: Any) -> bool:
-        """Whether numbers, or lists of them as deep as the leaf's shape, can be cast to it."""
+        """Whether the type is numbers, or lists as deep as the leaf's shape, that can be cast."""
         types, depth, axes = load_arrow()[0].types, 0, len(self.shape)
         while is_list(kind):
             kind, depth = kind.value_type, depth + 1
@@ -62,7 +62,7 @@ class LeafColumn:
         return given in _CASTS[self.dtype.kind]
 
     def values(self, column: Any, faults: RowFaults) -> Values:
-        """A pyarrow.Array's values."""
+        """The values of a pyarrow.Array."""
         if self.leaf.is_text:
             return self._texts(column, faults)
         if column.null_count:
@@ -89,7 +89,7 @@ class LeafColumn:
         faults.add(bad, self.column, self._expected, got)
 
     def _from_bytes(self, values: Any, faults: RowFaults) -> Array:
-        """A leaf's canonical bytes as its numbers."""
+        """Decode a leaf's canonical bytes to numbers."""
         _, compute = load_arrow()
         size, rows = self.dtype.itemsize * self.size, len(values)
         lengths = _numpy(compute.binary_length(values).fill_null(size))
@@ -110,7 +110,7 @@ class LeafColumn:
         return raw.view(self.dtype).reshape(rows, *self.shape)
 
     def _numbers(self, values: Any, faults: RowFaults) -> Array:
-        """Numbers as they came, (rows, *shape), of a row that has too few or none zeros."""
+        """Numbers as they came, (rows, *shape); zeros for rows that are null or of wrong length."""
         rows, size = len(values), self.size
         kept: Mask | None = None
         if self._is_flat and not values.null_count:
@@ -140,7 +140,7 @@ class LeafColumn:
         return found
 
     def _cast(self, values: Array, faults: RowFaults) -> Array:
-        """To the leaf's dtype, if nothing but a float's precision is lost."""
+        """Cast to the leaf's dtype, if nothing but a float's precision is lost."""
         if values.dtype == self.dtype:
             return values
         with np.errstate(over="ignore"):
@@ -152,7 +152,7 @@ class LeafColumn:
         return found
 
     def _codes(self, space: Discrete, values: Any, faults: RowFaults) -> Array:
-        """Names as their codes, 0 for what is none. Each word is looked at once."""
+        """The codes of names, 0 for unknown ones. Each distinct name is looked up once."""
         encoded = values.dictionary_encode()
         codes = np.append(space.codes(encoded.dictionary.to_pylist()), -1)
         found = codes[_numpy(encoded.indices.fill_null(-1))]
@@ -163,7 +163,7 @@ class LeafColumn:
         return found
 
     def _texts(self, values: Any, faults: RowFaults) -> list[str]:
-        """Strings, "" for one that does not fit. Each word is looked at once."""
+        """Strings, "" for invalid ones. Each distinct string is checked once."""
         space: Any = self.leaf.space
         if self._is_null:
             values = values.cast("string")
@@ -182,13 +182,13 @@ def _not_shown(row: int) -> str:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a type is of strings."""
+    """Whether a type holds strings."""
     types = load_arrow()[0].types
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def is_bytes(kind: Any) -> bool:
-    """Whether a type is of bytes."""
+    """Whether a type holds bytes."""
     types = load_arrow()[0].types
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
@@ -199,13 +199,13 @@ def _numpy(values: Any) -> Array:
 
 
 def _every(fine: Array) -> Mask:
-    """Of each row whether all of its values are fine."""
+    """For each row, whether all of its values are fine."""
     result: Mask = np.asarray(fine.all(axis=tuple(range(1, fine.ndim))))
     return result
 
 
 def _counts(values: Any) -> Array:
-    """How many values the lists of each row hold in all, int64 (rows,)."""
+    """The total number of values in each row's nested lists, int64 (rows,)."""
     _, compute = load_arrow()
 
     def lengths(lists: Any) -> Array:
@@ -221,7 +221,7 @@ def _counts(values: Any) -> Array:
 
 
 def _word(word: str | bytes, space: Any) -> str | None:
-    """A text of the space, None for what is none."""
+    """The text if it is in the space, otherwise None."""
     if isinstance(word, bytes):
         try:
             word = word.decode()
@@ -232,7 +232,7 @@ def _word(word: str | bytes, space: Any) -> str | None:
 
 
 def encode(codec: Codec, columns: Mapping[str, Values], rows: int) -> tuple[bytes, bytes]:
-    """Canonical bytes of all rows by leaf path, and uint32 lengths where the space holds Text."""
+    """Canonical bytes of all rows by leaf path, and uint32 lengths if the space has Text leaves."""
     fixed = [leaf for leaf in codec.leaves if not leaf.is_text]
     if len(codec.leaves) == 1 and fixed:
         return np.ascontiguousarray(columns[fixed[0].path]).tobytes(), b""

@@ -1,6 +1,7 @@
-"""What an import's key stands for: a digest of its first rows, however they came in chunks.
+"""The digest of an import's first rows, which its key stands for, independent of chunks.
 
-A longer file whose first rows are the same is the same import, gone on; other rows are another.
+A longer file that begins with the same rows continues the same import; any other rows are a
+conflict.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ BYTES = 16
 
 
 def digest_rows(table: Any, rows: int, without: Collection[str] = ()) -> bytes:
-    """16 bytes that name the values of a checked table's first rows, whatever its columns' order.
+    """16 bytes that identify the values of a checked table's first rows, in any column order.
 
     `without` are first parts of column names (`obs` of `obs.user`) that are left out.
     """
@@ -43,7 +44,7 @@ def _is(array: Any, kind: str | tuple[str, ...]) -> bool:
 
 
 def _update(streams: defaultdict[str, Any], part: str, array: Any) -> None:
-    """Add a chunk to what its values make: a stream of bytes, and one of each level's lengths."""
+    """Add a chunk to a column's digests: one of its values, and one per level of list lengths."""
     if _is(array, ("list", "large_list")):
         lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         streams[f"{part} lengths"].update(lengths.astype(np.int64).tobytes())
@@ -55,11 +56,11 @@ def _update(streams: defaultdict[str, Any], part: str, array: Any) -> None:
         wide = np.int64 if _is(array, "large") else np.int32
         _, ends, data = texts.buffers()
         if len(texts):
-            count = texts.offset + len(texts) + 1  # there may be odd bytes behind them
+            count = texts.offset + len(texts) + 1  # bytes may follow the last offset
             offsets = np.frombuffer(ends, wide, count=count)[texts.offset :]
             streams[f"{part} lengths"].update(np.diff(offsets).astype(np.int64).tobytes())
             streams[part].update(memoryview(data or b"")[offsets[0] : offsets[-1]])
-    elif not _is(array, "null"):  # of which `nulls` tells all
+    elif not _is(array, "null"):  # the digest `nulls` covers null columns
         numbers = array.cast("int8") if _is(array, "bool") else array
         filled = numbers.fill_null(0) if numbers.null_count else numbers
         streams[part].update(filled.to_numpy(zero_copy_only=False).tobytes())

@@ -1,4 +1,4 @@
-"""Runs of rows: where each episode of a table begins, or each agent's track through one."""
+"""Runs of rows: where each episode, or each agent's track through one, begins in a table."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ UNFIT = {
     _REPEATED: ("eps_id", "expected the rows of an episode behind each other"),
     _AGENT: ("agent_id", "expected an agent of 1 to 256 characters"),
 }
-"""Why a run is none, by number: (column, what was expected)."""
+"""Reasons why a run is invalid, by number: (column, what was expected)."""
 
 
 @dataclass(slots=True)
 class Runs:
-    """The first row of each, its episode, its agent (None: episodes of one), and which do not fit.
+    """The first row, episode and agent of each run (`agents` is None in episodes of one agent).
 
-    `faults` has a number of `UNFIT` or 0 for each; None: all fit.
+    `faults` has for each run a number of `UNFIT`, or 0 for a valid one; None: all are valid.
     """
 
     begins: Array
@@ -37,7 +37,7 @@ class Runs:
 
 
 def runs_of(ids: Any, agents: Any, rows: int) -> Runs:
-    """The runs of a column of ids, and one of agents unless it is None: pyarrow.Arrays of text."""
+    """Find the runs of a column of ids and, unless None, one of agents: pyarrow.Arrays of text."""
     if not rows:
         return Runs(np.zeros(0, np.int64), [])
     if rows <= _FEW and agents is None and (found := _few(ids.to_pylist())):
@@ -78,7 +78,7 @@ def runs_of(ids: Any, agents: Any, rows: int) -> Runs:
 
 
 def _few(ids: list[str | None]) -> Runs | None:
-    """As in many rows; None where an id does not fit."""
+    """The same for few rows, in Python; None if an id is invalid."""
     begins = [at for at, name in enumerate(ids) if not at or name != ids[at - 1]]
     names = [ids[at] or "" for at in begins]
     fine = all(0 < len(name) <= _LENGTH for name in names) and len({*names}) == len(names)

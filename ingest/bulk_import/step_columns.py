@@ -1,9 +1,9 @@
 """The rows of a bulk import as episodes whose steps are columns, a block of rows at a time.
 
-`StepColumns` checks a table's form and finds its episodes; `block` casts, checks and encodes the
-columns of some rows. What does not fit is found by mask (`RowFaults`): an episode has the steps
-before its first fault, and none is made of one whose first row has it. A block may be made in a
-thread: it touches nothing of the collector.
+`StepColumns` checks a table's columns and finds its episodes; `block` casts, checks and encodes the
+columns of some rows. Invalid rows are found with masks (`RowFaults`): an episode keeps the steps
+before its first fault, and is dropped if its first row is invalid. A block may be made in a thread,
+because it accesses nothing of the collector.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from storage.experience.episode import DEFAULT_AGENT, LOGP_TOLERANCE
 from storage.spaces.descriptors import SpaceError
 
 BLOCK_ROWS, BLOCK_BYTES = 20_000, 4_000_000
-"""So much is looked at in one turn; an episode of more rows comes in pieces."""
+"""The most rows and bytes of a block; an episode with more rows comes in pieces."""
 
 _LATEST, _LAST_VERSION, _MOST_AGENTS = 2**62, 2**53, 2**31 - 1
 
@@ -40,7 +40,7 @@ _LATEST, _LAST_VERSION, _MOST_AGENTS = 2**62, 2**53, 2**31 - 1
 class Run:
     """An episode, or a piece of a long one: its number in the table, its good rows [begin, end).
 
-    `rows` are those of the episode, good or not. `how` is its Ending, "" where a piece follows.
+    `rows` is the number of all its rows. `how` is its Ending, "" if another piece follows.
     """
 
     number: int
@@ -51,7 +51,7 @@ class Run:
     how: str
     t0: int = 0
     final_obs: bytes | None = None
-    agents: int = -1  # tracks of the whole episode
+    agents: int = -1  # the number of tracks of the whole episode
     bad: int | None = None  # the row that broke it
     cause: str = ""
 
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def events(self) -> int:
-        """What its good steps count for in a reply: the start, the steps, the end."""
+        """The events that its good steps count for in a reply: the start, the steps, the end."""
         return 1 + self.t0 + self.steps + (self.bad is None)
 
     @property
@@ -88,7 +88,7 @@ class StepBlock:
     told: int = 0
 
     def columns_of(self, some: Sequence[Run]) -> dict[str, Any]:
-        """The columns over the good rows of some of the episodes only, in their order."""
+        """The columns of only the good rows of some episodes, in order."""
         spans = list(self._spans(some))
         rows, found = self.end - self.begin, dict[str, Any]()
         for name in ("obs", "actions"):
@@ -111,7 +111,7 @@ class StepBlock:
         return found
 
     def _spans(self, runs: Sequence[Run]) -> Iterator[tuple[int, int]]:
-        """The good rows of runs in the block, as few ranges [begin, end)."""
+        """The good rows of runs in the block, merged into ranges [begin, end)."""
         begin = end = -1
         for run in runs:
             if run.begin - self.begin != end:
@@ -123,19 +123,19 @@ class StepBlock:
             yield begin, end
 
     def sums(self) -> Iterator[tuple[str, int]]:
-        """How many rows do not fit, by column and reason."""
+        """The number of invalid rows, by column and reason."""
         yield from self.faults.sums()
         yield from self.ends.sums()
 
     def cause(self, row: int) -> str:
-        """Why an episode broke; what came is told of the first ones only."""
+        """Why an episode broke; only the first causes show the value found."""
         self.told += 1
         if self.told > NAMED:
             return self._of(row).expected(row - self.begin)
         return str(self.error(row, "")["message"])
 
     def error(self, row: int, name: str) -> dict[str, Any]:
-        """What is wrong with a bad row of the table, as a reply has it."""
+        """The error of an invalid row of the table, as a reply contains it."""
         path, message = self._of(row).name(row - self.begin)
         said = f"Episode {name}: {message}" if name else message
         return dict(Refusal("invalid", said, path, name or None).to_json())
@@ -152,14 +152,14 @@ def _cut(data: bytes, size: int, spans: list[tuple[int, int]]) -> bytes:
 
 
 class StepColumns:
-    """A table of the right form: its episodes, and what its rows hold, block by block."""
+    """A table with valid columns: its episodes, and the contents of its rows by block."""
 
     def __init__(
         self, table: Any, form: Form, redaction: Redaction | None, *, numbered: bool
     ) -> None:
         """`table` is a validated pyarrow.Table or RecordBatch of that form.
 
-        Starts are `numbered` when the import may be repeated. Raises Refusal for several agents.
+        Starts are `numbered` if the import may be repeated. Raises Refusal for several agents.
         """
         if not form.has_tracks:
             _require_one_agent(table)
@@ -171,7 +171,7 @@ class StepColumns:
         self._columns = {name: _joined(self._arrow, columns[at]) for name, at in form.read.items()}
         codecs = (form.rules.observation, form.rules.action)
         size = max(table.nbytes // max(1, self.rows), *(codec.itemsize or 0 for codec in codecs))
-        self.row_bytes = size + 49  # of the columns of a step, about
+        self.row_bytes = size + 49  # the approximate size of a step's columns
         self._wide = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, size)))
         self._tags: dict[str, Any] = {}
         ids, agents = self._columns["eps_id"], None
@@ -183,20 +183,20 @@ class StepColumns:
 
     @property
     def is_slow(self) -> bool:
-        """Whether Python looks at each row."""
+        """Whether Python code runs for each row."""
         return self._form.is_slow
 
     @property
     def count(self) -> int:
-        """How many episodes there are."""
+        """The number of episodes."""
         return len(self.begins)
 
     def name(self, number: int) -> str:
-        """The id of an episode, as it came."""
+        """The id of an episode, as sent."""
         return self._runs.names[number]
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """The rows [begin, end) of some episodes each, or of a piece of a long one."""
+        """Yield the blocks [begin, end): rows of some episodes, or a piece of a long one."""
         begin = 0
         while begin < self.rows:
             number = int(self.begins.searchsorted(begin, "right")) - 1
@@ -215,7 +215,7 @@ class StepColumns:
 
     @property
     def _piece(self) -> int:
-        """Rows of a piece of a long episode: of whole parts, if they are no larger."""
+        """The rows of a piece of a long episode: a multiple of a part's rows, if possible."""
         steps: int = min(self.rules.declaration.part_steps, self._wide)
         whole: int = self._wide // steps * steps
         return whole
@@ -223,7 +223,7 @@ class StepColumns:
     # --- a block ---------------------------------------------------------------------------
 
     def block(self, begin: int, end: int) -> StepBlock:
-        """The rows [begin, end), which `blocks` gave."""
+        """Return the block of the rows [begin, end), one of `blocks`."""
         faults = RowFaults(end - begin, begin.__add__)
         first, after = self.begins.searchsorted((begin, end - 1), "right").tolist()
         numbers = np.arange(first - 1, after)
@@ -254,7 +254,7 @@ class StepColumns:
         infos = self._infos(faults, cut)
         ends = RowFaults(end - begin, begin.__add__)
         policy = self.rules.declaration
-        size = (len(obs) + len(actions)) // (end - begin) + 74  # as an open episode counts
+        size = (len(obs) + len(actions)) // (end - begin) + 74  # as for open episodes
         part_steps = max(1, min(policy.part_steps, policy.part_bytes // size))
         block = StepBlock(begin, end, [], [], columns, infos, part_steps, faults, ends)
         self._fill(block, numbers, cut, tags)
@@ -263,7 +263,7 @@ class StepColumns:
     def _fill(
         self, block: StepBlock, numbers: Array, cut: Mapping[str, Any], tags: dict[int, Any]
     ) -> None:
-        """Make a block's episodes of its rows."""
+        """Create a block's episodes from its rows."""
         begin, end = block.begin, block.end
         begins, ends = self.begins[numbers], self.ends[numbers]
         heads, tails = np.maximum(begins, begin), np.minimum(ends, end)
@@ -315,7 +315,7 @@ class StepColumns:
     # --- columns ---------------------------------------------------------------------------
 
     def _check_ids(self, faults: RowFaults, numbers: Array, heads: Array) -> None:
-        """The first row of each episode whose id does not fit."""
+        """Record a fault in the first row of each episode with an invalid id."""
         if self._runs.faults is None:
             return
         found = self._runs.faults[numbers]
@@ -343,7 +343,7 @@ class StepColumns:
     def _env_t(
         self, faults: RowFaults, cut: Mapping[str, Any], begin: int, numbers: Array
     ) -> bytes:
-        """The environment's steps of tracks as int64, empty where episodes have one agent."""
+        """The environment's steps of tracks as int64, empty if episodes have one agent."""
         if not self._form.has_tracks:
             return b""
         values, nulls = _numbers(cut["env_t"])
@@ -353,7 +353,7 @@ class StepColumns:
         expected = f"expected an integer of 0..{_LAST_VERSION}"
         faults.add(bad, "env_t", expected, partial(self._shown, "env_t", faults))
         before = values[:1] - 1
-        if begin > self.begins[numbers[0]]:  # of a piece
+        if begin > self.begins[numbers[0]]:  # a piece that is not the first
             before = _numbers(self._columns["env_t"].slice(begin - 1, 1))[0]
         fell = np.diff(values.astype(np.int64), prepend=before.astype(np.int64)) <= 0
         heads = self.begins[numbers] - begin
@@ -365,7 +365,7 @@ class StepColumns:
     def _values(
         self, prefix: str, cut: Mapping[str, Any], faults: RowFaults
     ) -> tuple[bytes, bytes]:
-        """A space's canonical bytes in all rows, and their lengths where these differ."""
+        """A space's canonical bytes in all rows, and their lengths if these vary."""
         codec = self.rules.action if prefix == "actions" else self.rules.observation
         found = {}
         for leaf in self._form.leaves[prefix]:
@@ -378,7 +378,7 @@ class StepColumns:
     def _final_values(
         self, block: StepBlock, cut: Mapping[str, Any], rows: Array
     ) -> list[bytes | None]:
-        """The final observations in some rows of the block, None for an absent one."""
+        """The final observations of some rows of the block, None if absent."""
         if not self._form.has_finals or not len(rows):
             return [None] * len(rows)
         codec = self.rules.observation
@@ -407,7 +407,7 @@ class StepColumns:
         return found
 
     def _floats(self, name: str, cut: Mapping[str, Any], faults: RowFaults) -> bytes:
-        """A column of numbers as float64, empty where there is none."""
+        """A column of numbers as float64, empty if the column is absent."""
         if name not in cut:
             return b""
         values, nulls = _numbers(cut[name])
@@ -431,7 +431,7 @@ class StepColumns:
     def _integers(
         self, name: str, cut: Mapping[str, Any], faults: RowFaults, least: int, most: int, none: int
     ) -> bytes:
-        """A column of integers as int64, `none` for null, empty where there is no column."""
+        """A column of integers as int64, `none` for null; empty if the column is absent."""
         if name not in cut:
             return b""
         values, nulls = _numbers(cut[name])
@@ -444,7 +444,7 @@ class StepColumns:
         return (found if nulls is None else np.where(nulls, none, found)).tobytes()
 
     def _infos(self, faults: RowFaults, cut: Mapping[str, Any]) -> dict[int, str]:
-        """The infos of a block's rows, those that have one."""
+        """The infos of a block: row -> JSON object, for rows that have one."""
         if "infos" not in cut:
             return {}
         bad, found = np.zeros(len(faults), np.bool_), dict[int, str]()
@@ -480,7 +480,7 @@ class StepColumns:
     def _check_tags(
         self, faults: RowFaults, cut: Mapping[str, Any], heads: Array
     ) -> dict[int, Any]:
-        """The tags of episodes by their first rows, of those that have any."""
+        """The tags of episodes by their first rows, for episodes that have any."""
         if "tags" not in cut:
             return {}
         texts = cut["tags"].take(self._arrow.array(heads)).to_pylist()
@@ -507,7 +507,7 @@ class StepColumns:
             faults.add(bad, "continues", expected, lambda row: f"{cut['continues'][row].as_py()!r}")
 
     def _endings(self, cut: Mapping[str, Any], rows: Array) -> list[str]:
-        """How each episode ended, by its last row: what is not said to be truncated is over."""
+        """The ending of each episode by its last row: terminated unless it says truncated."""
         ended = self._cells("ended", cut, rows, "terminated")
         flags = self._cells("truncateds", cut, rows, None)
         return [
@@ -516,7 +516,7 @@ class StepColumns:
         ]
 
     def _cells(self, name: str, cut: Mapping[str, Any], rows: Array, default: Any) -> list[Any]:
-        """A column's values in some rows, the default for null and where there is no column."""
+        """A column's values in some rows; the default for null, and if the column is absent."""
         if name not in cut:
             return [default] * len(rows)
         values = cut[name].take(self._arrow.array(rows)).to_pylist()
@@ -524,7 +524,7 @@ class StepColumns:
 
 
 def _json(text: str | bytes) -> dict[str, Any] | None:
-    """A JSON object, {} for no text, None for what is none."""
+    """Parse a JSON object; {} for no text, None for anything else."""
     if not text:
         return {}
     try:
@@ -535,7 +535,7 @@ def _json(text: str | bytes) -> dict[str, Any] | None:
 
 
 def _numbers(column: Any) -> tuple[Array, Array | None]:
-    """A column's numbers, and which of them are null, if any are."""
+    """A column's numbers, and a mask of nulls, None if there are none."""
     if not column.null_count:
         return column.to_numpy(zero_copy_only=False), None
     nulls = np.asarray(column.is_null())
@@ -543,7 +543,7 @@ def _numbers(column: Any) -> tuple[Array, Array | None]:
 
 
 def _joined(arrow: Any, column: Any) -> Any:
-    """A column in one piece."""
+    """A column as one contiguous array."""
     if isinstance(column, arrow.Array):
         return column
     if column.num_chunks == 1:
@@ -552,7 +552,7 @@ def _joined(arrow: Any, column: Any) -> Any:
 
 
 def _require_one_agent(table: Any) -> None:
-    """Raise Refusal unless all rows are of the one agent that has no name."""
+    """Raise Refusal unless all rows have the default agent id."""
     if "agent_id" not in table.schema.names:
         return
     agents = set(table["agent_id"].unique().slice(0, 9).to_pylist()) - {None, DEFAULT_AGENT}
